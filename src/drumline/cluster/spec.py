@@ -1,0 +1,265 @@
+"""The `Cluster` value: devices, links and measured tables, each number with its origin."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from .. import files
+from ..errors import ClusterError
+from ..units import (
+    format_bytes,
+    format_count,
+    format_rate,
+    format_seconds,
+    parse_bandwidth,
+    parse_bytes,
+    parse_flops,
+    parse_seconds,
+)
+
+Positive = Field(gt=0, allow_inf_nan=False)
+Bytes = Annotated[float, BeforeValidator(parse_bytes), Positive]
+Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth), Positive]
+Flops = Annotated[float, BeforeValidator(parse_flops), Positive]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
+
+_STRICT = ConfigDict(extra="forbid")
+HAND = "given by hand"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The rate of one kind of kernel over its size: points, straight lines between them in log-log, flat outside."""
+
+    __pydantic_config__ = _STRICT
+    kernel: str
+    """`matmul`, `conv`, `pointwise`, ...: the kinds of operators, see `model.profile.KINDS`."""
+    dtype: str
+    """`fp32`, `bf16`, ...: as in the plan notation's `precision`."""
+    sizes: tuple[float, ...]
+    """Operations for kernels bound by compute, bytes for kernels bound by memory."""
+    rates: tuple[Annotated[float, Positive], ...]
+    """Operations per second, or bytes per second."""
+
+    def __post_init__(self) -> None:
+        if len(self.sizes) != len(self.rates) or not self.sizes:
+            raise ValueError(f"curve {self.kernel}: {len(self.sizes)} sizes but {len(self.rates)} rates")
+        if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)) or self.sizes[0] <= 0:
+            raise ValueError(f"curve {self.kernel}: sizes must be positive and grow")
+
+    def at(self, size: float) -> float:
+        """The rate at a size."""
+        if size <= self.sizes[0]:
+            return self.rates[0]
+        if size >= self.sizes[-1]:
+            return self.rates[-1]
+        return _log_between(self.sizes, self.rates, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Measured times of one collective over the bytes of the buffer that it is called with."""
+
+    __pydantic_config__ = _STRICT
+    collective: str
+    """`all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`."""
+    transport: str
+    ranks: Count
+    bytes: tuple[float, ...]
+    seconds: tuple[Annotated[float, Positive], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.bytes) != len(self.seconds) or not self.bytes:
+            raise ValueError(f"{self.collective}: {len(self.bytes)} sizes but {len(self.seconds)} times")
+        if any(b <= a for a, b in zip(self.bytes, self.bytes[1:], strict=False)) or self.bytes[0] <= 0:
+            raise ValueError(f"{self.collective}: sizes must be positive and grow")
+
+    def at(self, size: float) -> float:
+        """The time for `size` bytes: between points in log-log, below them flat, above them along the last slope."""
+        if size <= self.bytes[0]:
+            return self.seconds[0]
+        if size >= self.bytes[-1]:
+            return self.seconds[-1] * size / self.bytes[-1]
+        return _log_between(self.bytes, self.seconds, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A level of the network in the alpha-beta model: a message of m bytes takes alpha + m / bandwidth."""
+
+    __pydantic_config__ = _STRICT
+    alpha: Seconds
+    """Start-up time of a message."""
+    bandwidth: Bandwidth
+    """Bytes per second in one direction: of one device inside a node, of one node between nodes."""
+
+    @property
+    def beta(self) -> float:
+        """Seconds per byte."""
+        return 1 / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator, or one CPU rank."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    kind: Literal["cpu", "cuda"]
+    memory: Bytes
+    """What one rank may use."""
+    bandwidth: Bandwidth
+    """Bytes per second to its memory."""
+    peak: dict[str, Flops]
+    """Operations per second by precision, as data sheets give it (or the best that was measured)."""
+    launch: Seconds
+    """Time that one operator costs however small it is."""
+    context: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
+    """Memory that the framework takes before the first tensor."""
+    curve: tuple[Curve, ...] = ()
+
+    def curve_of(self, kernel: str, dtype: str) -> Curve | None:
+        """The measured curve of a kernel, if there is one."""
+        return next((c for c in self.curve if c.kernel == kernel and c.dtype == dtype), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Devices that share a host."""
+
+    __pydantic_config__ = _STRICT
+    devices: Count
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Nodes and the link between them."""
+
+    __pydantic_config__ = _STRICT
+    nodes: Count
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The machines: one kind of device, in nodes, in a network."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    device: Device
+    node: Node
+    network: Network | None = None
+    overlap: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """The share of communication that proceeds while the device computes: 1 is free, 0 means they take turns."""
+    spread: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """The relative spread of repeated measurements (half of the interquartile range over the median)."""
+    collective: tuple[Table, ...] = ()
+    origin: dict[str, str] = field(default_factory=dict)
+    """Where each number comes from, by key or by the beginning of keys; the longest match counts."""
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are in all."""
+        return self.node.devices * (self.network.nodes if self.network else 1)
+
+    def with_devices(self, n: int) -> Cluster:
+        """The same machines with `n` devices: part of one node, or as many nodes as it takes."""
+        if n < 1:
+            raise ClusterError(f"{n} devices", rule="a cluster has at least one device")
+        if n <= self.node.devices:
+            return dataclasses.replace(self, node=dataclasses.replace(self.node, devices=n), network=None)
+        if self.network is None:
+            raise ClusterError(
+                f"{n} devices asked of {self.name}, which is one node of {self.node.devices}",
+                rule="more than one node needs a link between nodes",
+                fix="add [network] with nodes and link.alpha, link.bandwidth to the cluster file",
+            )
+        if n % self.node.devices:
+            raise ClusterError(
+                f"{n} devices do not fill nodes of {self.node.devices}",
+                rule=f"{n} % {self.node.devices} = {n % self.node.devices}",
+                fix=f"--devices {n - n % self.node.devices} or {n + self.node.devices - n % self.node.devices}",
+            )
+        return dataclasses.replace(self, network=dataclasses.replace(self.network, nodes=n // self.node.devices))
+
+    def with_memory(self, size: float) -> Cluster:
+        """The same machines with `size` bytes a device."""
+        if size <= 0:
+            raise ClusterError(f"memory of {size:g} bytes", rule="memory > 0")
+        origin = {**self.origin, "device.memory": "given on the command line"}
+        return dataclasses.replace(self, device=dataclasses.replace(self.device, memory=size), origin=origin)
+
+    def table(self, collective: str, ranks: int) -> Table | None:
+        """The measured table for a collective over exactly that many ranks."""
+        return next((t for t in self.collective if t.collective == collective and t.ranks == ranks), None)
+
+    def origin_of(self, key: str) -> str:
+        """Where the number at a dotted key comes from."""
+        found = max((k for k in self.origin if key == k or key.startswith(k + ".")), key=len, default=None)
+        return self.origin[found] if found is not None else HAND
+
+    def numbers(self) -> Iterator[tuple[str, float, str]]:
+        """Every number with its dotted key and its origin."""
+        for key, value in _leaves("", files.to_plain(dataclasses.replace(self, origin={}))):
+            yield key, value, self.origin_of(key)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the rates were measured, and not taken from a data sheet."""
+        return self.origin_of("device.peak").startswith("measured")
+
+    def save(self, path: str | Path) -> None:
+        """Write the TOML form."""
+        files.write_toml(path, self, comment=f"Cluster {self.name}. SI units: bytes, seconds, operations per second.")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """Read the TOML form that a person or `drumline measure` wrote."""
+        return files.from_plain(cls, files.read_toml(path, ClusterError), str(path), ClusterError)
+
+    def __str__(self) -> str:
+        d = self.device
+        lines = [
+            f"cluster {self.name}: {self.devices} x {d.name}, {format_bytes(d.memory)} each",
+            "  peak " + ", ".join(f"{k} {format_count(v, 'FLOP/s')}" for k, v in d.peak.items())
+            + f" ({self.origin_of('device.peak')})",
+            f"  memory {format_rate(d.bandwidth)}, launch {format_seconds(d.launch)} ({self.origin_of('device')})",
+            f"  node: {self.node.devices} devices, {_link(self.node.link)} ({self.origin_of('node.link')})",
+        ]  # fmt: skip
+        if self.network:
+            lines.append(
+                f"  network: {self.network.nodes} nodes, {_link(self.network.link)} ({self.origin_of('network.link')})"
+            )
+        return "\n".join(lines)
+
+
+def _link(link: Link) -> str:
+    return f"alpha {format_seconds(link.alpha)}, {format_rate(link.bandwidth)}"
+
+
+def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for k, v in value.items():
+            yield from _leaves(f"{prefix}.{k}" if prefix else k, v)
+    elif isinstance(value, list):
+        for v in value:
+            yield from _leaves(prefix, v)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield prefix, float(value)
+
+
+def _log_between(xs: tuple[float, ...], ys: tuple[float, ...], x: float) -> float:
+    i = bisect.bisect_right(xs, x)
+    x0, x1, y0, y1 = xs[i - 1], xs[i], ys[i - 1], ys[i]
+    share = math.log(x / x0) / math.log(x1 / x0)
+    return math.exp((1 - share) * math.log(y0) + share * math.log(y1))

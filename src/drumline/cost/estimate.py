@@ -1,0 +1,59 @@
+"""The `Estimate` value: predicted time and memory of one step, in parts that add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ConfigDict
+
+from .. import files
+from ..errors import CorruptFile
+from ..units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One plan's predicted step."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    plan: str
+    step_seconds: float
+    parts: dict[str, float]
+    """Seconds by part (`forward`, `backward`, `recompute`, `communication`, `optimizer`, `overhead`); their sum is
+    the step. Communication is what is not hidden behind computation."""
+    memory_bytes: float
+    """Most bytes of tensors alive on one rank."""
+    memory_parts: dict[str, float]
+    """Bytes by part (`parameters`, `gradients`, `optimizer`, `activations`, `communication`) at that moment."""
+    memory_limit: float
+    """What the tensors of one rank may take: the device's memory without the framework's own."""
+    hidden_seconds: float = 0.0
+    """Communication that runs behind computation."""
+    error: float = 0.0
+    """Stated bound on the relative error of the time."""
+    origin: str = ""
+    """Where its numbers come from."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory suffices."""
+        return self.memory_bytes <= self.memory_limit
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON form."""
+        files.write_json(path, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Estimate:
+        """Read the JSON form back."""
+        return files.from_plain(cls, files.read_json(path), str(path), CorruptFile)
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{k} {format_seconds(v)}" for k, v in self.parts.items() if v)
+        fits = "fits" if self.fits else f"does not fit {format_bytes(self.memory_limit)}"
+        return (
+            f"{self.plan}: {format_seconds(self.step_seconds)} +-{100 * self.error:.0f}% ({parts}); "
+            f"{format_bytes(self.memory_bytes)}, {fits}"
+        )

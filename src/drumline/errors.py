@@ -1,0 +1,94 @@
+"""The error tree. Each branch carries the exit code that the command line ends with.
+
+    DrumlineError              1
+    ├── InputError             2   something given by the user is wrong
+    │   ├── PlanError              a plan that cannot be, or that nothing here can run
+    │   ├── ClusterError           a cluster file
+    │   ├── JobError               a job file, or what its functions did
+    │   └── TraceError             a model that cannot be traced
+    ├── DoesNotFit             3   no plan fits the memory
+    ├── VerificationError      4   the plan does not compute what the reference computes
+    ├── GaveUp                 5   a rank failed
+    └── CorruptFile            6   a file that was written by a program, and is damaged
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DrumlineError(Exception):
+    """What happened, where, the rule with its numbers, and the change that helps."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", rule: str = "", fix: str = "") -> None:
+        self.what, self.where, self.rule, self.fix = what, where, rule, fix
+        super().__init__(what, where, rule, fix)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        for label, text in (("where", self.where), ("rule", self.rule), ("try", self.fix)):
+            if text:
+                lines.append(f"  {label + ':':<6} {text}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.what, self.where, self.rule, self.fix))
+
+
+def _rebuild(cls: type[DrumlineError], what: str, where: str, rule: str, fix: str) -> DrumlineError:
+    return cls(what, where=where, rule=rule, fix=fix)
+
+
+class InputError(DrumlineError):
+    """Something given by the user is wrong."""
+
+    exit_code = 2
+
+
+class PlanError(InputError):
+    """A plan that cannot be, or that nothing here can run."""
+
+
+class ClusterError(InputError):
+    """A cluster file says something impossible."""
+
+
+class JobError(InputError):
+    """A job file cannot be loaded, or one of its functions failed."""
+
+
+class TraceError(InputError):
+    """A model cannot be traced on fake tensors."""
+
+
+class DoesNotFit(DrumlineError):
+    """No plan fits the memory of the devices."""
+
+    exit_code = 3
+
+
+class VerificationError(DrumlineError):
+    """The plan does not compute what the reference computes."""
+
+    exit_code = 4
+
+
+class GaveUp(DrumlineError):
+    """A rank failed and the run could not go on."""
+
+    exit_code = 5
+
+
+class CorruptFile(DrumlineError):
+    """A file written by a program is damaged."""
+
+    exit_code = 6
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """` Did you mean 'x'?` for the known word nearest to `word`, or nothing."""
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,145 @@
+"""Files from people (TOML) and from programs (JSON), read into frozen dataclasses.
+
+Unknown keys are refused with the nearest known one; every complaint names the file and the key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from .errors import CorruptFile, InputError, nearest
+
+T = TypeVar("T")
+LARGEST_FILE = 64 * 2**20
+"""No description is longer than this; what is, is not read."""
+
+
+def read_text(path: str | Path, error: type[InputError] = InputError) -> str:
+    """The text of a file that a person gave, or an error that says why it cannot be had."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise error(f"{path} is too large to be a description", rule=f"at most {LARGEST_FILE} bytes")
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise error(f"no file {path}", fix=near) from None
+    except IsADirectoryError:
+        raise error(f"{path} is a folder, not a file") from None
+    except UnicodeDecodeError as e:
+        raise error(f"{path} is not text", rule=f"UTF-8; byte {e.start} is not") from None
+    except OSError as e:
+        raise error(f"{path} cannot be read: {e.strerror}") from None
+
+
+def read_toml(path: str | Path, error: type[InputError] = InputError) -> dict[str, Any]:
+    """The table in a TOML file that a person wrote."""
+    try:
+        return tomllib.loads(read_text(path, error))
+    except tomllib.TOMLDecodeError as e:
+        raise error(f"{path} is not TOML", where=str(path), rule=str(e)) from None
+    except RecursionError:
+        raise error(f"{path} is not TOML", where=str(path), rule="nested too deeply") from None
+
+
+def read_json(path: str | Path) -> Any:
+    """The document in a JSON file that a program wrote."""
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as e:
+        raise CorruptFile(f"{path} is damaged", where=str(path), rule=f"JSON: {e}") from None
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write the whole file or nothing: to a temporary name in the same folder, then one rename."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as e:
+        raise InputError(f"{path} cannot be written: {e.strerror}") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as f:
+            f.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as e:
+        Path(temporary).unlink(missing_ok=True)
+        raise InputError(f"{path} cannot be written: {e.strerror}") from None
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a dataclass, or plain data, as one JSON document."""
+    write_text(path, json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n")
+
+
+def write_toml(path: str | Path, value: Any, comment: str = "") -> None:
+    """Write a dataclass, or a table, as TOML, with comment lines on top."""
+    import tomli_w
+
+    head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
+    write_text(path, (head + "\n" if head else "") + tomli_w.dumps(to_plain(value)))
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses become tables without their default values, tuples become lists, infinities are refused."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        table = {}
+        for f in dataclasses.fields(value):
+            item = getattr(value, f.name)
+            default = f.default if f.default is not dataclasses.MISSING else (
+                f.default_factory() if f.default_factory is not dataclasses.MISSING else dataclasses.MISSING
+            )
+            if item is None or (default is not dataclasses.MISSING and item == default):
+                continue
+            table[f.name] = to_plain(item)
+        return table
+    if isinstance(value, dict):
+        return {str(k): to_plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} has no file form")
+    return value
+
+
+def from_plain(cls: type[T], data: Any, where: str, error: type[InputError | CorruptFile] = InputError) -> T:
+    """Build the dataclass `cls` from a table; refuse unknown keys and wrong types, naming file and key."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(cls).validate_python(data)
+    except ValidationError as e:
+        problem = e.errors(include_url=False)[0]
+        path = [str(part) for part in problem["loc"]]
+        key = ".".join(path)
+        if problem["type"] == "unexpected_keyword_argument":
+            raise error(
+                f"unknown key {path[-1]!r}", where=f"{where}: {key}", fix=nearest(path[-1], _known(cls, path[:-1]))
+            ) from None
+        if problem["type"] == "missing_argument" or problem["type"] == "missing":
+            raise error(f"key {path[-1]!r} is missing", where=f"{where}: {key}") from None
+        text = problem["msg"].removeprefix("Value error, ")
+        given = "" if text.startswith(repr(problem["input"])) else f"; given {str(problem['input'])[:60]!r}"
+        raise error(f"{key or 'the file'}: {text}{given}", where=f"{where}: {key}") from None
+
+
+def _known(cls: Any, path: list[str]) -> list[str]:
+    """The field names of the dataclass that stands at `path` below `cls`."""
+    for part in path:
+        if dataclasses.is_dataclass(cls):
+            cls = get_type_hints(cls).get(part, cls)
+        while not dataclasses.is_dataclass(cls) and get_args(cls):
+            inner = [a for a in get_args(cls) if dataclasses.is_dataclass(a) or get_args(a)]
+            if not inner:
+                break
+            cls = inner[-1]
+    return [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []

@@ -1,0 +1,169 @@
+"""The `Job`: what the user brings. The result of training depends on the job, never (beyond rounding) on the plan.
+
+Its file form is `path.py:name`, with a digest of the file behind `@`. This file imports no torch: the user's does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import files
+from .errors import JobError, nearest
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_REFERENCE = re.compile(r"(?P<path>.+?\.py)(?::(?P<name>[A-Za-z_]\w*))?(?:@(?P<digest>[0-9a-f]{8,64}))?\Z")
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A model, its loss, its optimizer and its data."""
+
+    model: Callable[[], nn.Module]
+    """Makes the model. Called after the seed was set; called again wherever a fresh one is needed."""
+    loss: Callable[..., Any]
+    """(output, target) -> the mean over the samples given, or (sum, weight)."""
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    """(parameters) -> the optimizer."""
+    data: Callable[[], Any]
+    """Makes a map-style dataset of (input, target)."""
+    batch_size: int
+    """Samples per optimizer step, over all ranks."""
+    schedule: Callable[[torch.optim.Optimizer], Any] | None = None
+    """(optimizer) -> a learning-rate scheduler; it advances once per applied step."""
+    clip: float | None = None
+    """Largest global norm of the gradients."""
+    seed: int = 0
+    """Of the weights, the order of the data and dropout."""
+    steps: int = 100
+    """How many optimizer steps `train` runs unless told otherwise."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Samples -> (input, target); torch's default_collate when not given."""
+    evaluate: Callable[[Any, Any], Mapping[str, Any]] | None = None
+    """(output, target) -> metrics by name, each a mean over the samples given, or (sum, weight)."""
+    validation: Callable[[], Any] | None = None
+    """Makes the dataset that `engine.evaluate()` runs over; the training data when not given."""
+    sample_weight: Callable[[Any, Any], Any] | None = None
+    """(input, target) -> the weight of what the mean was taken over, when that is not the number of samples."""
+    source: str = ""
+    """Where it was loaded from: `path.py:name`."""
+    digest: str = ""
+    """SHA-256 of that file."""
+
+    def __post_init__(self) -> None:
+        for key in ("model", "loss", "optimizer", "data"):
+            if not callable(getattr(self, key)):
+                raise JobError(f"Job.{key} is {getattr(self, key)!r}", rule=f"{key} is a function (see the Job's page)")
+        for key in ("batch_size", "steps"):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise JobError(f"Job.{key} is {value!r}", rule=f"{key} is a whole number of at least 1")
+        if self.clip is not None and not self.clip > 0:
+            raise JobError(f"Job.clip is {self.clip!r}", rule="clip > 0, or None")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Job):
+            return NotImplemented
+        if self.source and other.source:
+            return (self.source, self.digest) == (other.source, other.digest)
+        return self is other
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.digest)) if self.source else id(self)
+
+    @property
+    def reference(self) -> str:
+        """The file form: `path.py:name@digest`."""
+        if not self.source:
+            raise JobError("this job was made in memory", rule="only a job that was loaded from a file has a file form")
+        return f"{self.source}@{self.digest}"
+
+    @property
+    def name(self) -> str:
+        """A short name: the file without its ending."""
+        return Path(self.source.rpartition(":")[0]).stem if self.source else "job"
+
+    @classmethod
+    def load(cls, reference: str) -> Job:
+        """Run the file of `path.py`, `path.py:name` or `path.py:name@digest` and take the job that it makes."""
+        found = _REFERENCE.match(reference)
+        if not found:
+            raise JobError(f"{reference!r} names no job", rule="a job is path.py, path.py:name or path.py:name@digest")
+        path, name = Path(found["path"]), found["name"] or "job"
+        text = files.read_text(path, JobError)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if found["digest"] and not digest.startswith(found["digest"]):
+            raise JobError(
+                f"{path} has changed", rule=f"its digest is {digest[:16]}, not {found['digest'][:16]}",
+                fix="run it with the file as it was, or without the digest",
+            )  # fmt: skip
+        module = _run_file(path, digest)
+        if not hasattr(module, name):
+            names = [k for k, v in vars(module).items() if isinstance(v, Job) or callable(v)]
+            raise JobError(f"{path} has no {name!r}", where=str(path), fix=nearest(name, names))
+        made = getattr(module, name)
+        job = made if isinstance(made, Job) else guard(made, f"{path}: {name}()")
+        if not isinstance(job, Job):
+            raise JobError(f"{path}: {name}() gave {type(job).__name__}", rule="it returns a drumline.Job")
+        return replace(job, source=f"{path}:{name}", digest=digest)
+
+    def __str__(self) -> str:
+        return f"job {self.source or 'in memory'}: batches of {self.batch_size}, {self.steps} steps, seed {self.seed}"
+
+
+def guard(function: Callable[..., Any], where: str, *arguments: Any) -> Any:
+    """Call a function of the user's; what it raises becomes a JobError that names the line, without a traceback."""
+    try:
+        return function(*arguments)
+    except JobError:
+        raise
+    except Exception as e:
+        raise JobError(f"{where} raised {_describe(e)}", where=_line(e)) from e
+
+
+def _run_file(path: Path, digest: str) -> Any:
+    """Import the file under a name of its own, with its folder on the path, as `python path.py` would."""
+    name = f"drumline_job_{path.stem}_{digest[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except JobError:
+        del sys.modules[name]
+        raise
+    except (Exception, SystemExit) as e:
+        del sys.modules[name]
+        raise JobError(f"{path} raised {_describe(e)}", where=_line(e)) from e
+    return module
+
+
+def _describe(e: BaseException) -> str:
+    text = str(e).strip().splitlines()
+    return f"{type(e).__name__}: {text[0]}" if text else type(e).__name__
+
+
+def _line(e: BaseException) -> str:
+    """The innermost line of the user's own code that the error passed through."""
+    frames = traceback.extract_tb(e.__traceback__)
+    if isinstance(e, SyntaxError):
+        return f"{e.filename}, line {e.lineno}"
+    own = [f for f in frames if "site-packages" not in f.filename and "drumline/" not in f.filename]
+    last = (own or frames)[-1] if frames else None
+    return f"{last.filename}, line {last.lineno}: {last.line}" if last else ""

@@ -1,0 +1,6 @@
+"""What the model costs: its layers and operators, traced or by formula."""
+
+from . import zoo
+from .profile import KINDS, Affine, Layer, Op, Profile
+
+__all__ = ["KINDS", "Affine", "Layer", "Op", "Profile", "zoo"]

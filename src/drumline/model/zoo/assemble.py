@@ -1,0 +1,108 @@
+"""Puts steps together into layers, and layers into a `Profile` whose live memory is summed along the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..profile import Affine, Layer, Profile
+from .parts import Part
+
+COMMON_NOTES = (
+    "by formula: activations and the weights that operators read take 2 bytes a value (bf16), "
+    "the loss and statistics 4; parameters are 4-byte masters",
+    "operations count products only (matrices, attention, convolutions); the other operators are priced by their bytes",
+    "no dropout; casts of weights between 4 and 2 bytes are not counted",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A layer before it knows what stands before it."""
+
+    name: str
+    kind: str
+    parts: tuple[Part, ...]
+    output: float
+    """Bytes a sample of what it hands on."""
+    carried: float = 0.0
+    """Bytes a sample of a gradient that passes by its steps: of a residual branch."""
+    repeats: int = 1
+
+    def layer(self, before: Affine) -> Layer:
+        """The layer, after `before` bytes were kept by those in front of it; live values are of its last repeat."""
+        weights = [n for part in self.parts for n in part.weights]
+        saved = sum((part.saved for part in self.parts), Affine())
+        local = max(part.gradients for part in self.parts) + self.carried
+        after = before + _times(saved, self.repeats)
+        forward = self.output + max(part.temporary for part in self.parts)
+        return Layer(
+            name=self.name,
+            kind=self.kind,
+            parameters=sum(weights),
+            tensors=len(weights),
+            largest=max(weights, default=0),
+            ops=tuple(op for part in self.parts for op in part.ops if op.phase == "forward")
+            + tuple(op for part in reversed(self.parts) for op in part.ops if op.phase == "backward"),
+            saved=saved,
+            output=Affine(0.0, float(self.output)),
+            live_forward=after + Affine(0.0, float(forward)),
+            live_backward=after + Affine(0.0, float(local)),
+            local_backward=Affine(0.0, float(local)),
+            depth_forward=float(sum(part.depth[0] for part in self.parts)),
+            depth_backward=float(sum(part.depth[1] for part in self.parts)),
+            repeats=self.repeats,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What an update costs per trained number."""
+
+    name: str
+    state: float
+    """Bytes of state."""
+    moved: float
+    """Bytes read and written: the parameter, its gradient and the state, all in fp32."""
+    ops: float
+    """Operators per parameter tensor."""
+
+
+ADAMW = Optimizer("AdamW", 8.0, 28.0, 14.0)
+MOMENTUM = Optimizer("SGD", 4.0, 20.0, 3.0)
+
+
+def assemble(
+    name: str,
+    drafts: Iterable[Draft],
+    *,
+    batch_size: int,
+    input: float,
+    notes: tuple[str, ...],
+    optimizer: Optimizer = ADAMW,
+) -> Profile:
+    """A profile of the drafts in the order in which they run; `input` is bytes of inputs and targets a sample."""
+    drafts = tuple(drafts)
+    layers: list[Layer] = []
+    before = Affine()
+    for draft in drafts:
+        layer = draft.layer(before)
+        before = before + _times(layer.saved, layer.repeats)
+        layers.append(layer)
+    return Profile(
+        name=name,
+        batch_size=batch_size,
+        layers=tuple(layers),
+        optimizer=optimizer.name,
+        state_per_parameter=optimizer.state,
+        optimizer_bytes=optimizer.moved,
+        optimizer_ops=optimizer.ops,
+        buffers=sum(part.buffers * draft.repeats for draft in drafts for part in draft.parts),
+        input=Affine(0.0, float(input)),
+        depth=Affine(sum((x.depth_forward + x.depth_backward) * x.repeats for x in layers)),
+        notes=(*notes, *COMMON_NOTES),
+    )
+
+
+def _times(a: Affine, k: int) -> Affine:
+    return Affine(a.fixed * k, a.per_sample * k)

@@ -1,0 +1,203 @@
+"""Transformers by formula: GPT, Llama, BERT and ViT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..profile import Profile
+from .assemble import Draft, assemble
+from .parts import (
+    INDEX,
+    SINGLE,
+    VALUE,
+    Part,
+    activation,
+    add,
+    attention,
+    copy,
+    cross_entropy,
+    embedding,
+    linear,
+    multiply,
+    norm,
+    op,
+    position,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers that a transformer is made from."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    """Heads of keys and values; fewer than `heads` when groups of queries share them."""
+    inner: int
+    """Width between the two maps of the feed-forward part."""
+    vocabulary: int
+    sequence: int
+    """Tokens of a sample, unless told otherwise."""
+    batch: int
+    """Samples of a step, unless told otherwise."""
+
+
+def _gpt(layers: int, hidden: int, heads: int, batch: int = 512) -> Shape:
+    return Shape(layers, hidden, heads, heads, 4 * hidden, 50257, 2048, batch)
+
+
+GPT = {
+    "125m": _gpt(12, 768, 12),
+    "350m": _gpt(24, 1024, 16),
+    "760m": _gpt(24, 1536, 16),
+    "1.3b": _gpt(24, 2048, 16),
+    "2.7b": _gpt(32, 2560, 32),
+    "6.7b": _gpt(32, 4096, 32),
+    "7b": _gpt(32, 4096, 32),
+    "13b": _gpt(40, 5120, 40),
+    "30b": _gpt(48, 7168, 56, 1024),
+    "66b": _gpt(64, 9216, 72, 1024),
+    "175b": _gpt(96, 12288, 96, 1536),
+    "530b": _gpt(105, 20480, 128, 1920),
+    "1t": _gpt(128, 25600, 160, 3072),
+}
+LLAMA = {
+    "7b": Shape(32, 4096, 32, 32, 11008, 32000, 4096, 1024),
+    "8b": Shape(32, 4096, 32, 8, 14336, 128256, 8192, 512),
+    "13b": Shape(40, 5120, 40, 40, 13824, 32000, 4096, 1024),
+    "70b": Shape(80, 8192, 64, 8, 28672, 128256, 8192, 1024),
+    "405b": Shape(126, 16384, 128, 8, 53248, 128256, 8192, 2048),
+}
+BERT = {
+    "base": Shape(12, 768, 12, 12, 3072, 30522, 512, 256),
+    "large": Shape(24, 1024, 16, 16, 4096, 30522, 512, 256),
+}
+VIT = {  # the vocabulary is the classes, the sequence follows from the patches
+    "base": (Shape(12, 768, 12, 12, 3072, 1000, 197, 1024), 16),
+    "large": (Shape(24, 1024, 16, 16, 4096, 1000, 197, 1024), 16),
+    "huge": (Shape(32, 1280, 16, 16, 5120, 1000, 257, 1024), 14),
+}
+_FULL = (
+    "attention counts all pairs of tokens, also those that a causal mask hides; "
+    "its backward, which computes the scores again, is 2.5 times its forward"
+)
+
+
+def gpt(size: str, batch_size: int | None, sequence: int | None) -> Profile:
+    """Learned positions, norm before, GELU, biases, the head tied to the embedding."""
+    z = GPT[size]
+    s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
+    drafts = (
+        Draft("embedding", "Embedding", (embedding(s, v, h, tied=True), position(s, s, h)), _row(s, h)),
+        Draft("blocks.0", "Block", _block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
+        Draft("head", "Head", (norm(s, h), linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
+    )
+    note = "as many learned positions, head tied to the embedding"
+    return _language_model(f"gpt:{size}", drafts, z, batch_size, s, note)
+
+
+def llama(size: str, batch_size: int | None, sequence: int | None) -> Profile:
+    """Rotary positions, root-mean-square norms, gated SiLU, shared keys and values, no biases, a head of its own."""
+    z = LLAMA[size]
+    s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
+    head = (norm(s, h, root_mean_square=True), linear(s, h, v, bias=False), cross_entropy(s, v))
+    drafts = (
+        Draft("embedding", "Embedding", (embedding(s, v, h),), _row(s, h)),
+        Draft("blocks.0", "Block", _gated_block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
+        Draft("head", "Head", head, 0),
+    )
+    return _language_model(f"llama:{size}", drafts, z, batch_size, s, "a rotation by position is counted as one pass")
+
+
+def bert(size: str, batch_size: int | None, sequence: int | None) -> Profile:
+    """Learned positions and segments, norm after, GELU, a pooler; words are predicted through the embedding."""
+    z = BERT[size]
+    s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
+    words = (embedding(s, v, h, tied=True), position(s, max(512, s), h), embedding(s, 2, h), add(s * h), norm(s, h))
+    pooler = (linear(1, h, h), activation("tanh", h))
+    drafts = (
+        Draft("embedding", "Embedding", words, _row(s, h)),
+        Draft("blocks.0", "Block", _block(z, s, separate=True), _row(s, h), carried=_row(s, h), repeats=z.layers),
+        Draft("head", "Head", (*pooler, linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
+    )
+    note = "no heads beyond the pooler: words are predicted at every place through the embedding"
+    return _language_model(f"bert:{size}", drafts, z, batch_size, s, note)
+
+
+def vit(size: str, batch_size: int | None) -> Profile:
+    """Patches of a 224 x 224 image as tokens behind a class token, norm before, the class read from that token."""
+    z, patch = VIT[size]
+    s, h = z.sequence, z.hidden
+    drafts = (
+        Draft("embedding", "Patches", (_patches(s - 1, patch, h), position(s, s, h)), _row(s, h)),
+        Draft("blocks.0", "Block", _block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
+        Draft("head", "Head", (norm(s, h), linear(1, h, z.vocabulary), cross_entropy(1, z.vocabulary)), 0),
+    )
+    batch = batch_size or z.batch
+    notes = (f"batch of {batch}, images of 224 x 224 in patches of {patch} x {patch}: {s} tokens", _FULL)
+    image = SINGLE * 3 * 224 * 224 + INDEX
+    return assemble(f"vit:{size}", drafts, batch_size=batch, input=image, notes=notes)
+
+
+def _language_model(
+    name: str, drafts: tuple[Draft, ...], z: Shape, batch_size: int | None, s: int, note: str
+) -> Profile:
+    batch = batch_size or z.batch
+    notes = (f"batch of {batch}, sequences of {s} tokens, vocabulary of {z.vocabulary}; {note}", _FULL)
+    return assemble(name, drafts, batch_size=batch, input=2 * INDEX * s, notes=notes)
+
+
+def _block(z: Shape, s: int, *, separate: bool = False) -> tuple[Part, ...]:
+    """Attention and a GELU feed-forward with biases; keeps 32 bytes a token and hidden value, and few more."""
+    h, f = z.hidden, z.inner
+    maps: tuple[Part, ...] = (linear(s, h, 3 * h),)
+    if separate:
+        other = linear(s, h, h, keep=False).beside
+        maps = (linear(s, h, h), other, other)
+    return (
+        norm(s, h), *maps, attention(s, h, h, z.heads), linear(s, h, h), add(s * h),
+        norm(s, h), linear(s, h, f), activation("gelu", s * f), linear(s, f, h), add(s * h),
+    )  # fmt: skip
+
+
+def _gated_block(z: Shape, s: int) -> tuple[Part, ...]:
+    """Attention with grouped keys and values, and a SiLU gate, without biases."""
+    h, f = z.hidden, z.inner
+    kv = z.kv_heads * (h // z.heads)
+    key = linear(s, h, kv, bias=False, keep=False).beside
+    return (
+        norm(s, h, root_mean_square=True), linear(s, h, h, bias=False), key, key,
+        copy("rotary", s * h), copy("rotary", s * kv).beside,
+        attention(s, h, kv, z.heads), linear(s, h, h, bias=False), add(s * h),
+        norm(s, h, root_mean_square=True), linear(s, h, f, bias=False), linear(s, h, f, bias=False, keep=False).beside,
+        activation("silu", s * f), multiply(s * f), linear(s, f, h, bias=False), add(s * h),
+    )  # fmt: skip
+
+
+def _patches(t: int, patch: int, h: int) -> Part:
+    """A convolution whose windows do not overlap, that is a linear map of each patch, and the class token."""
+    k = 3 * patch * patch
+    projection = linear(t, k, h, first=True)
+    token = op("cat", "pointwise", "forward", fixed=SINGLE * h, per_sample=2 * VALUE * (t + 1) * h)
+    conv = tuple(
+        op(
+            "convolution" if x.phase == "forward" else "convolution_backward",
+            "conv" if x.phase == "forward" else "conv_backward", x.phase,
+            flops=x.flops.per_sample, fixed=x.bytes.fixed, per_sample=x.bytes.per_sample,
+        )
+        for x in projection.ops if x.kind == "matmul"
+    )  # fmt: skip
+    return Part(
+        (*conv, token),
+        weights=(*projection.weights, h),
+        saved=projection.saved,
+        temporary=VALUE * t * h,
+        gradients=projection.gradients,
+        depth=projection.depth,
+    )
+
+
+def _row(s: int, h: int) -> float:
+    """Bytes of the residual stream of one sample."""
+    return float(VALUE * s * h)

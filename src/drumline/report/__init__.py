@@ -1,0 +1,7 @@
+"""What a person reads after a run: the `Run` value with its folder, and the page made of it."""
+
+from __future__ import annotations
+
+from .run import Run, StepRecord
+
+__all__ = ["Run", "StepRecord"]

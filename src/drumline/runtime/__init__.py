@@ -1,0 +1,1 @@
+"""Running a job under a plan, on torch's own engines."""

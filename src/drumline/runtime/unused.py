@@ -1,0 +1,27 @@
+"""Whether every trained parameter gets a gradient: DDP must be told, or it waits for one that never comes."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import DrumlineError
+from ..job import Job
+from ..trace.fake import call, fake_batch, fake_mode, fake_model, first_sample
+
+
+def unused_parameters(job: Job) -> bool:
+    """True when a fake step leaves a parameter without a gradient, or cannot be run (then anything may happen)."""
+    mode = fake_mode()
+    try:
+        sample = first_sample(job)
+        model, _ = fake_model(job, mode)
+        value, target = fake_batch(job, mode, sample=sample, n=2)
+        with mode, torch.random.fork_rng(devices=[]):
+            loss = job.loss(call(model, value), target)
+            loss = loss[0] if isinstance(loss, tuple | list) else loss
+            loss.backward()
+    except DrumlineError:
+        raise
+    except Exception:
+        return True
+    return any(p.requires_grad and p.grad is None for p in model.parameters())

@@ -1,0 +1,184 @@
+"""Proof that a plan computes what one device would: same seed, same batches, the plan against the reference.
+
+In float64 the two must agree to 1e-10 on losses, gradients and parameters over all steps; in the plan's own precision
+within a stated bound on the losses and on the first step's gradients. The error of a tensor is
+max|a-b| / max(max|b|, 1e-3 x the largest max|.| of all tensors), because some true gradients are zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..job import Job
+from ..plan import Plan
+from .compare import Finding, compare_gradients, compare_outputs, gather, largest_error
+from .engine import Engine, initialize
+from .reference import run_reference
+from .witness import Witness, without_dropout
+
+BOUNDS = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2}
+"""The largest relative error that passes, by the type that was computed in."""
+
+_COMPUTES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was compared, and what came out."""
+
+    passed: bool
+    plan: str
+    ranks: int
+    steps: int
+    errors: dict[str, float]
+    """Largest relative error by the type that was computed in."""
+    bounds: dict[str, float]
+    first_divergence: str | None
+    """The first module whose inputs agree and whose outputs do not."""
+    phase: str = ""
+    """Where it diverged: `forward`, `backward` or `update`."""
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Errors of losses, gradients and parameters, by type."""
+    reference: str = ""
+    """Which reference was used."""
+    notes: tuple[str, ...] = ()
+
+
+def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
+    """Run on every rank of the plan; the first rank gets the result."""
+    dtypes = ["float64", _COMPUTES[plan.precision]]
+    parts: dict[str, dict[str, float]] = {}
+    finding: Finding | None = None
+    notes: set[str] = set()
+    engine: Engine | None = None
+    for name in dtypes:
+        exact = name == "float64"
+        # In float64 the arithmetic of the plan is checked, not the rounding of its precision.
+        tried = plan if not exact else Plan.from_table({**plan.table(), "precision": "fp32"}, "verify")
+        engine = initialize(job, tried, dtype=torch.float64 if exact else None)
+        found = _compare(engine, steps, exact, notes)
+        if found is not None:
+            parts[name], first = found
+            if exact and first is not None and max(parts[name].values()) > BOUNDS[name]:
+                finding = first
+            elif finding is None and first is not None and max(parts[name].values()) > BOUNDS[name]:
+                finding = first
+    if engine is None or engine.rank > 0:
+        return None
+    errors = {name: max(p.values()) for name, p in parts.items()}
+    passed = all(errors[name] <= BOUNDS[name] for name in errors)
+    return Verification(
+        passed=passed,
+        plan=str(plan),
+        ranks=plan.ranks,
+        steps=steps,
+        errors=errors,
+        bounds={name: BOUNDS[name] for name in dtypes},
+        first_divergence=None if passed else (finding.module if finding else "(not located)"),
+        phase="" if passed or finding is None else finding.phase,
+        parts=parts,
+        reference=f"one device, the same {plan.micro} micro-batch{'es' if plan.micro > 1 else ''} of each batch",
+        notes=tuple(sorted(notes)),
+    )
+
+
+def _compare(
+    engine: Engine, steps: int, exact: bool, notes: set[str]
+) -> tuple[dict[str, float], Finding | None] | None:
+    """Run plan and reference in one type; the first rank gets the errors and where they begin."""
+    mine = Witness()
+    with without_dropout(engine.model) as dropout:
+        losses = _run_plan(engine, steps, mine)
+    if dropout:
+        notes.add("dropout was set to 0")
+    present = torch.tensor([float(m.samples > 0) for m in engine.stream.batch(0).micros])
+    outputs = gather(engine, mine.outputs, present)
+    output_gradients = gather(engine, mine.output_gradients, present)
+    whole = [{k: engine.strategy.whole(g).cpu() for k, g in gs.items()} for gs in mine.gradients]
+    final = {k: engine.strategy.whole(p.detach()).cpu().clone() for k, p in engine.model.named_parameters()}
+    if engine.rank > 0:
+        dist.barrier()
+        return None
+    theirs = Witness()
+    reference_losses, model = _run_reference(engine, steps, theirs)
+    parts = {
+        "losses": max(abs(a - b) / max(abs(b), 1e-300) for a, b in zip(losses, reference_losses, strict=True)),
+        "gradients": largest_error(whole[0], theirs.gradients[0]),
+    }
+    updated = {k: p.detach() for k, p in model.named_parameters()}
+    if exact:
+        parts["last gradients"] = largest_error(whole[-1], theirs.gradients[-1])
+        parts["parameters"] = largest_error(final, updated)
+    bound = BOUNDS["float64"] if exact else BOUNDS[_COMPUTES[engine.plan.precision]]
+    # a gradient seen by a rank is that of its own loss, which counts `ranks` times (they are averaged)
+    finding = compare_outputs(outputs, theirs.outputs, bound)
+    finding = finding or compare_gradients(
+        output_gradients, whole[0], theirs, scale=_scale(engine), bound=bound, clipped=engine.job.clip is not None
+    )
+    if finding is None and exact and parts["parameters"] > bound:
+        worst = max(final, key=lambda k: largest_error({k: final[k]}, {k: updated[k]}))
+        finding = Finding(worst.rpartition(".")[0], "update", parts["parameters"])
+    dist.barrier()
+    return parts, finding
+
+
+def _scale(engine: Engine) -> float:
+    """How the gradient of an output in the plan's run relates to the reference's, which is that of the sum."""
+    return float(engine.stream.batch(0).samples) / engine.ranks
+
+
+def _run_plan(engine: Engine, steps: int, witness: Witness) -> list[float]:
+    """Train under the plan; record the first step, and the gradients of the last."""
+    witness.watch(engine.model)
+    micro = [0]
+    plain = engine.loss_of
+
+    def counted(part: Any) -> Any:
+        witness.micro(micro[0])
+        micro[0] += 1
+        return plain(part)
+
+    def ready() -> None:
+        if engine.steps in (0, steps - 1):
+            witness.gradients.append(
+                {k: p.grad.detach().clone() for k, p in engine.model.named_parameters() if p.grad is not None}
+            )
+
+    engine.loss_of = counted  # type: ignore[method-assign]  # observed, not changed
+    engine.gradients_ready = ready  # type: ignore[method-assign]  # this is what it is for
+    losses = []
+    for batch in engine.data(steps):
+        losses.append(engine.step(batch))
+        witness.stop()
+    return losses
+
+
+def _run_reference(engine: Engine, steps: int, witness: Witness) -> tuple[list[float], torch.nn.Module]:
+    contexts: list[Any] = []
+
+    def prepare(model: torch.nn.Module) -> None:
+        contexts.append(without_dropout(model))
+        contexts[0].__enter__()
+        witness.watch(model)
+
+    def before_micro(step: int, i: int) -> None:
+        witness.micro(i) if step == 0 else witness.stop()
+
+    def before_update(step: int, model: torch.nn.Module) -> None:
+        if step in (0, steps - 1):
+            witness.gradients.append(
+                {k: p.grad.detach().cpu().clone() for k, p in model.named_parameters() if p.grad is not None}
+            )
+
+    try:
+        return run_reference(
+            engine.job, micro=engine.plan.micro, steps=steps, device=engine.device, dtype=engine.dtype,
+            precision=engine.plan.precision, prepare=prepare, before_micro=before_micro, before_update=before_update,
+        )  # fmt: skip
+    finally:
+        for context in contexts:
+            context.__exit__(None, None, None)

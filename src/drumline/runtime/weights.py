@@ -1,0 +1,107 @@
+"""Weights equal to the serial model's, without every rank holding a full copy.
+
+The first rank builds the model as one device would. Where parameters are sharded, the others (and the first, a second
+time) build its shape alone; then each tensor travels once, and every rank keeps its shard of it.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ..errors import JobError
+from ..job import Job, guard
+
+
+def seeded_model(job: Job, dtype: torch.dtype | None = None) -> nn.Module:
+    """The model as one device builds it from the job's seed."""
+    seed_everything(job.seed)
+    model = guard(job.model, "the job's model()")
+    if not isinstance(model, nn.Module):
+        raise JobError(f"the job's model() gave {type(model).__name__}", rule="it returns a torch.nn.Module")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise JobError(f"{type(model).__name__} has no parameter to train", rule="at least one with requires_grad")
+    return model if dtype is None else model.to(dtype)
+
+
+def shape_of_model(job: Job, dtype: torch.dtype | None = None) -> nn.Module:
+    """The model without memory for its parameters."""
+    try:
+        with torch.device("meta"):
+            model = job.model()
+    except Exception as e:
+        warnings.warn(
+            f"the model cannot be built without its memory ({type(e).__name__}: {str(e)[:100]}); "
+            "every rank held a full copy for a moment",
+            stacklevel=2,
+        )
+        model = seeded_model(job).to("meta")
+    return model if dtype is None else model.to(dtype)
+
+
+def seed_everything(seed: int) -> None:
+    """torch, and Python's own generator, which some models draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, source: nn.Module | None, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Give a sharded model without memory the values that the first rank's `source` has."""
+    model.to_empty(device=device)
+    _tie(model)
+    values = dict(source.named_parameters()) if source is not None else {}
+    for name, p in model.named_parameters():
+        whole = _send(values.get(name), p.shape, p.dtype, group, device)
+        local = p.to_local() if isinstance(p, DTensor) else p
+        rows = -(-p.shape[0] // p.device_mesh.size()) if isinstance(p, DTensor) and p.dim() else 0
+        start = rows * dist.get_rank(group)
+        local.copy_(whole[start : start + rows] if isinstance(p, DTensor) else whole)
+    held = dict(source.named_buffers()) if source is not None else {}
+    for name, b in model.named_buffers():
+        b.copy_(_send(held.get(name), b.shape, b.dtype, group, device))
+    _fill_attributes(model, source, group, device)
+
+
+def _tie(model: nn.Module) -> None:
+    """Moving off the meta device makes a tensor per name; the parameters that FSDP shares must be one again."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        group = module._get_fsdp_state()._fsdp_param_group
+        for parameter in group.fsdp_params if group else []:
+            info = parameter._module_info
+            first = getattr(info.module, info.param_name)
+            for other, name in zip(info.shared_modules, info.shared_param_names, strict=True):
+                other._parameters[name] = first
+
+
+def _fill_attributes(
+    model: nn.Module, source: nn.Module | None, group: dist.ProcessGroup, device: torch.device
+) -> None:
+    """Tensors that a module keeps as plain attributes are no buffers, but its forward reads them."""
+    held = dict(source.named_modules()) if source is not None else {}
+    for name, module in model.named_modules():
+        for key, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                mine = getattr(held[name], key) if held else None
+                setattr(module, key, _send(mine, value.shape, value.dtype, group, device))
+
+
+def _send(
+    value: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, group: dist.ProcessGroup, device: torch.device
+) -> torch.Tensor:
+    """One tensor from the first rank to all."""
+    if value is None:
+        whole = torch.empty(shape, dtype=dtype, device=device)
+    else:
+        whole = value.detach().to(device=device, dtype=dtype).contiguous()
+    dist.broadcast(whole, group=group, group_src=0)
+    return whole

@@ -1,0 +1,228 @@
+"""The checker: follows a schedule with symbols instead of numbers and proves what it leaves on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import VerificationError
+from .pipeline import Action, Kind, Pipeline
+from .spec import Schedule, Send
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """That a collective schedule keeps its contract, and what else was seen on the way."""
+
+    schedule: str
+    rounds: int
+    sends: int
+    identical: bool
+    """Whether all ranks that end with a chunk computed it by the same additions, so that they hold the same bits."""
+    in_rank_order: bool
+    """Whether contributions stand in the order of ranks, as an operation that does not commute needs it."""
+
+    def __str__(self) -> str:
+        bits = "the same bits on all ranks" if self.identical else "bits may differ between ranks"
+        return f"proved: {self.schedule} ({self.rounds} rounds, {self.sends} sends, {bits})"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineProof:
+    """That a pipeline order is complete and cannot deadlock, and how many activations it holds."""
+
+    pipeline: str
+    in_flight: tuple[int, ...]
+    """By stage: the most micro-batches that are forwarded and not yet backwarded."""
+
+    def __str__(self) -> str:
+        return f"proved: {self.pipeline}; activations in flight by stage: {', '.join(map(str, self.in_flight))}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What a chunk holds on a rank, as symbols."""
+
+    contributions: tuple[int, ...]
+    """Ranks, in the order of operands; one that is there twice was added twice."""
+    tree: int
+    """Number of the expression that it was computed by; equal numbers mean equal bits."""
+    since: int = -1
+    """The round that wrote it, -1 for the start."""
+
+
+@dataclass(slots=True)
+class _Trees:
+    """Expressions numbered by what they add. Addition commutes exactly, also on floats, so a+b and b+a are one."""
+
+    numbers: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, a: int, b: int) -> int:
+        # Leaves are numbered -1-rank, sums from 0.
+        return self.numbers.setdefault((min(a, b), max(a, b)), len(self.numbers))
+
+
+_State = dict[tuple[int, int], _Value]
+
+
+def prove(schedule: Schedule) -> Proof:
+    """Prove that every rank ends with what the contract says, each contribution exactly once; else VerificationError.
+
+    Found are: a send of a chunk that is not held, a contribution added twice, one that is lost, a chunk written twice
+    in one round, and ranks or chunks that are not there.
+    """
+    s, trees = schedule, _Trees()
+    state: _State = {
+        (rank, chunk): _Value((rank,), -1 - rank)
+        for rank in range(s.p) for chunk in range(s.chunks) if s.contract.before(s, rank, chunk)
+    }  # fmt: skip
+    rounds = sends = 0
+    for k, group in enumerate(s.rounds):
+        _round(s, k, group, state, trees)
+        rounds, sends = k + 1, sends + len(group)
+    identical, in_order = _end(s, state)
+    return Proof(f"{s.name} p={s.p}", rounds, sends, identical, in_order)
+
+
+def _round(s: Schedule, k: int, group: tuple[Send, ...], state: _State, trees: _Trees) -> None:
+    """Apply one round: every send reads what stood before it."""
+    writes: dict[tuple[int, int], _Value] = {}
+    kept: set[tuple[int, int]] = set()
+    for send in group:
+        _exists(s, k, send)
+        value = state.get((send.src, send.chunk))
+        if value is None:
+            raise _wrong(
+                s, f"rank {send.src} sends chunk {send.chunk}, which it does not hold", k, send.src, send.chunk
+            )
+        place = (send.dst, send.chunk)
+        if place in kept or (place in writes and not send.reduce):
+            raise _wrong(
+                s, f"rank {send.dst} keeps chunk {send.chunk} and is written again in the same round", k, *place
+            )
+        if not send.reduce:
+            kept.add(place)
+            writes[place] = _Value(value.contributions, value.tree, k)
+            continue
+        local = writes.get(place) or state.get(place)
+        if local is None:
+            raise _wrong(s, f"rank {send.dst} adds to chunk {send.chunk}, which it does not hold", k, *place)
+        twice = sorted(set(local.contributions) & set(value.contributions))
+        if twice:
+            what = f"rank {send.dst} adds rank {twice[0]}'s contribution to chunk {send.chunk} twice"
+            raise _wrong(s, what, k, *place)
+        first, second = (value, local) if s.order == "received" else (local, value)
+        writes[place] = _Value(first.contributions + second.contributions, trees.add(first.tree, second.tree), k)
+    state.update(writes)
+
+
+def _exists(s: Schedule, k: int, send: Send) -> None:
+    for word, n, limit in (("rank", send.src, s.p), ("rank", send.dst, s.p), ("chunk", send.chunk, s.chunks)):
+        if not 0 <= n < limit:
+            raise _wrong(s, f"the send {send} names {word} {n} of {limit}", k, send.src, send.chunk)
+    if send.src == send.dst:
+        raise _wrong(s, f"rank {send.src} sends chunk {send.chunk} to itself", k, send.src, send.chunk)
+
+
+def _end(s: Schedule, state: _State) -> tuple[bool, bool]:
+    """Compare the end with the contract; whether ranks agree to the bit, and whether operands are in rank order."""
+    trees: dict[int, set[int]] = {}
+    in_order = True
+    for rank in range(s.p):
+        for chunk in range(s.chunks):
+            expected = s.contract.after(s, rank, chunk)
+            if expected is None:
+                continue
+            value = state.get((rank, chunk))
+            if value is None:
+                raise _wrong(s, f"rank {rank} ends without chunk {chunk}", -1, rank, chunk)
+            lost = sorted(set(expected) - set(value.contributions))
+            if lost:
+                what = f"rank {rank} ends without rank {lost[0]}'s contribution to chunk {chunk}"
+                raise _wrong(s, what, value.since, rank, chunk)
+            surplus = sorted(set(value.contributions) - set(expected))
+            if surplus:
+                what = f"rank {rank} ends with rank {surplus[0]}'s contribution to chunk {chunk}"
+                raise _wrong(s, what, value.since, rank, chunk)
+            trees.setdefault(chunk, set()).add(value.tree)
+            in_order = in_order and value.contributions == tuple(sorted(value.contributions))
+    return all(len(found) == 1 for found in trees.values()), in_order
+
+
+def _wrong(s: Schedule, what: str, k: int, rank: int, chunk: int) -> VerificationError:
+    when = f"round {k}" if k >= 0 else "before any round"
+    return VerificationError(
+        what, where=f"{s.name} p={s.p}: {when}, rank {rank}, chunk {chunk}", rule=f"{s.collective}: {s.contract.text}"
+    )
+
+
+def prove_pipeline(pipeline: Pipeline) -> PipelineProof:
+    """Prove that each stage runs each micro-batch once, each action after what it needs; else VerificationError."""
+    _complete(pipeline)
+    _no_deadlock(pipeline)
+    return PipelineProof(str(pipeline), _in_flight(pipeline))
+
+
+def _complete(pipeline: Pipeline) -> None:
+    """Every action there once, and all actions of a stage in one lane."""
+    kinds: tuple[Kind, ...] = ("F", "B", "W") if pipeline.splits_backward else ("F", "B")
+    homes, seen = pipeline.homes(), set[Action]()
+    for rank, lane in enumerate(pipeline.lanes):
+        for action in lane:
+            name = f"{action} of stage {action.stage}"
+            if not (0 <= action.stage < pipeline.stages and 0 <= action.micro < pipeline.micros):
+                rule = f"{pipeline.stages} stages, {pipeline.micros} micro-batches"
+                raise _broken(pipeline, f"there is no {name}", rank, rule)
+            if action in seen:
+                raise _broken(pipeline, f"{name} stands twice", rank, "each once")
+            if homes[action.stage] != rank:
+                raise _broken(pipeline, f"{name} is apart from its stage", rank, f"stage on rank {homes[action.stage]}")
+            seen.add(action)
+    for stage in range(pipeline.stages):
+        for micro in range(pipeline.micros):
+            for kind in kinds:
+                if Action(kind, stage, micro) not in seen:
+                    raise _broken(
+                        pipeline, f"{kind}{micro} of stage {stage} is missing", homes.get(stage, -1), "each once"
+                    )
+
+
+def _no_deadlock(pipeline: Pipeline) -> None:
+    """Run whatever can run until all is done; what then waits, waits for ever."""
+    done: set[Action] = set()
+    place = [0] * len(pipeline.lanes)
+    progress = True
+    while progress:
+        progress = False
+        for rank, lane in enumerate(pipeline.lanes):
+            while place[rank] < len(lane) and done.issuperset(lane[place[rank]].needs(pipeline.stages)):
+                done.add(lane[place[rank]])
+                place[rank] += 1
+                progress = True
+    waiting = {r: lane[place[r]] for r, lane in enumerate(pipeline.lanes) if place[r] < len(lane)}
+    if not waiting:
+        return
+    homes, seen, rank = pipeline.homes(), set[int](), min(waiting)
+    # Most ranks only wait for others that wait: go from rank to rank until the circle closes.
+    while rank not in seen:
+        seen.add(rank)
+        last, head = rank, waiting[rank]
+        need = next(n for n in head.needs(pipeline.stages) if n not in done)
+        rank = homes[need.stage]
+    raise _broken(
+        pipeline, f"deadlock: {head} of stage {head.stage} waits for {need} of stage {need.stage}", last,
+        f"what an action needs comes before it; rank {rank} is at {waiting[rank]} of stage {waiting[rank].stage}",
+    )  # fmt: skip
+
+
+def _in_flight(pipeline: Pipeline) -> tuple[int, ...]:
+    """The order of a lane alone fixes this, whatever the times are."""
+    now, most = [0] * pipeline.stages, [0] * pipeline.stages
+    for lane in pipeline.lanes:
+        for action in lane:
+            now[action.stage] += {"F": 1, "B": -1, "W": 0}[action.kind]
+            most[action.stage] = max(most[action.stage], now[action.stage])
+    return tuple(most)
+
+
+def _broken(pipeline: Pipeline, what: str, rank: int, rule: str) -> VerificationError:
+    return VerificationError(what, where=f"{pipeline.name}: rank {rank}" if rank >= 0 else pipeline.name, rule=rule)

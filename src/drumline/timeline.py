@@ -1,0 +1,76 @@
+"""What happened, or will happen, when: spans on lanes of ranks. Predicted and measured share this one form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import files
+from .errors import CorruptFile
+from .units import format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One thing that one lane of one rank did between two moments, in seconds from the start of the step."""
+
+    rank: int
+    lane: str
+    """`compute`, `communication`, `data` or `link`."""
+    name: str
+    start: float
+    end: float
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Spans of one step."""
+
+    origin: str
+    """`predicted` or `measured`."""
+    spans: tuple[Span, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def seconds(self) -> float:
+        """From the first start to the last end."""
+        return max((s.end for s in self.spans), default=0.0) - min((s.start for s in self.spans), default=0.0)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have spans."""
+        return tuple(sorted({s.rank for s in self.spans}))
+
+    def busy(self, rank: int, lane: str) -> float:
+        """The sum of the spans of one lane of one rank."""
+        return sum(s.end - s.start for s in self.spans if s.rank == rank and s.lane == lane)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON form."""
+        files.write_json(path, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Timeline:
+        """Read the JSON form back."""
+        return files.from_plain(cls, files.read_json(path), str(path), CorruptFile)
+
+    def to_chrome(self) -> str:
+        """The trace-event form that Perfetto and chrome://tracing open."""
+        lanes = {key: i for i, key in enumerate(sorted({(s.rank, s.lane) for s in self.spans}))}
+        events: list[dict[str, object]] = [
+            {"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": lane}}
+            for (rank, lane), tid in lanes.items()
+        ]
+        events += [
+            {
+                "ph": "X", "name": s.name, "cat": self.origin, "pid": s.rank, "tid": lanes[s.rank, s.lane],
+                "ts": 1e6 * s.start, "dur": 1e6 * (s.end - s.start), "args": {"bytes": s.bytes},
+            }
+            for s in self.spans
+        ]  # fmt: skip
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+    def __str__(self) -> str:
+        return f"{self.origin} timeline: {len(self.spans)} spans, {format_seconds(self.seconds)}"

@@ -1,0 +1,114 @@
+"""What an operator is and what it costs: its kind, its operations, its bytes, its depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+_NAMES: dict[str, str] = {}
+for _kind, _words in {
+    "matmul": "mm addmm bmm baddbmm addbmm mv addmv dot vdot linear matmul _scaled_mm _grouped_mm",
+    "conv": "convolution _convolution mkldnn_convolution cudnn_convolution conv_transpose2d",
+    "conv_backward": "convolution_backward",
+    "recurrent": "mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn _cudnn_rnn_backward _thnn_fused_lstm_cell "
+    "_thnn_fused_gru_cell",
+    "special": "exp exp_ gelu gelu_backward tanh tanh_ tanh_backward sigmoid sigmoid_ sigmoid_backward silu silu_ "
+    "silu_backward log log_ log1p expm1 erf erf_ pow sin cos softplus softplus_backward mish mish_backward elu "
+    "elu_backward log_sigmoid_forward log_sigmoid_backward logit atan atan2 native_dropout bernoulli_ rsqrt "
+    "binary_cross_entropy binary_cross_entropy_with_logits binary_cross_entropy_backward",
+    "norm": "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward "
+    "native_batch_norm native_batch_norm_backward _native_batch_norm_legit _native_batch_norm_legit_no_training "
+    "_batch_norm_with_update batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward _fused_rms_norm "
+    "_fused_rms_norm_backward",
+    "softmax": "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax logsumexp",
+    "reduce": "sum mean amax amin max min argmax argmin prod var var_mean std norm linalg_vector_norm cumsum "
+    "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d "
+    "_adaptive_avg_pool2d_backward max_pool3d_with_indices max_pool3d_with_indices_backward nll_loss_forward "
+    "nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss topk sort any all",
+    "gather": "embedding embedding_dense_backward index index_put index_put_ _unsafe_index _unsafe_index_put "
+    "index_select index_add index_add_ gather gather_backward scatter scatter_ scatter_add scatter_add_ masked_select "
+    "nonzero _embedding_bag upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d "
+    "upsample_bilinear2d_backward grid_sampler_2d grid_sampler_2d_backward",
+}.items():
+    _NAMES.update(dict.fromkeys(_words.split(), _kind))
+
+
+def kind_of(name: str) -> str:
+    """The kind of an operator by its name; what is not known is pointwise."""
+    if "scaled_dot_product" in name or "attention" in name:
+        return "attention_backward" if "backward" in name else "attention"
+    return _NAMES.get(name, "pointwise")
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in a nest of tuples, lists and mappings."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in tensors(v)]
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | torch.Size):
+        return [t for v in value for t in tensors(v)]
+    if hasattr(value, "__dataclass_fields__"):
+        return [t for v in vars(value).values() for t in tensors(v)]
+    return []
+
+
+def size_of(t: torch.Tensor) -> float:
+    """Bytes of the values of a tensor. An expanded tensor counts what is stored."""
+    stored = math.prod(n for n, stride in zip(t.shape, t.stride(), strict=True) if stride != 0)
+    return float(stored * t.element_size())
+
+
+def flops_of(func: Any, kind: str, args: Any, kwargs: Any, out: Any) -> float:
+    """Operations of one call: torch's own count where it has one, else one per value that is read or written."""
+    if kind in ("attention", "attention_backward"):
+        return _attention_flops(kind, args, kwargs)
+    counter = flop_registry.get(func._overloadpacket)
+    if counter is not None:
+        return float(counter(*args, **kwargs, out_val=out))
+    outputs = sum(t.numel() for t in tensors(out))
+    if kind in ("reduce", "norm", "softmax"):
+        return float(max([outputs, *(t.numel() for t in tensors((args, kwargs)))]))
+    return float(outputs)
+
+
+def depth_of(kind: str, args: Any, out: Any) -> float:
+    """Longest chain of dependent unit operations inside one call: reductions are trees."""
+    inputs = [t for t in tensors(args) if t.dim() > 0]
+    results = tensors(out)
+    if not inputs or not results:
+        return 1.0
+    if kind == "matmul":
+        # the inner dim: the values of both factors over those of the product
+        a, b = inputs[-2:] if len(inputs) >= 2 else (inputs[0], inputs[0])
+        inner = math.sqrt(max(1.0, a.numel() * b.numel() / max(1, results[0].numel()) / (_batch(a) or 1)))
+        return 1.0 + math.ceil(math.log2(max(1.0, inner)))
+    if kind in ("conv", "conv_backward") and len(inputs) >= 2:
+        weight = inputs[-1] if kind == "conv_backward" else inputs[1]
+        return 1.0 + math.ceil(math.log2(max(1, weight.numel() // max(1, weight.shape[0]))))
+    if kind in ("norm", "softmax"):
+        return 2.0 + 2 * math.ceil(math.log2(max(2, inputs[0].shape[-1])))
+    if kind in ("attention", "attention_backward"):
+        s, d = inputs[0].shape[-2:]
+        return 4.0 + math.ceil(math.log2(max(2, d))) + 2 * math.ceil(math.log2(max(2, s)))
+    if kind == "reduce":
+        ratio = inputs[0].numel() / max(1, results[0].numel())
+        return max(1.0, float(math.ceil(math.log2(max(1.0, ratio)))))
+    return 1.0
+
+
+def _attention_flops(kind: str, args: Any, kwargs: Any) -> float:
+    """Two products forward, five backward; a causal mask halves what fused kernels do."""
+    first = 1 if kind == "attention_backward" else 0  # the gradient of the output comes before them
+    q, k, v = [t for t in tensors(args) if t.dim() == 4][first : first + 3]
+    products = 2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
+    causal = any(a is True for a in args) or kwargs.get("is_causal", False)
+    return products * (2.5 if kind == "attention_backward" else 1.0) / (2.0 if causal else 1.0)
+
+
+def _batch(a: torch.Tensor) -> int:
+    return a.shape[0] if a.dim() == 3 else 1

@@ -1,0 +1,68 @@
+"""Which modules of a model are its layers: the units that are listed, sharded and recomputed as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+LEAST_UNIT = 2**14
+"""A layer with fewer numbers than this is not worth a message of its own when parameters are sharded."""
+
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """A module that is a layer."""
+
+    name: str
+    module: nn.Module
+    composite: bool
+    """It holds other modules, so recomputing it saves memory."""
+    unit: bool
+    """It is sharded as a group of its own under zero=3."""
+
+
+def layers_of(model: nn.Module) -> list[LayerSpec]:
+    """The layers in the order in which they are registered.
+
+    Elements of lists are layers; what is dominated by a list of equal blocks is looked into; the rest is a layer.
+    """
+    uses = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
+    seen: set[int] = set()
+    found = []
+    for name, module in _walk(model, ""):
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        parameters = list(module.parameters())
+        inside = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
+        shared = any(uses[i] > n for i, n in inside.items())
+        composite = next(module.children(), None) is not None
+        unit = not shared and sum(p.numel() for p in parameters) >= LEAST_UNIT
+        found.append(LayerSpec(name, module, composite, unit))
+    return found
+
+
+def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    inside_list = isinstance(module, _LISTS)
+    for name, child in module.named_children():
+        path = f"{prefix}.{name}" if prefix else name
+        if isinstance(child, _LISTS) or (not inside_list and _dominated(child)):
+            yield from _walk(child, path)
+        else:
+            yield path, child
+
+
+def _dominated(module: nn.Module) -> bool:
+    """Whether a list of at least two equal blocks holds half of the module's parameters."""
+    total = sum(p.numel() for p in module.parameters())
+    for inner in module.modules():
+        if isinstance(inner, _LISTS) and sum(p.numel() for p in inner.parameters()) * 2 >= total > 0:
+            blocks = [type(c) for c in inner.children() if next(c.children(), None) is not None]
+            if len(blocks) >= 2 and len(set(blocks)) == 1 and blocks[0] not in _LISTS:
+                return True
+    return False

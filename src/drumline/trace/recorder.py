@@ -1,0 +1,204 @@
+"""Watches one forward and backward on fake tensors and writes down every operator: where, how much, how deep, and what
+is alive meanwhile. Nothing is computed and no parameter is allocated.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .kinds import depth_of, flops_of, kind_of, size_of, tensors
+from .layers import LayerSpec
+
+LOSS = "loss"
+"""The layer that holds what happens after the model."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One operator as it was called."""
+
+    name: str
+    kind: str
+    flops: float
+    bytes: float
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was seen of one layer in one phase."""
+
+    calls: list[Call] = field(default_factory=list)
+    most_alive: float = 0.0
+    depth: float = 0.0
+
+
+@dataclass(slots=True)
+class LayerTrace:
+    """What was seen of one layer."""
+
+    forward: Seen = field(default_factory=Seen)
+    backward: Seen = field(default_factory=Seen)
+    saved: float = 0.0
+    """Bytes that came alive in its forward and stayed."""
+    output: float = 0.0
+
+
+class Recorder(TorchDispatchMode):
+    """Records one training step's forward and backward. Use `with`, run the forward, call `start_backward`, go on."""
+
+    def __init__(self, model: nn.Module, layers: list[LayerSpec], resident: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.layers: dict[str, LayerTrace] = {}
+        self.order: list[str] = []
+        """Layers in the order in which they first ran."""
+        self.alive = 0.0
+        self.depth = 0.0
+        """Longest chain so far."""
+        self._phase = "forward"
+        self._stack = [""]
+        self._marks: list[tuple[int, str]] = [(0, "")]
+        self._sizes: dict[int, float] = {}
+        self._watch: dict[int, weakref.ref[Any]] = {}
+        self._depths: dict[int, float] = {}
+        self._hooks: list[Any] = []
+        self._resident = {self._key(t) for t in resident}
+        self._at: tuple[float, str] = (0.0, "")
+        for spec in layers:
+            self._hooks.append(spec.module.register_forward_pre_hook(self._entering(spec.name)))
+            self._hooks.append(spec.module.register_forward_hook(self._leaving(spec.name), always_call=True))
+        self._hooks.append(model.register_forward_hook(self._finished, always_call=True))
+        for p in model.parameters():
+            if p.requires_grad:
+                self._hooks.append(p.register_post_accumulate_grad_hook(self._gradient))
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def start_backward(self) -> None:
+        """From here on, operators belong to the layer whose forward made their node."""
+        self._settle(self._stack[-1])
+        self._phase = "backward"
+
+    def layer(self, name: str) -> LayerTrace:
+        """The record of a layer, made when it is first met."""
+        if name not in self.layers:
+            self.layers[name] = LayerTrace()
+            self.order.append(name)
+        return self.layers[name]
+
+    # -- where we are
+
+    def _entering(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self._move(name, push=True)
+
+        return hook
+
+    def _leaving(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if self._phase == "forward":
+                self.layer(name).output += sum(size_of(t) for t in tensors(output) if t.requires_grad)
+            self._stack.pop()
+            self._move(self._stack[-1])
+
+        return hook
+
+    def _finished(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._phase == "forward":
+            self._stack[0] = LOSS
+            self._move(LOSS)
+
+    def _move(self, name: str, push: bool = False) -> None:
+        if push:
+            self._settle(self._stack[-1])
+            self._stack.append(name)
+        else:
+            self._settle(self._at[1])
+        self.layer(name)
+        self._at = (self.alive, name)
+        if self._phase == "forward":
+            self._marks.append((torch.autograd._get_sequence_nr(), name))
+
+    def _settle(self, name: str) -> None:
+        """What came alive since the last move was kept by the layer that we leave."""
+        if self._phase == "forward":
+            self.layer(name).saved += self.alive - self._at[0]
+            self._at = (self.alive, name)
+
+    def _here(self) -> str:
+        if self._phase == "forward" or len(self._stack) > 1:
+            return self._stack[-1]
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return LOSS
+        number = node._sequence_nr()
+        if number >= 2**62:  # gradients of parameters have no number of their own
+            return self._at[1]
+        return self._marks[bisect.bisect_right(self._marks, number, key=lambda m: m[0]) - 1][1]
+
+    # -- what is alive
+
+    def _key(self, t: torch.Tensor) -> int:
+        return int(t.untyped_storage()._cdata)
+
+    def _born(self, t: torch.Tensor, key: int) -> None:
+        storage = t.untyped_storage()
+        self._sizes[key] = float(storage.nbytes())
+        self.alive += self._sizes[key]
+        self._watch[key] = weakref.ref(storage, lambda _, key=key: self._died(key))
+
+    def _died(self, key: int) -> None:
+        self.alive -= self._sizes.pop(key, 0.0)
+        self._watch.pop(key, None)
+        self._depths.pop(key, None)
+
+    def _gradient(self, p: torch.Tensor) -> None:
+        """A finished gradient is counted with the gradients, not with the activations."""
+        if p.grad is not None:
+            key = self._key(p.grad)
+            self.alive -= self._sizes.pop(key, 0.0)
+            self._watch.pop(key, None)
+            self._resident.add(key)
+
+    # -- what is done
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func.namespace == "prim":  # questions about a tensor's device or layout
+            return out
+        where = self._here()
+        layer = self.layer(where)
+        seen = layer.forward if self._phase == "forward" else layer.backward
+        if self._phase == "backward":
+            self._at = (self.alive, where)
+        inputs = tensors(args) + tensors(kwargs) if kwargs else tensors(args)
+        outputs = tensors(out)
+        read, written = [self._key(t) for t in inputs], [self._key(t) for t in outputs]
+        depth = max((self._depths.get(k, 0.0) for k in read), default=0.0)
+        if func._schema.is_mutable or any(k not in read for k in written):
+            name = func._overloadpacket.__name__
+            kind = kind_of(name)
+            depth += depth_of(kind, args, out)
+            if not name.startswith(("empty", "new_empty")):
+                moved = sum(map(size_of, inputs)) + sum(map(size_of, outputs))
+                seen.calls.append(Call(name, kind, flops_of(func, kind, args, kwargs, out), moved))
+        for t, key in zip(outputs, written, strict=True):
+            if key not in self._sizes and key not in self._resident:
+                self._born(t, key)
+            self._depths[key] = max(depth, self._depths.get(key, 0.0))
+        if depth > self.depth:
+            seen.depth += depth - self.depth
+            self.depth = depth
+        seen.most_alive = max(seen.most_alive, self.alive)
+        return out

@@ -1,0 +1,215 @@
+"""Traces a job: its model through forward, backward and optimizer step, at two batch sizes, into a `Profile`.
+
+Two sizes, because every amount is then known as a line over the batch: a fixed part and a part per sample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import DrumlineError, JobError, TraceError
+from ..job import Job, guard
+from ..model.profile import Affine, Layer, Op, Profile
+from .fake import UNTRACEABLE, call, fake_batch, fake_mode, fake_model, first_sample, untraceable
+from .kinds import size_of, tensors
+from .layers import LayerSpec, layers_of
+from .recorder import LOSS, LayerTrace, Recorder, Seen
+
+
+def trace(job: Job) -> Profile:
+    """The profile of a job."""
+    mode = fake_mode()
+    sample = first_sample(job)
+    model, notes = fake_model(job, mode)
+    model.train()
+    specs = layers_of(model)
+    small = min(2, job.batch_size)
+    large = max(job.batch_size, small + 1)
+    records = [_record(job, model, specs, mode, sample, n) for n in (small, large)]
+    optimizer = _optimizer(job, model, mode)
+    layers = _layers(model, specs, records, (small, large), notes)
+    value, target = fake_batch(job, mode, sample=sample, n=small)
+    value2, target2 = fake_batch(job, mode, sample=sample, n=large)
+    return Profile(
+        name=job.name,
+        batch_size=job.batch_size,
+        layers=tuple(layers),
+        buffers=sum(size_of(b) for b in model.buffers()),
+        input=Affine.through(small, _bytes((value, target)), large, _bytes((value2, target2))),
+        depth=Affine.through(small, records[0].depth, large, records[1].depth),
+        parameter_bytes=max(p.element_size() for p in model.parameters()),
+        origin="traced",
+        notes=tuple(notes),
+        **optimizer,
+    )
+
+
+def _record(
+    job: Job, model: nn.Module, specs: list[LayerSpec], mode: FakeTensorMode, sample: tuple[Any, Any], n: int
+) -> Recorder:
+    """One forward and backward of n samples."""
+    value, target = fake_batch(job, mode, sample=sample, n=n)
+    resident = [*model.parameters(), *model.buffers(), *tensors((value, target))]
+    for p in model.parameters():
+        p.grad = None
+    recorder = Recorder(model, specs, resident)
+    try:
+        with mode, recorder, torch.random.fork_rng(devices=[]):
+            loss = job.loss(call(model, value), target)
+            if isinstance(loss, tuple | list):
+                loss = loss[0]
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise JobError(
+                    f"the loss is {tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}",
+                    rule="the loss is one number (the mean over the samples given), or (sum, weight)",
+                )
+            recorder.start_backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+    except DrumlineError:
+        raise
+    except UNTRACEABLE as e:
+        raise untraceable(model, e) from e
+    except Exception as e:
+        raise TraceError(
+            f"{type(model).__name__} failed on a batch of {n} samples: {type(e).__name__}: "
+            f"{(str(e).strip().splitlines() or [''])[0][:300]}",
+            rule="the model and the loss run on a batch shaped like the dataset's first sample",
+        ) from e
+    finally:
+        recorder.close()
+    return recorder
+
+
+def _layers(
+    model: nn.Module, specs: list[LayerSpec], records: list[Recorder], sizes: tuple[int, int], notes: list[str]
+) -> list[Layer]:
+    """Match the two records layer by layer."""
+    by_name = {spec.name: spec for spec in specs}
+    own = _parameters_by_layer(model, specs)
+    few, many = records
+    names = [name for name in many.order if name in few.layers]
+    names += [name for name in own if name not in names]
+    layers, kept0, kept1 = [], 0.0, 0.0
+    for name in names:
+        spec, a, b = by_name.get(name), few.layers.get(name, LayerTrace()), many.layers.get(name, LayerTrace())
+        mine = own.get(name, [])
+        trained = [p for p in mine if p.requires_grad]
+        ops = _ops(a.forward, b.forward, "forward", sizes, notes, name)
+        ops += _ops(a.backward, b.backward, "backward", sizes, notes, name)
+        kept0, kept1 = kept0 + a.saved, kept1 + b.saved
+        if not ops and not mine:
+            continue
+        line = _line(sizes)
+        layers.append(
+            Layer(
+                name=name,
+                kind=type(spec.module).__name__ if spec else ("loss" if name == LOSS else type(model).__name__),
+                parameters=sum(p.numel() for p in trained),
+                frozen=sum(p.numel() for p in mine) - sum(p.numel() for p in trained),
+                tensors=len(trained),
+                largest=max((p.numel() for p in mine), default=0),
+                ops=ops,
+                saved=line(a.saved, b.saved),
+                output=line(a.output, b.output),
+                live_forward=line(a.forward.most_alive, b.forward.most_alive),
+                live_backward=line(a.backward.most_alive, b.backward.most_alive),
+                local_backward=line(max(0.0, a.backward.most_alive - kept0), max(0.0, b.backward.most_alive - kept1)),
+                depth_forward=b.forward.depth,
+                depth_backward=b.backward.depth,
+                composite=bool(spec and spec.composite),
+                unit=bool(spec and spec.unit),
+            )
+        )
+    return layers
+
+
+def _line(sizes: tuple[int, int]) -> Any:
+    return lambda y0, y1: Affine.through(sizes[0], y0, sizes[1], y1)
+
+
+def _ops(
+    few: Seen, many: Seen, phase: str, sizes: tuple[int, int], notes: list[str], layer: str
+) -> tuple[Op, ...]:
+    """The operators of one layer and phase; equal ones are counted."""
+    line = _line(sizes)
+    if [c.name for c in few.calls] == [c.name for c in many.calls]:
+        pairs = zip(few.calls, many.calls, strict=True)
+        ops = [
+            Op(a.name, a.kind, phase, line(a.flops, b.flops), line(a.bytes, b.bytes)) for a, b in pairs
+        ]
+    else:
+        notes.append(f"layer {layer!r}: its operators change with the batch; counted at {sizes[1]} samples")
+        n = sizes[1]
+        ops = [Op(c.name, c.kind, phase, Affine(0.0, c.flops / n), Affine(0.0, c.bytes / n)) for c in many.calls]
+    counts = Counter(ops)
+    return tuple(Op(o.name, o.kind, o.phase, o.flops, o.bytes, k) for o, k in counts.items())
+
+
+def _parameters_by_layer(model: nn.Module, specs: list[LayerSpec]) -> dict[str, list[nn.Parameter]]:
+    """Each parameter once, with the layer in which it is met first; what no layer holds is the model's own."""
+    seen: set[int] = set()
+    own: dict[str, list[nn.Parameter]] = {}
+    for name, module in [*((s.name, s.module) for s in specs), ("", model)]:
+        fresh = [p for p in module.parameters() if id(p) not in seen]
+        seen.update(id(p) for p in fresh)
+        if fresh:
+            own[name] = fresh
+    return own
+
+
+class _Moved(TorchDispatchMode):
+    """Counts operators and the bytes that they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.calls = 0.0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.namespace == "prim":
+            return out
+        moved = sum(size_of(t) for t in tensors((args, kwargs or {}))) + sum(size_of(t) for t in tensors(out))
+        self.bytes += moved
+        self.calls += 1
+        return out
+
+
+def _optimizer(job: Job, model: nn.Module, mode: FakeTensorMode) -> dict[str, Any]:
+    """What the optimizer keeps and moves per trained number, from its second step (the first makes the state).
+
+    Each shape is stepped once and counted as often as it stands in the model.
+    """
+    shapes = Counter((p.shape, p.dtype) for p in model.parameters() if p.requires_grad)
+    numbers = sum(shape.numel() * k for (shape, _), k in shapes.items())
+    state = moved = calls = 0.0
+    with mode:
+        for (shape, dtype), k in shapes.items():
+            p = nn.Parameter(torch.empty(shape, dtype=dtype))
+            p.grad = torch.empty_like(p)
+            optimizer = guard(job.optimizer, "the job's optimizer()", [p])
+            try:
+                optimizer.step()
+                with _Moved() as counter:
+                    optimizer.step()
+            except Exception as e:
+                raise TraceError(
+                    f"the optimizer {type(optimizer).__name__} cannot be traced: {type(e).__name__}: {str(e)[:200]}"
+                ) from e
+            state += k * sum(size_of(t) for s in optimizer.state.values() for t in tensors(s) if t.dim() > 0)
+            moved, calls = moved + k * counter.bytes, calls + k * counter.calls
+    return {
+        "optimizer": type(optimizer).__name__,
+        "state_per_parameter": state / numbers,
+        "optimizer_bytes": moved / numbers,
+        "optimizer_ops": calls / shapes.total(),
+    }
+
+
+def _bytes(value: Any) -> float:
+    return sum(size_of(t) for t in tensors(value))

@@ -1,0 +1,122 @@
+"""Closed forms against generic prices, and the choice between tables, one level and two."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from drumline.cluster import Cluster, Device, Link, Network, Node, Table
+from drumline.cost.collectives import (
+    CLOSED_FORMS,
+    DEFAULTS,
+    TWO_LEVELS,
+    collective_seconds,
+    price,
+    ring_all_reduce_seconds,
+)
+from drumline.cost.links import Nodes
+from drumline.errors import ClusterError, InputError
+from drumline.schedule import ALGORITHMS, Schedule, Send, collective_schedule, prove, ring_all_reduce
+from drumline.schedule.spec import ALL_REDUCE
+
+INSIDE, ACROSS = Link(2e-6, 2e11), Link(1e-5, 2.5e10)
+DEVICE = Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e13}, 1e-6)
+NODE = Cluster("one node", DEVICE, Node(4, INSIDE))
+NODES = Cluster("three nodes", DEVICE, Node(4, INSIDE), Network(3, ACROSS))
+M = 12_000_000
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize(("collective", "algorithm"), CLOSED_FORMS)
+def test_closed_forms_equal_the_price_of_the_schedule(collective: str, algorithm: str, p: int) -> None:
+    schedule = collective_schedule(collective, algorithm, p)
+    m = 1680 * p
+    closed = CLOSED_FORMS[collective, algorithm](p, m, INSIDE)
+    assert price(schedule, m, INSIDE) == pytest.approx(closed, rel=1e-12, abs=0)
+
+
+def test_every_algorithm_has_a_closed_form_and_every_collective_a_default() -> None:
+    assert set(CLOSED_FORMS) == {(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms}
+    assert set(DEFAULTS.items()) <= set(CLOSED_FORMS)
+    assert set(TWO_LEVELS) == set(DEFAULTS)
+
+
+def test_formulas_by_hand() -> None:
+    assert ring_all_reduce_seconds(4, 100, Link(1, 1)) == 2 * 3 * (1 + 25)
+    assert CLOSED_FORMS["all_gather", "ring"](4, 100, Link(1, 1)) == 3 * (1 + 25)
+    assert CLOSED_FORMS["broadcast", "binomial"](5, 100, Link(1, 1)) == 3 * (1 + 100)
+
+
+def test_elements_stay_whole() -> None:
+    """Twelve bytes over five ranks: three elements of four bytes, so the longest chunk is four bytes and not 12/5."""
+    assert price(ring_all_reduce(5), 12, Link(0, 1), itemsize=4) == 8 * 4
+    with pytest.raises(InputError, match="a multiple of the 8 bytes"):
+        price(ring_all_reduce(5), 12, INSIDE, itemsize=8)
+
+
+@pytest.mark.parametrize("collective", DEFAULTS)
+def test_one_level_inside_a_node(collective: str) -> None:
+    expected = CLOSED_FORMS[collective, DEFAULTS[collective]](4, M, INSIDE)
+    assert collective_seconds(collective, 4, M, NODE) == expected
+    assert collective_seconds(collective, 4, M, NODES) == expected
+    assert collective_seconds(collective, 1, M, NODE) == 0
+
+
+def test_a_measured_table_is_believed() -> None:
+    table = Table("all_reduce", "nccl", 4, (1e6, 1e7), (1.0, 10.0))
+    cluster = dataclasses.replace(NODE, collective=(table,))
+    assert collective_seconds("all_reduce", 4, 1e6, cluster) == 1.0
+    assert collective_seconds("all_reduce", 4, 2e7, cluster) == 20.0
+    assert collective_seconds("all_reduce", 2, 1e6, cluster) == collective_seconds("all_reduce", 2, 1e6, NODE)
+
+
+def test_two_levels_by_hand() -> None:
+    a, b = INSIDE.alpha, INSIDE.beta
+    c, d = ACROSS.alpha, ACROSS.beta
+    gather = 2 * (c + M / 3 * d) + 3 * (a + M / 4 * b)
+    assert collective_seconds("all_gather", 12, M, NODES) == pytest.approx(gather, rel=1e-12)
+    assert collective_seconds("reduce_scatter", 12, M, NODES) == pytest.approx(gather, rel=1e-12)
+    assert collective_seconds("all_reduce", 12, M, NODES) == pytest.approx(2 * gather, rel=1e-12)
+    broadcast = 2 * (c + M * d) + 2 * (a + M * b)
+    assert collective_seconds("broadcast", 12, M, NODES) == pytest.approx(broadcast, rel=1e-12)
+    assert collective_seconds("all_reduce", 9, M, NODES) == collective_seconds("all_reduce", 12, M, NODES)
+
+
+def test_two_levels_equal_the_price_of_such_a_schedule_on_shared_ports() -> None:
+    """Two nodes of two: reduce-scatter inside, exchange across on both rails at once, all-gather inside."""
+    rounds = (
+        (Send(0, 1, 1, True), Send(1, 0, 0, True), Send(2, 3, 1, True), Send(3, 2, 0, True)),
+        (Send(0, 2, 0, True), Send(2, 0, 0, True), Send(1, 3, 1, True), Send(3, 1, 1, True)),
+        (Send(0, 1, 0, False), Send(1, 0, 1, False), Send(2, 3, 0, False), Send(3, 2, 1, False)),
+    )
+    schedule = Schedule("by hand", ALL_REDUCE, 4, 2, rounds)
+    prove(schedule)
+    inside = 2 * (INSIDE.alpha + M / 2 * INSIDE.beta)
+    across = ACROSS.alpha + M * ACROSS.beta  # one exchange of whole shares, where a ring has two rounds of halves
+    nodes = Nodes(2, INSIDE, ACROSS)
+    assert price(schedule, M, nodes) == pytest.approx(inside + across, rel=1e-12)
+    cluster = Cluster("2 x 2", DEVICE, Node(2, INSIDE), Network(2, ACROSS))
+    closed = collective_seconds("all_reduce", 4, M, cluster)
+    assert closed == pytest.approx(price(schedule, M, nodes) + ACROSS.alpha, rel=1e-12)
+    assert Nodes.of(cluster) == nodes
+    assert Nodes.of(NODE).link(0, 5) == INSIDE
+
+
+def test_a_faster_network_never_costs_more() -> None:
+    fast = dataclasses.replace(NODES, network=Network(3, Link(ACROSS.alpha, 2 * ACROSS.bandwidth)))
+    for collective in DEFAULTS:
+        slow_time, fast_time = (collective_seconds(collective, 12, M, c) for c in (NODES, fast))
+        assert 0 < fast_time < slow_time < math.inf
+
+
+def test_wrong_calls() -> None:
+    with pytest.raises(InputError, match=r"unknown collective 'all_reduc'(.|\n)*Did you mean 'all_reduce'\?"):
+        collective_seconds("all_reduc", 4, M, NODE)
+    with pytest.raises(ClusterError, match=r"8 ranks on one node, which is one node of 4(.|\n)*\[network\]"):
+        collective_seconds("all_reduce", 8, M, NODE)
+    with pytest.raises(ClusterError, match=r"13 ranks on three nodes\n.*12 devices\n.*network.nodes = 4"):
+        collective_seconds("all_reduce", 13, M, NODES)
+    with pytest.raises(InputError, match="ranks >= 1"):
+        collective_seconds("all_reduce", 0, M, NODE)
