@@ -1,3 +1,67 @@
-"""Drumline keeps your ranks in step."""
+"""Drumline keeps your ranks in step.
+
+It tells the fastest way to train a PyTorch model on the machines at hand, runs it that way, proves that it computes
+the same gradients as one device would, and shows how far its prediction was off. Importing this costs no torch: names
+that need it are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .errors import DrumlineError
 from .job import Job
+from .mesh import Mesh
+from .timeline import Span, Timeline
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+    from .comm.environment import rank_zero_first
+    from .cost import Estimate
+    from .launch import spawn
+    from .model import Profile
+    from .plan import Plan
+    from .runtime.engine import Engine, initialize
+    from .trace import trace
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Cluster",
+    "DrumlineError",
+    "Engine",
+    "Estimate",
+    "Job",
+    "Mesh",
+    "Plan",
+    "Profile",
+    "Span",
+    "Timeline",
+    "initialize",
+    "rank_zero_first",
+    "spawn",
+    "trace",
+]
+
+_LAZY = {
+    "Cluster": "cluster",
+    "Engine": "runtime.engine",
+    "Estimate": "cost",
+    "Plan": "plan",
+    "Profile": "model",
+    "initialize": "runtime.engine",
+    "rank_zero_first": "comm.environment",
+    "spawn": "launch",
+    "trace": "trace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -81,6 +81,20 @@ def test_a_sent_tensor_may_change_after_the_wait() -> None:
     assert run_threads(body, 2) == [0, 1]
 
 
+def test_groups_do_not_hear_each_other() -> None:
+    """Two groups of the same ranks, used in different order by the two ranks: each message finds its own group."""
+
+    def body(transport: Transport) -> list[int]:
+        comm = Communicator(transport)
+        first, second = comm.split(0), comm.split(0)
+        order = [first, second, comm] if comm.rank == 0 else [comm, second, first]
+        values = {id(c): 1 + i for i, c in enumerate((first, second, comm))}
+        got = {id(c): c.broadcast(torch.tensor([values[id(c)] * (comm.rank == 0)])).item() for c in order}
+        return [int(got[id(c)]) for c in (first, second, comm)]
+
+    assert run_threads(body, 2, timeout=10) == [[1, 2, 3], [1, 2, 3]]
+
+
 def alone() -> Communicator:
     return run_threads(Communicator, 1)[0]
 

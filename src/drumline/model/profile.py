@@ -24,7 +24,8 @@ KINDS = {
     "conv": "convolution, forward (operations)",
     "conv_backward": "convolution, backward (operations)",
     "recurrent": "fused recurrent layers (operations)",
-    "pointwise": "one value in, one value out, cheap: add, multiply, copy, fill, optimizer updates (bytes)",
+    "pointwise": "one value in, one value out, cheap: add, multiply, copy, fill (bytes)",
+    "update": "the same, but in place: what an optimizer does (bytes)",
     "special": "one value in, one value out, costly: exp, gelu, tanh and their backwards (bytes)",
     "norm": "layer, group and batch normalisation, and their backwards (bytes)",
     "softmax": "softmax and log-softmax, and their backwards (bytes)",
@@ -144,6 +145,8 @@ class Profile:
     """Operators that the optimizer launches per parameter tensor."""
     parameter_bytes: int = 4
     """Bytes of one parameter (master copy)."""
+    activation_bytes: int = 4
+    """Bytes of one activation as counted here; other precisions are scaled from it."""
     buffers: float = 0.0
     """Bytes of the model's buffers."""
     input: Affine = Affine()

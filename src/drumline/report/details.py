@@ -131,15 +131,15 @@ def model_section(profile: Profile) -> Html:
     total: list[Content] = [
         "all", "", f"{profile.parameters:,}", format_count(work, "FLOP") if work else "-", "", format_bytes(saved)
     ]  # fmt: skip
-    heads = (("layer", "plan"), ("kind", "extra"), ("parameters", "num"), ("work a sample", "num"), ("", "extra"),
-             ("saved a sample", "num"))  # fmt: skip
+    heads = (("layer", "plan"), ("kind", "extra"), ("parameters", "num"), ("work", "num"), ("", "extra"),
+             ("saved", "num"))  # fmt: skip
     frozen = profile.parameters - profile.trained
     lead = (
         f"{profile.name}: {_count(profile.parameters)} parameters"
         f"{f', {_count(frozen)} of them frozen' if frozen else ''}, trained by {profile.optimizer} with "
         f"{profile.state_per_parameter:g} bytes of state each. {_SOURCE.get(profile.origin, '')}"
     )
-    said = "Work is forward and backward; saved is what the forward keeps for the backward."
+    said = "For one sample: work is forward and backward, saved is what the forward keeps for the backward."
     if len(groups) > MOST_LAYERS:
         said += f" {len(groups) - MOST_LAYERS} more rows are in profile.json."
     return join(

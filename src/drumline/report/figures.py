@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ..timeline import Span, Timeline
 from ..units import format_bytes, format_seconds
 from .markup import Html, join, swatch, tag
-from .parts import busy_share, phase_of, short_name
+from .parts import idle_share, phase_of, short_name
 
 MOST_RANKS = 16
 MOST_SPANS = 4000
@@ -50,8 +50,7 @@ _KINDS = {
 
 def _picture(timeline: Timeline, scale: float, ends: list[float]) -> Html:
     names, rows, height = _rows(timeline, scale)
-    idle = 1 - sum(busy_share(timeline, r, "compute") for r in timeline.ranks) / max(1, len(timeline.ranks))
-    summary = f"{format_seconds(timeline.seconds)}, compute idle {100 * idle:.1f}%"
+    summary = f"{format_seconds(timeline.seconds)}, compute idle {100 * idle_share(timeline):.1f}%"
     title = timeline.origin.capitalize()
     marks = [tag("line", x1=_x(e, scale), x2=_x(e, scale), y1=_AXIS - 4, y2=height, class_="end") for e in ends]
     plot = tag(

@@ -32,7 +32,7 @@ def short_name(name: str) -> str:
     for words in _PHASE.values():
         found = words.match(name)
         if found and found.end() < len(name) and not name[found.end()].isdigit():
-            return name[found.end():].strip(" :·-/") or name
+            return name[found.end():].strip(" :.-/") or name
     return name
 
 
@@ -62,10 +62,14 @@ def parts_of(timeline: Timeline) -> dict[str, float]:
     return {k: v / len(ranks) for k, v in total.items() if v > 1e-12 * length} if ranks else {}
 
 
-def busy_share(timeline: Timeline, rank: int, lane: str) -> float:
-    """The share of the timeline during which a lane does something; overlapping spans count once."""
-    spans = [(s.start, s.end) for s in timeline.spans if s.rank == rank and s.lane == lane]
-    return _length(_union(spans)) / timeline.seconds if timeline.seconds else 0.0
+def idle_share(timeline: Timeline, lane: str = "compute") -> float:
+    """The share of the timeline during which a lane does nothing, the mean over ranks; overlaps count once."""
+    pieces: dict[int, Pieces] = {rank: [] for rank in timeline.ranks}
+    for s in timeline.spans:
+        if s.lane == lane:
+            pieces[s.rank].append((s.start, s.end))
+    whole = len(pieces) * timeline.seconds
+    return 1 - sum(_length(_union(x)) for x in pieces.values()) / whole if whole else 0.0
 
 
 def _union(pieces: Iterable[tuple[float, float]]) -> Pieces:

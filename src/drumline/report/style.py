@@ -11,7 +11,7 @@ STYLE = """
   --paper: #fdfdfb; --panel: #f5f5f1; --ink: #1d2126; --soft: #59616b; --line: #dfdfd9; --rule: #c3c4be;
   --link: #1f5f99; --mark: #eef3f9; --idle: #e9e9e3; --hatch: #d3d3cb;
   --good: #1b6295; --fair: #8a5a00; --poor: #a8330d;
-  --forward: #7fb2dc; --backward: #27588e; --recompute: #a9b8c8; --communication: #e39a2d; --optimizer: #2f8f7c;
+  --forward: #7fb2dc; --backward: #27588e; --recompute: #a9b8c8; --communication: #e39a2d; --optimizer: #25806e;
   --overhead: #a7a69d; --data: #b99ac4; --parameters: #7fb2dc; --gradients: #27588e; --activations: #cc8fb0;
   --other: #a7a69d; --on-light: #14212e; --on-dark: #ffffff;
 }
@@ -20,8 +20,8 @@ STYLE = """
     --paper: #15181c; --panel: #1d2126; --ink: #e6e7e4; --soft: #a2a9b1; --line: #2e343a; --rule: #4a525a;
     --link: #8cc0ee; --mark: #1f2c3a; --idle: #22272c; --hatch: #3d454d;
     --good: #7fbdf0; --fair: #e5b454; --poor: #f59a78;
-    --forward: #8bbbe2; --backward: #4a7fb8; --recompute: #8292a3; --communication: #e0a044; --optimizer: #45a58f;
-    --overhead: #8b8c86; --data: #b79cc1; --parameters: #8bbbe2; --gradients: #4a7fb8; --activations: #cf97b5;
+    --forward: #8bbbe2; --backward: #4176af; --recompute: #8292a3; --communication: #e0a044; --optimizer: #298270;
+    --overhead: #8b8c86; --data: #b79cc1; --parameters: #8bbbe2; --gradients: #4176af; --activations: #cf97b5;
     --other: #8b8c86;
   }
 }
@@ -213,7 +213,7 @@ SCRIPT = """
     for (const text of all("text.in")) {
       if (!lengths.has(text)) lengths.set(text, text.getComputedTextLength());
       const room = text.ownerSVGElement.width.baseVal.value;
-      text.setAttribute("visibility", lengths.get(text) + 6 > room ? "hidden" : "inherit");
+      text.setAttribute("visibility", lengths.get(text) + 2 * text.x.baseVal[0].value > room ? "hidden" : "inherit");
     }
   };
 

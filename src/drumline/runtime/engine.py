@@ -72,7 +72,7 @@ class Engine:
         self.strategy: Strategy
         if plan.zero == 3:
             check_elementwise(job, str(plan))
-            self.strategy = Shard(mesh)
+            self.strategy = Shard(mesh, precision=plan.precision)
         else:
             unused = where.size > 1 and unused_parameters(job)
             self.strategy = Replicate(self.group, bucket=plan.bucket, unused=unused)

@@ -51,6 +51,8 @@ class Draft:
             local_backward=Affine(0.0, float(local)),
             depth_forward=float(sum(part.depth[0] for part in self.parts)),
             depth_backward=float(sum(part.depth[1] for part in self.parts)),
+            composite=len(self.parts) > 1,
+            unit=len(self.parts) > 1 and sum(weights) >= 2**14,
             repeats=self.repeats,
         )
 
@@ -97,6 +99,7 @@ def assemble(
         state_per_parameter=optimizer.state,
         optimizer_bytes=optimizer.moved,
         optimizer_ops=optimizer.ops,
+        activation_bytes=2,
         buffers=sum(part.buffers * draft.repeats for draft in drafts for part in draft.parts),
         input=Affine(0.0, float(input)),
         depth=Affine(sum((x.depth_forward + x.depth_backward) * x.repeats for x in layers)),

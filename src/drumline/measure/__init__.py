@@ -1,0 +1,1 @@
+"""What this machine does per second: kernels, messages, and both at once."""

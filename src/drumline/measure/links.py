@@ -1,0 +1,99 @@
+"""What messages cost between ranks: point-to-point, the collectives that training uses, and what they cost compute."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from .clock import settle
+
+SIZES = (8, 2**12, 2**16, 2**18, 2**20, 2**22, 2**24)
+"""Bytes of the messages that are measured."""
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+def measure_pair(rank: int, device: torch.device) -> list[tuple[float, float]]:
+    """(bytes, seconds) of one message from rank 0 to rank 1: half of a round trip. The other ranks wait."""
+    points = []
+    for size in SIZES:
+        buffer = torch.zeros(size, dtype=torch.uint8, device=device)
+
+        def trip(buffer: torch.Tensor = buffer) -> None:
+            if rank == 0:
+                dist.send(buffer, 1)
+                dist.recv(buffer, 1)
+            elif rank == 1:
+                dist.recv(buffer, 0)
+                dist.send(buffer, 0)
+
+        points.append((float(size), _together(trip, device, size) / 2))
+    return points
+
+
+def measure_collectives(
+    ranks: int, device: torch.device, report: Callable[[str], None]
+) -> dict[str, list[tuple[float, float]]]:
+    """(bytes of the whole buffer, seconds) of each collective."""
+    tables: dict[str, list[tuple[float, float]]] = {}
+    for name in COLLECTIVES:
+        report(name)
+        tables[name] = []
+        for size in SIZES:
+            count = max(1, size // 4 // ranks)
+            whole = torch.zeros(count * ranks, device=device)
+            part = torch.zeros(count, device=device)
+            action: Callable[[], object] = {
+                "all_reduce": lambda whole=whole: dist.all_reduce(whole),
+                "all_gather": lambda whole=whole, part=part: dist.all_gather_into_tensor(whole, part),
+                "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole),
+            }[name]  # type: ignore[misc]  # bound now, used at once
+            bytes_whole = float(whole.numel() * 4)
+            if not tables[name] or bytes_whole > tables[name][-1][0]:
+                tables[name].append((bytes_whole, _together(action, device, size)))
+    return tables
+
+
+def measure_overlap(device: torch.device) -> float:
+    """The share of an all-reduce that proceeds while the device computes: 1 is free, 0 means they take turns."""
+    buffer = torch.zeros(2**20, device=device)
+    a = torch.randn(256, 256, device=device)
+
+    def compute(times: int) -> None:
+        for _ in range(times):
+            torch.mm(a, a)
+        settle(device.type)
+
+    message = _together(lambda: dist.all_reduce(buffer), device, 2**22)
+    once = _together(lambda: compute(10), device, 2**22) / 10
+    times = max(1, int(message / once))  # as much computing as the message takes
+
+    def both() -> None:
+        work = dist.all_reduce(buffer, async_op=True)
+        compute(times)
+        assert work is not None
+        work.wait()
+        settle(device.type)
+
+    together = _together(both, device, 2**22)
+    hidden = message + times * once - together
+    return min(1.0, max(0.0, hidden / min(message, times * once)))
+
+
+def _together(action: Callable[[], object], device: torch.device, size: int) -> float:
+    """Median seconds of an action that all ranks do together; the slowest rank's, agreed by all."""
+    repeats = 30 if size < 2**20 else 12 if size < 2**24 else 5
+    action()
+    dist.barrier()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        action()
+        settle(device.type)
+        times.append(time.perf_counter() - start)
+    worst = torch.tensor([statistics.median(times)], dtype=torch.float64, device=device)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return float(worst.item())

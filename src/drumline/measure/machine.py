@@ -1,0 +1,150 @@
+"""Measures the ranks of this machine into a `Cluster`, every number with its origin."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from ..cluster import Cluster, Curve, Device, Link, Node, Table
+from ..comm.environment import connect, device_of
+from .fit import alpha_beta
+from .kernels import Point, geometric_mean, measure_kernels, measure_launch
+from .links import measure_collectives, measure_overlap, measure_pair
+
+
+def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """One rank's part: kernels at the same time as all others, then the messages between them."""
+    where = connect()
+    device = device_of(where)
+    precisions = {"fp32": torch.float32} | ({"bf16": torch.bfloat16} if device.type == "cuda" else {})
+
+    def report(what: str) -> None:
+        if where.rank == 0:
+            emit({"measuring": what})
+
+    context = float(psutil.Process().memory_info().rss)
+    points: dict[str, list[Point]] = {}
+    dist.barrier()
+    for name, dtype in precisions.items():
+        points[name] = measure_kernels(device, dtype, report)
+        dist.barrier()
+    report("launch")
+    launch = measure_launch(device)
+    dist.barrier()
+    report("point to point")
+    return {
+        "points": {name: [(p.kernel, p.size, p.rate, p.timing.spread) for p in ps] for name, ps in points.items()},
+        "launch": launch,
+        "context": context if device.type == "cpu" else 0.0,
+        "pair": measure_pair(where.rank, device),
+        "collectives": measure_collectives(where.size, device, report),
+        "overlap": measure_overlap(device),
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
+        "memory": _memory(device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transport": "nccl" if device.type == "cuda" else "gloo",
+    }
+
+
+def to_cluster(results: list[dict[str, Any]]) -> Cluster:
+    """What the ranks measured, as a cluster of one node."""
+    first, ranks = results[0], len(results)
+    cpu = first["device"] == "cpu"
+    curves, spreads = _curves(results)
+    peak = {c.dtype: max(c.rates) for c in curves if c.kernel == "matmul"}
+    streams = [c for c in curves if c.kernel == "pointwise"]
+    alpha, beta, left = alpha_beta([tuple(p) for p in first["pair"]])
+    tables = tuple(
+        Table(name, first["transport"], ranks, tuple(m for m, _ in points), tuple(t for _, t in points))
+        for name, points in first["collectives"].items()
+    )
+    when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    stamp = f"measured {when} on {platform.node()}, {ranks} ranks at once, torch {first['torch']}"
+    threads = f", {first['threads']} thread{'s' if first['threads'] > 1 else ''} each" if cpu else ""
+    return Cluster(
+        name=platform.node() or "this-machine",
+        device=Device(
+            name=first["device_name"],
+            kind=first["device"],
+            memory=first["memory"] / (ranks if cpu else 1),
+            bandwidth=max(max(c.rates) for c in streams),
+            peak=peak,
+            launch=statistics.median(r["launch"] for r in results),
+            context=max(r["context"] for r in results),
+            curve=curves,
+        ),
+        node=Node(ranks, Link(alpha, 1 / beta)),
+        overlap=min(r["overlap"] for r in results),
+        spread=statistics.median(spreads),
+        collective=tables,
+        origin={
+            "device": stamp + threads,
+            "device.peak": stamp + threads + ": the best matmul",
+            "device.bandwidth": stamp + threads + ": the best stream",
+            "device.memory": f"what was free when measured, shared by {ranks} ranks" if cpu else "told by the driver",
+            "node.devices": "ranks that were started to measure",
+            "node.link": stamp + f": alpha-beta fit of messages over {first['transport']}, mean error {left:.0%}",
+            "overlap": stamp + ": an all-reduce beside matmuls",
+            "spread": stamp + ": median over all kernels",
+            "collective": stamp,
+        },
+    )
+
+
+def _curves(results: list[dict[str, Any]]) -> tuple[tuple[Curve, ...], list[float]]:
+    """The ranks' curves, averaged; and the spread of every point."""
+    curves, spreads = [], []
+    for dtype in results[0]["points"]:
+        kernels = dict.fromkeys(kernel for kernel, *_ in results[0]["points"][dtype])
+        for kernel in kernels:
+            found: dict[float, list[float]] = {}
+            for r in results:
+                for name, size, rate, spread in r["points"][dtype]:
+                    if name == kernel:
+                        found.setdefault(size, []).append(rate)
+                        spreads.append(spread)
+            sizes = tuple(sorted(found))
+            curves.append(Curve(kernel, dtype, sizes, tuple(geometric_mean(found[s]) for s in sizes)))
+    return tuple(curves), spreads
+
+
+def cpu_name() -> str:
+    """The processor's name, as people call it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
+            names = [line.partition(":")[2].strip() for line in f if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"{names[0] if names else platform.processor() or platform.machine()} core"
+
+
+def _memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[1])
+    free = float(psutil.virtual_memory().available)
+    limit = _cgroup_limit()
+    return min(free, limit) if limit else free
+
+
+def _cgroup_limit() -> float:
+    """What a container may use, when it is limited."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as f:
+                text = f.read().strip()
+            if text.isdigit() and int(text) < 2**60:
+                return float(text)
+    return 0.0
+
+
+__all__ = ["measure_rank", "to_cluster"]

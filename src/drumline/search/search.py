@@ -1,0 +1,52 @@
+"""The search: every candidate scored, the best first, each loser with its reason in numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..cluster import Cluster
+from ..cost import Estimate, estimate
+from ..cost.work import Pricer
+from ..errors import DoesNotFit, PlanError
+from ..model.profile import Profile
+from ..plan import Plan
+from .answer import Answer, Candidate
+from .explain import explain, reason, remedy
+from .space import candidates
+
+Score = Callable[[Profile, Plan, Cluster], Estimate]
+
+
+def search(
+    profile: Profile, cluster: Cluster, *, precision: str | None = None, score: Score | None = None
+) -> tuple[Answer, dict[str, Estimate]]:
+    """Score every plan for the cluster; the answer, and the estimates behind it by plan."""
+    start = time.perf_counter()
+    base = Plan(precision=precision or default_precision(cluster))
+    pricer = Pricer(profile, cluster.device, base.precision)
+    priced = score or (lambda p, plan, c: estimate(p, plan, c, pricer=pricer))
+    scored = [(plan, priced(profile, plan, cluster)) for plan in candidates(profile, cluster.devices, base)]
+    if not scored:
+        raise PlanError("there is no candidate", rule=f"batch {profile.batch_size}, {cluster.devices} devices")
+    fitting = sorted((s for s in scored if s[1].fits), key=lambda s: (s[1].step_seconds, s[0].ranks, s[0].micro))
+    others = sorted((s for s in scored if not s[1].fits), key=lambda s: s[1].memory_bytes)
+    if not fitting:
+        raise DoesNotFit(
+            f"no plan for {profile.name} fits {cluster.devices} x {cluster.device.name}",
+            rule=remedy.rule(others[0][1]),
+            fix=remedy.change(profile, cluster, others[0]),
+        )
+    ranked = fitting + others
+    best = ranked[0][1]
+    rows = tuple(
+        Candidate(str(plan), e.step_seconds, e.memory_bytes, e.fits, reason(e, best, plan))
+        for plan, e in ranked
+    )
+    text = explain(profile, cluster, ranked)
+    return Answer(rows, time.perf_counter() - start, text), {str(plan): e for plan, e in ranked}
+
+
+def default_precision(cluster: Cluster) -> str:
+    """bf16 where a GPU has it, else fp32."""
+    return "bf16" if cluster.device.kind == "cuda" and "bf16" in cluster.device.peak else "fp32"
