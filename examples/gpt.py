@@ -60,9 +60,9 @@ class GPT(nn.Module):
 class Text(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Windows of bytes, each with itself shifted by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: tuple[str, ...] = MODULES) -> None:
         folder = Path(sysconfig.get_path("stdlib"))
-        text = b"".join((folder / name).read_bytes() for name in MODULES)
+        text = b"".join((folder / name).read_bytes() for name in modules)
         self.bytes = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
     def __len__(self) -> int:
@@ -90,6 +90,7 @@ def job() -> dl.Job:
         loss=loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
         data=Text,
+        validation=lambda: Text(("textwrap.py",)),
         batch_size=32,
         steps=60,
         clip=1.0,

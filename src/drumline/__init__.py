@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .model import Profile
     from .plan import Plan
     from .runtime.engine import Engine, initialize
-    from .trace import trace
+    from .trace import trace as profile
 
 __version__ = "0.1.0"
 
@@ -39,27 +39,29 @@ __all__ = [
     "Span",
     "Timeline",
     "initialize",
+    "profile",
     "rank_zero_first",
     "spawn",
-    "trace",
 ]
 
 _LAZY = {
-    "Cluster": "cluster",
-    "Engine": "runtime.engine",
-    "Estimate": "cost",
-    "Plan": "plan",
-    "Profile": "model",
-    "initialize": "runtime.engine",
-    "rank_zero_first": "comm.environment",
-    "spawn": "launch",
-    "trace": "trace",
+    "Cluster": "cluster.Cluster",
+    "Engine": "runtime.engine.Engine",
+    "Estimate": "cost.Estimate",
+    "Plan": "plan.Plan",
+    "Profile": "model.Profile",
+    "initialize": "runtime.engine.initialize",
+    "profile": "trace.trace",
+    "rank_zero_first": "comm.environment.rank_zero_first",
+    "spawn": "launch.spawn",
 }
+"""Where each name lives. None of them is the name of a room, which would hide it."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+        module, _, attribute = _LAZY[name].rpartition(".")
+        return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

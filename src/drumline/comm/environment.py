@@ -74,8 +74,7 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> Place:
         backend = "cpu:gloo,cuda:nccl"
     wait = timedelta(seconds=timeout)
     if where.size == 1 and "MASTER_ADDR" not in os.environ:
-        store: dist.Store = dist.HashStore()
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=wait)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=wait)
     elif STORE in os.environ:
         store = dist.FileStore(os.environ[STORE], where.size)
         dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.size, timeout=wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..cluster import Cluster
@@ -48,7 +49,7 @@ class LayerTime:
 
 def largest_share(batch_size: int, plan: Plan) -> int:
     """Samples of the largest micro-batch on the busiest rank."""
-    return -(-(-(-batch_size // plan.micro)) // plan.dp)
+    return math.ceil(math.ceil(batch_size / plan.micro) / plan.dp)
 
 
 def layer_times(profile: Profile, plan: Plan, cluster: Cluster, pricer: Pricer | None = None) -> list[LayerTime]:
@@ -63,10 +64,11 @@ def layer_times(profile: Profile, plan: Plan, cluster: Cluster, pricer: Pricer |
         times.append(LayerTime(layer, forward, backward, again))
     if plan.dp == 1:
         return times
-    return _with_shards(times, profile, plan, cluster) if plan.zero == 3 else _with_buckets(times, plan, cluster, profile)
+    attach = _with_shards if plan.zero == 3 else _with_buckets
+    return attach(times, profile, plan, cluster)
 
 
-def _with_buckets(times: list[LayerTime], plan: Plan, cluster: Cluster, profile: Profile) -> list[LayerTime]:
+def _with_buckets(times: list[LayerTime], profile: Profile, plan: Plan, cluster: Cluster) -> list[LayerTime]:
     """Gradients fill buckets from the last layer to the first; a full bucket is sent."""
     filled, limit, number = 0.0, float(FIRST_BUCKET), 0
     result: list[LayerTime] = []
@@ -114,6 +116,7 @@ def estimate(profile: Profile, plan: Plan, cluster: Cluster, *, pricer: Pricer |
     again = m * sum(t.again for t in times)
     backward = m * sum(t.backward for t in times) - again
     exposed, hidden = _communication(times, plan, cluster)
+    exposed += m * sum(statistics_seconds(t.layer, plan, cluster) for t in times)
     memory = peak_memory(profile, plan, largest_share(profile.batch_size, plan))
     # the engine agrees on the loss: one small all-reduce
     overhead = collective_seconds("all_reduce", plan.dp, 16, cluster)
@@ -142,8 +145,18 @@ def estimate(profile: Profile, plan: Plan, cluster: Cluster, *, pricer: Pricer |
     )  # fmt: skip
 
 
+def statistics_seconds(layer: Layer, plan: Plan, cluster: Cluster) -> float:
+    """Small messages that BatchNorms wait for: one in the forward and one in the backward of each."""
+    if not layer.norms or plan.dp == 1:
+        return 0.0
+    again = 2 if plan.recompute == "full" and layer.composite else 1
+    small = 16 * 1024.0
+    gather = collective_seconds("all_gather", plan.dp, small, cluster)
+    return layer.norms * (again * gather + collective_seconds("all_reduce", plan.dp, small, cluster))
+
+
 def _communication(times: list[LayerTime], plan: Plan, cluster: Cluster) -> tuple[float, float]:
-    """(exposed, hidden) seconds: messages run behind the compute that remains, at the share `overlap` of their speed."""
+    """(exposed, hidden) seconds: messages run behind compute that remains, at the share `overlap` of their speed."""
     gathers = [t.gather for t in times if t.gather]
     reduces = [t.reduce for t in times if t.reduce]
     if not reduces:
@@ -159,7 +172,7 @@ def _communication(times: list[LayerTime], plan: Plan, cluster: Cluster) -> tupl
         # the last bucket to fill, that of the first layers, has nothing left to hide behind
         first = max(i for i, t in enumerate(times) if t.reduce)
         window = sum(t.backward for t in times[:first])
-        tail = next(t.reduce for t in times if t.reduce).seconds  # type: ignore[union-attr]  # filtered
+        tail = next(t.reduce for t in times if t.reduce).seconds
     hidden = min(max(0.0, total - tail), cluster.overlap * window)
     return total - hidden, hidden
 

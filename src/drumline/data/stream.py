@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def split(n: int, parts: int) -> list[range]:
     """0 .. n-1 in `parts` contiguous ranges whose lengths differ by at most one, the longer ones first."""
     size, extra = divmod(n, parts)
     starts = [i * size + min(i, extra) for i in range(parts + 1)]
-    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(starts)]
 
 
 class Stream:

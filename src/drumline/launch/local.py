@@ -72,12 +72,12 @@ def _collect(pipes: list[Any], processes: list[Any], on_event: Any) -> list[Any]
     ended: dict[int, Exception] = {}
     open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
     while open_pipes:
-        for pipe in multiprocessing.connection.wait(list(open_pipes)):
-            rank = open_pipes[pipe]  # type: ignore[index]  # wait returns what it was given
+        for pipe in _ready(open_pipes):
+            rank = open_pipes[pipe]
             try:
-                kind, value = pipe.recv()  # type: ignore[union-attr]  # a Connection
+                kind, value = pipe.recv()
             except (EOFError, ConnectionResetError):
-                del open_pipes[pipe]  # type: ignore[arg-type]  # as above
+                del open_pipes[pipe]
                 if rank not in results:
                     processes[rank].join(GRACE)
                     ended[rank] = _death(rank, processes[rank].exitcode)
@@ -95,12 +95,17 @@ def _collect(pipes: list[Any], processes: list[Any], on_event: Any) -> list[Any]
     return [results[rank] for rank in range(len(pipes))]
 
 
+def _ready(pipes: dict[Any, int], timeout: float | None = None) -> list[Any]:
+    """The pipes that have something to say."""
+    return list(multiprocessing.connection.wait(list(pipes), timeout))
+
+
 def _wait_briefly(open_pipes: Any, processes: list[Any], results: Any, ended: dict[int, Exception]) -> None:
     """A peer's broken connection may be seen before the failure that caused it: listen a moment longer."""
-    for pipe in multiprocessing.connection.wait(list(open_pipes), timeout=0.5):
+    for pipe in _ready(open_pipes, timeout=0.5):
         rank = open_pipes[pipe]
         try:
-            kind, value = pipe.recv()  # type: ignore[union-attr]  # a Connection
+            kind, value = pipe.recv()
             if kind == "error":
                 ended[rank] = _failure(rank, value)
         except (EOFError, ConnectionResetError):

@@ -30,7 +30,7 @@ def clock(
     settle(device)
     once = max(time.perf_counter() - first, 1e-7)
     inner = max(1, int(2e-4 / once))  # short actions are timed in groups, so that the clock itself does not count
-    times = []
+    times: list[float] = []
     end = time.perf_counter() + budget
     while len(times) < least or (time.perf_counter() < end and len(times) < most):
         start = time.perf_counter()

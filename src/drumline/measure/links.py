@@ -13,6 +13,10 @@ from .clock import settle
 
 SIZES = (8, 2**12, 2**16, 2**18, 2**20, 2**22, 2**24)
 """Bytes of the messages that are measured."""
+# newer releases of torch have new names for these two
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -46,15 +50,19 @@ def measure_collectives(
             count = max(1, size // 4 // ranks)
             whole = torch.zeros(count * ranks, device=device)
             part = torch.zeros(count, device=device)
-            action: Callable[[], object] = {
-                "all_reduce": lambda whole=whole: dist.all_reduce(whole),
-                "all_gather": lambda whole=whole, part=part: dist.all_gather_into_tensor(whole, part),
-                "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole),
-            }[name]  # type: ignore[misc]  # bound now, used at once
+            action = _action(name, whole, part)
             bytes_whole = float(whole.numel() * 4)
             if not tables[name] or bytes_whole > tables[name][-1][0]:
                 tables[name].append((bytes_whole, _together(action, device, size)))
     return tables
+
+
+def _action(name: str, whole: torch.Tensor, part: torch.Tensor) -> Callable[[], object]:
+    if name == "all_reduce":
+        return lambda: dist.all_reduce(whole)
+    if name == "all_gather":
+        return lambda: _ALL_GATHER(whole, part)
+    return lambda: _REDUCE_SCATTER(part, whole)
 
 
 def measure_overlap(device: torch.device) -> float:

@@ -19,6 +19,12 @@ from .fit import alpha_beta
 from .kernels import Point, geometric_mean, measure_kernels, measure_launch
 from .links import measure_collectives, measure_overlap, measure_pair
 
+STAGES = (
+    "matmul", "attention", "conv", "memory", "launch", "point to point", "all_reduce", "all_gather", "reduce_scatter",
+    "overlap",
+)  # fmt: skip
+"""What is measured, in this order."""
+
 
 def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """One rank's part: kernels at the same time as all others, then the messages between them."""
@@ -26,8 +32,11 @@ def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     device = device_of(where)
     precisions = {"fp32": torch.float32} | ({"bf16": torch.bfloat16} if device.type == "cuda" else {})
 
+    last = [""]
+
     def report(what: str) -> None:
-        if where.rank == 0:
+        if where.rank == 0 and what != last[0]:
+            last[0] = what
             emit({"measuring": what})
 
     context = float(psutil.Process().memory_info().rss)

@@ -110,6 +110,8 @@ class Layer:
     depth_forward: float = 0.0
     """Longest chain of dependent unit operations in its forward."""
     depth_backward: float = 0.0
+    norms: int = 0
+    """BatchNorms in it, whose statistics the ranks must agree on."""
     composite: bool = False
     """It holds other modules, so recomputing it saves memory."""
     unit: bool = False

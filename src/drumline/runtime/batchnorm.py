@@ -1,7 +1,7 @@
 """BatchNorm whose statistics span all data-parallel ranks of a micro-batch, on any device.
 
-Forward: every rank adds up its values, their squares and their number per channel; one all-reduce makes the mean and
-the variance of the whole micro-batch. Backward: one all-reduce of the two sums that the gradient of the input needs.
+Forward: every rank takes the mean and the variance of its slice; one all-gather brings them together, and they are
+combined without losing digits. Backward: one all-reduce of the two sums that the gradient of the input needs.
 A rank that runs a stand-in sample of weight 0 counts nothing.
 """
 
@@ -11,36 +11,43 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class _Normalize(torch.autograd.Function):
-    """(x - mean) / std over the ranks; the gradient of the affine part is autograd's own."""
+    """weight * (x - mean) / std + bias, with the mean and the variance of all ranks."""
 
     @staticmethod
-    def forward(  # type: ignore[override]  # torch leaves the arguments to us
-        ctx: Any, x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, count: torch.Tensor,
-        group: dist.ProcessGroup, present: bool,
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor,
+        variance: torch.Tensor, count: torch.Tensor, eps: float, group: dist.ProcessGroup, present: bool,
     ) -> torch.Tensor:  # fmt: skip
-        shape = (1, -1, *([1] * (x.dim() - 2)))
-        normed = (x - mean.view(shape)) * invstd.view(shape)
-        ctx.save_for_backward(normed, invstd, count)
-        ctx.group, ctx.present, ctx.shape = group, present, shape
-        return normed
+        ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps), count)
+        ctx.group, ctx.present = group, present
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (gradient,) = gradients
-        normed, invstd, count = ctx.saved_tensors
-        dims = [0, *range(2, gradient.dim())]
-        sums = torch.stack([gradient.sum(dims), (gradient * normed).sum(dims)])
+        (dy,) = gradients
+        x, weight, mean, invstd, count = ctx.saved_tensors
+        shape = _channels(x)
+        dims = [0, *range(2, x.dim())]
+        total = dy.sum(dims)
+        product = (dy * x).sum(dims) - mean * total  # the sum of dy (x - mean)
+        affine = (None, None) if weight is None else (product * invstd, total)
+        sums = torch.stack([total, product])
         if not ctx.present:
-            sums.zero_()
+            sums = torch.zeros_like(sums)
         dist.all_reduce(sums, group=ctx.group)
-        mean, project = (sums / count).unbind()
-        inner = gradient - mean.view(ctx.shape) - normed * project.view(ctx.shape)
-        return inner * invstd.view(ctx.shape), None, None, None, None, None
+        if not ctx.present:  # its values were not in the statistics, so the others' losses do not depend on them
+            return torch.zeros_like(x), *affine, *([None] * 6)
+        scale = invstd if weight is None else invstd * weight
+        slope = -scale * invstd.square() * sums[1] / count
+        shift = -scale * sums[0] / count - slope * mean
+        dx = torch.addcmul(dy * scale.view(shape), x, slope.view(shape)).add_(shift.view(shape))
+        return dx, *affine, *([None] * 6)
 
 
 class _Spanning:
@@ -54,6 +61,8 @@ class _Spanning:
         m._check_input_dim(x)
         if not m.training and m.running_mean is not None:
             return type(m).forward(m, x)
+        if x.dtype in (torch.bfloat16, torch.float16):  # sums of half precision are kept in float32, as torch's own are
+            x = x.float()
         mean, variance, count = self._statistics(x.detach())
         if m.training and m.running_mean is not None and m.running_var is not None:
             assert m.num_batches_tracked is not None
@@ -62,26 +71,31 @@ class _Spanning:
             unbiased = variance * (count / (count - 1).clamp(min=1))
             m.running_mean.lerp_(mean.to(m.running_mean.dtype), factor)
             m.running_var.lerp_(unbiased.to(m.running_var.dtype), factor)
-        invstd = torch.rsqrt(variance + m.eps)
-        out = _Normalize.apply(x, mean, invstd, count, self.group, self.present)  # type: ignore[no-untyped-call]
-        if m.affine:
-            shape = (1, -1, *([1] * (x.dim() - 2)))
-            out = out * m.weight.view(shape) + m.bias.view(shape)
+        weight, bias = (None, None) if m.weight is None else (m.weight.to(x.dtype), m.bias.to(x.dtype))
+        out = _Normalize.apply(  # type: ignore[no-untyped-call]  # torch's own
+            x, weight, bias, mean, variance, count, m.eps, self.group, self.present
+        )
         assert isinstance(out, torch.Tensor)
         return out
 
     def _statistics(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Mean, variance and count per channel. Two passes, because a difference of large sums would lose digits."""
-        dims = [0, *range(2, x.dim())]
-        shape = (1, -1, *([1] * (x.dim() - 2)))
-        share = 1.0 if self.present else 0.0
-        first = torch.cat([x.sum(dims) * share, x.new_tensor([share * x.numel() / x.shape[1]])])
-        dist.all_reduce(first, group=self.group)
-        count = first[-1]
-        mean = first[:-1] / count
-        second = (x - mean.view(shape)).square().sum(dims) * share
-        dist.all_reduce(second, group=self.group)
-        return mean, second / count, count
+        """Mean, variance and count per channel over all ranks: the variances of the slices, and of their means."""
+        variance, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+        n = x.new_full((1,), x.numel() / x.shape[1] if self.present else 0.0)
+        mine = torch.cat([mean, variance, n])
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, mine, group=self.group)
+        table = torch.stack(parts)
+        c = x.shape[1]
+        means, variances, counts = table[:, :c], table[:, c : 2 * c], table[:, 2 * c :]
+        count = counts.sum()
+        whole = (means * counts).sum(0) / count
+        return whole, ((variances + (means - whole).square()) * counts).sum(0) / count, count
+
+
+def _channels(x: torch.Tensor) -> tuple[int, ...]:
+    """The shape that lays a vector of channels along dim 1."""
+    return (1, -1, *([1] * (x.dim() - 2)))
 
 
 def span_statistics(model: nn.Module, group: dist.ProcessGroup) -> list[_Spanning]:

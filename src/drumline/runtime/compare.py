@@ -23,11 +23,11 @@ class Finding:
     error: float
 
 
-def largest_error(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> float:
+def largest_error(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor], share: float = 1e-3) -> float:
     """The largest error over tensors of the same names; a tensor that only one side has is an infinite one."""
     if set(a) != set(b):
         return float("inf")
-    floor = 1e-3 * max((_size(t) for t in b.values()), default=0.0)
+    floor = share * max((_size(t) for t in b.values()), default=0.0)
     return max((error(a[k], b[k], floor) for k in b), default=0.0)
 
 
@@ -78,10 +78,10 @@ def _take(rank: int) -> torch.Tensor:
 
 
 def compare_outputs(
-    parts: Mapping[Key, list[torch.Tensor]], reference: Mapping[Key, torch.Tensor], bound: float
+    parts: Mapping[Key, list[torch.Tensor]], reference: Mapping[Key, torch.Tensor], bound: float, share: float = 1e-3
 ) -> Finding | None:
     """The first module, in the order in which they finished, whose output differs."""
-    floor = 1e-3 * max((_size(t) for t in reference.values()), default=0.0)
+    floor = share * max((_size(t) for t in reference.values()), default=0.0)
     for key, slices in parts.items():
         worst = _slices_error(slices, reference.get(key), 1.0, floor)
         if worst is not None and worst > bound:
@@ -97,13 +97,14 @@ def compare_gradients(
     scale: float,
     bound: float,
     clipped: bool,
+    share: float = 1e-3,
 ) -> Finding | None:
     """The first module, in the order of the backward, whose gradients differ.
 
     Where the gradient of a module's output is wrong, the module that consumed it is the one at fault.
     """
-    floor = 1e-3 * max((_size(t) for t in reference.output_gradients.values()), default=0.0)
-    parameter_floor = 1e-3 * max((_size(t) for t in reference.gradients[0].values()), default=0.0)
+    floor = share * max((_size(t) for t in reference.output_gradients.values()), default=0.0)
+    parameter_floor = share * max((_size(t) for t in reference.gradients[0].values()), default=0.0)
     consumer = "(loss)"
     for key in reversed(list(reference.outputs)):
         name = key[0]

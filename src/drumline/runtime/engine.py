@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from ..comm.environment import Place, connect, device_of
 from ..data.stream import Batch, Micro, Stream, split
@@ -79,9 +78,10 @@ class Engine:
         self.model = self._build()
         """The user's module, under its own names."""
         self.module.train()
-        self.optimizer = guard(
-            job.optimizer, "the job's optimizer()", [p for p in self.model.parameters() if p.requires_grad]
-        )
+        self._trained = [p for p in self.model.parameters() if p.requires_grad]
+        self._held = [_held(p, self.strategy) for p in self._trained]
+        """What this rank holds of each: a sharded optimizer works on plain tensors, which costs far less per call."""
+        self.optimizer = guard(job.optimizer, "the job's optimizer()", self._held)
         self.schedule = guard(job.schedule, "the job's schedule()", self.optimizer) if job.schedule else None
         self.stream = Stream(
             job, guard(job.data, "the job's data()"), dp=where.size, index=where.rank, micro=plan.micro
@@ -153,20 +153,21 @@ class Engine:
 
     def _update(self, correction: float) -> None:
         """Scale, measure and clip the gradients; step; forget them."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if correction != 1.0 and gradients:
+        gradients = [self.strategy.local(p.grad) for p in self._trained if p.grad is not None]
+        if correction != 1.0:
             torch._foreach_mul_(gradients, correction)
-        norm = torch.nn.utils.get_total_norm(gradients)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        self.grad_norm = float(norm)
-        if self.job.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.job.clip, norm)
+        norms = torch.stack([n.double() for n in torch._foreach_norm(gradients)])
+        self.grad_norm = float(self.strategy.add_up(norms.square().sum()).sqrt())
+        if self.job.clip is not None and self.grad_norm > self.job.clip:
+            torch._foreach_mul_(gradients, self.job.clip / (self.grad_norm + 1e-6))
         self.gradients_ready()
+        for p, held in zip(self._trained, self._held, strict=True):
+            held.grad = None if p.grad is None else self.strategy.local(p.grad)
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for p, held in zip(self._trained, self._held, strict=True):
+            p.grad = held.grad = None
         self.steps += 1
 
     def gradients_ready(self) -> None:
@@ -192,7 +193,7 @@ class Engine:
                 f"{n} samples for micro={self.plan.micro}",
                 rule="each rank gives at least one sample to every micro-batch",
             )
-        micros = [Micro(*(_cut(x, part) for x in batch), samples=len(part), total=0) for part in parts]
+        micros = [Micro(_cut(batch[0], part), _cut(batch[1], part), len(part), 0) for part in parts]
         return Batch(self.steps, tuple(micros), int(total.item()))
 
     @contextmanager
@@ -206,6 +207,11 @@ class Engine:
         if self.device.type == "cuda" and name in ("communication", "optimizer"):
             torch.cuda.synchronize(self.device)
         self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - start
+
+
+def _held(p: nn.Parameter, strategy: Strategy) -> nn.Parameter:
+    local = strategy.local(p)
+    return p if local is p else nn.Parameter(local.detach())
 
 
 def weigh(job: Job, loss: Any, value: Any, target: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor, bool]:

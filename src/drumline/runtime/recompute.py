@@ -26,7 +26,7 @@ def recompute(model: nn.Module) -> None:
     for module in layers:
         norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
         again = functools.partial(_contexts, norms)
-        module.forward = functools.partial(  # type: ignore[method-assign]  # the name of the module must not change
+        module.forward = functools.partial(  # the name of the module must not change
             checkpoint, module.forward, use_reentrant=False, context_fn=again
         )
 

@@ -9,17 +9,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..plan import Plan
 from .strategy import Strategy
 
 _ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
-_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers"
-"""Newer releases of torch have a new name for it."""
+_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers": False
+}
+"""Statistics are equal already, because they span all ranks. Newer releases of torch have a new name for it."""
+
+
+DEFAULT_BUCKET = Plan().bucket
+"""With torch's own default the first bucket is small, so that sending begins early."""
 
 
 class Replicate(Strategy):
@@ -37,10 +45,10 @@ class Replicate(Strategy):
             model,
             device_ids=[device] if device.type == "cuda" else None,
             process_group=self._group,
-            bucket_cap_mb=max(1, self._bucket // 2**20),
+            bucket_cap_mb=None if self._bucket == DEFAULT_BUCKET else max(1, self._bucket // 2**20),
             gradient_as_bucket_view=True,
             find_unused_parameters=self._unused,
-            **{_BUFFERS: False},  # statistics are already equal: they span all ranks
+            **_BUFFERS,
         )
         return self._ddp
 
@@ -51,6 +59,12 @@ class Replicate(Strategy):
         else:
             with self._ddp.no_sync():
                 yield
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def add_up(self, value: torch.Tensor) -> torch.Tensor:
+        return value  # every rank holds all of it
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor

@@ -21,5 +21,13 @@ class Strategy(ABC):
         """Around the forward and backward of one micro-batch; gradients must be complete after the last."""
 
     @abstractmethod
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What this rank holds of a parameter or of a gradient: it shares its memory."""
+
+    @abstractmethod
+    def add_up(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks of a number that was computed from what each holds of the gradients."""
+
+    @abstractmethod
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """The whole of a parameter, of a gradient, or of what was computed from them, on every rank."""

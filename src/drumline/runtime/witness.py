@@ -79,8 +79,8 @@ def without_dropout(model: nn.Module) -> Iterator[bool]:
         if isinstance(module, _DropoutNd):
             found |= module.p > 0
             module.p = 0.0
-        elif isinstance(getattr(module, "dropout", None), float):
-            found |= module.dropout > 0  # type: ignore[operator]  # checked above
+        elif isinstance(share := getattr(module, "dropout", None), float):
+            found |= share > 0
             module.dropout = 0.0  # type: ignore[assignment]  # a plain number, not a module
     mode = _NoDropout()
     with mode:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -42,6 +43,13 @@ class Shard(Strategy):
     @contextmanager
     def accumulate(self, *, last: bool) -> Iterator[None]:
         yield
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def add_up(self, value: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(value, group=self._mesh.get_group())
+        return value
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

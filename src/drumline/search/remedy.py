@@ -16,7 +16,8 @@ from .space import candidates
 def rule(least: Estimate) -> str:
     """The inequality that fails, for the plan that needs least."""
     parts = ", ".join(f"{k} {format_bytes(v)}" for k, v in least.memory_parts.items() if v)
-    return f"{least.plan} needs least: {format_bytes(least.memory_bytes)} > {format_bytes(least.memory_limit)} ({parts})"
+    needed, limit = format_bytes(least.memory_bytes), format_bytes(least.memory_limit)
+    return f"{least.plan} needs least: {needed} > {limit} ({parts})"
 
 
 def change(profile: Profile, cluster: Cluster, least: tuple[Plan, Estimate]) -> str:

@@ -5,6 +5,7 @@ is alive meanwhile. Nothing is computed and no parameter is allocated.
 from __future__ import annotations
 
 import bisect
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class Recorder(TorchDispatchMode):
     """Records one training step's forward and backward. Use `with`, run the forward, call `start_backward`, go on."""
 
     def __init__(self, model: nn.Module, layers: list[LayerSpec], resident: list[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.layers: dict[str, LayerTrace] = {}
         self.order: list[str] = []
         """Layers in the order in which they first ran."""
@@ -155,9 +156,9 @@ class Recorder(TorchDispatchMode):
         storage = t.untyped_storage()
         self._sizes[key] = float(storage.nbytes())
         self.alive += self._sizes[key]
-        self._watch[key] = weakref.ref(storage, lambda _, key=key: self._died(key))
+        self._watch[key] = weakref.ref(storage, functools.partial(self._died, key))
 
-    def _died(self, key: int) -> None:
+    def _died(self, key: int, _: Any) -> None:
         self.alive -= self._sizes.pop(key, 0.0)
         self._watch.pop(key, None)
         self._depths.pop(key, None)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import DrumlineError, JobError, TraceError
@@ -70,7 +71,7 @@ def _record(
                     rule="the loss is one number (the mean over the samples given), or (sum, weight)",
                 )
             recorder.start_backward()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+            loss.backward()
     except DrumlineError:
         raise
     except UNTRACEABLE as e:
@@ -122,6 +123,7 @@ def _layers(
                 local_backward=line(max(0.0, a.backward.most_alive - kept0), max(0.0, b.backward.most_alive - kept1)),
                 depth_forward=b.forward.depth,
                 depth_backward=b.backward.depth,
+                norms=sum(isinstance(m, _BatchNorm) for m in spec.module.modules()) if spec else 0,
                 composite=bool(spec and spec.composite),
                 unit=bool(spec and spec.unit),
             )
@@ -167,7 +169,7 @@ class _Moved(TorchDispatchMode):
     """Counts operators and the bytes that they read and write."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.bytes, self.calls = 0.0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

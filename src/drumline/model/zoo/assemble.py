@@ -16,6 +16,10 @@ COMMON_NOTES = (
 )
 
 
+_ENDS = ("embedding", "head")
+"""They may share a weight, so under zero=3 they belong to the group of the whole model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A layer before it knows what stands before it."""
@@ -52,7 +56,7 @@ class Draft:
             depth_forward=float(sum(part.depth[0] for part in self.parts)),
             depth_backward=float(sum(part.depth[1] for part in self.parts)),
             composite=len(self.parts) > 1,
-            unit=len(self.parts) > 1 and sum(weights) >= 2**14,
+            unit=len(self.parts) > 1 and sum(weights) >= 2**14 and self.name not in _ENDS,
             repeats=self.repeats,
         )
 

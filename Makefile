@@ -1,0 +1,43 @@
+# Two commands do all the set-up: `make demo` and `make test`. Everything is installed once, into .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test test-all parity check numbers clean help
+
+help:
+	@echo "make demo      measure, plan, verify, train and report on this machine (a minute)"
+	@echo "make test      the quick tests"
+	@echo "make check     ruff and mypy"
+	@echo "make test-all  all tests, also the slow ones"
+	@echo "make parity    the whole parity matrix"
+	@echo "make numbers   paste fresh numbers into the README"
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Drumline needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,quality]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/drumline demo
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest
+
+test-all: $(STAMP)
+	@$(BIN)/python -m pytest -m 'slow or not slow'
+
+parity: $(STAMP)
+	@$(BIN)/python -m pytest -m 'slow or not slow' tests/runtime/test_parity.py
+
+check: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+numbers: $(STAMP)
+	@$(BIN)/python docs/paste_numbers.py
+
+clean:
+	rm -rf .venv runs build dist

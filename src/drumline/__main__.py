@@ -1,0 +1,5 @@
+"""`python -m drumline` is `drumline`."""
+
+from .cli import main
+
+main()

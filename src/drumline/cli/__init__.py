@@ -1,0 +1,65 @@
+"""The command line: one small file per verb. Nothing heavy is imported before a verb needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from ..errors import DrumlineError
+from .demo import demo
+from .measure import measure
+from .plan import plan
+from .profile import profile
+from .report import report
+from .run import run
+from .simulate import simulate
+from .train import train
+from .verify import verify
+
+app = typer.Typer(
+    name="drumline",
+    help="The fastest way to train your PyTorch model on the machines you have: measured, planned, proved, run.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for verb in (measure, profile, plan, verify, train, report, simulate, run, demo):
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True} if verb is run else {}
+    app.command(context_settings=settings)(verb)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from .. import __version__
+
+        typer.echo(f"drumline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """The fastest way to train your PyTorch model on the machines you have: measured, planned, proved, run."""
+
+
+def main() -> None:
+    """The `drumline` command. Errors that a person can mend are printed without a traceback."""
+    try:
+        app()
+    except DrumlineError as e:
+        print(f"drumline: {e}", file=sys.stderr)
+        if os.environ.get("DRUMLINE_DEBUG"):
+            print(*getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
+            raise
+        sys.exit(e.exit_code)
+    except KeyboardInterrupt:
+        print("drumline: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # the reader has gone (`| head`): nothing left to say, and nowhere to say it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

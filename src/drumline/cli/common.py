@@ -1,0 +1,107 @@
+"""What several verbs need: the job or model that is meant, the cluster that is meant, and printing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
+    from ..model import Profile
+    from ..plan import Plan
+
+
+def is_job(text: str) -> bool:
+    """Whether a target is a Python file, perhaps with a name and a digest behind it."""
+    return ".py" in Path(text.partition(":")[0].partition("@")[0]).suffix or ".py:" in text or ".py@" in text
+
+
+def profile_of(target: str, *, batch: int | None = None) -> Profile:
+    """The profile of a job (traced), of a zoo model (by formula), or from a saved file."""
+    import dataclasses
+
+    if is_job(target):
+        from ..job import Job
+        from ..trace import trace
+
+        profile = trace(Job.load(target))
+        return profile if batch is None else dataclasses.replace(profile, batch_size=batch)
+    if target.endswith(".json"):
+        from ..model import Profile
+
+        profile = Profile.load(target)
+        return profile if batch is None else dataclasses.replace(profile, batch_size=batch)
+    from ..model import zoo
+
+    if not zoo.is_zoo(target):
+        raise InputError(
+            f"{target!r} is no job and no model",
+            rule="a job is path.py or path.py:name; a profile is path.json; a model is one of the zoo, such as gpt:7b",
+            fix=nearest(target, zoo.names()),
+        )
+    return zoo.profile(target, batch_size=batch)
+
+
+def cluster_of(name: str | None, devices: int | None, memory: str | None, *, say: bool = True) -> Cluster:
+    """The cluster that was named, or this machine: measured now, unless it was measured before."""
+    from ..cluster import load
+    from ..units import parse_bytes
+
+    if devices is not None and devices < 1:
+        raise InputError(f"--devices {devices}", rule="at least one device")
+    if name is not None:
+        cluster = load(name)
+        if devices is not None:
+            cluster = cluster.with_devices(devices)
+    else:
+        cluster = this_machine(devices, say=say)
+    if memory is not None:
+        try:
+            cluster = cluster.with_memory(parse_bytes(memory))
+        except ValueError as e:
+            raise InputError(f"--memory {memory}", rule=str(e)) from None
+    return cluster
+
+
+def this_machine(ranks: int | None, *, say: bool = True) -> Cluster:
+    """This machine with that many ranks, from the cache or measured now."""
+    from ..cluster import Cluster
+    from .measure import measure_now
+
+    ranks = max(2, ranks or os.cpu_count() or 1)
+    path = cache_folder() / f"this-machine-{ranks}.toml"
+    if path.exists():
+        return Cluster.load(path)
+    if say:
+        print(f"measuring this machine with {ranks} ranks (once; kept in {path})", file=sys.stderr)
+    cluster = measure_now(ranks, quiet=not say)
+    try:
+        cluster.save(path)
+    except InputError as e:
+        print(f"drumline: the measurement is not kept: {e.what}", file=sys.stderr)
+    return cluster
+
+
+def cache_folder() -> Path:
+    """Where measurements of this machine are kept."""
+    if "DRUMLINE_CACHE" in os.environ:
+        return Path(os.environ["DRUMLINE_CACHE"])
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "drumline"
+
+
+def plan_of(text: str) -> Plan:
+    """A plan from the notation or from a file."""
+    from ..plan import Plan
+
+    return Plan.load(text) if text.endswith(".toml") else Plan.parse(text)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(value, indent=1, allow_nan=False))

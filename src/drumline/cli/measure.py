@@ -1,0 +1,60 @@
+"""`drumline measure`: what this machine does per second, into a cluster file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
+
+
+def measure(
+    ranks: int = typer.Option(None, "--ranks", "-n", help="Ranks to measure with (default: the cores, at least 2)."),
+    output: str = typer.Option(None, "--output", "-o", help="Where to write the cluster file (default: the cache)."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
+) -> None:
+    """Measure this machine: messages, kernels, memory (20 s)."""
+    from pathlib import Path
+
+    from .. import files
+    from ..report.text import console
+    from .common import cache_folder, print_json
+
+    ranks = max(2, os.cpu_count() or 1) if ranks is None else ranks
+    if ranks < 2:
+        raise InputError(f"--ranks {ranks}", rule="messages are measured between at least 2 ranks")
+    cluster = measure_now(ranks, quiet=as_json)
+    path = Path(output) if output else cache_folder() / f"this-machine-{ranks}.toml"
+    cluster.save(path)
+    if as_json:
+        print_json({"path": str(path), "cluster": files.to_plain(cluster)})
+    else:
+        console().print(str(cluster))
+        console().print(f"written to {path}")
+
+
+def measure_now(ranks: int, *, quiet: bool = False) -> Cluster:
+    """Start the ranks, measure, and say what is being measured."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..launch import run_ranks
+    from ..measure.machine import STAGES, measure_rank, to_cluster
+    from ..report.text import console
+
+    if quiet or not sys.stderr.isatty():
+        return to_cluster(run_ranks(measure_rank, ranks=ranks))
+    columns = (TextColumn("measuring {task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("start of the ranks", total=len(STAGES))
+
+        def on_event(rank: int, event: dict[str, Any]) -> None:
+            stage = event["measuring"]
+            bar.update(task, completed=STAGES.index(stage) if stage in STAGES else None, description=stage)
+
+        return to_cluster(run_ranks(measure_rank, ranks=ranks, on_event=on_event))

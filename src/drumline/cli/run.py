@@ -1,0 +1,20 @@
+"""`drumline run`: any SPMD script on local ranks."""
+
+from __future__ import annotations
+
+import typer
+
+from ..errors import GaveUp
+
+
+def run(
+    context: typer.Context,
+    script: str = typer.Argument(..., help="A Python script; what follows it are its arguments."),
+    ranks: int = typer.Option(2, "--ranks", "-n", help="How many ranks to start."),
+) -> None:
+    """Start a script on local ranks, as torchrun would."""
+    from ..launch.scripts import run_script
+
+    code, rank = run_script(script, context.args, ranks=ranks)
+    if code:
+        raise GaveUp(f"rank {rank} ended with exit code {code}", where=script)

@@ -1,0 +1,145 @@
+"""`drumline simulate`: a step under a plan, or a collective or pipeline order, replayed on a cluster."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from ..errors import InputError, nearest
+
+
+def simulate(
+    target: str = typer.Argument(
+        ..., metavar="JOB|SCHEDULE", help="A job, a zoo name, or a schedule such as all_reduce:ring or pipeline:1f1b."
+    ),
+    plan: str = typer.Option("dp=1", "--plan", help="The plan of a job."),
+    cluster: str = typer.Option(None, "--cluster", help="A cluster file or a name of the catalogue (default: here)."),
+    ranks: int = typer.Option(4, "--ranks", "-n", help="Ranks of a collective, or stages of a pipeline."),
+    size: str = typer.Option("1MiB", "--bytes", help="Bytes of a collective's buffer."),
+    micro: int = typer.Option(8, "--micro", help="Micro-batches of a pipeline."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
+) -> None:
+    """Replay a step, a collective or a pipeline."""
+    start = time.perf_counter()
+    kind, _, name = target.partition(":")
+    if kind == "pipeline":
+        _pipeline(name, ranks, micro, as_json, start)
+    elif kind in _collectives():
+        _collective(kind, name, ranks, size, cluster, as_json, start)
+    else:
+        _step(target, plan, cluster, as_json, start)
+
+
+def _collectives() -> dict[str, dict[str, object]]:
+    from ..schedule import ALGORITHMS
+
+    return ALGORITHMS  # type: ignore[return-value]  # only its keys are looked at
+
+
+def _pipeline(name: str, stages: int, micro: int, as_json: bool, start: float) -> None:
+    from ..report.draw import draw_pipeline
+    from ..report.text import console
+    from ..schedule import ORDERS, pipeline_order
+    from ..simulate import bubble, replay_pipeline
+    from .common import print_json
+
+    if name not in ORDERS:
+        raise InputError(f"no pipeline order {name!r}", rule=f"one of {', '.join(ORDERS)}", fix=nearest(name, ORDERS))
+    if stages < 1 or micro < 1:
+        raise InputError(f"{stages} stages and {micro} micro-batches", rule="at least one of each")
+    order = pipeline_order(name, stages, micro)
+    timeline = replay_pipeline(order, forward=1.0, backward=2.0)
+    share = bubble(timeline)
+    if as_json:
+        parts = {"compute": timeline.seconds * (1 - share), "bubble": timeline.seconds * share}
+        print_json(
+            {
+                "step_seconds": timeline.seconds, "parts": parts, "critical_path": _last(timeline), "bubble": share,
+                "seconds": time.perf_counter() - start,
+            }
+        )  # fmt: skip
+        return
+    out = console()
+    out.print(draw_pipeline(order, width=out.width))
+    out.print(f"bubble {100 * share:.1f}% (forward 1, backward 2 units of time)")
+
+
+def _collective(
+    kind: str, name: str, ranks: int, size: str, cluster: str | None, as_json: bool, start: float
+) -> None:
+    from ..report.draw import draw_collective
+    from ..report.text import console
+    from ..schedule import ALGORITHMS, collective_schedule
+    from ..simulate import replay
+    from ..units import format_seconds, parse_bytes
+    from .common import cluster_of, print_json
+
+    if name not in ALGORITHMS[kind]:
+        known = tuple(ALGORITHMS[kind])
+        rule = f"one of {', '.join(known)}"
+        raise InputError(f"no algorithm {name!r} for {kind}", rule=rule, fix=nearest(name, known))
+    if not 1 <= ranks <= 4096:
+        raise InputError(f"--ranks {ranks}", rule="from 1 to 4096 ranks")
+    try:
+        m = int(parse_bytes(size))
+    except ValueError as e:
+        raise InputError(f"--bytes {size}", rule=str(e)) from None
+    schedule = collective_schedule(kind, name, ranks)
+    machines = cluster_of(cluster, None, None, say=not as_json)
+    timeline = replay(schedule, m, machines.node.link)
+    if as_json:
+        print_json(
+            {
+                "step_seconds": timeline.seconds, "parts": {"communication": timeline.seconds},
+                "critical_path": _last(timeline), "seconds": time.perf_counter() - start,
+            }
+        )  # fmt: skip
+        return
+    out = console()
+    if ranks <= 16:
+        out.print(draw_collective(schedule, width=out.width))
+    out.print(str(schedule))
+    out.print(f"{size} on {machines.name}'s node link: {format_seconds(timeline.seconds)}")
+
+
+def _step(target: str, plan: str, cluster: str | None, as_json: bool, start: float) -> None:
+    from ..cost import estimate
+    from ..report.text import console, estimate_lines
+    from ..simulate.step import simulate_step
+    from ..units import format_seconds
+    from .common import cluster_of, plan_of, print_json, profile_of
+
+    chosen = plan_of(plan)
+    profile = profile_of(target)
+    machines = cluster_of(cluster, chosen.ranks if cluster else None, None, say=not as_json)
+    predicted = estimate(profile, chosen, machines)
+    timeline = simulate_step(profile, chosen, machines, predicted)
+    if as_json:
+        print_json(
+            {
+                "step_seconds": timeline.seconds, "parts": predicted.parts, "critical_path": _last(timeline),
+                "seconds": time.perf_counter() - start,
+            }
+        )  # fmt: skip
+        return
+    out = console()
+    out.print(f"{profile.name} with {chosen} on {machines.name}")
+    out.print(estimate_lines(predicted))
+    out.print(f"replayed: {format_seconds(timeline.seconds)}, {len(timeline.spans)} spans")
+
+
+def _last(timeline: object) -> list[str]:
+    """The names of the spans that the end waited for: from the last back, each starting when another ended."""
+    from ..timeline import Timeline
+
+    assert isinstance(timeline, Timeline)
+    path = []
+    moment = max((s.end for s in timeline.spans), default=0.0)
+    spans = sorted(timeline.spans, key=lambda s: s.end)
+    while spans:
+        s = spans.pop()
+        if abs(s.end - moment) <= 1e-12 + 1e-9 * moment:
+            path.append(s.name)
+            moment = s.start
+    return path[::-1]

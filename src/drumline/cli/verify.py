@@ -1,0 +1,80 @@
+"""`drumline verify`: proof that a plan computes what one device would."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import typer
+
+from ..errors import InputError, PlanError, VerificationError
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+    from ..runtime.verify import Verification
+
+
+def verify(
+    target: str = typer.Argument(..., metavar="JOB", help="path.py or path.py:name."),
+    plan: str = typer.Option(..., "--plan", help="The plan, as notation or as a TOML file."),
+    ranks: int = typer.Option(None, "--ranks", "-n", help="How many ranks there are (default: what the plan takes)."),
+    steps: int = typer.Option(10, "--steps", help="Optimizer steps to compare."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
+) -> None:
+    """Prove that a plan computes what one device would."""
+    from ..report.text import console
+    from .common import is_job, plan_of, print_json
+
+    if not is_job(target):
+        raise InputError(f"{target!r} is no job", rule="a job is path.py or path.py:name")
+    if steps < 1:
+        raise InputError(f"--steps {steps}", rule="at least one step")
+    chosen = plan_of(plan)
+    check_ranks(chosen, ranks)
+    result = verify_now(target, chosen, steps)
+    if as_json:
+        print_json(dataclasses.asdict(result))
+    else:
+        out = console()
+        for name, error in result.errors.items():
+            sign = "<=" if error <= result.bounds[name] else ">"
+            parts = ", ".join(f"{k} {v:.1e}" for k, v in result.parts[name].items())
+            out.print(f"{name}: largest relative error {error:.1e} {sign} {result.bounds[name]:.0e} ({parts})")
+        out.print(f"reference: {result.reference}; {steps} steps on {result.ranks} ranks")
+        for note in result.notes:
+            out.print(f"note: {note}")
+        if result.passed:
+            out.print(f"passed: {result.plan} computes what one device computes")
+    if not result.passed:
+        raise failure(result)
+
+
+def failure(result: Verification) -> VerificationError:
+    """The error for a plan that diverges."""
+    name = max(result.errors, key=lambda k: result.errors[k] / result.bounds[k])
+    return VerificationError(
+        f"{result.plan} diverges from the reference in {result.first_divergence!r} ({result.phase})",
+        rule=f"{name}: relative error {result.errors[name]:.1e} > {result.bounds[name]:.0e}",
+    )
+
+
+def verify_now(target: str, plan: Plan, steps: int) -> Verification:
+    """Start the plan's ranks and compare."""
+    from ..launch import run_ranks
+    from ..plan import check
+    from ..runtime.train import verify_rank
+
+    check(plan)
+    result: Verification = run_ranks(verify_rank, target, str(plan), steps, ranks=plan.ranks)[0]
+    return result  # named, so that its type is
+
+
+def check_ranks(plan: Plan, ranks: int | None) -> None:
+    """Refuse a plan for another number of ranks than there are."""
+    if ranks is not None and ranks != plan.ranks:
+        product = " x ".join(f"{name}({n})" for name, n in plan.mesh.axes) or "dp(1)"
+        raise PlanError(
+            f"the plan {plan} is for {plan.ranks} rank{'s' if plan.ranks > 1 else ''}, not {ranks}",
+            rule=f"{product} != {ranks} ranks",
+            fix=f"--ranks {plan.ranks}, or dp={ranks}",
+        )

@@ -1,0 +1,129 @@
+"""The table of what must hold (jobs x plans), a pairwise cover of it, and the function that ranks run for one row."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import small_jobs
+import torch
+
+from drumline.plan import Plan
+from drumline.plan.combinations import FREE, HELD
+from drumline.runtime.engine import initialize
+from drumline.runtime.reference import run_reference
+from drumline.runtime.verify import Verification, verify
+
+STEPS = 4
+"""Two full batches, a ragged one, and one of the next epoch."""
+
+TRIED: dict[str, tuple[object, ...]] = {"dp": (1, 2, 3, 4), "micro": (1, 2, 3)}
+"""Of the keys that may have any value: these."""
+ELSEWHERE = {"backend", "bucket"}
+"""Held by tests of their own: `nccl` needs CUDA devices, buckets need a model larger than one."""
+
+TABLE: dict[str, tuple[object, ...]] = {
+    "job": small_jobs.JOBS,
+    **{key: values for key, values in HELD.items() if key not in ELSEWHERE},
+    **{key: TRIED[key] for key in sorted(FREE - ELSEWHERE)},
+}
+"""Every row that the planner may choose, for every job."""
+
+Row = tuple[object, ...]
+
+
+def rows() -> list[Row]:
+    """All of the table."""
+    return list(itertools.product(*TABLE.values()))
+
+
+def pairwise(table: Mapping[str, Sequence[object]] = TABLE) -> list[Row]:
+    """Few rows in which every value of a key meets every value of every other key."""
+    keys = list(table)
+    missing = {
+        (a, x, b, y) for a, b in itertools.combinations(range(len(keys)), 2) for x in table[keys[a]]
+        for y in table[keys[b]]
+    }  # fmt: skip
+    found = []
+    while missing:
+        a, x, b, y = min(missing, key=repr)
+        row: dict[int, object] = {a: x, b: y}
+        for k in (k for k in range(len(keys)) if k not in row):
+            row[k] = max(table[keys[k]], key=lambda value, k=k: _gain(row, k, value, missing))  # type: ignore[misc]
+        made = tuple(row[k] for k in range(len(keys)))
+        found.append(made)
+        missing -= set(_pairs(made))
+    return sorted(found, key=lambda made: (made[keys.index("dp")], repr(made)))
+
+
+def _pairs(row: Row) -> list[tuple[int, object, int, object]]:
+    return [(a, row[a], b, row[b]) for a, b in itertools.combinations(range(len(row)), 2)]
+
+
+def _gain(row: Mapping[int, object], k: int, value: object, missing: set[Any]) -> int:
+    """How many missing pairs a value would meet in what is chosen so far."""
+    return sum(((a, x, k, value) if a < k else (k, value, a, x)) in missing for a, x in row.items())
+
+
+def plan_of(row: Row) -> Plan:
+    """The plan of a row."""
+    return Plan.from_table(dict(zip(list(TABLE)[1:], row[1:], strict=True)), "the parity table")
+
+
+def run_verify(name: str, plan: str, steps: int = STEPS, changes: Mapping[str, Any] | None = None) -> Any:
+    """On every rank: verify a job under a plan. Small layers are shards of their own, as large ones are in life."""
+    with mock.patch("drumline.trace.layers.LEAST_UNIT", 40):
+        return verify(small_jobs.make(name, **(changes or {})), Plan.parse(plan), steps=steps)
+
+
+def check(result: Verification) -> None:
+    """The whole claim: in float64 to 1e-10, in the plan's own precision to its bound."""
+    assert result.passed, result
+    assert result.errors["float64"] <= 1e-10, result
+    assert set(result.parts["float64"]) == {"losses", "gradients", "last gradients", "parameters"}
+    assert all(result.errors[name] <= bound for name, bound in result.bounds.items())
+    assert result.first_divergence is None
+
+
+def run_losses(name: str, plan: str, steps: int = STEPS, changes: Mapping[str, Any] | None = None) -> Any:
+    """On every rank: the losses, step by step, the norm of the gradients before clipping, the rates and the buffers."""
+    with mock.patch("drumline.trace.layers.LEAST_UNIT", 40):
+        engine = initialize(small_jobs.make(name, **(changes or {})), plan, dtype=torch.float64)
+    losses, norms, rates = [], [], []
+    for batch in engine.data(steps):
+        losses.append(engine.step(batch))
+        norms.append(engine.grad_norm)
+        rates.append(engine.optimizer.param_groups[0]["lr"])
+    buffers = {k: b.clone() for k, b in engine.model.named_buffers()}
+    weights = {k: engine.strategy.whole(p.detach()).clone() for k, p in engine.model.named_parameters()}
+    return {"losses": losses, "norms": norms, "rates": rates, "buffers": buffers, "weights": weights}
+
+
+def serial(name: str, *, micro: int = 1, steps: int = STEPS, changes: Mapping[str, Any] | None = None) -> Any:
+    """What one device computes, from the plain loop of the reference."""
+    norms: list[float] = []
+
+    def before_update(step: int, model: torch.nn.Module) -> None:
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+
+    losses, model = run_reference(
+        small_jobs.make(name, **(changes or {})), micro=micro, steps=steps, device=torch.device("cpu"),
+        dtype=torch.float64, precision="fp32", prepare=lambda model: None, before_micro=lambda step, i: None,
+        before_update=before_update,
+    )  # fmt: skip
+    weights = {k: p.detach() for k, p in model.named_parameters()}
+    return {"losses": losses, "norms": norms, "buffers": dict(model.named_buffers()), "weights": weights}
+
+
+class Wide(torch.nn.Module):
+    """A model of several buckets: 646,000 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = torch.nn.Linear(6, 400), small_jobs.Residual(400), torch.nn.Linear(400, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(torch.tanh(self.first(x))))

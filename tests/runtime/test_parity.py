@@ -1,0 +1,81 @@
+"""Parity: what runs under a plan equals one device. Rows come from the table of what composes with what."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import parity
+import pytest
+import torch
+from world import World
+
+from drumline.plan.combinations import FREE, HELD, refusal
+from drumline.runtime.verify import Verification
+
+Worlds = Callable[[int], World]
+
+
+def title(row: parity.Row) -> str:
+    return f"{row[0]}:{parity.plan_of(row)}"
+
+
+def held(world: Worlds, row: parity.Row) -> None:
+    plan = parity.plan_of(row)
+    results = world(plan.ranks).run(parity.run_verify, row[0], str(plan))
+    assert isinstance(results[0], Verification)
+    assert results[1:] == [None] * (plan.ranks - 1)
+    parity.check(results[0])
+
+
+@pytest.mark.parametrize("row", parity.pairwise(), ids=title)
+def test_pairwise(world: Worlds, row: parity.Row) -> None:
+    held(world, row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", parity.rows(), ids=title)
+def test_all(world: Worlds, row: parity.Row) -> None:
+    held(world, row)
+
+
+def test_the_table_is_all_that_the_engine_runs() -> None:
+    assert set(parity.TABLE) - {"job"} == (set(HELD) | FREE) - parity.ELSEWHERE
+    assert all(set(parity.TABLE[key]) == set(HELD[key]) for key in set(HELD) - parity.ELSEWHERE)
+    assert all(refusal(parity.plan_of(row)) == "" for row in parity.rows())
+
+
+def test_the_cover_holds_every_pair() -> None:
+    chosen = parity.pairwise()
+    for (a, xs), (b, ys) in itertools.combinations(enumerate(parity.TABLE.values()), 2):
+        assert {(row[a], row[b]) for row in chosen} == set(itertools.product(xs, ys))
+    assert len(chosen) < len(parity.rows()) / 8
+
+
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,backend=gloo", "dp=2,bucket=1MiB", "dp=2,bucket=100MB,zero=3,shard=2"])
+def test_buckets_and_backend(world: Worlds, plan: str) -> None:
+    """646,000 numbers of 8 bytes: several messages of gradients."""
+    parity.check(world(2).run(parity.run_verify, "mlp", plan, 2, {"model": parity.Wide})[0])
+
+
+@pytest.mark.parametrize(("job", "plan"), [
+    ("gpt", "dp=2"), ("gpt", "dp=3,zero=3,micro=2,recompute=full"), ("masked", "dp=4,micro=3"),
+    ("cnn", "dp=3,recompute=full,micro=2"), ("cnn", "dp=4,zero=3,micro=3"), ("cnn", "dp=1,recompute=full"),
+    ("cnn", "dp=2,zero=3,recompute=full"),
+])  # fmt: skip
+def test_losses_and_buffers_step_by_step(world: Worlds, job: str, plan: str) -> None:
+    """Beside what `verify` compares: every rank has the same loss, and BatchNorm's running statistics are right."""
+    ranks, micro = parity.Plan.parse(plan).ranks, parity.Plan.parse(plan).micro
+    expected = parity.serial(job, micro=micro)
+    for result in world(ranks).run(parity.run_losses, job, plan):
+        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-10)
+        for kind in ("weights", "buffers"):
+            assert set(result[kind]) == set(expected[kind])
+            for name, value in expected[kind].items():
+                torch.testing.assert_close(result[kind][name], value, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_the_loss_falls(world: Worlds) -> None:
+    """Equal to a reference that does not learn would be worth nothing."""
+    losses = world(2).run(parity.run_losses, "mlp", "dp=2", 30)[0]["losses"]
+    assert losses[-1] < 0.5 * losses[0]

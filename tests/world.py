@@ -1,0 +1,174 @@
+"""Ranks that are started once per world size and used again by every test: `world(3).run(function, *arguments)`.
+
+A rank is a process forked from a server that has imported torch already. It joins one gloo group when it is born and
+then waits for functions, which travel by name. A test that leaves its ranks out of step costs it the whole world: the
+next test gets a fresh one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+LARGEST = 4
+TIMEOUT = 60.0
+"""Seconds that a function may run before its ranks are said to hang."""
+GRACE = 1.0
+"""Seconds that the peers of a rank that failed get to fail too."""
+
+
+class RankFailed(Exception):
+    """What a rank raised cannot travel; its traceback is in the text."""
+
+
+class Hang(Exception):
+    """Ranks did not answer in time."""
+
+
+class World:
+    """`size` ranks that live until `stop`."""
+
+    def __init__(self, size: int) -> None:
+        assert 1 <= size <= LARGEST, f"worlds have 1 to {LARGEST} ranks"
+        self.size = size
+        self._processes: list[Any] = []
+        self._pipes: list[Any] = []
+        self._folder = ""
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes that live on purpose."""
+        return {p.pid for p in self._processes}
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = TIMEOUT) -> list[Any]:
+        """What `function(*arguments)` gives on every rank; the first rank's error if any raises."""
+        if not self._processes:
+            self._start()
+        # Functions are found by the path of this moment: pytest adds folders as it collects.
+        order = pickle.dumps((function, arguments))
+        for pipe in self._pipes:
+            pipe.send_bytes(pickle.dumps(sys.path))
+            pipe.send_bytes(order)
+        answers = self._answers(timeout)
+        silent = [r for r in range(self.size) if r not in answers]
+        errors = {r: value for r, (kind, value) in sorted(answers.items()) if kind == "error"}
+        alive = all(p.is_alive() for p in self._processes)
+        if silent or not alive or 0 < len(errors) < self.size:
+            self.stop()  # who did not fail may be out of step
+        if silent and not errors:
+            raise Hang(f"{function.__name__}: ranks {silent} of {self.size} did not answer within {timeout:g} s")
+        if errors:
+            raise _chosen(errors)
+        return [answers[r][1] for r in range(self.size)]
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["drumline.runtime.preload"])
+        self._folder = tempfile.mkdtemp(prefix="drumline-world-")
+        for rank in range(self.size):
+            here, there = context.Pipe()
+            process = context.Process(
+                target=_rank_main, args=(there, rank, self.size, os.path.join(self._folder, "store")), daemon=True
+            )
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def _answers(self, timeout: float) -> dict[int, tuple[str, Any]]:
+        """Wait until every rank has answered, or died, or the time is up."""
+        answers: dict[int, tuple[str, Any]] = {}
+        end = time.monotonic() + timeout
+        waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        while waiting and (left := end - time.monotonic()) > 0:
+            for pipe in multiprocessing.connection.wait(list(waiting), timeout=left):
+                rank = waiting.pop(pipe)
+                try:
+                    answers[rank] = pickle.loads(pipe.recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    self._processes[rank].join(GRACE)
+                    code = self._processes[rank].exitcode
+                    answers[rank] = ("error", (None, f"rank {rank} died with exit code {code}"))
+                if answers[rank][0] == "error":
+                    end = min(end, time.monotonic() + GRACE)
+        return answers
+
+    def stop(self) -> None:
+        """End the ranks, by process; a world that is asked again starts again."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.kill()  # nothing that a rank holds is worth waiting for
+        for process in self._processes:
+            process.join()
+            process.close()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._pipes, self._processes, self._folder = [], [], ""
+
+
+def _chosen(errors: dict[int, tuple[bytes | None, str]]) -> BaseException:
+    """The error to raise: the first rank's that is more than a broken connection."""
+    noise = ("Connection closed by peer", "Connection reset", "Broken pipe")
+    rank = next((r for r, (_, text) in errors.items() if not any(n in text for n in noise)), min(errors))
+    raised, text = errors[rank]
+    error: BaseException = RankFailed(text)
+    if raised is not None:
+        try:
+            error = pickle.loads(raised)
+        except Exception:
+            return error
+        error.add_note(f"on rank {rank} of those that failed, {sorted(errors)}:\n{text}")
+    return error
+
+
+def _rank_main(pipe: Any, rank: int, size: int, store: str) -> None:
+    """The life of a rank: join, then run what comes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size),
+        DRUMLINE_STORE=store, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    import torch
+
+    from drumline.comm.environment import connect
+
+    torch.set_num_threads(1)
+    connect(timeout=TIMEOUT)
+    try:
+        while True:
+            sys.path[:] = pickle.loads(pipe.recv_bytes())
+            pipe.send_bytes(_answer(pipe.recv_bytes()))
+    except (EOFError, OSError):
+        os._exit(0)  # the test session is over
+
+
+def _answer(order: bytes) -> bytes:
+    """Run one function; its result or its error, as bytes."""
+    import torch
+
+    random.seed(0)
+    torch.manual_seed(0)
+    try:
+        function, arguments = pickle.loads(order)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return pickle.dumps(("result", function(*arguments)))
+    except BaseException as e:
+        text = traceback.format_exc()
+        try:
+            return pickle.dumps(("error", (pickle.dumps(e), text)))
+        except Exception:
+            return pickle.dumps(("error", (None, text)))
