@@ -118,7 +118,9 @@ def from_plain(cls: type[T], data: Any, where: str, error: type[InputError | Cor
     try:
         return TypeAdapter(cls).validate_python(data)
     except ValidationError as e:
-        problem = e.errors(include_url=False)[0]
+        problems = e.errors(include_url=False)
+        # a misspelt key is also a missing one: the first says more
+        problem = next((p for p in problems if p["type"] == "unexpected_keyword_argument"), problems[0])
         path = [str(part) for part in problem["loc"]]
         key = ".".join(path)
         if problem["type"] == "unexpected_keyword_argument":

@@ -68,7 +68,12 @@ class Job:
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise JobError(f"Job.{key} is {value!r}", rule=f"{key} is a whole number of at least 1")
-        if self.clip is not None and not self.clip > 0:
+        for key in ("schedule", "collate", "evaluate", "validation", "sample_weight"):
+            if getattr(self, key) is not None and not callable(getattr(self, key)):
+                raise JobError(f"Job.{key} is {getattr(self, key)!r}", rule=f"{key} is a function, or None")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise JobError(f"Job.seed is {self.seed!r}", rule="seed is a whole number")
+        if self.clip is not None and not (isinstance(self.clip, int | float) and self.clip > 0):
             raise JobError(f"Job.clip is {self.clip!r}", rule="clip > 0, or None")
 
     def __eq__(self, other: object) -> bool:
@@ -101,17 +106,19 @@ class Job:
             raise JobError(f"{reference!r} names no job", rule="a job is path.py, path.py:name or path.py:name@digest")
         path, name = Path(found["path"]), found["name"] or "job"
         text = files.read_text(path, JobError)
-        digest = hashlib.sha256(text.encode()).hexdigest()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if found["digest"] and not digest.startswith(found["digest"]):
             raise JobError(
                 f"{path} has changed", rule=f"its digest is {digest[:16]}, not {found['digest'][:16]}",
                 fix="run it with the file as it was, or without the digest",
             )  # fmt: skip
-        module = _run_file(path, digest)
+        module = _run_file(path, text, digest)
         if not hasattr(module, name):
             names = [k for k, v in vars(module).items() if isinstance(v, Job) or callable(v)]
             raise JobError(f"{path} has no {name!r}", where=str(path), fix=nearest(name, names))
         made = getattr(module, name)
+        if not callable(made) and not isinstance(made, Job):
+            raise JobError(f"{path}: {name} is of type {type(made).__name__}", rule="it is a Job, or makes one")
         job = made if isinstance(made, Job) else guard(made, f"{path}: {name}()")
         if not isinstance(job, Job):
             raise JobError(f"{path}: {name}() gave {type(job).__name__}", rule="it returns a drumline.Job")
@@ -128,29 +135,33 @@ def guard(function: Callable[..., Any], where: str, *arguments: Any) -> Any:
     except JobError:
         raise
     except Exception as e:
-        raise JobError(f"{where} raised {_describe(e)}", where=_line(e)) from e
+        raise JobError(f"{where} raised {_describe(e)}", where=line_of(e)) from e
 
 
-def _run_file(path: Path, digest: str) -> Any:
-    """Import the file under a name of its own, with its folder on the path, as `python path.py` would."""
-    name = f"drumline_job_{path.stem}_{digest[:8]}"
+def _run_file(path: Path, text: str, digest: str) -> Any:
+    """Run the text under a name of its own, with its folder on the path, as `python path.py` would.
+
+    Not Python's own import: its cache knows files by size and second, and may run another text than the digest's.
+    """
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
+    name = f"drumline_job_{path.stem}_{place[:8]}_{digest[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))  # noqa: S102  # the user's own file
     except JobError:
         del sys.modules[name]
         raise
     except (Exception, SystemExit) as e:
         del sys.modules[name]
-        raise JobError(f"{path} raised {_describe(e)}", where=_line(e)) from e
+        raise JobError(f"{path} raised {_describe(e)}", where=line_of(e)) from e
     return module
 
 
@@ -159,11 +170,11 @@ def _describe(e: BaseException) -> str:
     return f"{type(e).__name__}: {text[0]}" if text else type(e).__name__
 
 
-def _line(e: BaseException) -> str:
+def line_of(e: BaseException) -> str:
     """The innermost line of the user's own code that the error passed through."""
     frames = traceback.extract_tb(e.__traceback__)
     if isinstance(e, SyntaxError):
         return f"{e.filename}, line {e.lineno}"
-    own = [f for f in frames if "site-packages" not in f.filename and "drumline/" not in f.filename]
-    last = (own or frames)[-1] if frames else None
-    return f"{last.filename}, line {last.lineno}: {last.line}" if last else ""
+    ours = str(Path(__file__).parent)
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(ours)]
+    return f"{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else ""

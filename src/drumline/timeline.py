@@ -10,10 +10,14 @@ from . import files
 from .errors import CorruptFile
 from .units import format_seconds
 
+_STRICT = {"extra": "forbid"}  # pydantic's ConfigDict, which would cost its import here
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """One thing that one lane of one rank did between two moments, in seconds from the start of the step."""
+
+    __pydantic_config__ = _STRICT
 
     rank: int
     lane: str
@@ -27,6 +31,8 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Spans of one step."""
+
+    __pydantic_config__ = _STRICT
 
     origin: str
     """`predicted` or `measured`."""

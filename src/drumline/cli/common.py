@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,25 +48,25 @@ def profile_of(target: str, *, batch: int | None = None) -> Profile:
     return zoo.profile(target, batch_size=batch)
 
 
-def cluster_of(name: str | None, devices: int | None, memory: str | None, *, say: bool = True) -> Cluster:
-    """The cluster that was named, or this machine: measured now, unless it was measured before."""
+def cluster_of(
+    name: str | None, devices: int | None, memory: str | None, *, say: bool = True
+) -> tuple[Cluster, Cluster]:
+    """The cluster that was named, or this machine: measured now, unless it was measured before.
+
+    Second, what it was taken from: with as many devices as there may be.
+    """
     from ..cluster import load
     from ..units import parse_bytes
 
     if devices is not None and devices < 1:
         raise InputError(f"--devices {devices}", rule="at least one device")
-    if name is not None:
-        cluster = load(name)
-        if devices is not None:
-            cluster = cluster.with_devices(devices)
-    else:
-        cluster = this_machine(devices, say=say)
+    fleet = load(name) if name is not None else this_machine(devices, say=say)
     if memory is not None:
         try:
-            cluster = cluster.with_memory(parse_bytes(memory))
+            fleet = fleet.with_memory(parse_bytes(memory))
         except ValueError as e:
             raise InputError(f"--memory {memory}", rule=str(e)) from None
-    return cluster
+    return (fleet if devices is None else fleet.with_devices(devices)), fleet
 
 
 def this_machine(ranks: int | None, *, say: bool = True) -> Cluster:
@@ -73,8 +74,8 @@ def this_machine(ranks: int | None, *, say: bool = True) -> Cluster:
     from ..cluster import Cluster
     from .measure import measure_now
 
-    ranks = max(2, ranks or os.cpu_count() or 1)
-    path = cache_folder() / f"this-machine-{ranks}.toml"
+    ranks = max(ranks or 1, local_devices())
+    path = cached(ranks)
     if path.exists():
         return Cluster.load(path)
     if say:
@@ -87,12 +88,21 @@ def this_machine(ranks: int | None, *, say: bool = True) -> Cluster:
     return cluster
 
 
-def cache_folder() -> Path:
-    """Where measurements of this machine are kept."""
-    if "DRUMLINE_CACHE" in os.environ:
-        return Path(os.environ["DRUMLINE_CACHE"])
+def local_devices() -> int:
+    """How many ranks this machine has room for: its GPUs, or its cores."""
+    if Path("/dev/nvidiactl").exists():
+        import torch
+
+        if torch.cuda.is_available():
+            return torch.cuda.device_count()
+    return os.cpu_count() or 1
+
+
+def cached(ranks: int) -> Path:
+    """Where the measurement of this machine with that many ranks is kept."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "drumline"
+    folder = (Path(base) if base else Path.home() / ".cache") / "drumline"
+    return Path(os.environ.get("DRUMLINE_CACHE") or folder) / f"{platform.node() or 'here'}-{ranks}.toml"
 
 
 def plan_of(text: str) -> Plan:

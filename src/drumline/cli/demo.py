@@ -15,14 +15,12 @@ def demo(
     steps: int = typer.Option(60, "--steps", help="Optimizer steps."),
 ) -> None:
     """The whole loop on this machine, in a minute."""
-    import os
-
     from ..job import Job
     from ..plan import Plan
     from ..report.text import console
     from ..search import search
     from ..trace import trace
-    from .common import cache_folder
+    from .common import cached, local_devices
     from .measure import measure_now
     from .train import train_now
     from .verify import failure, verify_now
@@ -30,21 +28,21 @@ def demo(
     start = time.perf_counter()
     out = console()
     target = str(example("gpt.py"))
-    ranks = max(2, os.cpu_count() or 1)
+    ranks = local_devices()
 
     def heading(text: str) -> None:
         out.print(f"\n[{time.perf_counter() - start:4.1f} s] {text}", style="bold")
 
     heading(f"measure: this machine with {ranks} ranks")
     cluster = measure_now(ranks)
-    path = cache_folder() / f"this-machine-{ranks}.toml"
+    path = cached(ranks)
     cluster.save(path)
     out.print(str(cluster))
     heading(f"plan: {target}")
     answer, _ = search(trace(Job.load(target)), cluster)
     out.print(answer.explanation)
     plan = Plan.parse(answer.candidates[0].plan)
-    proved = plan if plan.ranks > 1 else Plan(dp=2)
+    proved = plan if plan.ranks > 1 else Plan(dp=min(2, ranks))
     heading(f"verify: {proved} against one device")
     result = verify_now(target, proved, 3)
     if not result.passed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def measure(
-    ranks: int = typer.Option(None, "--ranks", "-n", help="Ranks to measure with (default: the cores, at least 2)."),
+    ranks: int = typer.Option(None, "--ranks", "-n", help="Ranks to measure with (default: the GPUs, or the cores)."),
     output: str = typer.Option(None, "--output", "-o", help="Where to write the cluster file (default: the cache)."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
@@ -24,13 +23,13 @@ def measure(
 
     from .. import files
     from ..report.text import console
-    from .common import cache_folder, print_json
+    from .common import cached, local_devices, print_json
 
-    ranks = max(2, os.cpu_count() or 1) if ranks is None else ranks
-    if ranks < 2:
-        raise InputError(f"--ranks {ranks}", rule="messages are measured between at least 2 ranks")
+    ranks = local_devices() if ranks is None else ranks
+    if ranks < 1:
+        raise InputError(f"--ranks {ranks}", rule="at least one rank")
     cluster = measure_now(ranks, quiet=as_json)
-    path = Path(output) if output else cache_folder() / f"this-machine-{ranks}.toml"
+    path = Path(output) if output else cached(ranks)
     cluster.save(path)
     if as_json:
         print_json({"path": str(path), "cluster": files.to_plain(cluster)})

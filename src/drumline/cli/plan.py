@@ -31,8 +31,8 @@ def plan(
     if precision is not None and precision not in CHOICES["precision"]:
         raise InputError(f"--precision {precision}", rule=f"one of {', '.join(CHOICES['precision'])}")
     found = profile_of(target, batch=batch)
-    machines = cluster_of(cluster, devices, memory, say=not as_json)
-    answer, estimates = search(found, machines, precision=precision)
+    machines, fleet = cluster_of(cluster, devices, memory, say=not as_json)
+    answer, estimates = search(found, machines, precision=precision, fleet=fleet)
     best = answer.candidates[0]
     if output:
         comment = f"{target} on {machines.name}: {answer.explanation}"

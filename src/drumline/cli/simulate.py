@@ -86,7 +86,7 @@ def _collective(
     except ValueError as e:
         raise InputError(f"--bytes {size}", rule=str(e)) from None
     schedule = collective_schedule(kind, name, ranks)
-    machines = cluster_of(cluster, None, None, say=not as_json)
+    machines, _ = cluster_of(cluster, None, None, say=not as_json)
     timeline = replay(schedule, m, machines.node.link)
     if as_json:
         print_json(
@@ -112,7 +112,7 @@ def _step(target: str, plan: str, cluster: str | None, as_json: bool, start: flo
 
     chosen = plan_of(plan)
     profile = profile_of(target)
-    machines = cluster_of(cluster, chosen.ranks if cluster else None, None, say=not as_json)
+    machines, _ = cluster_of(cluster, chosen.ranks, None, say=not as_json)
     predicted = estimate(profile, chosen, machines)
     timeline = simulate_step(profile, chosen, machines, predicted)
     if as_json:

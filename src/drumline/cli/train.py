@@ -81,8 +81,8 @@ def train_now(
     job = Job.load(target)
     given = None if plan == "auto" else _given_plan(plan, ranks)
     profile = trace(job)
-    machines = cluster_of(cluster, ranks if given is None else max(ranks or 1, given.ranks), None, say=not quiet)
-    answer, chosen = _answer(profile, machines, given, ranks)
+    machines, _ = cluster_of(cluster, given.ranks if given else ranks, None, say=not quiet)
+    answer, chosen = _answer(profile, machines, given)
     check(chosen)
     predicted = estimate(profile, chosen, machines)
     folder = Path(output) if output else Path("runs") / f"{job.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
@@ -119,13 +119,12 @@ def _given_plan(text: str, ranks: int | None) -> Plan:
     return plan
 
 
-def _answer(profile: Profile, machines: Cluster, given: Plan | None, ranks: int | None) -> tuple[Answer, Plan]:
+def _answer(profile: Profile, machines: Cluster, given: Plan | None) -> tuple[Answer, Plan]:
     """All candidates, and the plan to run: the best, or the one that was given."""
     from ..plan import Plan
     from ..search import search
 
-    devices = machines if ranks is None or given is not None else machines.with_devices(ranks)
-    answer, _ = search(profile, devices, precision=given.precision if given else None)
+    answer, _ = search(profile, machines, precision=given.precision if given else None)
     return answer, given or Plan.parse(answer.candidates[0].plan)
 
 
@@ -148,7 +147,7 @@ def _run(
     with out:
         results = run_ranks(
             train_rank, reference, str(plan), steps, evaluate, ranks=plan.ranks,
-            threads=max(1, (os.cpu_count() or 1) // machines.node.devices), on_event=on_event,
+            threads=machines.device.threads or None, on_event=on_event,
         )  # fmt: skip
     return records, results
 

@@ -72,9 +72,8 @@ def verify_now(target: str, plan: Plan, steps: int) -> Verification:
 def check_ranks(plan: Plan, ranks: int | None) -> None:
     """Refuse a plan for another number of ranks than there are."""
     if ranks is not None and ranks != plan.ranks:
-        product = " x ".join(f"{name}({n})" for name, n in plan.mesh.axes) or "dp(1)"
         raise PlanError(
             f"the plan {plan} is for {plan.ranks} rank{'s' if plan.ranks > 1 else ''}, not {ranks}",
-            rule=f"{product} != {ranks} ranks",
+            rule=f"{plan.equation} != {ranks} ranks",
             fix=f"--ranks {plan.ranks}, or dp={ranks}",
         )

@@ -125,6 +125,8 @@ class Device:
     """Time that one operator costs however small it is."""
     context: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
     """Memory that the framework takes before the first tensor."""
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Of a CPU rank: how many it was measured with, and is run with; 0 leaves it to the launcher."""
     curve: tuple[Curve, ...] = ()
 
     def curve_of(self, kernel: str, dtype: str) -> Curve | None:

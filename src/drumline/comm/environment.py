@@ -6,6 +6,7 @@ Known launchers: Drumline's own, torchrun, Slurm's srun, Open MPI's and MPICH's 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,6 +117,6 @@ def rank_zero_first() -> Iterator[None]:
 
 def _whole(env: Mapping[str, str], key: str) -> int:
     text = env[key]
-    if not text.isdigit():
+    if not re.fullmatch("[0-9]{1,9}", text):
         raise InputError(f"{key}={text!r}", where="environment", rule=f"{key} is a whole number of at least 0")
     return int(text)

@@ -68,7 +68,7 @@ def _moments(profile: Profile, plan: Plan, n: float, held: _Held) -> list[tuple[
     after = profile.trained * width
     for x in layers:
         unit = (x.parameters + x.frozen) if x.unit and plan.zero == 3 else 0
-        after -= x.parameters * x.repeats * width
+        after -= x.parameters * x.repeats * width  # gradients that are there already; its own are among `live`
         # a unit is gathered into one buffer and copied out of it; its gradients are copied into one to be sent
         gathered = root + 2 * unit * copy if plan.dp > 1 else 0.0
         reduced = root + unit * (2 * copy + width) if plan.dp > 1 else 0.0
@@ -78,9 +78,8 @@ def _moments(profile: Profile, plan: Plan, n: float, held: _Held) -> list[tuple[
             forward, backward = before + own + x.output.at(n), kept + own + x.local_backward.at(n)
         else:
             forward, backward = x.live_forward.at(n), x.live_backward.at(n)
-        coming = (after + x.parameters * width) / plan.shards
         moments.append((forward, held.gradients if held.always else 0.0, gathered))
-        moments.append((backward, held.gradients if held.always else coming, reduced))
+        moments.append((backward, held.gradients if held.always else after / plan.shards, reduced))
     return moments
 
 

@@ -157,24 +157,36 @@ def statistics_seconds(layer: Layer, plan: Plan, cluster: Cluster) -> float:
 
 def _communication(times: list[LayerTime], plan: Plan, cluster: Cluster) -> tuple[float, float]:
     """(exposed, hidden) seconds: messages run behind compute that remains, at the share `overlap` of their speed."""
-    gathers = [t.gather for t in times if t.gather]
     reduces = [t.reduce for t in times if t.reduce]
     if not reduces:
         return 0.0, 0.0
     if plan.zero == 3:
-        # the group of the whole model (first in `gathers`) stays gathered between forward and backward
-        once = sum(g.seconds for g in gathers)
-        total = plan.micro * (2 * once - gathers[0].seconds + sum(r.seconds for r in reduces))
-        window = plan.micro * sum(t.forward + t.backward for t in times)
-        tail = gathers[0].seconds + reduces[0].seconds
-    else:
-        total = sum(r.seconds for r in reduces)
-        # the last bucket to fill, that of the first layers, has nothing left to hide behind
-        first = max(i for i, t in enumerate(times) if t.reduce)
-        window = sum(t.backward for t in times[:first])
-        tail = next(t.reduce for t in times if t.reduce).seconds
-    hidden = min(max(0.0, total - tail), cluster.overlap * window)
+        return _sharded_communication(times, plan, cluster)
+    total = sum(r.seconds for r in reduces)
+    # the last bucket to fill, that of the first layers, has nothing left to hide behind
+    first = max(i for i, t in enumerate(times) if t.reduce)
+    window = sum(t.backward for t in times[:first])
+    hidden = min(max(0.0, total - reduces[0].seconds), cluster.overlap * window)
     return total - hidden, hidden
+
+
+def _sharded_communication(times: list[LayerTime], plan: Plan, cluster: Cluster) -> tuple[float, float]:
+    """(exposed, hidden): a layer's parameters are asked for one layer ahead, so that layer's compute hides them.
+
+    A GPU is told what to do ahead of time; a CPU asks for parameters when it needs them, except in the backward. The
+    group of the whole model, which comes with the first layer, stays gathered between forward and backward.
+    """
+    gather = [t.gather.seconds if t.gather else 0.0 for t in times]
+    reduce = [t.reduce.seconds if t.reduce else 0.0 for t in times]
+    ahead = cluster.overlap if cluster.device.kind == "cuda" else 0.0
+    last = len(times) - 1
+    exposed = gather[0] + (gather[last] if last else 0.0) + reduce[0]
+    exposed += sum(max(0.0, gather[i] - ahead * times[i - 1].forward) for i in range(1, last + 1))
+    for i in range(last, -1, -1):
+        on_the_way = (gather[i - 1] if i > 1 else 0.0) + (reduce[i + 1] if i < last else 0.0)
+        exposed += max(0.0, on_the_way - cluster.overlap * times[i].backward)
+    total = 2 * sum(gather) - gather[0] + sum(reduce)
+    return plan.micro * min(exposed, total), plan.micro * max(0.0, total - exposed)
 
 
 def _optimizer(profile: Profile, plan: Plan, pricer: Pricer) -> float:

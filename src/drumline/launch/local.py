@@ -10,9 +10,11 @@ import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +44,13 @@ def run_ranks(
     """Run `function(emit, *arguments)` on local ranks. `on_event(rank, record)` gets what they emit meanwhile."""
     if not 1 <= ranks <= _LARGEST:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {_LARGEST} ranks on one machine")
+    try:
+        order = pickle.dumps((function, arguments))
+    except Exception as e:
+        raise InputError(
+            f"the function or its arguments cannot be sent to ranks: {e}",
+            rule="the function stands at the top level of a module, and what it is given can be pickled",
+        ) from None
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["drumline.runtime.preload"])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -52,7 +61,7 @@ def run_ranks(
         for rank in range(ranks):
             here, there = context.Pipe(duplex=False)
             process = context.Process(
-                target=_rank_main, args=(there, function, arguments, rank, ranks, threads, store), daemon=True
+                target=_rank_main, args=(there, order, rank, ranks, threads, store), daemon=True
             )
             process.start()
             there.close()
@@ -101,15 +110,22 @@ def _ready(pipes: dict[Any, int], timeout: float | None = None) -> list[Any]:
 
 
 def _wait_briefly(open_pipes: Any, processes: list[Any], results: Any, ended: dict[int, Exception]) -> None:
-    """A peer's broken connection may be seen before the failure that caused it: listen a moment longer."""
-    for pipe in _ready(open_pipes, timeout=0.5):
-        rank = open_pipes[pipe]
-        try:
-            kind, value = pipe.recv()
+    """A broken connection may be seen before the failure that caused it: listen to the others a moment longer."""
+    end = time.monotonic() + 0.5
+    waiting = {pipe: rank for pipe, rank in open_pipes.items() if rank not in ended and rank not in results}
+    while waiting and (left := end - time.monotonic()) > 0:
+        for pipe in multiprocessing.connection.wait(list(waiting), timeout=left):
+            rank = waiting[pipe]
+            try:
+                kind, value = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]  # noqa: S301  # our own rank
+            except (EOFError, ConnectionResetError):
+                kind, value = "death", None
+            if kind == "event":
+                continue
+            del waiting[pipe]
             if kind == "error":
                 ended[rank] = _failure(rank, value)
-        except (EOFError, ConnectionResetError):
-            if rank not in results and rank not in ended:
+            elif kind == "death":
                 processes[rank].join(GRACE)
                 ended[rank] = _death(rank, processes[rank].exitcode)
 
@@ -163,9 +179,7 @@ def _end(processes: list[Any]) -> None:
         process.close()
 
 
-def _rank_main(
-    pipe: Any, function: Any, arguments: Any, rank: int, ranks: int, threads: int, store: str
-) -> None:
+def _rank_main(pipe: Any, order: bytes, rank: int, ranks: int, threads: int, store: str) -> None:
     """The life of one rank."""
     _die_with_parent()
     os.environ.update(
@@ -177,21 +191,27 @@ def _rank_main(
     torch.set_num_threads(threads)
     code = 0
     try:
-        result = function(lambda record: pipe.send(("event", record)), *arguments)
+        function, arguments = pickle.loads(order)  # noqa: S301  # from the process that started this one
+        result = function(lambda record: _post(pipe, "event", record), *arguments)
         from ..comm.environment import disconnect
 
         disconnect()
-        pipe.send(("result", result))
+        _post(pipe, "result", result)
     except BaseException as e:
         code = 1
         text = f"{type(e).__name__}: {(str(e).strip().splitlines() or [''])[0]}"
-        pipe.send(("error", (e if isinstance(e, DrumlineError) else None, text, traceback.format_exc())))
+        _post(pipe, "error", (e if isinstance(e, DrumlineError) else None, text, traceback.format_exc()))
     finally:
         pipe.close()
         sys.stdout.flush()
         sys.stderr.flush()
         # Threads of the transport may outlive the group; at a normal exit they abort the process.
         os._exit(code)
+
+
+def _post(pipe: Any, kind: str, value: Any) -> None:
+    """Send by value. A pipe's own `send` shares a tensor's memory, which ends with this process."""
+    pipe.send_bytes(pickle.dumps((kind, value)))
 
 
 def _die_with_parent() -> None:

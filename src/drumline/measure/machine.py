@@ -48,14 +48,15 @@ def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     report("launch")
     launch = measure_launch(device)
     dist.barrier()
+    alone = where.size == 1
     report("point to point")
     return {
         "points": {name: [(p.kernel, p.size, p.rate, p.timing.spread) for p in ps] for name, ps in points.items()},
         "launch": launch,
         "context": context if device.type == "cpu" else 0.0,
-        "pair": measure_pair(where.rank, device),
-        "collectives": measure_collectives(where.size, device, report),
-        "overlap": measure_overlap(device),
+        "pair": [] if alone else measure_pair(where.rank, device),
+        "collectives": {} if alone else measure_collectives(where.size, device, report),
+        "overlap": 1.0 if alone else measure_overlap(device),
         "device": device.type,
         "device_name": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
         "memory": _memory(device),
@@ -72,7 +73,9 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
     curves, spreads = _curves(results)
     peak = {c.dtype: max(c.rates) for c in curves if c.kernel == "matmul"}
     streams = [c for c in curves if c.kernel == "pointwise"]
-    alpha, beta, left = alpha_beta([tuple(p) for p in first["pair"]])
+    bandwidth = max(max(c.rates) for c in streams)
+    launch = statistics.median(r["launch"] for r in results)
+    alpha, beta, left = alpha_beta(first["pair"]) if ranks > 1 else (launch, 1 / bandwidth, 0.0)
     tables = tuple(
         Table(name, first["transport"], ranks, tuple(m for m, _ in points), tuple(t for _, t in points))
         for name, points in first["collectives"].items()
@@ -80,16 +83,18 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     stamp = f"measured {when} on {platform.node()}, {ranks} ranks at once, torch {first['torch']}"
     threads = f", {first['threads']} thread{'s' if first['threads'] > 1 else ''} each" if cpu else ""
+    fitted = stamp + f": alpha-beta fit of messages over {first['transport']}, mean error {left:.0%}"
     return Cluster(
         name=platform.node() or "this-machine",
         device=Device(
             name=first["device_name"],
             kind=first["device"],
             memory=first["memory"] / (ranks if cpu else 1),
-            bandwidth=max(max(c.rates) for c in streams),
+            bandwidth=bandwidth,
             peak=peak,
-            launch=statistics.median(r["launch"] for r in results),
+            launch=launch,
             context=max(r["context"] for r in results),
+            threads=first["threads"] if cpu else 0,
             curve=curves,
         ),
         node=Node(ranks, Link(alpha, 1 / beta)),
@@ -102,8 +107,8 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
             "device.bandwidth": stamp + threads + ": the best stream",
             "device.memory": f"what was free when measured, shared by {ranks} ranks" if cpu else "told by the driver",
             "node.devices": "ranks that were started to measure",
-            "node.link": stamp + f": alpha-beta fit of messages over {first['transport']}, mean error {left:.0%}",
-            "overlap": stamp + ": an all-reduce beside matmuls",
+            "node.link": fitted if ranks > 1 else "assumed as its own memory: one rank alone sends no messages",
+            "overlap": stamp + ": an all-reduce beside matmuls" if ranks > 1 else "assumed: one rank alone",
             "spread": stamp + ": median over all kernels",
             "collective": stamp,
         },

@@ -104,6 +104,13 @@ class Plan:
         return self.mesh.size
 
     @property
+    def equation(self) -> str:
+        """The product that must equal the number of ranks: `pp(2) x dp(4)`."""
+        tiles = self.tile[0] * self.tile[1]
+        factors = (("pp", self.pp), ("dp", self.dp), ("tile", tiles), ("cp", self.cp), ("tp", self.tp))
+        return " x ".join(f"{name}({n})" for name, n in factors if n > 1) or "dp(1)"
+
+    @property
     def shards(self) -> int:
         """Over how many ranks one sharded copy lies."""
         return (self.shard or self.dp) if self.zero else 1

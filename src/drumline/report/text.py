@@ -107,12 +107,19 @@ def against(what: str, predicted: str, measured: str, error: float | None) -> st
     return f"{what}: predicted {predicted}, measured {measured}{off}"
 
 
+class _Console(Console):
+    """Leaves it to the command what happens when the reader has gone (`| head`)."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console; where it is not a terminal, lines are as long as they are and tables are 120 wide."""
     stream = sys.stderr if stderr else sys.stdout
     plain = not stream.isatty()
     width = int(os.environ.get("COLUMNS") or 120) if plain else None
-    return Console(
+    return _Console(
         stderr=stderr, highlight=False, emoji=False, markup=False, soft_wrap=plain, width=width, no_color=plain or None
     )
 

@@ -44,7 +44,7 @@ def initialize(
     if plan.ranks != where.size:
         raise PlanError(
             f"the plan {plan} is for {plan.ranks} rank{'s' if plan.ranks > 1 else ''}, but {where.size} were started",
-            rule=f"{' x '.join(f'{name}({n})' for name, n in plan.mesh.axes) or 'dp(1)'} != {where.size} ranks",
+            rule=f"{plan.equation} != {where.size} ranks",
             fix=f"dp={where.size}, or start {plan.ranks} ranks",
         )
     check(plan)
@@ -82,6 +82,10 @@ class Engine:
         self._held = [_held(p, self.strategy) for p in self._trained]
         """What this rank holds of each: a sharded optimizer works on plain tensors, which costs far less per call."""
         self.optimizer = guard(job.optimizer, "the job's optimizer()", self._held)
+        if not hasattr(self.optimizer, "param_groups"):
+            raise JobError(
+                f"the job's optimizer() gave {type(self.optimizer).__name__}", rule="it returns a torch.optim.Optimizer"
+            )
         self.schedule = guard(job.schedule, "the job's schedule()", self.optimizer) if job.schedule else None
         self.stream = Stream(
             job, guard(job.data, "the job's data()"), dp=where.size, index=where.rank, micro=plan.micro
@@ -220,15 +224,17 @@ def weigh(job: Job, loss: Any, value: Any, target: Any, samples: int) -> tuple[t
         total, weight, own = loss[0], torch.as_tensor(loss[1], dtype=torch.float64), True
     elif job.sample_weight is not None:
         weight, own = torch.as_tensor(job.sample_weight(value, target), dtype=torch.float64), True
-        total = loss * weight.to(loss.dtype)
+        # a mean over nothing is not a number, and counts nothing
+        total = torch.where(weight.to(loss.device) > 0, loss * weight.to(loss.device, loss.dtype), 0.0)
     else:
         weight, own = torch.tensor(float(samples), dtype=torch.float64), False
         total = loss * samples
     if not isinstance(total, torch.Tensor) or total.numel() != 1:
         what = tuple(total.shape) if isinstance(total, torch.Tensor) else type(total).__name__
         raise JobError(f"the loss is {what}", rule="the loss is one number (a mean), or (sum, weight)")
-    present = float(samples > 0)
-    return total.reshape(()) * present, weight.to(total.device).reshape(()) * present, own
+    if samples == 0:
+        total, weight = torch.where(torch.zeros_like(total, dtype=torch.bool), total, 0.0), weight * 0.0
+    return total.reshape(()), weight.to(total.device).reshape(()), own
 
 
 def _mix(*numbers: int) -> int:

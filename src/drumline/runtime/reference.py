@@ -48,7 +48,7 @@ def run_reference(
                 total, weight = loss[0], float(loss[1])
             else:
                 weight = float(job.sample_weight(value, target)) if job.sample_weight else float(part.samples)
-                total = loss * weight
+                total = torch.where(torch.tensor(weight > 0, device=loss.device), loss * weight, 0.0)
             total.backward()
             loss_sum, weight_sum = loss_sum + float(total.detach()), weight_sum + weight
         gradients = [p.grad for p in model.parameters() if p.grad is not None]

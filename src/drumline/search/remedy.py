@@ -20,10 +20,10 @@ def rule(least: Estimate) -> str:
     return f"{least.plan} needs least: {needed} > {limit} ({parts})"
 
 
-def change(profile: Profile, cluster: Cluster, least: tuple[Plan, Estimate]) -> str:
+def change(profile: Profile, cluster: Cluster, least: tuple[Plan, Estimate], fleet: Cluster) -> str:
     """The cheapest of: more devices, a smaller batch, more memory."""
     plan, e = least
-    devices = _devices(profile, cluster, plan)
+    devices = _devices(profile, cluster.devices, fleet, plan)
     if devices:
         return f"--devices {devices}: {devices} such devices hold it"
     batch = _batch(profile, cluster, plan)
@@ -33,20 +33,18 @@ def change(profile: Profile, cluster: Cluster, least: tuple[Plan, Estimate]) -> 
     return f"devices with {format_bytes(needed)} (--memory {needed / 2**30:.1f}GiB), or a smaller model"
 
 
-def _devices(profile: Profile, cluster: Cluster, plan: Plan) -> int:
-    """The least number of such devices on which some plan fits, or 0 within 64 times as many."""
-    if cluster.network is None and cluster.devices >= cluster.node.devices and cluster.node.devices == 1:
-        return 0
-    n = cluster.devices
+def _devices(profile: Profile, n: int, fleet: Cluster, plan: Plan) -> int:
+    """The least doubling of the devices on which some plan fits, or 0 within 64 times as many."""
     for _ in range(6):
         n *= 2
         try:
-            larger = cluster.with_devices(n)
+            larger = fleet.with_devices(n)
         except ClusterError:
             return 0
         base = Plan(precision=plan.precision)
         for candidate in candidates(profile, n, base):
-            if candidate.dp == n and candidate.zero == 3 and estimate(profile, candidate, larger).fits:
+            whole = candidate.dp == n and candidate.zero == 3
+            if whole and estimate(profile, candidate, larger).fits:
                 return n
     return 0
 

@@ -19,9 +19,17 @@ Score = Callable[[Profile, Plan, Cluster], Estimate]
 
 
 def search(
-    profile: Profile, cluster: Cluster, *, precision: str | None = None, score: Score | None = None
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    precision: str | None = None,
+    score: Score | None = None,
+    fleet: Cluster | None = None,
 ) -> tuple[Answer, dict[str, Estimate]]:
-    """Score every plan for the cluster; the answer, and the estimates behind it by plan."""
+    """Score every plan for the cluster; the answer, and the estimates behind it by plan.
+
+    `fleet` is what the cluster was taken from: when nothing fits, more of it may be the way out.
+    """
     start = time.perf_counter()
     base = Plan(precision=precision or default_precision(cluster))
     pricer = Pricer(profile, cluster.device, base.precision)
@@ -35,7 +43,7 @@ def search(
         raise DoesNotFit(
             f"no plan for {profile.name} fits {cluster.devices} x {cluster.device.name}",
             rule=remedy.rule(others[0][1]),
-            fix=remedy.change(profile, cluster, others[0]),
+            fix=remedy.change(profile, cluster, others[0], fleet or cluster),
         )
     ranked = fitting + others
     best = ranked[0][1]

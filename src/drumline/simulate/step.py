@@ -20,7 +20,12 @@ def simulate_step(profile: Profile, plan: Plan, cluster: Cluster, estimate: Esti
     lanes = _Lanes(cluster.overlap)
     times = layer_times(profile, plan, cluster)
     for micro in range(plan.micro):
-        _micro_batch(lanes, times, plan, last=micro == plan.micro - 1, label=f" m{micro}" if plan.micro > 1 else "")
+        _micro_batch(
+            lanes, times, reduces=plan.zero == 3 or micro == plan.micro - 1, ahead=cluster.device.kind == "cuda",
+            label=f" m{micro}" if plan.micro > 1 else "",
+        )  # fmt: skip
+        if plan.zero == 3:
+            lanes.join()
         for t in times:
             lanes.compute(f"communication statistics {t.layer.name}", statistics_seconds(t.layer, plan, cluster))
     lanes.join()
@@ -35,17 +40,28 @@ def simulate_step(profile: Profile, plan: Plan, cluster: Cluster, estimate: Esti
     return Timeline("predicted", spans)
 
 
-def _micro_batch(lanes: _Lanes, times: list[LayerTime], plan: Plan, *, last: bool, label: str) -> None:
-    """Forward through the layers, backward from the last to the first; each with the messages that belong to it."""
-    for t in times:
-        if t.gather:
-            lanes.wait_for(t.gather)
+def _micro_batch(lanes: _Lanes, times: list[LayerTime], *, reduces: bool, ahead: bool, label: str) -> None:
+    """Forward through the layers, backward from the last to the first; each with the messages that belong to it.
+
+    Parameters are asked for one layer ahead: in the backward always, in the forward where the device runs `ahead`.
+    """
+    for i, t in enumerate(times):
+        if i == 0 or not ahead:
+            lanes.send(t.gather)
+        lanes.wait(t.gather)
+        if ahead and i + 1 < len(times):
+            lanes.send(times[i + 1].gather)
         lanes.compute(f"forward {t.layer.name or '(model)'}{label}", t.forward)
     for i, t in reversed(list(enumerate(times))):
-        if t.gather and i > 0:  # the group of the whole model, with the first layer, stays gathered
-            lanes.wait_for(t.gather)
+        # the group of the whole model, which comes with the first layer, is still there
+        if i == len(times) - 1 and i > 0:
+            lanes.send(t.gather)
+        if i > 0:
+            lanes.wait(t.gather)
+        if i > 1:
+            lanes.send(times[i - 1].gather)
         lanes.compute(f"backward {t.layer.name or '(model)'}{label}", t.backward)
-        if t.reduce and (last or plan.zero == 3):
+        if reduces:
             lanes.send(t.reduce)
 
 
@@ -67,21 +83,30 @@ class _Lanes:
         self.spans.append(("compute", name, start, self._now, 0.0))
         self._advance(start, seconds, self._overlap)
 
-    def send(self, message: Message) -> None:
-        """Put a message on the communication lane."""
-        self._queue.append((message, -1.0, message.seconds))
+    def send(self, message: Message | None) -> None:
+        """Put a message, if there is one, on the communication lane."""
+        if message is not None:
+            self._queue.append((message, -1.0, message.seconds))
 
-    def wait_for(self, message: Message) -> None:
-        """Send a message that was asked for ahead, and wait for what of it could not be hidden."""
-        self.send(message)
-        self.join()
+    def wait(self, message: Message | None) -> None:
+        """Wait until a message has arrived, and so all before it; the compute lane is idle meanwhile."""
+        places = [i for i, (queued, _, _) in enumerate(self._queue) if queued is message]
+        if message is not None and places:
+            self._let_pass(places[-1] + 1)
 
     def join(self) -> None:
-        """Wait until all messages have arrived; the compute lane is idle and they run at full speed."""
+        """Wait until all messages have arrived."""
+        self._let_pass(len(self._queue))
+
+    def _let_pass(self, count: int) -> None:
+        """Messages run at full speed while the compute lane waits for the first `count` of them."""
+        rest = self._queue[count:]
+        del self._queue[count:]
         left = sum(left for _, _, left in self._queue)
         start, self._now = self._now, self._now + left
         self._advance(start, left, 1.0)
         assert not self._queue
+        self._queue = rest
 
     def _advance(self, start: float, seconds: float, speed: float) -> None:
         """Let messages proceed for a while at a share of their speed."""

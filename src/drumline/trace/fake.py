@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from ..data.stream import check_dataset, collate
 from ..errors import JobError, TraceError
-from ..job import Job, guard
+from ..job import Job, guard, line_of
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException)
 """What fake tensors raise when a program asks for a value."""
@@ -18,6 +19,8 @@ UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException)
 
 def fake_mode() -> FakeTensorMode:
     """Tensors with shapes and types but without values."""
+    # what goes wrong is raised, and told in one message; the logger would add a traceback
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -104,6 +107,7 @@ def untraceable(model: nn.Module, e: BaseException) -> TraceError:
     text = (str(e).strip().splitlines() or [type(e).__name__])[0]
     return TraceError(
         f"{type(model).__name__} cannot be traced: {type(e).__name__}: {text[:200]}",
+        where=line_of(e),
         rule="its operators may depend on the shapes of its input, not on the values",
         fix="move the decision out of forward, or express it with torch.where",
     )

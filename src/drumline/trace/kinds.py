@@ -14,8 +14,7 @@ for _kind, _words in {
     "matmul": "mm addmm bmm baddbmm addbmm mv addmv dot vdot linear matmul _scaled_mm _grouped_mm",
     "conv": "convolution _convolution mkldnn_convolution cudnn_convolution conv_transpose2d",
     "conv_backward": "convolution_backward",
-    "recurrent": "mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn _cudnn_rnn_backward _thnn_fused_lstm_cell "
-    "_thnn_fused_gru_cell",
+    "recurrent": "mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn _cudnn_rnn_backward",
     "special": "exp exp_ gelu gelu_backward tanh tanh_ tanh_backward sigmoid sigmoid_ sigmoid_backward silu silu_ "
     "silu_backward log log_ log1p expm1 erf erf_ pow sin cos softplus softplus_backward mish mish_backward elu "
     "elu_backward log_sigmoid_forward log_sigmoid_backward logit atan atan2 native_dropout bernoulli_ rsqrt "
@@ -67,6 +66,8 @@ def flops_of(func: Any, kind: str, args: Any, kwargs: Any, out: Any) -> float:
     """Operations of one call: torch's own count where it has one, else one per value that is read or written."""
     if kind in ("attention", "attention_backward"):
         return _attention_flops(kind, args, kwargs)
+    if kind == "recurrent":
+        return _recurrent_flops(args)
     counter = flop_registry.get(func._overloadpacket)
     if counter is not None:
         return float(counter(*args, **kwargs, out_val=out))
@@ -108,6 +109,14 @@ def _attention_flops(kind: str, args: Any, kwargs: Any) -> float:
     products = 2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
     causal = any(a is True for a in args) or kwargs.get("is_causal", False)
     return products * (2.5 if kind == "attention_backward" else 1.0) / (2.0 if causal else 1.0)
+
+
+def _recurrent_flops(args: Any) -> float:
+    """Every weight matrix meets every vector of the sequence once; twice that in the backward, which gets more args."""
+    found = tensors(args)
+    vectors = found[0].numel() / max(1, found[0].shape[-1])
+    weights = sum(t.numel() for t in found[1:5] if t.dim() == 2)
+    return 2.0 * vectors * weights * (2.0 if len(found) > 8 else 1.0)
 
 
 def _batch(a: torch.Tensor) -> int:

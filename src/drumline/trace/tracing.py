@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import DrumlineError, JobError, TraceError
-from ..job import Job, guard
+from ..job import Job, guard, line_of
 from ..model.profile import Affine, Layer, Op, Profile
 from .fake import UNTRACEABLE, call, fake_batch, fake_mode, fake_model, first_sample, untraceable
 from .kinds import size_of, tensors
@@ -80,6 +80,7 @@ def _record(
         raise TraceError(
             f"{type(model).__name__} failed on a batch of {n} samples: {type(e).__name__}: "
             f"{(str(e).strip().splitlines() or [''])[0][:300]}",
+            where=line_of(e),
             rule="the model and the loss run on a batch shaped like the dataset's first sample",
         ) from e
     finally:

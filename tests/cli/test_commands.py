@@ -1,0 +1,259 @@
+"""The commands as a person types them: what they print, what they leave, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TINY = '''
+import torch
+import torch.nn.functional as F
+import drumline as dl
+
+
+def job():
+    return dl.Job(
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)),
+        loss=F.cross_entropy,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2),
+        data=lambda: [(torch.full((8,), float(i % 4)), i % 4) for i in range(40)],
+        batch_size=10,
+        steps=6,
+    )
+'''
+BROKEN = '''
+import torch
+import torch.distributed as dist
+import drumline as dl
+
+
+class Twist(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 1.01 if dist.is_initialized() and dist.get_rank() == 1 else g
+
+
+class Bad(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(Twist.apply(x))
+
+
+def job():
+    return dl.Job(
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), Bad(4, 4), torch.nn.Linear(4, 2)),
+        loss=torch.nn.functional.mse_loss,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        data=lambda: [(torch.arange(4.0) + i, torch.ones(2) * i) for i in range(20)],
+        batch_size=8,
+    )
+'''
+
+
+def drumline(*arguments: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "drumline", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=200,
+        env={**os.environ, **env},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.py").write_text(TINY)
+    return tmp_path
+
+
+def refused(code: int, *arguments: object, cwd: Path | None = None) -> str:
+    done = drumline(*arguments, cwd=cwd)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+class TestPlan:
+    def test_json(self) -> None:
+        done = drumline("plan", "gpt:7b", "--cluster", "dgx-h100", "--devices", 64, "--json")
+        found = json.loads(done.stdout)
+        assert {"plans", "candidates", "seconds", "explanation"} <= set(found)
+        best, *others = found["plans"]
+        assert set(best) == {"plan", "step_seconds", "memory_bytes", "fits", "reason"}
+        assert best["fits"] and all(best["step_seconds"] <= o["step_seconds"] for o in others if o["fits"])
+        assert all(o["reason"] for o in others)
+
+    def test_writes_the_plan(self, tmp_path: Path) -> None:
+        out = tmp_path / "plan.toml"
+        done = drumline("plan", "llama:8b", "--cluster", "dgx-h100", "--devices", 8, "-o", out, "--json")
+        from drumline.plan import Plan
+
+        assert str(Plan.load(out)) == json.loads(done.stdout)["plans"][0]["plan"]
+
+    def test_traced_job(self, tiny: Path) -> None:
+        found = json.loads(drumline("plan", "tiny.py", "--cluster", "dgx-h100", "--json", cwd=tiny).stdout)
+        assert found["plans"][0]["plan"].startswith("dp=1")  # a light model on one rank wins
+
+    def test_narrow_terminal(self) -> None:
+        done = drumline("plan", "gpt:7b", "--cluster", "dgx-h100", "--devices", 8, COLUMNS="40")
+        table = done.stdout.split("\n\n")[1]
+        assert max(map(len, table.splitlines())) <= 40
+
+    def test_does_not_fit(self) -> None:
+        text = refused(3, "plan", "gpt:175b", "--cluster", "dgx-a100", "--devices", 8)
+        assert "no plan for gpt:175b fits 8 x A100" in text
+        assert "--devices 64" in text
+
+    def test_closed_pipe(self) -> None:
+        plan = f"{sys.executable} -m drumline plan gpt:7b --cluster dgx-h100 --devices 8"
+        command = f"{plan} | head -1; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+        assert "Traceback" not in done.stderr and done.returncode == 0
+
+
+class TestBadInput:
+    def test_unknown_plan_key(self, tiny: Path) -> None:
+        text = refused(2, "train", "tiny.py", "--plan", "dp=2,zer0=3", cwd=tiny)
+        assert "unknown key 'zer0'" in text and "Did you mean 'zero'?" in text
+
+    def test_unknown_key_in_a_plan_file(self, tiny: Path) -> None:
+        (tiny / "p.toml").write_text("dp = 2\nmicor = 4\n")
+        text = refused(2, "verify", "tiny.py", "--plan", "p.toml", cwd=tiny)
+        assert "unknown key 'micor'" in text and "p.toml" in text and "'micro'" in text
+
+    def test_wrong_number_of_ranks(self, tiny: Path) -> None:
+        for verb in ("train", "verify"):
+            assert "dp(3) != 4 ranks" in refused(2, verb, "tiny.py", "--plan", "dp=3", "--ranks", 4, cwd=tiny)
+
+    def test_job_that_raises(self, tmp_path: Path) -> None:
+        (tmp_path / "bad.py").write_text("def job():\n    raise ValueError('no data here')\n")
+        text = refused(2, "plan", "bad.py", "--cluster", "dgx-h100", cwd=tmp_path)
+        assert "bad.py: job() raised ValueError: no data here" in text and "line 2" in text
+
+    def test_model_that_cannot_be_traced(self, tmp_path: Path) -> None:
+        model = "class M(torch.nn.Linear):\n    def forward(self, x):\n        y = super().forward(x)\n"
+        model += "        return y if y.sum() > 0 else -y\n"
+        text = TINY.replace("def job", model + "\n\ndef job")
+        text = text.replace("torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))", "M(8, 4)")
+        (tmp_path / "m.py").write_text(text)
+        told = refused(2, "profile", "m.py", cwd=tmp_path)
+        assert "M cannot be traced" in told and "y.sum() > 0" in told and "torch.where" in told
+
+    @pytest.mark.parametrize(
+        ("old", "new", "words"),
+        [
+            ('bandwidth = "450GB/s"', "bandwidth = 0", ["node.link.bandwidth", "greater than 0"]),
+            ('alpha = "3us"', 'alpha = "-3us"', ["node.link.alpha", "greater than or equal to 0"]),
+            ('alpha = "3us"', 'alpha = "3GB"', ["node.link.alpha", "not a time"]),
+            ("launch", "lunch", ["unknown key 'lunch'", "'launch'"]),
+        ],
+    )
+    def test_cluster_file(self, tmp_path: Path, old: str, new: str, words: list[str]) -> None:
+        good = (ROOT / "src/drumline/cluster/catalogue/dgx-h100.toml").read_text()
+        assert old in good
+        (tmp_path / "c.toml").write_text(good.replace(old, new, 1))
+        text = refused(2, "plan", "gpt:7b", "--cluster", "c.toml", cwd=tmp_path)
+        assert all(w in text for w in [*words, "c.toml"]), text
+
+    def test_unsupported_plan(self, tiny: Path) -> None:
+        assert "the engine does not run tp=2" in refused(2, "verify", "tiny.py", "--plan", "tp=2", cwd=tiny)
+
+    def test_nonsense(self, tiny: Path) -> None:
+        assert "Did you mean 'gpt:7b'?" in refused(2, "plan", "gtp:7b")
+        assert "Did you mean 'dgx-h100'?" in refused(2, "plan", "gpt:7b", "--cluster", "dgx-h10")
+        assert "at least one device" in refused(2, "plan", "gpt:7b", "--cluster", "dgx-h100", "--devices", 0)
+        assert "Did you mean 'tiny.py'?" in refused(2, "plan", "tin.py", cwd=tiny)
+        assert "no known unit" in refused(2, "plan", "gpt:7b", "--cluster", "dgx-h100", "--memory", "4parsec")
+        assert "no run at" in refused(2, "report", "nowhere", cwd=tiny)
+        assert "zoo models can only be planned" in refused(2, "train", "gpt:7b")
+        assert "at least one rank" in refused(2, "measure", "--ranks", 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loop")
+    (folder / "tiny.py").write_text(TINY)
+    (folder / "broken.py").write_text(BROKEN)
+    done = drumline("measure", "--ranks", 2, "-o", "here.toml", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+class TestLoop:
+    """Measure once, then verify, train and report: each does what it says."""
+
+    def test_every_number_names_its_origin(self, folder: Path) -> None:
+        from drumline.cluster import Cluster
+        from drumline.cluster.spec import HAND
+
+        cluster = Cluster.load(folder / "here.toml")
+        numbers = list(cluster.numbers())
+        assert len(numbers) > 50
+        assert [key for key, _, origin in numbers if origin == HAND] == []
+        assert cluster.measured and cluster.table("all_reduce", 2)
+
+    def test_verify_json(self, folder: Path) -> None:
+        done = drumline("verify", "tiny.py", "--plan", "dp=2,zero=3", "--json", cwd=folder)
+        found = json.loads(done.stdout)
+        assert done.returncode == 0 and found["passed"] and found["ranks"] == 2
+        assert 0 <= found["errors"]["float64"] <= 1e-10 and 0 <= found["errors"]["float32"] <= 1e-3
+        assert found["first_divergence"] is None and found["plan"] == "dp=2,zero=3"
+
+    def test_verify_fails_and_names_the_module(self, folder: Path) -> None:
+        done = drumline("verify", "broken.py", "--plan", "dp=2", "--steps", 2, "--json", cwd=folder)
+        found = json.loads(done.stdout)
+        assert done.returncode == 4 and not found["passed"]
+        assert found["first_divergence"] == "2" and found["phase"] == "backward"
+        assert "diverges from the reference in '2'" in done.stderr
+
+    def test_train_and_report(self, folder: Path) -> None:
+        arguments = ("train", "tiny.py", "--plan", "auto", "--ranks", 2, "--cluster", "here.toml", "-o", "run")
+        done = drumline(*arguments, "--json", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert len(found["losses"]) == found["steps"] == 6
+        assert found["losses"][-1] < found["losses"][0]
+        keys = ("step_seconds", "predicted_step_seconds", "peak_bytes", "predicted_peak_bytes")
+        assert all(found[key] > 0 for key in keys)
+        done = drumline("report", "run", "--trace", "trace.json", cwd=folder)
+        assert done.returncode == 0 and "Predicted" in done.stdout
+        assert "<svg" in (folder / "run" / "report.html").read_text()
+        assert json.loads((folder / "trace.json").read_text())["traceEvents"]
+
+    def test_plain_lines_when_not_a_terminal(self, folder: Path) -> None:
+        done = drumline("train", "tiny.py", "--plan", "dp=2,micro=2", "--cluster", "here.toml", "-o", "r2", cwd=folder)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+        assert any("step 6/6  loss" in line and "grad" in line and "samples/s" in line for line in lines), done.stdout
+        assert "step time: predicted" in done.stdout and "peak memory: predicted" in done.stdout
+
+    def test_damaged_run(self, folder: Path) -> None:
+        path = folder / "run" / "profile.json"
+        good = path.read_text()
+        path.write_text(good[: len(good) // 2])
+        assert "profile.json" in refused(6, "report", "run", cwd=folder)
+        path.write_text(good)
+
+    def test_run_a_script(self, folder: Path) -> None:
+        (folder / "s.py").write_text("import os, sys\nsys.stdout.write(f'{os.environ[\"RANK\"]} {os.environ[\"WORLD_SIZE\"]} {sys.argv[1]}\\n')\n")
+        done = drumline("run", "-n", 3, "s.py", "--flag", cwd=folder)
+        assert sorted(done.stdout.split("\n")[:3]) == [f"{r} 3 --flag" for r in range(3)]
+        (folder / "f.py").write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)\n")
+        assert "rank 1 ended with exit code 7" in refused(5, "run", "-n", 2, "f.py", cwd=folder)
+
+
+def test_simulate() -> None:
+    done = drumline("simulate", "pipeline:1f1b", "--ranks", 4, "--micro", 8, "--json")
+    assert json.loads(done.stdout)["bubble"] == pytest.approx(3 / 11)
+    done = drumline("simulate", "all_reduce:ring", "--ranks", 4, "--bytes", "4MB", "--cluster", "dgx-h100", "--json")
+    assert json.loads(done.stdout)["step_seconds"] == pytest.approx(6 * (3e-6 + 1e6 / 450e9))
+    done = drumline("simulate", "gpt:7b", "--plan", "dp=8,zero=3,micro=64", "--cluster", "dgx-h100", "--json")
+    found = json.loads(done.stdout)
+    assert found["step_seconds"] == pytest.approx(sum(found["parts"].values()), rel=0.1) and found["critical_path"]
+    assert "Did you mean" in refused(2, "simulate", "all_reduce:rign", "--cluster", "dgx-h100")

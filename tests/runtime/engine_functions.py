@@ -1,0 +1,201 @@
+"""What the tests of the engine run on ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import small_jobs
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from drumline.runtime.engine import Engine, initialize
+from drumline.runtime.weights import seeded_model
+
+DOUBLE = torch.float64
+
+
+class Flat(nn.Module):
+    """Nothing but leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+class Lamb(torch.optim.Optimizer):
+    """The step of a tensor is scaled by its norm: not element-wise."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad * (group["lr"] * p.norm() / (p.grad.norm() + 1e-12)))
+
+
+class Muon(Lamb):
+    """The step of a matrix is made orthogonal: not element-wise."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    u, _, v = torch.linalg.svd(p.grad.view(p.shape[0], -1), full_matrices=False)
+                    p.sub_(group["lr"] * (u @ v).view_as(p))
+
+
+class Masks(nn.Module):
+    """Remembers the dropout masks that it drew."""
+
+    drawn: list[torch.Tensor] = []  # noqa: RUF012  # shared on purpose: the model is built more than once
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = small_jobs.Residual(6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = F.dropout(torch.ones(1, 64, dtype=x.dtype), 0.5, self.training)
+        Masks.drawn.append(mask)
+        return self.head(self.body(x) * mask[:, :6])
+
+
+OPTIMIZERS = {"lamb": Lamb, "muon": Muon, "adam": small_jobs.adam}
+
+
+def refuse(name: str, plan: str, changes: Mapping[str, Any] | None = None) -> None:
+    """Make an engine that may not be."""
+    initialize(small_jobs.make(name, **(changes or {})), plan)
+
+
+def with_optimizer(optimizer: str, plan: str) -> float:
+    """One step with an optimizer by its name."""
+    engine = initialize(small_jobs.make("mlp", optimizer=OPTIMIZERS[optimizer]), plan)
+    return engine.step(next(engine.data(1)))
+
+
+def accuracy(output: torch.Tensor, target: torch.Tensor) -> dict[str, Any]:
+    """A mean, a (sum, weight) and a plain number."""
+    right = (output.argmax(-1) == target).double()
+    return {"accuracy": right.mean(), "ones": (right.sum(), right.numel()), "rate": float(right.mean())}
+
+
+def evaluate(name: str, plan: str, samples: int, steps: int = 2) -> dict[str, float]:
+    """Train a little, evaluate, train on: evaluation changes nothing."""
+    kind = {"mlp": "vector", "cnn": "image"}[name]
+    job = small_jobs.make(name, evaluate=accuracy, validation=lambda: small_jobs.Samples(kind, samples))
+    engine = initialize(job, plan, dtype=DOUBLE)
+    losses = [engine.step(b) for b in engine.data(steps)]
+    found = engine.evaluate()
+    assert engine.module.training
+    losses += [engine.step(b) for b in engine.data(steps)]
+    again = initialize(job, plan, dtype=DOUBLE)
+    assert [again.step(b) for b in again.data(2 * steps)] == losses
+    assert found != engine.evaluate()
+    given = engine.evaluate(small_jobs.Samples(kind, 3))
+    return {**found, **{f"given {k}": v for k, v in given.items()}}
+
+
+def own_loop(name: str, plan: str, sizes: list[int], kind: str = "vector") -> list[float]:
+    """Batches of the caller's own: `sizes[rank]` samples of this rank, cut from one list of all."""
+    engine = initialize(small_jobs.make(name), plan, dtype=DOUBLE)
+    start = sum(sizes[: engine.rank])
+    losses = []
+    for _ in range(3):
+        samples = [small_jobs.Samples(kind)[start + i] for i in range(sizes[engine.rank])]
+        losses.append(engine.step(torch.utils.data.default_collate(samples)))
+    return losses
+
+
+def weights_after_initialize(name: str) -> bool:
+    """Sharded weights, put together, against the serial model's; also where units are small and rows do not divide."""
+    expected = dict(seeded_model(small_jobs.make(name)).named_parameters())
+    buffers = dict(seeded_model(small_jobs.make(name)).named_buffers())
+    with mock.patch("drumline.trace.layers.LEAST_UNIT", 40):
+        engine = initialize(small_jobs.make(name), f"dp={dist.get_world_size()},zero=3")
+    found = dict(engine.model.named_parameters())
+    assert list(found) == list(expected)
+    assert all(isinstance(p, DTensor) for p in found.values())
+    assert sum(p.to_local().numel() for p in found.values()) < sum(p.numel() for p in expected.values())
+    assert {k: p.requires_grad for k, p in found.items()} == {k: p.requires_grad for k, p in expected.items()}
+    for k, b in engine.model.named_buffers():
+        assert torch.equal(b, buffers[k])
+    return all(torch.equal(p.full_tensor(), expected[k]) for k, p in found.items())
+
+
+def where_models_are_built(plan: str) -> Counter[str]:
+    """On which device the job's model is made, how often, by this rank."""
+    built: Counter[str] = Counter()
+
+    def model() -> nn.Module:
+        made = small_jobs.MLP()
+        built[str(next(made.parameters()).device)] += 1
+        return made
+
+    initialize(small_jobs.make("mlp", model=model), plan)
+    return built
+
+
+def dropout_masks(plan: str) -> list[list[float]]:
+    """The masks of one step, micro-batch by micro-batch."""
+    engine = initialize(small_jobs.make("mlp", model=Masks), plan)
+    Masks.drawn = []
+    engine.step(next(engine.data(1)))
+    return [m.flatten().tolist() for m in Masks.drawn]
+
+
+def gradients_with_dropout(plan: str) -> dict[str, torch.Tensor]:
+    """The gradients of the first step of a model with dropout."""
+    engine = initialize(small_jobs.make("dropout"), plan, dtype=DOUBLE)
+    found: dict[str, torch.Tensor] = {}
+    engine.gradients_ready = lambda: found.update(  # type: ignore[method-assign]  # this is what it is for
+        {k: engine.strategy.whole(p.grad).clone() for k, p in engine.model.named_parameters() if p.grad is not None}
+    )
+    engine.step(next(engine.data(1)))
+    return found
+
+
+def clocked(plan: str) -> tuple[set[str], int]:
+    """The phases that are timed, and the number of steps."""
+    engine = initialize(small_jobs.make("mlp"), plan)
+    for batch in engine.data(3):
+        engine.step(batch)
+    assert all(seconds >= 0 for seconds in engine.clock.values())
+    return set(engine.clock), engine.steps
+
+
+def ignoring(plan: str, weighted: bool) -> list[float]:
+    """A mean over what is not ignored, with its weight given apart: a rank may have nothing that counts."""
+
+    def mean(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=-100)
+
+    job = small_jobs.make("masked", loss=mean, sample_weight=lambda x, target: (target != -100).sum())
+    engine: Engine = initialize(job if weighted else small_jobs.make("masked"), plan, dtype=DOUBLE)
+    return [engine.step(b) for b in engine.data(4)]
+
+
+def batch_without_weight() -> None:
+    """Every target is ignored."""
+    job = small_jobs.make("masked")
+    engine = initialize(job, f"dp={dist.get_world_size()}", dtype=DOUBLE)
+    engine.step((torch.zeros(2, 5, dtype=torch.long), torch.full((2, 5), -100)))
+
+
+def infinite_loss() -> None:
+    """The loss is not a number on one rank alone; all of them give up."""
+    job = small_jobs.make("mlp", loss=lambda y, t: y.sum() * (float("inf") if dist.get_rank() else 1.0))
+    engine = initialize(job, f"dp={dist.get_world_size()}")
+    engine.step(next(engine.data(1)))

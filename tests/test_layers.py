@@ -1,0 +1,111 @@
+"""The one-way order of the rooms: a room imports only from rooms before it, and torch begins at `data`."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "drumline"
+
+ORDER = [
+    {"errors", "units", "files"},
+    {"mesh", "timeline", "job"},
+    {"schedule"},
+    {"cluster"},
+    {"model"},
+    {"plan"},
+    {"cost"},
+    {"search"},
+    {"simulate"},
+    {"report"},
+    {"data"},
+    {"trace"},
+    {"comm"},
+    {"runtime"},
+    {"measure"},
+    {"launch"},
+    {"cli"},
+]
+TORCH_BEGINS = "data"
+LEVEL = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """(absolute module, whether only for type checking) of every import in a file, also those inside functions."""
+    package = ["drumline", *path.relative_to(SOURCE).parent.parts]
+    found = []
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, id(node) in typing_only) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, node.module] if node.module else base)
+            found.append((module, id(node) in typing_only))
+            if not node.module:
+                found += [(f"{module}.{alias.name}", id(node) in typing_only) for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_room_imports_only_from_rooms_before_it(path: Path) -> None:
+    room = room_of(path)
+    if room in ("__init__", "__main__"):
+        return
+    for module, _ in imports(path):
+        parts = module.split(".")
+        if parts[0] != "drumline" or len(parts) < 2 or parts[1] not in LEVEL:
+            continue
+        other = parts[1]
+        assert other == room or LEVEL[other] <= LEVEL[room], f"{room} imports {other}"
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_torch_begins_at_data(path: Path) -> None:
+    room = room_of(path)
+    if room in LEVEL and LEVEL[room] < LEVEL[TORCH_BEGINS]:
+        heavy = [m for m, typing in imports(path) if m.split(".")[0] in ("torch", "numpy") and not typing]
+        assert not heavy, f"{path} imports {heavy}"
+
+
+def test_every_room_is_in_the_order() -> None:
+    rooms = {room_of(p) for p in files()} - {"__init__", "__main__"}
+    assert rooms == set(LEVEL)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["plan", "gpt:7b", "--cluster", "dgx-h100", "--devices", "64", "--json"],
+        ["simulate", "pipeline:1f1b"],
+        ["profile", "resnet50"],
+    ],
+)
+def test_commands_without_torch(arguments: list[str]) -> None:
+    program = (
+        "import sys; sys.argv = ['drumline', *sys.argv[1:]]\n"
+        "from drumline.cli import app\n"
+        "app(standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules, 'torch was imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,70 @@
+"""The README is executed: its commands in order, and its Python as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+
+
+def commands() -> list[str]:
+    lines = [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("drumline")]
+
+
+def test_first_code_stands_before_line_15() -> None:
+    assert README.split("```")[0].count("\n") < 15
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^make (\S+)", "\n".join(blocks("sh")), re.M)
+    assert {"demo", "test", "check"} <= set(targets)
+    assert all(re.search(rf"^{t}:", makefile, re.M) for t in targets)
+    told = (ROOT / ".ci" / "run").read_text()
+    assert all(f"make {t}" in told for t in ("demo", "test", "check"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.mark.parametrize("command", commands())
+def test_command(command: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)], cwd=folder, capture_output=True, text=True, timeout=280,
+        env={**os.environ, "DRUMLINE_CACHE": str(folder / "cache")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_python(tmp_path: Path) -> None:
+    (program,) = blocks("python")
+    path = tmp_path / "readme.py"
+    path.write_text(program)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"\d\.\d\d \{'loss': \d\.\d+\}\n", done.stdout)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
