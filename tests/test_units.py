@@ -65,7 +65,7 @@ def test_what_has_no_unit(parse: object, text: str, words: str) -> None:
 @pytest.mark.parametrize(("printed", "text"), [
     (units.format_bytes(1.5 * 2**30), "1.50 GiB"), (units.format_bytes(12), "12 B"),
     (units.format_bytes(300 * 2**20), "300 MiB"), (units.format_count(6.74e9), "6.74 G"),
-    (units.format_count(989e12, "FLOP/s"), "989 TFLOP/s"), (units.format_count(5), "5.00"),
+    (units.format_count(989e12, "FLOP/s"), "989 TFLOP/s"), (units.format_count(5), "5"), (units.format_count(0.5), "0.50"),
     (units.format_rate(450e9), "450 GB/s"), (units.format_seconds(0.0123), "12.3 ms"), (units.format_seconds(0), "0 s"),
     (units.format_seconds(7200), "2.00 h"), (units.format_seconds(180), "3.00 min"), (units.format_seconds(2e-8), "20.0 ns"),
     (units.format_percent(0.123), "+12.3%"), (units.format_percent(-1), "-100.0%"),

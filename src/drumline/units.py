@@ -55,7 +55,7 @@ def format_count(n: float, unit: str = "") -> str:
     for prefix, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(n) >= scale:
             return f"{_digits(n / scale)} {prefix}{unit}"
-    return f"{_digits(n)} {unit}".rstrip()
+    return f"{n:.0f} {unit}".rstrip() if n == int(n) else f"{_digits(n)} {unit}".rstrip()
 
 
 def format_rate(bytes_per_second: float) -> str:

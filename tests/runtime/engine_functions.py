@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
+import odd_models
 import small_jobs
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from drumline.errors import GaveUp
 from drumline.runtime.engine import Engine, initialize
 from drumline.runtime.weights import seeded_model
 
@@ -108,6 +110,28 @@ def evaluate(name: str, plan: str, samples: int, steps: int = 2) -> dict[str, fl
     return {**found, **{f"given {k}": v for k, v in given.items()}}
 
 
+def evaluate_batch_statistics(plan: str, samples: int) -> dict[str, float]:
+    """Evaluate a norm that keeps no running statistics: it uses those of the batch, over all ranks."""
+    job = small_jobs.make("mlp", model=odd_models.Norm1d, batch_size=6)
+    engine = initialize(job, plan, dtype=DOUBLE)
+    engine.step(next(engine.data(1)))
+    return engine.evaluate(small_jobs.Samples("vector", samples))
+
+
+def evaluate_half(plan: str) -> tuple[float, float]:
+    """The loss over all samples after two steps in bf16, and that of the next step."""
+    engine = initialize(small_jobs.make("cnn"), plan)
+    for batch in engine.data(2):
+        engine.step(batch)
+    return engine.evaluate()["loss"], engine.step(next(engine.data(1)))
+
+
+def evaluate_nothing(plan: str) -> dict[str, float]:
+    """A metric over samples of which none counts."""
+    job = small_jobs.make("mlp", evaluate=lambda output, target: {"none": (output.sum() * 0, 0)})
+    return initialize(job, plan).evaluate()
+
+
 def own_loop(name: str, plan: str, sizes: list[int], kind: str = "vector") -> list[float]:
     """Batches of the caller's own: `sizes[rank]` samples of this rank, cut from one list of all."""
     engine = initialize(small_jobs.make(name), plan, dtype=DOUBLE)
@@ -194,8 +218,14 @@ def batch_without_weight() -> None:
     engine.step((torch.zeros(2, 5, dtype=torch.long), torch.full((2, 5), -100)))
 
 
-def infinite_loss() -> None:
-    """The loss is not a number on one rank alone; all of them give up."""
+def infinite_loss() -> str:
+    """The loss is not a number on one rank alone; all of them give up, with the weights as they were."""
     job = small_jobs.make("mlp", loss=lambda y, t: y.sum() * (float("inf") if dist.get_rank() else 1.0))
     engine = initialize(job, f"dp={dist.get_world_size()}")
-    engine.step(next(engine.data(1)))
+    before = {k: p.detach().clone() for k, p in engine.model.named_parameters()}
+    try:
+        engine.step(next(engine.data(1)))
+    except GaveUp as e:
+        assert all(torch.equal(p, before[k]) for k, p in engine.model.named_parameters())
+        return str(e)
+    return "went on"

@@ -57,17 +57,18 @@ def run_ranks(
     threads = threads or max(1, (os.cpu_count() or 1) // ranks)
     with tempfile.TemporaryDirectory(prefix="drumline-") as folder:
         store = os.path.join(folder, "store")
-        pipes, processes = [], []
-        for rank in range(ranks):
-            here, there = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_rank_main, args=(there, order, rank, ranks, threads, store), daemon=True
-            )
-            process.start()
-            there.close()
-            pipes.append(here)
-            processes.append(process)
+        pipes: list[Any] = []
+        processes: list[Any] = []
         try:
+            for rank in range(ranks):
+                here, there = context.Pipe(duplex=False)
+                pipes.append(here)
+                process = context.Process(
+                    target=_rank_main, args=(there, order, rank, ranks, threads, store), daemon=True
+                )
+                process.start()
+                processes.append(process)
+                there.close()
             return _collect(pipes, processes, on_event)
         finally:
             _end(processes)

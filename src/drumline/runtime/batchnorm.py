@@ -60,7 +60,7 @@ class _Spanning:
         m = self.module
         m._check_input_dim(x)
         if not m.training and m.running_mean is not None:
-            return type(m).forward(m, x)
+            return self._evaluate(x)
         if x.dtype in (torch.bfloat16, torch.float16):  # sums of half precision are kept in float32, as torch's own are
             x = x.float()
         mean, variance, count = self._statistics(x.detach())
@@ -77,6 +77,14 @@ class _Spanning:
         )
         assert isinstance(out, torch.Tensor)
         return out
+
+    def _evaluate(self, x: torch.Tensor) -> torch.Tensor:
+        """With the running statistics. A gathered weight may be of half precision, which they are not."""
+        m = self.module
+        if m.weight is None or m.running_mean is None or m.weight.dtype == m.running_mean.dtype:
+            return type(m).forward(m, x)
+        weight, bias = m.weight.to(m.running_mean.dtype), m.bias.to(m.running_mean.dtype)
+        return F.batch_norm(x, m.running_mean, m.running_var, weight, bias, False, 0.0, m.eps)
 
     def _statistics(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Mean, variance and count per channel over all ranks: the variances of the slices, and of their means."""

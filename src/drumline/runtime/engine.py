@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,7 +101,9 @@ class Engine:
         assert model is not None
         if not sharded:
             model.to(self.device)
-        self._norms = span_statistics(model, self.group) if self.ranks > 1 else []
+        # torch's own BatchNorm refuses the bf16 weights that a sharded bf16 plan gathers
+        own = self.ranks > 1 or (plan.zero == 3 and plan.precision == "bf16")
+        self._norms = span_statistics(model, self.group) if own else []
         if plan.recompute == "full":
             recompute(model)
         self.module = self.strategy.wrap(model)
@@ -139,17 +142,21 @@ class Engine:
             loss_sum, weight_sum = sums.tolist()
         if not weight_sum:
             raise JobError(f"step {self.steps}: the batch has no weight", rule="the weights of a batch add up to > 0")
+        loss = float(loss_sum / weight_sum)
+        if not math.isfinite(loss):  # before the update, so that the weights are those of the last good step
+            raise GaveUp(f"the loss is {loss} at step {self.steps}", rule="training goes on while the loss is finite")
         with self._phase("optimizer"):
             self._update(batch.samples / weight_sum if weighted else 1.0)
-        loss = loss_sum / weight_sum
-        if not (loss == loss and abs(loss) != float("inf")):
-            raise GaveUp(f"the loss is {loss} at step {self.steps}", rule="training goes on while the loss is finite")
-        return float(loss)
+        return loss
+
+    def begin(self, micro: Micro) -> None:
+        """Tell the norms whether this rank's slice of a micro-batch counts."""
+        for norm in self._norms:
+            norm.present = micro.samples > 0
 
     def loss_of(self, micro: Micro) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """Sum and weight of the loss of one micro-batch, and whether the weight is the job's own."""
-        for norm in self._norms:
-            norm.present = micro.samples > 0
+        self.begin(micro)
         value = to_device(micro.input, self.device, self.dtype)
         target = to_device(micro.target, self.device, self.dtype)
         loss = self.job.loss(call(self.module, value), target)

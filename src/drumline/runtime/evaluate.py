@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +38,8 @@ def evaluate(engine: Engine, dataset: Any = None) -> dict[str, float]:
     table = torch.stack([sums[name] for name in names])
     if engine.ranks > 1:
         dist.all_reduce(table, group=engine.group)
-    return {name: float(total / weight) for name, (total, weight) in zip(names, table.tolist(), strict=True)}
+    pairs = zip(names, table.tolist(), strict=True)
+    return {name: total / weight if weight else math.nan for name, (total, weight) in pairs}
 
 
 def _measure(engine: Engine, micro: Micro) -> dict[str, torch.Tensor]:
@@ -45,6 +47,7 @@ def _measure(engine: Engine, micro: Micro) -> dict[str, torch.Tensor]:
     from .engine import weigh
 
     job = engine.job
+    engine.begin(micro)
     value = to_device(micro.input, engine.device, engine.dtype)
     target = to_device(micro.target, engine.device, engine.dtype)
     with computing(engine.plan.precision, engine.device):
@@ -59,5 +62,5 @@ def _measure(engine: Engine, micro: Micro) -> dict[str, torch.Tensor]:
         if not isinstance(result, tuple | list):
             result = torch.as_tensor(result, dtype=torch.float64)
         total, weight, _ = weigh(job, result, value, target, micro.samples)
-        pairs[name] = torch.stack([total.double(), weight.double()])
+        pairs[name] = torch.stack([total.double(), weight.double()]).to(engine.device)
     return pairs

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
+import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import PlanError
@@ -24,27 +24,32 @@ def recompute(model: nn.Module) -> None:
             fix="recompute=none, or group the modules into blocks",
         )
     for module in layers:
-        norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
-        again = functools.partial(_contexts, norms)
         module.forward = functools.partial(  # the name of the module must not change
-            checkpoint, module.forward, use_reentrant=False, context_fn=again
+            checkpoint, module.forward, use_reentrant=False, context_fn=functools.partial(_contexts, module)
         )
 
 
-def _contexts(norms: list[_BatchNorm]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _statistics_held(norms)
+def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    moved: list[tuple[torch.Tensor, torch.Tensor]] = []
+    return _first(module, moved), _again(moved)
 
 
 @contextmanager
-def _statistics_held(norms: list[_BatchNorm]) -> Iterator[None]:
-    """The second forward sees the same batch: running statistics must not move again."""
-    held = [(m, m.momentum, None if m.num_batches_tracked is None else m.num_batches_tracked.clone()) for m in norms]
-    for m in norms:
-        m.momentum = 0.0
+def _first(module: nn.Module, moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+    """Remember the buffers that the forward moves (running statistics, vectors of a spectral norm) as they were."""
+    before = [(b, b._version, b.clone()) for b in module.buffers()]
+    yield
+    moved += [(b, old) for b, version, old in before if b._version != version]
+
+
+@contextmanager
+def _again(moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+    """The second forward starts from what the first started from, and leaves what the first left."""
+    now = [b.clone() for b, _ in moved]
+    for b, old in moved:
+        b.copy_(old)
     try:
         yield
     finally:
-        for m, momentum, count in held:
-            m.momentum = momentum
-            if count is not None and m.num_batches_tracked is not None:
-                m.num_batches_tracked.copy_(count)
+        for (b, _), value in zip(moved, now, strict=True):
+            b.copy_(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import JobError
 from ..job import Job, guard
+from ..trace.kinds import tensors
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""What every module keeps: its parameters and buffers are sent under their own names."""
 
 
 def seeded_model(job: Job, dtype: torch.dtype | None = None) -> nn.Module:
@@ -86,13 +91,22 @@ def _tie(model: nn.Module) -> None:
 def _fill_attributes(
     model: nn.Module, source: nn.Module | None, group: dist.ProcessGroup, device: torch.device
 ) -> None:
-    """Tensors that a module keeps as plain attributes are no buffers, but its forward reads them."""
+    """Tensors that a module keeps as plain attributes or in lists are no buffers, but its forward reads them."""
     held = dict(source.named_modules()) if source is not None else {}
+
+    def carry(value: Any, mine: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return _send(mine, value.shape, value.dtype, group, device)
+        if type(value) in (list, tuple):
+            return type(value)(carry(v, None if mine is None else mine[i]) for i, v in enumerate(value))
+        if type(value) is dict:
+            return {k: carry(v, None if mine is None else mine[k]) for k, v in value.items()}
+        return value
+
     for name, module in model.named_modules():
         for key, value in list(vars(module).items()):
-            if isinstance(value, torch.Tensor):
-                mine = getattr(held[name], key) if held else None
-                setattr(module, key, _send(mine, value.shape, value.dtype, group, device))
+            if key not in _OF_TORCH and tensors(value):
+                setattr(module, key, carry(value, getattr(held[name], key) if held else None))
 
 
 def _send(

@@ -29,6 +29,8 @@ class Witness:
         self.output_gradients: dict[Key, torch.Tensor] = {}
         self.gradients: list[dict[str, torch.Tensor]] = []
         """Of the first step and of the last, by parameter."""
+        self.largest: dict[str, torch.Tensor] = {}
+        """Of each number of each parameter, the largest gradient of all steps."""
         self._micro = 0
         self._calls: dict[str, int] = {}
         self._hooks: list[Any] = []

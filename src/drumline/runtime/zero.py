@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from ..errors import PlanError
 from ..trace.layers import layers_of
 from .strategy import Strategy
 
@@ -34,6 +35,13 @@ class Shard(Strategy):
             )
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        for name, p in model.named_parameters():
+            if p.dim() == 0:
+                raise PlanError(
+                    f"parameter {name!r} cannot be sharded",
+                    rule="zero=3 cuts parameters along their first dim; a single number has none",
+                    fix="zero=0, or make it a tensor of one number",
+                )
         for spec in layers_of(model):
             if spec.unit:
                 fully_shard(spec.module, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy)

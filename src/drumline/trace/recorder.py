@@ -80,6 +80,10 @@ class Recorder(TorchDispatchMode):
             if p.requires_grad:
                 self._hooks.append(p.register_post_accumulate_grad_hook(self._gradient))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while tracing; torch's wrapper would cost time at every operator
+
     def close(self) -> None:
         """Take the hooks off the model."""
         for hook in self._hooks:
