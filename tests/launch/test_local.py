@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +112,7 @@ def test_rank_zero_first(world: Any, tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, json
+from pathlib import Path
 sys.path[:0] = {paths!r}
 import torch, small_jobs
 import drumline as dl
@@ -121,12 +124,12 @@ def train(threads=1):
     return engine.rank, engine.ranks, losses, engine.evaluate()["loss"]
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["spawn"]:
+    if sys.argv[2:] == ["spawn"]:
         results = dl.spawn(train, ranks=2)
     else:
         results = [train()]
     for result in results:
-        print("RESULT", json.dumps(result))
+        Path(sys.argv[1], f"{{result[0]}}.json").write_text(json.dumps(result))
 """
 
 
@@ -135,21 +138,22 @@ def test_one_script_three_ways(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(paths=[str(Path(__file__).parents[1])]))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    alone = _results([sys.executable, str(script)])
+    alone = _results([sys.executable, str(script)], tmp_path / "alone")
     assert [(rank, ranks) for rank, ranks, _, _ in alone] == [(0, 1)]
-    for command in ([*torchrun, str(script)], [sys.executable, str(script), "spawn"]):
-        results = _results(command)
+    for command, more in (([*torchrun, str(script)], ""), ([sys.executable, str(script)], "spawn")):
+        results = _results(command, tmp_path / f"two{more}", *filter(None, [more]))
         assert sorted((rank, ranks) for rank, ranks, _, _ in results) == [(0, 2), (1, 2)]
         for _, _, losses, evaluated in results:
             assert losses == pytest.approx(alone[0][2], rel=1e-10)
             assert evaluated == pytest.approx(alone[0][3], rel=1e-10)
 
 
-def _results(command: list[str]) -> list[Any]:
-    import json
-    import os
-
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+def _results(command: list[str], folder: Path, *more: str) -> list[Any]:
+    """What each rank wrote; lines of two ranks on one terminal would mix."""
+    folder.mkdir()
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(folder), *more], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
-    return [json.loads(line.split("RESULT ")[1]) for line in done.stdout.splitlines() if "RESULT " in line]
+    return [json.loads(path.read_text()) for path in sorted(folder.iterdir())]

@@ -82,21 +82,31 @@ class Norm1d(_Base):
 
 
 class FrozenNorm(_Base):
-    """A BatchNorm that stays in evaluation, and a frozen block."""
+    """A BatchNorm that stays in evaluation, in a block, and a frozen block."""
+
+    class Block(nn.Module):
+        """What is recomputed."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.linear(x))
 
     def more(self) -> None:
-        self.norm, self.frozen = nn.BatchNorm1d(6), small_jobs.Residual(6)
-        self.norm.running_mean = torch.rand(6)
-        self.norm.requires_grad_(False)
+        self.normed, self.frozen = FrozenNorm.Block(), small_jobs.Residual(6)
+        self.normed.norm.running_mean = torch.rand(6)
+        self.normed.norm.requires_grad_(False)
         self.frozen.requires_grad_(False)
 
     def train(self, mode: bool = True) -> FrozenNorm:
         super().train(mode)
-        self.norm.eval()
+        self.normed.norm.eval()
         return self
 
     def odd(self, x: torch.Tensor) -> torch.Tensor:
-        return self.frozen(self.norm(x))
+        return self.frozen(self.normed(x))
 
 
 class Pair(_Base):

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import PlanError
@@ -37,9 +38,12 @@ def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Abstract
 @contextmanager
 def _first(module: nn.Module, moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
     """Remember the buffers that the forward moves (running statistics, vectors of a spectral norm) as they were."""
+    # torch's norms move theirs without counting it as a change
+    norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.training]
+    statistics = {id(b) for m in norms for b in m.buffers(recurse=False)}
     before = [(b, b._version, b.clone()) for b in module.buffers()]
     yield
-    moved += [(b, old) for b, version, old in before if b._version != version]
+    moved += [(b, old) for b, version, old in before if b._version != version or id(b) in statistics]
 
 
 @contextmanager
