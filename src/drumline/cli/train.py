@@ -89,14 +89,15 @@ def train_now(
     count = steps or job.steps
     out = _Screen(count, predicted.step_seconds, quiet=quiet)
     out.start(job.source, chosen, answer, predicted)
-    records, results = _run(job.reference, chosen, count, bool(job.evaluate or job.validation), machines, out)
+    records, results, speed = _run(job.reference, chosen, count, bool(job.evaluate or job.validation), machines, out)
+    predicted = predicted if speed is None else predicted.at_speed(speed)
     first = results[0]
     run = Run(
         name=folder.name, job=job.source, digest=job.digest, command=tuple(sys.argv),
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), machine=_machine(),
         versions=_versions(), ranks=chosen.ranks, device=first["device"], batch_size=job.batch_size, plan=chosen,
         cluster=machines, profile=profile, estimate=predicted, answer=answer, steps=tuple(records),
-        predicted=simulate_step(profile, chosen, machines, predicted),
+        predicted=simulate_step(profile, chosen, machines, predicted, speed=speed or 1.0),
         measured=Timeline(
             "measured", tuple(s for r in results for s in r["spans"]),
             notes=(f"step {first['probed']}, recorded under the profiler, which slows it",),
@@ -130,15 +131,20 @@ def _answer(profile: Profile, machines: Cluster, given: Plan | None) -> tuple[An
 
 def _run(
     reference: str, plan: Plan, steps: int, evaluate: bool, machines: Cluster, out: _Screen
-) -> tuple[list[StepRecord], list[dict[str, Any]]]:
-    """Start the ranks; collect a record per step and what each rank measured."""
+) -> tuple[list[StepRecord], list[dict[str, Any]], float | None]:
+    """Start the ranks; a record per step, what each rank measured, and how fast the machine was when they began."""
     from ..launch import run_ranks
     from ..report import StepRecord
-    from ..runtime.train import train_rank
+    from .ranks import train_rank
 
     records: list[StepRecord] = []
+    speeds: list[float] = []
 
     def on_event(rank: int, e: dict[str, Any]) -> None:
+        if "speed" in e:
+            speeds.append(e["speed"])
+            out.speed(e["speed"])
+            return
         records.append(
             StepRecord(e["step"], e["loss"], e["grad_norm"], e["seconds"], e["samples"], e["memory_bytes"])
         )
@@ -146,10 +152,10 @@ def _run(
 
     with out:
         results = run_ranks(
-            train_rank, reference, str(plan), steps, evaluate, ranks=plan.ranks,
-            threads=machines.device.threads or None, on_event=on_event,
+            train_rank, reference, str(plan), steps, evaluate, machines.device if machines.measured else None,
+            ranks=plan.ranks, threads=machines.device.threads or None, on_event=on_event,
         )  # fmt: skip
-    return records, results
+    return records, results, speeds[0] if speeds else None
 
 
 class _Screen:
@@ -186,6 +192,15 @@ class _Screen:
 
             self._console.print(f"{job} with {plan}")
             self._console.print(estimate_lines(predicted))
+
+    def speed(self, share: float) -> None:
+        """The machine is not as fast, or faster, than when it was measured: the prediction follows."""
+        from ..units import format_seconds
+
+        self._predicted /= share
+        if not self._quiet:
+            told = f"{share:.2f} of its measured speed"
+            self._console.print(f"the machine now runs at {told}: predicted {format_seconds(self._predicted)} a step")
 
     def step(self, e: dict[str, Any]) -> None:
         """One more step: `step 10/60 loss 3.21 grad 1.2 ...`."""

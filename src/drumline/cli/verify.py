@@ -62,7 +62,7 @@ def verify_now(target: str, plan: Plan, steps: int) -> Verification:
     """Start the plan's ranks and compare."""
     from ..launch import run_ranks
     from ..plan import check
-    from ..runtime.train import verify_rank
+    from .ranks import verify_rank
 
     check(plan)
     result: Verification = run_ranks(verify_rank, target, str(plan), steps, ranks=plan.ranks)[0]

@@ -127,6 +127,8 @@ class Device:
     """Memory that the framework takes before the first tensor."""
     threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """Of a CPU rank: how many it was measured with, and is run with; 0 leaves it to the launcher."""
+    situ: dict[str, Annotated[float, Field(ge=1, le=100)]] = field(default_factory=dict)
+    """By what factor kernels in a training step take longer than alone: `compute`, `conv`, `update`; 1 if not given."""
     curve: tuple[Curve, ...] = ()
 
     def curve_of(self, kernel: str, dtype: str) -> Curve | None:
@@ -163,6 +165,12 @@ class Cluster:
     network: Network | None = None
     overlap: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The share of communication that proceeds while the device computes: 1 is free, 0 means they take turns."""
+    straggle: Annotated[float, Field(ge=1, le=100)] = 1.0
+    """By what factor a step is slower because every rank waits for the slowest."""
+    stall: Seconds = 0.0
+    """What a small message costs in the middle of a step, where ranks arrive apart; 0 if only its own time is known."""
+    unit: Seconds = 0.0
+    """What sharding one unit costs a step beyond its messages: bookkeeping, copies, ranks that arrive apart."""
     spread: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The relative spread of repeated measurements (half of the interquartile range over the median)."""
     collective: tuple[Table, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,16 @@ class Estimate:
     def fits(self) -> bool:
         """Whether the memory suffices."""
         return self.memory_bytes <= self.memory_limit
+
+    def at_speed(self, speed: float) -> Estimate:
+        """The same step on a machine that runs at a share of its measured speed."""
+        return dataclasses.replace(
+            self,
+            step_seconds=self.step_seconds / speed,
+            parts={k: v / speed for k, v in self.parts.items()},
+            hidden_seconds=self.hidden_seconds / speed,
+            notes=(*self.notes, f"the machine ran at {speed:.2f} of its measured speed when the run began"),
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the JSON form."""

@@ -57,10 +57,11 @@ def layer_times(profile: Profile, plan: Plan, cluster: Cluster, pricer: Pricer |
     pricer = pricer or Pricer(profile, cluster.device, plan.precision)
     n = largest_share(profile.batch_size, plan)
     times: list[LayerTime] = []
+    wait = cluster.straggle if plan.dp > 1 else 1.0
     for layer in profile.each():
-        forward = pricer.layer_seconds(layer, "forward", n)
+        forward = wait * pricer.layer_seconds(layer, "forward", n)
         again = forward if plan.recompute == "full" and layer.composite else 0.0
-        backward = pricer.layer_seconds(layer, "backward", n) + again
+        backward = wait * pricer.layer_seconds(layer, "backward", n) + again
         times.append(LayerTime(layer, forward, backward, again))
     if plan.dp == 1:
         return times
@@ -117,6 +118,7 @@ def estimate(profile: Profile, plan: Plan, cluster: Cluster, *, pricer: Pricer |
     backward = m * sum(t.backward for t in times) - again
     exposed, hidden = _communication(times, plan, cluster)
     exposed += m * sum(statistics_seconds(t.layer, plan, cluster) for t in times)
+    exposed += copies_seconds(profile, plan, pricer)
     memory = peak_memory(profile, plan, largest_share(profile.batch_size, plan))
     # the engine agrees on the loss: one small all-reduce
     overhead = collective_seconds("all_reduce", plan.dp, 16, cluster)
@@ -145,14 +147,21 @@ def estimate(profile: Profile, plan: Plan, cluster: Cluster, *, pricer: Pricer |
     )  # fmt: skip
 
 
+def copies_seconds(profile: Profile, plan: Plan, pricer: Pricer) -> float:
+    """Gradients are divided and copied into buckets; sharded parameters are copied in and out of gathered buffers."""
+    if plan.dp == 1:
+        return 0.0
+    each = 2.0 * profile.parameter_bytes
+    passes = 1 if plan.zero == 0 else 3 * plan.micro
+    return passes * sum(pricer.update_seconds(x, each, 1.0, 1.0) for x in profile.each())
+
+
 def statistics_seconds(layer: Layer, plan: Plan, cluster: Cluster) -> float:
     """Small messages that BatchNorms wait for: one in the forward and one in the backward of each."""
     if not layer.norms or plan.dp == 1:
         return 0.0
-    again = 2 if plan.recompute == "full" and layer.composite else 1
-    small = 16 * 1024.0
-    gather = collective_seconds("all_gather", plan.dp, small, cluster)
-    return layer.norms * (again * gather + collective_seconds("all_reduce", plan.dp, small, cluster))
+    times = 3 if plan.recompute == "full" and layer.composite else 2
+    return layer.norms * times * max(cluster.stall, collective_seconds("all_reduce", plan.dp, 4096.0, cluster))
 
 
 def _communication(times: list[LayerTime], plan: Plan, cluster: Cluster) -> tuple[float, float]:
@@ -186,7 +195,8 @@ def _sharded_communication(times: list[LayerTime], plan: Plan, cluster: Cluster)
         on_the_way = (gather[i - 1] if i > 1 else 0.0) + (reduce[i + 1] if i < last else 0.0)
         exposed += max(0.0, on_the_way - cluster.overlap * times[i].backward)
     total = 2 * sum(gather) - gather[0] + sum(reduce)
-    return plan.micro * min(exposed, total), plan.micro * max(0.0, total - exposed)
+    units = sum(1 for t in times if t.gather)
+    return plan.micro * (min(exposed, total) + units * cluster.unit), plan.micro * max(0.0, total - exposed)
 
 
 def _optimizer(profile: Profile, plan: Plan, pricer: Pricer) -> float:

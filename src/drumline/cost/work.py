@@ -17,7 +17,10 @@ WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "bf16-pure": 2, "fp8": 1}
 
 
 class Pricer:
-    """Seconds of operators and layers on one device in one precision. Remembers what it has priced."""
+    """Seconds of operators and layers on one device in one precision. Remembers what it has priced.
+
+    An operator is priced as it was measured, alone; a layer as it runs in a step, which takes longer (`Device.situ`).
+    """
 
     def __init__(self, profile: Profile, device: Device, precision: str) -> None:
         if precision not in device.peak:
@@ -45,7 +48,10 @@ class Pricer:
         """One layer's forward or backward on n samples."""
         key = (id(layer.ops), phase, n)
         if key not in self._known:
-            self._known[key] = sum(self.op_seconds(op, n) * op.count for op in layer.ops if op.phase == phase)
+            convolves = any(op.kind == "conv" for op in layer.ops)
+            situ = self._device.situ.get("conv" if convolves else "compute", 1.0)
+            alone = sum(self.op_seconds(op, n) * op.count for op in layer.ops if op.phase == phase)
+            self._known[key] = situ * alone
         return self._known[key]
 
     def memory_rate(self, kind: str, size: float) -> float:
@@ -62,7 +68,7 @@ class Pricer:
             return 0.0
         each = layer.parameters * share * bytes_per_number / (layer.tensors * max(1.0, ops))
         once = max(self._device.launch, each / self.memory_rate("update", max(each, 1.0)))
-        return layer.tensors * ops * once
+        return layer.tensors * ops * once * self._device.situ.get("update", 1.0)
 
     def _compute_rate(self, kind: str, flops: float) -> float:
         curve = self._device.curve_of(kind, self._precision)

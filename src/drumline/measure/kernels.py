@@ -44,7 +44,7 @@ def measure_kernels(device: torch.device, dtype: torch.dtype, report: Callable[[
     points = []
     for kernel, size, action in _cases(device, dtype):
         report(_STAGES.get(kernel, "memory"))
-        points.append(Point(kernel, size, clock(action, device=device.type)))
+        points.append(Point(kernel, size, clock(action, budget=0.02, device=device.type)))
     return points
 
 

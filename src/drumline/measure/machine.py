@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -18,10 +18,11 @@ from ..comm.environment import connect, device_of
 from .fit import alpha_beta
 from .kernels import Point, geometric_mean, measure_kernels, measure_launch
 from .links import measure_collectives, measure_overlap, measure_pair
+from .situ import Waiting, measure_situ, measure_waiting
 
 STAGES = (
-    "matmul", "attention", "conv", "memory", "launch", "point to point", "all_reduce", "all_gather", "reduce_scatter",
-    "overlap",
+    "matmul", "attention", "conv", "memory", "launch", "steps", "point to point", "all_reduce", "all_gather",
+    "reduce_scatter", "overlap",
 )  # fmt: skip
 """What is measured, in this order."""
 
@@ -49,10 +50,19 @@ def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     launch = measure_launch(device)
     dist.barrier()
     alone = where.size == 1
-    report("point to point")
-    return {
+    measured = {
         "points": {name: [(p.kernel, p.size, p.rate, p.timing.spread) for p in ps] for name, ps in points.items()},
         "launch": launch,
+    }
+    report("steps")
+    situ = measure_situ(_device_alone(measured, device), device)
+    dist.barrier()
+    waiting = Waiting(1.0, 0.0, 0.0, 0.0) if alone else measure_waiting(device)
+    report("point to point")
+    return {
+        **measured,
+        "situ": situ,
+        "waiting": waiting,
         "context": context if device.type == "cpu" else 0.0,
         "pair": [] if alone else measure_pair(where.rank, device),
         "collectives": {} if alone else measure_collectives(where.size, device, report),
@@ -69,6 +79,7 @@ def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
 def to_cluster(results: list[dict[str, Any]]) -> Cluster:
     """What the ranks measured, as a cluster of one node."""
     first, ranks = results[0], len(results)
+    waiting: Waiting = first["waiting"]
     cpu = first["device"] == "cpu"
     curves, spreads = _curves(results)
     peak = {c.dtype: max(c.rates) for c in curves if c.kernel == "matmul"}
@@ -95,24 +106,47 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
             launch=launch,
             context=max(r["context"] for r in results),
             threads=first["threads"] if cpu else 0,
+            situ={k: statistics.mean(r["situ"][k] for r in results) for k in first["situ"]},
             curve=curves,
         ),
         node=Node(ranks, Link(alpha, 1 / beta)),
         overlap=min(r["overlap"] for r in results),
+        straggle=waiting.straggle,
+        stall=waiting.stall,
+        unit=_unit_seconds(waiting, tables),
         spread=statistics.median(spreads),
         collective=tables,
         origin={
             "device": stamp + threads,
             "device.peak": stamp + threads + ": the best matmul",
+            "device.situ": stamp + threads + ": two small training steps",
             "device.bandwidth": stamp + threads + ": the best stream",
             "device.memory": f"what was free when measured, shared by {ranks} ranks" if cpu else "told by the driver",
             "node.devices": "ranks that were started to measure",
             "node.link": fitted if ranks > 1 else "assumed as its own memory: one rank alone sends no messages",
             "overlap": stamp + ": an all-reduce beside matmuls" if ranks > 1 else "assumed: one rank alone",
+            "straggle": stamp + ": small steps with and without waiting" if ranks > 1 else "assumed: one rank alone",
+            "stall": stamp + ": small steps with messages amid" if ranks > 1 else "assumed: one rank alone",
+            "unit": stamp + ": small steps sharded, less their messages" if ranks > 1 else "assumed: one rank alone",
             "spread": stamp + ": median over all kernels",
             "collective": stamp,
         },
     )
+
+
+def _unit_seconds(waiting: Waiting, tables: tuple[Table, ...]) -> float:
+    """What a sharded unit costs beyond two all-gathers and a reduce-scatter of its parameters."""
+    times = {t.collective: t.at(max(waiting.unit_bytes, 1.0)) for t in tables}
+    return max(0.0, waiting.unit - 2 * times.get("all_gather", 0.0) - times.get("reduce_scatter", 0.0))
+
+
+def _device_alone(measured: dict[str, Any], device: torch.device) -> Device:
+    """This rank's kernels as a device, to price a small step with."""
+    curves, _ = _curves([measured])
+    best = {c.dtype: max(c.rates) for c in curves if c.kernel == "matmul"}
+    stream = max(max(c.rates) for c in curves if c.kernel == "pointwise")
+    kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
+    return Device("this rank", kind, 1.0, stream, best, measured["launch"], curve=curves)
 
 
 def _curves(results: list[dict[str, Any]]) -> tuple[tuple[Curve, ...], list[float]]:

@@ -7,20 +7,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..job import Job
-from .engine import initialize
+from .engine import Engine
+from .probe import Probe
 
 WARM_UP = 2
 """Steps that are not counted in the measured step time; the next one is looked at under the profiler."""
 
 
-def train_rank(
-    emit: Callable[[dict[str, Any]], None], reference: str, plan: str, steps: int, evaluate: bool
-) -> dict[str, Any]:
+def train(engine: Engine, emit: Callable[[dict[str, Any]], None], *, steps: int, evaluate: bool) -> dict[str, Any]:
     """One rank's whole run: `emit` gets a record per step from the first rank."""
-    from .probe import Probe
-
-    engine = initialize(Job.load(reference), plan)
     probe = Probe(engine)
     probed = min(WARM_UP, steps - 1)
     seconds: list[float] = []
@@ -52,11 +47,3 @@ def train_rank(
         "evaluation": engine.evaluate() if evaluate else {},
         "device": engine.device.type,
     }
-
-
-def verify_rank(emit: Callable[[dict[str, Any]], None], reference: str, plan: str, steps: int) -> Any:
-    """One rank's part of a verification; the first rank returns the result."""
-    from ..plan import Plan
-    from .verify import verify
-
-    return verify(Job.load(reference), Plan.parse(plan), steps=steps)

@@ -9,14 +9,20 @@ from __future__ import annotations
 from ..cluster import Cluster
 from ..cost.collectives import collective_seconds
 from ..cost.estimate import Estimate
-from ..cost.step import LayerTime, Message, layer_times, statistics_seconds
+from ..cost.step import LayerTime, Message, copies_seconds, layer_times, statistics_seconds
+from ..cost.work import Pricer
 from ..model.profile import Profile
 from ..plan import Plan
 from ..timeline import Span, Timeline
 
 
-def simulate_step(profile: Profile, plan: Plan, cluster: Cluster, estimate: Estimate) -> Timeline:
-    """The predicted timeline of one step; all ranks of a data-parallel plan do the same."""
+def simulate_step(
+    profile: Profile, plan: Plan, cluster: Cluster, estimate: Estimate, *, speed: float = 1.0
+) -> Timeline:
+    """The predicted timeline of one step; all ranks of a data-parallel plan do the same.
+
+    With a `speed`, of a machine that runs at that share of its measured speed; the estimate has it already.
+    """
     lanes = _Lanes(cluster.overlap)
     times = layer_times(profile, plan, cluster)
     for micro in range(plan.micro):
@@ -26,14 +32,17 @@ def simulate_step(profile: Profile, plan: Plan, cluster: Cluster, estimate: Esti
         )  # fmt: skip
         if plan.zero == 3:
             lanes.join()
+            lanes.compute("communication units", cluster.unit * sum(1 for t in times if t.gather))
         for t in times:
             lanes.compute(f"communication statistics {t.layer.name}", statistics_seconds(t.layer, plan, cluster))
     lanes.join()
     if plan.dp > 1:
+        pricer = Pricer(profile, cluster.device, plan.precision)
+        lanes.compute("communication copies", copies_seconds(profile, plan, pricer))
         lanes.compute("communication loss", collective_seconds("all_reduce", plan.dp, 16, cluster))
-    lanes.compute("optimizer", estimate.parts["optimizer"])
+    lanes.compute("optimizer", estimate.parts["optimizer"] * speed)
     spans = tuple(
-        Span(rank, lane, name, start, end, size)
+        Span(rank, lane, name, start / speed, end / speed, size)
         for rank in range(plan.dp)
         for lane, name, start, end, size in lanes.spans
     )

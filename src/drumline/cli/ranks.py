@@ -1,0 +1,38 @@
+"""What a rank does for a verb. The launcher starts these by name, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..cluster import Device
+    from ..runtime.verify import Verification
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+def train_rank(
+    emit: Emit, reference: str, plan: str, steps: int, evaluate: bool, measured: Device | None
+) -> dict[str, Any]:
+    """Set the job up, tell how fast the machine is now against when it was `measured`, and train."""
+    from ..job import Job
+    from ..measure.pulse import speed
+    from ..runtime.engine import initialize
+    from ..runtime.train import train
+
+    engine = initialize(Job.load(reference), plan)
+    if measured is not None:
+        now = speed(measured, engine.device)
+        if engine.rank == 0:
+            emit({"speed": now})
+    return train(engine, emit, steps=steps, evaluate=evaluate)
+
+
+def verify_rank(emit: Emit, reference: str, plan: str, steps: int) -> Verification | None:
+    """One rank's part of a verification; the first rank returns the result."""
+    from ..job import Job
+    from ..plan import Plan
+    from ..runtime.verify import verify
+
+    return verify(Job.load(reference), Plan.parse(plan), steps=steps)
