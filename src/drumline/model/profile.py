@@ -54,12 +54,6 @@ class Affine:
     def __add__(self, other: Affine) -> Affine:
         return Affine(self.fixed + other.fixed, self.per_sample + other.per_sample)
 
-    @classmethod
-    def through(cls, n0: float, y0: float, n1: float, y1: float) -> Affine:
-        """The line through two measured points; a slope below zero is noise of the smaller one and is cut."""
-        slope = max(0.0, (y1 - y0) / (n1 - n0))
-        return cls(max(0.0, y1 - slope * n1), slope)
-
 
 @dataclass(frozen=True, slots=True)
 class Op:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .amount import Batch
 from .kinds import depth_of, flops_of, kind_of, size_of, tensors
 from .layers import LayerSpec
 
@@ -28,8 +29,8 @@ class Call:
 
     name: str
     kind: str
-    flops: float
-    bytes: float
+    flops: complex
+    bytes: complex
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Seen:
     """What was seen of one layer in one phase."""
 
     calls: list[Call] = field(default_factory=list)
-    most_alive: float = 0.0
+    most_alive: complex = 0j
     depth: float = 0.0
 
 
@@ -47,31 +48,34 @@ class LayerTrace:
 
     forward: Seen = field(default_factory=Seen)
     backward: Seen = field(default_factory=Seen)
-    saved: float = 0.0
+    saved: complex = 0j
     """Bytes that came alive in its forward and stayed."""
-    output: float = 0.0
+    output: complex = 0j
 
 
 class Recorder(TorchDispatchMode):
     """Records one training step's forward and backward. Use `with`, run the forward, call `start_backward`, go on."""
 
-    def __init__(self, model: nn.Module, layers: list[LayerSpec], resident: list[torch.Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, layers: list[LayerSpec], resident: list[torch.Tensor], batch: Batch
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.layers: dict[str, LayerTrace] = {}
         self.order: list[str] = []
         """Layers in the order in which they first ran."""
-        self.alive = 0.0
+        self.alive = 0j
+        self._batch = batch
         self.depth = 0.0
         """Longest chain so far."""
         self._phase = "forward"
         self._stack = [""]
         self._marks: list[tuple[int, str]] = [(0, "")]
-        self._sizes: dict[int, float] = {}
+        self._sizes: dict[int, complex] = {}
         self._watch: dict[int, weakref.ref[Any]] = {}
         self._depths: dict[int, float] = {}
         self._hooks: list[Any] = []
         self._resident = {self._key(t) for t in resident}
-        self._at: tuple[float, str] = (0.0, "")
+        self._at: tuple[complex, str] = (0j, "")
         for spec in layers:
             self._hooks.append(spec.module.register_forward_pre_hook(self._entering(spec.name)))
             self._hooks.append(spec.module.register_forward_hook(self._leaving(spec.name), always_call=True))
@@ -112,7 +116,7 @@ class Recorder(TorchDispatchMode):
     def _leaving(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if self._phase == "forward":
-                self.layer(name).output += sum(size_of(t) for t in tensors(output) if t.requires_grad)
+                self.layer(name).output += sum(map(self._size, (t for t in tensors(output) if t.requires_grad)))
             self._stack.pop()
             self._move(self._stack[-1])
 
@@ -156,14 +160,17 @@ class Recorder(TorchDispatchMode):
     def _key(self, t: torch.Tensor) -> int:
         return int(t.untyped_storage()._cdata)
 
+    def _size(self, t: torch.Tensor) -> complex:
+        return self._batch.amount(size_of(t), t.numel())
+
     def _born(self, t: torch.Tensor, key: int) -> None:
         storage = t.untyped_storage()
-        self._sizes[key] = float(storage.nbytes())
+        self._sizes[key] = self._batch.amount(storage.nbytes(), storage.nbytes())
         self.alive += self._sizes[key]
         self._watch[key] = weakref.ref(storage, functools.partial(self._died, key))
 
     def _died(self, key: int, _: Any) -> None:
-        self.alive -= self._sizes.pop(key, 0.0)
+        self.alive -= self._sizes.pop(key, 0j)
         self._watch.pop(key, None)
         self._depths.pop(key, None)
 
@@ -171,7 +178,7 @@ class Recorder(TorchDispatchMode):
         """A finished gradient is counted with the gradients, not with the activations."""
         if p.grad is not None:
             key = self._key(p.grad)
-            self.alive -= self._sizes.pop(key, 0.0)
+            self.alive -= self._sizes.pop(key, 0j)
             self._watch.pop(key, None)
             self._resident.add(key)
 
@@ -196,8 +203,9 @@ class Recorder(TorchDispatchMode):
             kind = kind_of(name)
             depth += depth_of(kind, args, out)
             if not name.startswith(("empty", "new_empty")):
-                moved = sum(map(size_of, inputs)) + sum(map(size_of, outputs))
-                seen.calls.append(Call(name, kind, flops_of(func, kind, args, kwargs, out), moved))
+                moved = sum(map(self._size, inputs)) + sum(map(self._size, outputs))
+                flops = flops_of(func, kind, args, kwargs, out)
+                seen.calls.append(Call(name, kind, self._batch.amount(flops, int(4 * flops)), moved))
         for t, key in zip(outputs, written, strict=True):
             if key not in self._sizes and key not in self._resident:
                 self._born(t, key)
@@ -205,5 +213,5 @@ class Recorder(TorchDispatchMode):
         if depth > self.depth:
             seen.depth += depth - self.depth
             self.depth = depth
-        seen.most_alive = max(seen.most_alive, self.alive)
+        seen.most_alive = max(seen.most_alive, self.alive, key=self._batch.at_real)
         return out

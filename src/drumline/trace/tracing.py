@@ -1,7 +1,4 @@
-"""Traces a job: its model through forward, backward and optimizer step, at two batch sizes, into a `Profile`.
-
-Two sizes, because every amount is then known as a line over the batch: a fixed part and a part per sample.
-"""
+"""Traces a job: its model through forward, backward and optimizer step on fake tensors, into a `Profile`."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import DrumlineError, JobError, TraceError
 from ..job import Job, guard, line_of
 from ..model.profile import Affine, Layer, Op, Profile
+from .amount import Batch, affine, choose
 from .fake import UNTRACEABLE, call, fake_batch, fake_mode, fake_model, first_sample, untraceable
 from .kinds import size_of, tensors
 from .layers import LayerSpec, layers_of
@@ -42,20 +40,16 @@ def _trace(job: Job) -> Profile:
     model, notes = fake_model(job, mode)
     model.train()
     specs = layers_of(model)
-    small = min(2, job.batch_size)
-    large = max(job.batch_size, small + 1)
-    records = [_record(job, model, specs, mode, sample, n) for n in (small, large)]
+    record, batch = _record_any(job, model, specs, mode, sample)
     optimizer = _optimizer(job, model, mode)
-    layers = _layers(model, specs, records, (small, large), notes)
-    value, target = fake_batch(job, mode, sample=sample, n=small)
-    value2, target2 = fake_batch(job, mode, sample=sample, n=large)
+    inputs = tensors(fake_batch(job, mode, sample=sample, n=batch.size))
     return Profile(
         name=job.name,
         batch_size=job.batch_size,
-        layers=tuple(layers),
+        layers=tuple(_layers(model, specs, record)),
         buffers=sum(size_of(b) for b in model.buffers()),
-        input=Affine.through(small, _bytes((value, target)), large, _bytes((value2, target2))),
-        depth=Affine.through(small, records[0].depth, large, records[1].depth),
+        input=affine(sum((batch.amount(size_of(t), t.numel()) for t in inputs), 0j)),
+        depth=Affine(record.depth),
         parameter_bytes=max(p.element_size() for p in model.parameters()),
         origin="traced",
         notes=tuple(notes),
@@ -63,15 +57,33 @@ def _trace(job: Job) -> Profile:
     )
 
 
+def _record_any(
+    job: Job, model: nn.Module, specs: list[LayerSpec], mode: FakeTensorMode, sample: tuple[Any, Any]
+) -> tuple[Recorder, Batch]:
+    """One forward and backward; a model that wants its batch to divide by 8 gets such a one."""
+    held = [*model.parameters(), *model.buffers(), *tensors(sample)]
+    dims = {d for t in held for d in t.shape}
+    batch = choose(dims, job.batch_size, 1)
+    try:
+        return _record(job, model, specs, mode, sample, batch), batch
+    except TraceError as first:
+        batch = choose(dims, job.batch_size, 8)
+        try:
+            return _record(job, model, specs, mode, sample, batch), batch
+        except TraceError:
+            raise first from None
+
+
 def _record(
-    job: Job, model: nn.Module, specs: list[LayerSpec], mode: FakeTensorMode, sample: tuple[Any, Any], n: int
+    job: Job, model: nn.Module, specs: list[LayerSpec], mode: FakeTensorMode, sample: tuple[Any, Any], batch: Batch
 ) -> Recorder:
-    """One forward and backward of n samples."""
+    """One forward and backward."""
+    n = batch.size
     value, target = fake_batch(job, mode, sample=sample, n=n)
     resident = [*model.parameters(), *model.buffers(), *tensors((value, target))]
     for p in model.parameters():
         p.grad = None
-    recorder = Recorder(model, specs, resident)
+    recorder = Recorder(model, specs, resident, batch)
     try:
         with mode, recorder, torch.random.fork_rng(devices=[]):
             loss = job.loss(call(model, value), target)
@@ -100,26 +112,18 @@ def _record(
     return recorder
 
 
-def _layers(
-    model: nn.Module, specs: list[LayerSpec], records: list[Recorder], sizes: tuple[int, int], notes: list[str]
-) -> list[Layer]:
-    """Match the two records layer by layer."""
+def _layers(model: nn.Module, specs: list[LayerSpec], record: Recorder) -> list[Layer]:
+    """The layers in the order in which they ran; what only holds parameters comes last."""
     by_name = {spec.name: spec for spec in specs}
     own = _parameters_by_layer(model, specs)
-    few, many = records
-    names = [name for name in many.order if name in few.layers]
-    names += [name for name in own if name not in names]
-    layers, kept0, kept1 = [], 0.0, 0.0
-    for name in names:
-        spec, a, b = by_name.get(name), few.layers.get(name, LayerTrace()), many.layers.get(name, LayerTrace())
-        mine = own.get(name, [])
+    layers, kept = [], 0j
+    for name in [*record.order, *(name for name in own if name not in record.layers)]:
+        spec, seen, mine = by_name.get(name), record.layers.get(name, LayerTrace()), own.get(name, [])
         trained = [p for p in mine if p.requires_grad]
-        ops = _ops(a.forward, b.forward, "forward", sizes, notes, name)
-        ops += _ops(a.backward, b.backward, "backward", sizes, notes, name)
-        kept0, kept1 = kept0 + a.saved, kept1 + b.saved
+        ops = _ops(seen.forward, "forward") + _ops(seen.backward, "backward")
+        kept += seen.saved
         if not ops and not mine:
             continue
-        line = _line(sizes)
         layers.append(
             Layer(
                 name=name,
@@ -129,13 +133,13 @@ def _layers(
                 tensors=len(trained),
                 largest=max((p.numel() for p in mine), default=0),
                 ops=ops,
-                saved=line(a.saved, b.saved),
-                output=line(a.output, b.output),
-                live_forward=line(a.forward.most_alive, b.forward.most_alive),
-                live_backward=line(a.backward.most_alive, b.backward.most_alive),
-                local_backward=line(max(0.0, a.backward.most_alive - kept0), max(0.0, b.backward.most_alive - kept1)),
-                depth_forward=b.forward.depth,
-                depth_backward=b.backward.depth,
+                saved=affine(seen.saved),
+                output=affine(seen.output),
+                live_forward=affine(seen.forward.most_alive),
+                live_backward=affine(seen.backward.most_alive),
+                local_backward=affine(seen.backward.most_alive - kept),
+                depth_forward=seen.forward.depth,
+                depth_backward=seen.backward.depth,
                 norms=sum(isinstance(m, _BatchNorm) for m in spec.module.modules()) if spec else 0,
                 composite=bool(spec and spec.composite),
                 unit=bool(spec and spec.unit),
@@ -144,26 +148,12 @@ def _layers(
     return layers
 
 
-def _line(sizes: tuple[int, int]) -> Any:
-    return lambda y0, y1: Affine.through(sizes[0], y0, sizes[1], y1)
-
-
-def _ops(
-    few: Seen, many: Seen, phase: str, sizes: tuple[int, int], notes: list[str], layer: str
-) -> tuple[Op, ...]:
+def _ops(seen: Seen, phase: str) -> tuple[Op, ...]:
     """The operators of one layer and phase; equal ones are counted."""
-    line = _line(sizes)
-    if [c.name for c in few.calls] == [c.name for c in many.calls]:
-        pairs = zip(few.calls, many.calls, strict=True)
-        ops = [
-            Op(a.name, a.kind, phase, line(a.flops, b.flops), line(a.bytes, b.bytes)) for a, b in pairs
-        ]
-    else:
-        notes.append(f"layer {layer!r}: its operators change with the batch; counted at {sizes[1]} samples")
-        n = sizes[1]
-        ops = [Op(c.name, c.kind, phase, Affine(0.0, c.flops / n), Affine(0.0, c.bytes / n)) for c in many.calls]
-    counts = Counter(ops)
-    return tuple(Op(o.name, o.kind, o.phase, o.flops, o.bytes, k) for o, k in counts.items())
+    counts = Counter((c.name, c.kind, c.flops, c.bytes) for c in seen.calls)
+    return tuple(
+        Op(name, kind, phase, affine(flops), affine(moved), k) for (name, kind, flops, moved), k in counts.items()
+    )
 
 
 def _parameters_by_layer(model: nn.Module, specs: list[LayerSpec]) -> dict[str, list[nn.Parameter]]:
@@ -224,7 +214,3 @@ def _optimizer(job: Job, model: nn.Module, mode: FakeTensorMode) -> dict[str, An
         "optimizer_bytes": moved / numbers,
         "optimizer_ops": calls / shapes.total(),
     }
-
-
-def _bytes(value: Any) -> float:
-    return sum(size_of(t) for t in tensors(value))
