@@ -166,7 +166,7 @@ class Cluster:
     overlap: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The share of communication that proceeds while the device computes: 1 is free, 0 means they take turns."""
     straggle: Annotated[float, Field(ge=1, le=100)] = 1.0
-    """By what factor a step is slower because every rank waits for the slowest."""
+    """By what factor a replicated step is slower beyond its messages: ranks wait for the slowest and share the host."""
     stall: Seconds = 0.0
     """What a small message costs in the middle of a step, where ranks arrive apart; 0 if only its own time is known."""
     unit: Seconds = 0.0

@@ -118,7 +118,6 @@ def estimate(profile: Profile, plan: Plan, cluster: Cluster, *, pricer: Pricer |
     backward = m * sum(t.backward for t in times) - again
     exposed, hidden = _communication(times, plan, cluster)
     exposed += m * sum(statistics_seconds(t.layer, plan, cluster) for t in times)
-    exposed += copies_seconds(profile, plan, pricer)
     memory = peak_memory(profile, plan, largest_share(profile.batch_size, plan))
     # the engine agrees on the loss: one small all-reduce
     overhead = collective_seconds("all_reduce", plan.dp, 16, cluster)
@@ -145,15 +144,6 @@ def estimate(profile: Profile, plan: Plan, cluster: Cluster, *, pricer: Pricer |
         error=max(MEASURED_ERROR, cluster.spread) if measured else UNMEASURED_ERROR,
         origin=f"closed form; rates: {cluster.origin_of('device.peak')}; model: {profile.origin}",
     )  # fmt: skip
-
-
-def copies_seconds(profile: Profile, plan: Plan, pricer: Pricer) -> float:
-    """Gradients are divided and copied into buckets; sharded parameters are copied in and out of gathered buffers."""
-    if plan.dp == 1:
-        return 0.0
-    each = 2.0 * profile.parameter_bytes
-    passes = 1 if plan.zero == 0 else 3 * plan.micro
-    return passes * sum(pricer.update_seconds(x, each, 1.0, 1.0) for x in profile.each())
 
 
 def statistics_seconds(layer: Layer, plan: Plan, cluster: Cluster) -> float:

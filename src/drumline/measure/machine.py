@@ -57,7 +57,7 @@ def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     report("steps")
     situ = measure_situ(_device_alone(measured, device), device)
     dist.barrier()
-    waiting = Waiting(1.0, 0.0, 0.0, 0.0) if alone else measure_waiting(device)
+    waiting = Waiting(1.0, 1.0, 0.0, 0.0, 1, 1.0) if alone else measure_waiting(device)
     report("point to point")
     return {
         **measured,
@@ -91,10 +91,7 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
         Table(name, first["transport"], ranks, tuple(m for m, _ in points), tuple(t for _, t in points))
         for name, points in first["collectives"].items()
     )
-    when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    stamp = f"measured {when} on {platform.node()}, {ranks} ranks at once, torch {first['torch']}"
-    threads = f", {first['threads']} thread{'s' if first['threads'] > 1 else ''} each" if cpu else ""
-    fitted = stamp + f": alpha-beta fit of messages over {first['transport']}, mean error {left:.0%}"
+    straggle, unit = _beyond_messages(waiting, {t.collective: t for t in tables})
     return Cluster(
         name=platform.node() or "this-machine",
         device=Device(
@@ -111,33 +108,50 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
         ),
         node=Node(ranks, Link(alpha, 1 / beta)),
         overlap=min(r["overlap"] for r in results),
-        straggle=waiting.straggle,
+        straggle=straggle,
         stall=waiting.stall,
-        unit=_unit_seconds(waiting, tables),
+        unit=unit,
         spread=statistics.median(spreads),
         collective=tables,
-        origin={
-            "device": stamp + threads,
-            "device.peak": stamp + threads + ": the best matmul",
-            "device.situ": stamp + threads + ": two small training steps",
-            "device.bandwidth": stamp + threads + ": the best stream",
-            "device.memory": f"what was free when measured, shared by {ranks} ranks" if cpu else "told by the driver",
-            "node.devices": "ranks that were started to measure",
-            "node.link": fitted if ranks > 1 else "assumed as its own memory: one rank alone sends no messages",
-            "overlap": stamp + ": an all-reduce beside matmuls" if ranks > 1 else "assumed: one rank alone",
-            "straggle": stamp + ": small steps with and without waiting" if ranks > 1 else "assumed: one rank alone",
-            "stall": stamp + ": small steps with messages amid" if ranks > 1 else "assumed: one rank alone",
-            "unit": stamp + ": small steps sharded, less their messages" if ranks > 1 else "assumed: one rank alone",
-            "spread": stamp + ": median over all kernels",
-            "collective": stamp,
-        },
+        origin=_origins(first, ranks, left),
     )
 
 
-def _unit_seconds(waiting: Waiting, tables: tuple[Table, ...]) -> float:
-    """What a sharded unit costs beyond two all-gathers and a reduce-scatter of its parameters."""
-    times = {t.collective: t.at(max(waiting.unit_bytes, 1.0)) for t in tables}
-    return max(0.0, waiting.unit - 2 * times.get("all_gather", 0.0) - times.get("reduce_scatter", 0.0))
+def _origins(first: dict[str, Any], ranks: int, left: float) -> dict[str, str]:
+    """Where each number comes from: when and where it was measured, and how."""
+    cpu = first["device"] == "cpu"
+    when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    stamp = f"measured {when} on {platform.node()}, {ranks} ranks at once, torch {first['torch']}"
+    if cpu:
+        stamp += f", {first['threads']} thread{'s' if first['threads'] > 1 else ''} each"
+    alone = "assumed: one rank alone sends no messages"
+    between = {
+        "node.link": f"alpha-beta fit of messages over {first['transport']}, mean error {left:.0%}",
+        "overlap": "an all-reduce beside matmuls",
+        "straggle": "small steps replicated and not, less their messages",
+        "stall": "small steps with messages amid",
+        "unit": "small steps sharded, less their messages",
+    }
+    return {
+        "device": stamp,
+        "device.peak": f"{stamp}: the best matmul",
+        "device.situ": f"{stamp}: two small training steps",
+        "device.bandwidth": f"{stamp}: the best stream",
+        "device.memory": f"what was free when measured, shared by {ranks} ranks" if cpu else "told by the driver",
+        "node.devices": "ranks that were started to measure",
+        **{k: f"{stamp}: {how}" if ranks > 1 else alone for k, how in between.items()},
+        "spread": f"{stamp}: median over all kernels",
+        "collective": stamp,
+    }
+
+
+def _beyond_messages(waiting: Waiting, tables: dict[str, Table]) -> tuple[float, float]:
+    """(straggle, unit): what replicating and sharding cost a step beyond what their messages cost alone."""
+    if not tables:
+        return 1.0, 0.0
+    message = tables["all_reduce"].at(waiting.blocks * waiting.block_bytes)
+    messages = 2 * tables["all_gather"].at(waiting.block_bytes) + tables["reduce_scatter"].at(waiting.block_bytes)
+    return max(1.0, (waiting.replicated - message) / waiting.apart), max(0.0, waiting.unit - messages)
 
 
 def _device_alone(measured: dict[str, Any], device: torch.device) -> Device:

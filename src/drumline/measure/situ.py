@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from ..cluster import Device
 from ..cost.work import Pricer
@@ -90,23 +91,27 @@ def measure_situ(alone: Device, device: torch.device) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What it costs a step that ranks wait for each other."""
+    """Seconds of a small step of equal blocks, by how its ranks meet."""
 
-    straggle: float
-    """The factor by which waiting once, after the step, slows it."""
+    apart: float
+    """They do not."""
+    replicated: float
+    """Replicas that sum their gradients."""
     stall: float
-    """Seconds of a small message amid the step."""
+    """What one small message amid the step adds."""
     unit: float
-    """Seconds of sharding one block, its messages included."""
-    unit_bytes: float
-    """Parameters of that block."""
+    """What sharding one block adds, its messages included."""
+    blocks: int
+    block_bytes: float
+    """Parameters of one block."""
 
 
 def measure_waiting(device: torch.device) -> Waiting:
-    """Steps in turns: without waiting, with a small message at the end, with one more in every block, and sharded."""
+    """Steps in turns: apart, with a small message at the end, with one more in every block, replicated, sharded."""
     shape = (64, 128)
     job = _job(_Attention, shape)
     plain, sharded = job.model().to(device), job.model().to(device)
+    replicated = DistributedDataParallel(job.model().to(device), gradient_as_bucket_view=True)
     for block in sharded.children():
         fully_shard(block)
     fully_shard(sharded)
@@ -119,27 +124,25 @@ def measure_waiting(device: torch.device) -> Waiting:
             dist.all_reduce(flag)
 
     blocks = [block.register_forward_hook(meet) for block in plain.children()]
-    times: dict[str, list[float]] = {"apart": [], "after": [], "amid": [], "sharded": []}
-    ways = tuple(times)
-    for i in range(9 * STEPS):
-        how = ways[i // 4 % len(ways)]
+    models = {"apart": plain, "after": plain, "amid": plain, "replicated": replicated, "sharded": sharded}
+    times: dict[str, list[float]] = {how: [] for how in models}
+    for i in range(12 * STEPS):
+        how = tuple(models)[i // 4 % len(models)]
         amid = how == "amid"
-        model = sharded if how == "sharded" else plain
         start = time.perf_counter()
-        job.loss(model(x), x).backward()
+        job.loss(models[how](x), x).backward()
         settle(device.type)
         if how != "apart":
             dist.all_reduce(flag)
             settle(device.type)
         times[how].append(time.perf_counter() - start)
-    apart, after, among, split = (statistics.median(t) for t in times.values())
-    stall = max(1e-6, (among - after) / len(blocks))
-    unit = max(0.0, (split - after) / len(blocks))
-    found = torch.tensor([max(1.0, (after - stall) / apart), stall, unit], dtype=torch.float64, device=device)
+    apart, after, among, copies, split = (statistics.median(t) for t in times.values())
+    n = len(blocks)
+    found = torch.tensor([apart, copies, (among - after) / n, (split - after) / n], dtype=torch.float64, device=device)
     dist.all_reduce(found)
-    straggle, stall, unit = (found / dist.get_world_size()).tolist()
+    apart, copies, stall, unit = (found / dist.get_world_size()).tolist()
     numbers = sum(p.numel() for p in next(plain.children()).parameters())
-    return Waiting(straggle, stall, unit, 4.0 * numbers)
+    return Waiting(apart, copies, max(1e-6, stall), max(0.0, unit), n, 4.0 * numbers)
 
 
 def _step_seconds(job: Job, shape: tuple[int, ...], device: torch.device) -> tuple[float, float]:

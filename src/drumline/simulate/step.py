@@ -9,8 +9,7 @@ from __future__ import annotations
 from ..cluster import Cluster
 from ..cost.collectives import collective_seconds
 from ..cost.estimate import Estimate
-from ..cost.step import LayerTime, Message, copies_seconds, layer_times, statistics_seconds
-from ..cost.work import Pricer
+from ..cost.step import LayerTime, Message, layer_times, statistics_seconds
 from ..model.profile import Profile
 from ..plan import Plan
 from ..timeline import Span, Timeline
@@ -37,8 +36,6 @@ def simulate_step(
             lanes.compute(f"communication statistics {t.layer.name}", statistics_seconds(t.layer, plan, cluster))
     lanes.join()
     if plan.dp > 1:
-        pricer = Pricer(profile, cluster.device, plan.precision)
-        lanes.compute("communication copies", copies_seconds(profile, plan, pricer))
         lanes.compute("communication loss", collective_seconds("all_reduce", plan.dp, 16, cluster))
     lanes.compute("optimizer", estimate.parts["optimizer"] * speed)
     spans = tuple(
