@@ -101,3 +101,37 @@ def test_file_form(profile: Profile, cluster: Cluster, tmp_path: object) -> None
     e.save(path)
     assert Estimate.load(path) == e
     assert "dp=4" in str(e)
+
+
+def test_what_ranks_cost_each_other(profile: Profile, cluster: Cluster) -> None:
+    """Each of the measured factors reaches the estimate, and only where ranks meet."""
+    alone, pair, sharded = Plan.parse("precision=bf16"), Plan.parse("dp=2,precision=bf16"), Plan.parse("dp=2,zero=3,precision=bf16")
+    late = dataclasses.replace(cluster, straggle=1.5, unit=0.01)
+    assert estimate(profile, alone, late) == estimate(profile, alone, cluster)
+    before, after = estimate(profile, pair, cluster), estimate(profile, pair, late)
+    assert after.parts["forward"] == pytest.approx(1.5 * before.parts["forward"])
+    units = sum(x.repeats for x in profile.layers if x.unit) + 1
+    slack = dataclasses.replace(cluster, unit=0.01)
+    more = estimate(profile, sharded, slack).parts["communication"] - estimate(profile, sharded, cluster).parts["communication"]
+    assert more == pytest.approx(0.01 * units)
+    stalled = dataclasses.replace(cluster, stall=0.01)
+    norms = dataclasses.replace(profile, layers=tuple(dataclasses.replace(x, norms=1) for x in profile.layers))
+    waits = estimate(norms, pair, stalled).parts["communication"] - estimate(profile, pair, stalled).parts["communication"]
+    assert waits == pytest.approx(2 * 0.01 * sum(x.repeats for x in profile.layers))
+
+
+def test_kernels_in_their_place(profile: Profile, cluster: Cluster) -> None:
+    slow = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, situ={"compute": 2.0, "update": 3.0}))
+    a, b = (estimate(profile, Plan.parse("precision=bf16"), c) for c in (cluster, slow))
+    assert b.parts["forward"] == pytest.approx(2 * a.parts["forward"])
+    assert b.parts["optimizer"] == pytest.approx(3 * a.parts["optimizer"])
+
+
+def test_the_speed_of_the_moment(profile: Profile, cluster: Cluster) -> None:
+    plan = Plan.parse("dp=4,precision=bf16")
+    e = estimate(profile, plan, cluster)
+    half = e.at_speed(0.5)
+    assert half.step_seconds == pytest.approx(2 * e.step_seconds) == pytest.approx(sum(half.parts.values()))
+    assert half.memory_bytes == e.memory_bytes and "0.50 of its measured speed" in half.notes[-1]
+    timeline = simulate_step(profile, plan, cluster, half, speed=0.5)
+    assert timeline.seconds == pytest.approx(half.step_seconds, rel=0.05)

@@ -5,6 +5,7 @@ Known launchers: Drumline's own, torchrun, Slurm's srun, Open MPI's and MPICH's 
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -72,8 +73,11 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> Place:
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
     if backend == "nccl":
+        if device.type != "cuda":
+            raise InputError("backend=nccl on a machine without CUDA", rule="nccl joins GPUs", fix="backend=gloo")
         backend = "cpu:gloo,cuda:nccl"
     wait = timedelta(seconds=timeout)
+    atexit.register(_leave)
     if where.size == 1 and "MASTER_ADDR" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=wait)
     elif STORE in os.environ:
@@ -93,6 +97,12 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> Place:
             backend, init_method="env://", rank=where.rank, world_size=where.size, timeout=wait
         )
     return where
+
+
+def _leave() -> None:
+    """At the end of a script that did not say goodbye."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def disconnect() -> None:
