@@ -18,6 +18,9 @@ from .simulate import simulate
 from .train import train
 from .verify import verify
 
+_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+"""What follows a script are its own arguments, also those that look like ours."""
+
 app = typer.Typer(
     name="drumline",
     help="The fastest way to train your PyTorch model on the machines you have: measured, planned, proved, run.",
@@ -27,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for verb in (measure, profile, plan, verify, train, report, simulate, run, demo):
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True} if verb is run else {}
+    settings = _SCRIPT if verb is run else {}
     app.command(context_settings=settings)(verb)
 
 

@@ -49,7 +49,7 @@ def demo(
         raise failure(result)
     out.print(", ".join(f"{k}: largest relative error {v:.1e}" for k, v in result.errors.items()))
     heading(f"train: {plan}")
-    run, folder = train_now(target, plan=str(plan), steps=steps, cluster=str(path), output=output)
+    run, folder = train_now(target, plan=str(plan), steps=steps, cluster=str(path), output=output, overwrite=True)
     heading("report")
     out.print(f"the loss fell from {run.steps[0].loss:.3f} to {run.steps[-1].loss:.3f}")
     out.print(f"open {(folder / 'report.html').resolve()}")

@@ -24,8 +24,8 @@ def plan(
     from ..search import search
     from .common import cluster_of, print_json, profile_of
 
-    if batch is not None and batch < 1:
-        raise InputError(f"--batch {batch}", rule="at least one sample")
+    if batch is not None and not 1 <= batch <= 10_000_000:
+        raise InputError(f"--batch {batch}", rule="from 1 to 10,000,000 samples")
     if top < 1:
         raise InputError(f"--top {top}", rule="at least one candidate")
     if precision is not None and precision not in CHOICES["precision"]:

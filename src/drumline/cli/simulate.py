@@ -105,14 +105,21 @@ def _collective(
 
 def _step(target: str, plan: str, cluster: str | None, as_json: bool, start: float) -> None:
     from ..cost import estimate
+    from ..plan import check
     from ..report.text import console, estimate_lines
     from ..simulate.step import simulate_step
     from ..units import format_seconds
     from .common import cluster_of, plan_of, print_json, profile_of
 
     chosen = plan_of(plan)
+    check(chosen)
+    machines, _ = cluster_of(cluster, chosen.ranks if cluster else None, None, say=not as_json)
+    if chosen.ranks > machines.devices:
+        raise InputError(
+            f"{chosen} takes {chosen.ranks} ranks", rule=f"{machines.name} has {machines.devices} devices",
+            fix=f"--cluster NAME, or a file from `drumline measure --ranks {chosen.ranks}`",
+        )  # fmt: skip
     profile = profile_of(target)
-    machines, _ = cluster_of(cluster, chosen.ranks, None, say=not as_json)
     predicted = estimate(profile, chosen, machines)
     timeline = simulate_step(profile, chosen, machines, predicted)
     if as_json:

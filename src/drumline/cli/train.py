@@ -59,6 +59,7 @@ def train_now(
     cluster: str | None = None,
     output: str | None = None,
     quiet: bool = False,
+    overwrite: bool = False,
 ) -> tuple[Run, Path]:
     """Trace, plan, predict, train, save. The run and its folder."""
     from ..cost import estimate
@@ -86,6 +87,7 @@ def train_now(
     check(chosen)
     predicted = estimate(profile, chosen, machines)
     folder = Path(output) if output else Path("runs") / f"{job.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    _prepare(folder, overwrite=overwrite)
     count = steps or job.steps
     out = _Screen(count, predicted.step_seconds, quiet=quiet)
     out.start(job.source, chosen, answer, predicted)
@@ -109,6 +111,18 @@ def train_now(
     page = write_page(run, folder)
     out.end(run, folder, page)
     return run, folder
+
+
+def _prepare(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a run folder before the training, not after it."""
+    if (folder / "run.json").exists() and not overwrite:
+        raise InputError(f"{folder} holds a run already", fix="--output with another name, or remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise InputError(f"{folder} cannot be a run folder: {e.strerror}", fix="--output with another name") from None
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder} cannot be written", fix="--output with another name")
 
 
 def _given_plan(text: str, ranks: int | None) -> Plan:
@@ -237,6 +251,8 @@ class _Screen:
         self._console.print(
             against("peak memory", format_bytes(e.memory_bytes), format_bytes(run.peak_bytes), run.memory_error)
         )
+        if len(run.steps) < 4:
+            self._console.print("note: fewer than 4 steps, so the measured time holds warm-up and recording")
         for name, value in run.evaluation.items():
             self._console.print(f"evaluation: {name} {value:.4f}")
         self._console.print(f"run folder: {folder}")

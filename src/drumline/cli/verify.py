@@ -71,6 +71,8 @@ def verify_now(target: str, plan: Plan, steps: int) -> Verification:
 
 def check_ranks(plan: Plan, ranks: int | None) -> None:
     """Refuse a plan for another number of ranks than there are."""
+    if ranks is not None and ranks < 1:
+        raise InputError(f"--ranks {ranks}", rule="at least one rank")
     if ranks is not None and ranks != plan.ranks:
         raise PlanError(
             f"the plan {plan} is for {plan.ranks} rank{'s' if plan.ranks > 1 else ''}, not {ranks}",

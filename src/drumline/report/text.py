@@ -97,7 +97,8 @@ def estimate_lines(e: Estimate) -> str:
     memory = ", ".join(f"{k} {format_bytes(v)}" for k, v in e.memory_parts.items() if v)
     return (
         f"step {format_seconds(e.step_seconds)} (+-{100 * e.error:.0f}%): {parts}\n"
-        f"memory {format_bytes(e.memory_bytes)} of {format_bytes(e.memory_limit)}: {memory}"
+        f"memory {format_bytes(e.memory_bytes)} of {format_bytes(e.memory_limit)}"
+        f"{'' if e.fits else ', does not fit'}: {memory}"
     )
 
 

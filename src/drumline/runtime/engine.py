@@ -49,6 +49,11 @@ def initialize(
             fix=f"dp={where.size}, or start {plan.ranks} ranks",
         )
     check(plan)
+    if plan.micro > job.batch_size:
+        raise PlanError(
+            f"micro={plan.micro} for batches of {job.batch_size}", rule="every micro-batch has at least one sample",
+            fix=f"micro={job.batch_size} or less",
+        )  # fmt: skip
     device = device_of(where)
     if threads and device.type == "cpu":
         torch.set_num_threads(threads)

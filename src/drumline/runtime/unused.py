@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from ..errors import DrumlineError
@@ -16,7 +18,8 @@ def unused_parameters(job: Job) -> bool:
         sample = first_sample(job)
         model, _ = fake_model(job, mode)
         value, target = fake_batch(job, mode, sample=sample, n=2)
-        with mode, torch.random.fork_rng(devices=[]):
+        with mode, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is worth a warning warns again in the real run
             loss = job.loss(call(model, value), target)
             loss = loss[0] if isinstance(loss, tuple | list) else loss
             loss.backward()

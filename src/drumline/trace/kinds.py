@@ -73,7 +73,7 @@ def flops_of(func: Any, kind: str, args: Any, kwargs: Any, out: Any) -> float:
         return float(counter(*args, **kwargs, out_val=out))
     outputs = sum(t.numel() for t in tensors(out))
     if kind in ("reduce", "norm", "softmax"):
-        return float(max([outputs, *(t.numel() for t in tensors((args, kwargs)))]))
+        return float(max(t.numel() for t in [*tensors(out), *tensors((args, kwargs))]))
     return float(outputs)
 
 

@@ -11,6 +11,9 @@ from torch import nn
 LEAST_UNIT = 2**14
 """A layer with fewer numbers than this is not worth a message of its own when parameters are sharded."""
 
+LONGEST_CHAIN = 8
+"""Simple modules in a row up to this number are one layer; more are layers each."""
+
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
@@ -29,7 +32,8 @@ class LayerSpec:
 def layers_of(model: nn.Module) -> list[LayerSpec]:
     """The layers in the order in which they are registered.
 
-    Elements of lists are layers; what is dominated by a list of equal blocks is looked into; the rest is a layer.
+    Elements of lists are layers, and short chains of simple modules; what is dominated by a list of equal blocks is
+    looked into; the rest is a layer.
     """
     uses = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     seen: set[int] = set()
@@ -51,10 +55,18 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     inside_list = isinstance(module, _LISTS)
     for name, child in module.named_children():
         path = f"{prefix}.{name}" if prefix else name
-        if isinstance(child, _LISTS) or (not inside_list and _dominated(child)):
+        looked_into = isinstance(child, _LISTS) and not _short_chain(child)
+        if looked_into or (not inside_list and not isinstance(child, _LISTS) and _dominated(child)):
             yield from _walk(child, path)
         else:
             yield path, child
+
+
+def _short_chain(module: nn.Module) -> bool:
+    """A few simple modules in a row, such as convolution, norm and activation twice: they are one block."""
+    children = list(module.children())
+    leaves = all(next(c.children(), None) is None for c in children)
+    return isinstance(module, nn.Sequential) and 2 <= len(children) <= LONGEST_CHAIN and leaves
 
 
 def _dominated(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -28,7 +29,9 @@ def trace(job: Job) -> Profile:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return _trace(job)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is worth a warning warns again in the real run
+            return _trace(job)
     finally:
         if collecting:
             gc.enable()
