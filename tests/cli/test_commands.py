@@ -80,6 +80,14 @@ def refused(code: int, *arguments: object, cwd: Path | None = None) -> str:
     return done.stderr
 
 
+def refused_after_start(code: int, *arguments: object, cwd: Path) -> str:
+    """Refused, perhaps after some lines, but before any step."""
+    done = drumline(*arguments, cwd=cwd)
+    assert done.returncode == code and "Traceback" not in done.stderr
+    assert "step 1/" not in done.stdout
+    return done.stderr
+
+
 class TestPlan:
     def test_json(self) -> None:
         done = drumline("plan", "gpt:7b", "--cluster", "dgx-h100", "--devices", 64, "--json")
@@ -233,6 +241,15 @@ class TestLoop:
         assert any("step 6/6  loss" in line and "grad" in line and "samples/s" in line for line in lines), done.stdout
         assert "step time: predicted" in done.stdout and "peak memory: predicted" in done.stdout
 
+    def test_run_folder_is_checked_before_training(self, folder: Path) -> None:
+        arguments = ("train", "tiny.py", "--plan", "dp=1", "--cluster", "here.toml", "-o")
+        assert "holds a run already" in refused_after_start(2, *arguments, "run", cwd=folder)
+        assert "cannot be a run folder" in refused_after_start(2, *arguments, "tiny.py", cwd=folder)
+
+    def test_more_micro_batches_than_samples(self, folder: Path) -> None:
+        text = refused(2, "verify", "tiny.py", "--plan", "micro=11", cwd=folder)
+        assert "micro=11 for batches of 10" in text
+
     def test_damaged_run(self, folder: Path) -> None:
         path = folder / "run" / "profile.json"
         good = path.read_text()
@@ -244,6 +261,8 @@ class TestLoop:
         (folder / "s.py").write_text("import os, sys\nsys.stdout.write(f'{os.environ[\"RANK\"]} {os.environ[\"WORLD_SIZE\"]} {sys.argv[1]}\\n')\n")
         done = drumline("run", "-n", 3, "s.py", "--flag", cwd=folder)
         assert sorted(done.stdout.split("\n")[:3]) == [f"{r} 3 --flag" for r in range(3)]
+        done = drumline("run", "-n", 2, "s.py", "--ranks", cwd=folder)  # what follows the script is the script's
+        assert sorted(done.stdout.split("\n")[:2]) == ["0 2 --ranks", "1 2 --ranks"]
         (folder / "f.py").write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)\n")
         assert "rank 1 ended with exit code 7" in refused(5, "run", "-n", 2, "f.py", cwd=folder)
 
@@ -257,3 +276,5 @@ def test_simulate() -> None:
     found = json.loads(done.stdout)
     assert found["step_seconds"] == pytest.approx(sum(found["parts"].values()), rel=0.1) and found["critical_path"]
     assert "Did you mean" in refused(2, "simulate", "all_reduce:rign", "--cluster", "dgx-h100")
+    assert "does not run tp=8" in refused(2, "simulate", "gpt:7b", "--plan", "tp=8", "--cluster", "dgx-h100")
+    assert "does not fit" in drumline("simulate", "gpt:7b", "--cluster", "dgx-h100").stdout

@@ -230,3 +230,23 @@ def test_layers_are_the_repeated_blocks() -> None:
     assert list(found) == ["body.embed", "body.layers.0", "body.layers.1", "head"]
     assert found["body.layers.0"].composite and found["body.layers.0"].unit
     assert not found["head"].unit and not found["body.embed"].unit  # they share their weight
+
+
+def test_short_chains_are_one_layer_and_long_ones_are_not() -> None:
+    class Model(nn.Module):
+        def __init__(self, length: int) -> None:
+            super().__init__()
+            self.chain = nn.Sequential(*(nn.Linear(4, 4) for _ in range(length)))
+            self.head = nn.Linear(4, 4)
+
+    assert [(s.name, s.composite) for s in layers_of(Model(3))] == [("chain", True), ("head", False)]
+    assert [s.name for s in layers_of(Model(9))][:2] == ["chain.0", "chain.1"]
+
+
+def test_the_work_of_a_norm_grows_with_the_samples() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+    p = trace(job(model, (torch.zeros(1, 8, 8), torch.zeros(2))))
+    norm = next(x for x in p.layers if x.kind == "BatchNorm2d")
+    assert norm.flops("forward").at(20) == pytest.approx(20 * 4 * 36, rel=0.05)
