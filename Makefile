@@ -18,6 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Drumline needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,quality]'
+	@# MPICH's files have the names of Open MPI's, so it stands aside, for the tests
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --prefix .venv/mpich mpich
 	@touch $@
 
 demo: $(STAMP)

@@ -12,25 +12,25 @@ import psutil
 import pytest
 from world import World
 
-_WORLDS: dict[int, World] = {}
+_WORLDS: dict[tuple[int, str], World] = {}
 _SHM = Path("/dev/shm")
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the launcher sets it, and it is not a leak
 
 
 @pytest.fixture(scope="session")
-def _worlds() -> Iterator[dict[int, World]]:
+def _worlds() -> Iterator[dict[tuple[int, str], World]]:
     yield _WORLDS
     for made in _WORLDS.values():
         made.stop()
 
 
 @pytest.fixture
-def world(_worlds: dict[int, World]) -> Callable[[int], World]:
+def world(_worlds: dict[tuple[int, str], World]) -> Callable[..., World]:
     """`world(n).run(function, *arguments)`: on n ranks that were started once."""
 
-    def of(size: int) -> World:
-        return _worlds.setdefault(size, World(size))
+    def of(size: int, backend: str = "gloo") -> World:
+        return _worlds.setdefault((size, backend), World(size, backend))
 
     return of
 

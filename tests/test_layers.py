@@ -25,6 +25,7 @@ ORDER = [
     {"data"},
     {"trace"},
     {"comm"},
+    {"mpi", "MPI"},
     {"runtime"},
     {"measure"},
     {"launch"},

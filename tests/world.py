@@ -1,6 +1,6 @@
 """Ranks that are started once per world size and used again by every test: `world(3).run(function, *arguments)`.
 
-A rank is a process forked from a server that has imported torch already. It joins one gloo group when it is born and
+A rank is a process forked from a server that has imported torch already. It joins one group (gloo, or what is asked for) when it is born and
 then waits for functions, which travel by name. A test that leaves its ranks out of step costs it the whole world: the
 next test gets a fresh one.
 """
@@ -40,9 +40,9 @@ class Hang(Exception):
 class World:
     """`size` ranks that live until `stop`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, backend: str = "gloo") -> None:
         assert 1 <= size <= LARGEST, f"worlds have 1 to {LARGEST} ranks"
-        self.size = size
+        self.size, self.backend = size, backend
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
         self._folder = ""
@@ -80,7 +80,8 @@ class World:
         for rank in range(self.size):
             here, there = context.Pipe()
             process = context.Process(
-                target=_rank_main, args=(there, rank, self.size, os.path.join(self._folder, "store")), daemon=True
+                target=_rank_main, args=(there, rank, self.size, os.path.join(self._folder, "store"), self.backend),
+                daemon=True,
             )
             process.start()
             there.close()
@@ -134,7 +135,7 @@ def _chosen(errors: dict[int, tuple[bytes | None, str]]) -> BaseException:
     return error
 
 
-def _rank_main(pipe: Any, rank: int, size: int, store: str) -> None:
+def _rank_main(pipe: Any, rank: int, size: int, store: str, backend: str) -> None:
     """The life of a rank: join, then run what comes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(
@@ -146,7 +147,7 @@ def _rank_main(pipe: Any, rank: int, size: int, store: str) -> None:
     from drumline.comm.environment import connect
 
     torch.set_num_threads(1)
-    connect(timeout=TIMEOUT)
+    connect(backend=backend, timeout=TIMEOUT)
     try:
         while True:
             sys.path[:] = pickle.loads(pipe.recv_bytes())

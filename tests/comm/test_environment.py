@@ -58,3 +58,18 @@ def test_no_place_to_meet(monkeypatch: pytest.MonkeyPatch, variables: dict[str, 
         monkeypatch.setenv(key, value)
     with pytest.raises(InputError, match=words):
         connect()
+
+
+@pytest.mark.parametrize("launcher", [
+    {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"}, {"PMI_RANK": "1", "PMI_SIZE": "3"},
+])  # fmt: skip
+def test_mpiexec_without_mpi4py(monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str]) -> None:
+    for key in ("MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in launcher.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    name = place().launcher
+    with pytest.raises(InputError, match=f"3 ranks were started by {name}, but MASTER_ADDR is not set") as caught:
+        connect()
+    assert caught.value.fix.endswith("; with `pip install 'drumline[mpi]'` it is not needed")

@@ -9,8 +9,19 @@ import torch
 
 from drumline.cluster import Link
 from drumline.comm import Communicator, Transport, run_threads
-from drumline.cost.collectives import CLOSED_FORMS, price
-from drumline.schedule import ALGORITHMS, Schedule, Send, Traffic, collective_schedule, prove, ring_all_reduce
+from drumline.comm.executor import execute, program, whole_layout
+from drumline.cost.collectives import price
+from drumline.cost.forms import CLOSED_FORMS, RUNS_AHEAD
+from drumline.schedule import (
+    ALGORITHMS,
+    Schedule,
+    Send,
+    Traffic,
+    collective_schedule,
+    prove,
+    ring_all_reduce,
+    segmented,
+)
 from drumline.simulate import replay
 from drumline.timeline import Timeline
 
@@ -25,7 +36,7 @@ def ran(schedule: Schedule, sizes: tuple[int, ...]) -> list[tuple[Traffic, ...]]
 
     def body(transport: Transport) -> list[Traffic]:
         torch.set_num_threads(1)
-        comm = Communicator(transport)
+        comm = Communicator(transport, check=False)
         return [comm.run(schedule, torch.ones(n, dtype=torch.float32)) for n in sizes]
 
     return list(zip(*run_threads(body, schedule.p), strict=True))
@@ -45,9 +56,10 @@ def replayed(timeline: Timeline, p: int) -> tuple[Traffic, ...]:
     return tuple(t + Traffic(rounds=len(seen)) for t, seen in zip(total, rounds, strict=True))
 
 
-@pytest.mark.parametrize("p", range(1, 10))
+@pytest.mark.parametrize("p", [*range(1, 10), 12])
 @pytest.mark.parametrize(("collective", "algorithm"), NAMES)
 def test_run_price_and_replay_agree(collective: str, algorithm: str, p: int) -> None:
+    """Bytes, messages and rounds of every rank, and the time; also of sizes that do not divide."""
     schedule = collective_schedule(collective, algorithm, p, root=p - 1)
     prove(schedule)
     for size, counted in zip(SIZES, ran(schedule, SIZES), strict=True):
@@ -55,13 +67,22 @@ def test_run_price_and_replay_agree(collective: str, algorithm: str, p: int) -> 
         timeline = replay(schedule, m, LINK, itemsize=ITEMSIZE)
         assert counted == schedule.traffic(m, itemsize=ITEMSIZE)
         assert counted == replayed(timeline, p)
+        if size % schedule.chunks:
+            continue  # where chunks differ, the longest of each round decides, and no formula says which it is
         priced = price(schedule, m, LINK, itemsize=ITEMSIZE)
-        assert timeline.seconds == pytest.approx(priced, rel=1e-12, abs=0)
-        closed = CLOSED_FORMS[collective, algorithm](p, m, LINK)
-        if size % schedule.chunks == 0:
-            assert priced == pytest.approx(closed, rel=1e-12, abs=0)
+        if (collective, algorithm) in RUNS_AHEAD and p & (p - 1):
+            assert timeline.seconds <= priced * (1 + 1e-12)
         else:
-            assert priced > closed  # the longest chunk of an uneven division decides
+            assert timeline.seconds == pytest.approx(priced, rel=1e-12, abs=0)
+        assert priced == pytest.approx(CLOSED_FORMS[collective, algorithm](p, m, LINK), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("segments", [2, 5])
+@pytest.mark.parametrize(("collective", "algorithm"), NAMES)
+def test_segments_count_what_is_priced(collective: str, algorithm: str, segments: int) -> None:
+    schedule = segmented(collective_schedule(collective, algorithm, 5, root=3), segments)
+    for size, counted in zip(SIZES, ran(schedule, SIZES), strict=True):
+        assert counted == schedule.traffic(ITEMSIZE * size, itemsize=ITEMSIZE)
 
 
 def test_several_chunks_in_one_message() -> None:
@@ -99,16 +120,21 @@ def test_a_chunk_sent_and_written_in_one_round_is_sent_as_it_was() -> None:
 
 
 def test_the_order_of_operands_is_the_stated_one() -> None:
-    """Subtraction tells: received - local, or local - received."""
-    schedule = dataclasses.replace(ring_all_reduce(2), chunks=1, rounds=((Send(0, 1, 0, True),),))
+    """Subtraction tells: received - local, local - received, or the lower rank's - the higher's."""
 
-    def difference(order: str) -> float:
+    def difference(order: str, dst: int) -> float:
+        schedule = dataclasses.replace(ring_all_reduce(2), chunks=1, rounds=((Send(1 - dst, dst, 0, True),),))
+
         def body(transport: Transport) -> float:
             tensor = torch.tensor([10.0 if transport.rank == 0 else 3.0])
-            comm = Communicator(transport)
-            comm._execute(dataclasses.replace(schedule, order=order), [tensor], torch.sub)
+            part = program(dataclasses.replace(schedule, order=order), transport.rank)
+            execute(
+                part, whole_layout(part, 1), tensor, tensor, transport=transport, next_tag=lambda: 0, like=tensor,
+                into=lambda a, b, out: out.copy_(a - b),
+            )  # fmt: skip
             return tensor.item()
 
-        return run_threads(body, 2)[1]
+        return run_threads(body, 2)[dst]
 
-    assert (difference("received"), difference("local")) == (7.0, -7.0)
+    assert [difference(order, 1) for order in ("received", "local", "rank")] == [7.0, -7.0, 7.0]
+    assert [difference(order, 0) for order in ("received", "local", "rank")] == [-7.0, 7.0, 7.0]

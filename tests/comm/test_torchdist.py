@@ -1,82 +1,104 @@
-"""The contract over real processes and gloo, against torch's own collectives; three processes, started once."""
+"""The contract over real processes and gloo, and against torch's own collectives."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import traceback
+from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.queues import Queue
-from pathlib import Path
 
 import comm_contract as contract
 import pytest
 import torch
 import torch.distributed as dist
+from world import World
 
 from drumline.comm import Communicator, TorchTransport
-from drumline.errors import InputError
+from drumline.errors import GaveUp, InputError
 
-P = 3
+Worlds = Callable[[int], World]
 
 
-def equals_torch(comm: Communicator) -> None:
+def keeps_the_contract() -> None:
+    for check in contract.CHECKS:
+        check(Communicator(TorchTransport()))
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+def test_contract_over_gloo(world: Worlds, p: int) -> None:
+    world(p).run(keeps_the_contract)
+
+
+def equals_torch() -> None:
     """The same result as torch's all_reduce and broadcast, at several sizes."""
+    comm = Communicator(TorchTransport())
     for size in (1, 2, 5, 999, 100_000):
-        ours, theirs = (contract.tensor_of(comm.rank, size) for _ in range(2))
-        dist.all_reduce(theirs)
-        assert torch.equal(comm.all_reduce(ours), theirs)
+        for algorithm in ("ring", "halving", "native"):
+            ours, theirs = (contract.tensor_of(comm.rank, size) for _ in range(2))
+            dist.all_reduce(theirs)
+            assert torch.equal(comm.all_reduce(ours, algorithm=algorithm), theirs)
         ours, theirs = (contract.tensor_of(comm.rank, size) for _ in range(2))
         dist.broadcast(theirs, src=2)
-        assert torch.equal(comm.broadcast(ours, root=2), theirs)
+        assert torch.equal(comm.broadcast(ours, root=2, algorithm="chain", segments=4), theirs)
 
 
-def groups_have_numbers_of_their_own(comm: Communicator) -> None:
-    """A process group of ranks 2 and 1: the transport speaks of ranks 0 and 1 in it."""
+def groups_have_numbers_of_their_own() -> None:
+    """A process group of ranks 1 and 2: the transport speaks of ranks 0 and 1 in it."""
     group = dist.new_group([1, 2])
     if dist.get_rank() == 0:
         return
     pair = Communicator(TorchTransport(group))
     assert (pair.rank, pair.size) == (dist.get_rank() - 1, 2)
-    assert pair.all_reduce(torch.tensor([dist.get_rank()])).item() == 3
-    assert pair.broadcast(torch.tensor([dist.get_rank()]), root=1).item() == 2
+    for algorithm in ("ring", "native"):
+        assert pair.all_reduce(torch.tensor([dist.get_rank()]), algorithm=algorithm).item() == 3
+    for algorithm in ("binomial", "native"):
+        assert pair.broadcast(torch.tensor([dist.get_rank()]), root=1, algorithm=algorithm).item() == 2
+        rows = torch.tensor([[5], [6]]) if pair.rank == 1 else None
+        mine = pair.scatter(rows, root=1, out=torch.zeros(1, dtype=torch.int64), algorithm=algorithm)
+        assert mine.item() == 5 + pair.rank
+        gathered = pair.gather(mine, root=1, algorithm=algorithm)
+        assert gathered is None if pair.rank == 0 else gathered.tolist() == [[5], [6]]
 
 
-def rank_main(rank: int, folder: str, results: Queue[tuple[int, str]]) -> None:
-    """One process: all checks, the first failure as text."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    try:
-        store = dist.FileStore(str(Path(folder) / "store"), P)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=P, timeout=timedelta(seconds=20))
-        comm = Communicator(TorchTransport())
-        for check in (*contract.CHECKS, equals_torch, groups_have_numbers_of_their_own):
-            check(comm)
-        results.put((rank, f"done: {comm.traffic.bytes > 0}"))
-        dist.destroy_process_group()
-    except BaseException:
-        results.put((rank, traceback.format_exc()))
+def native_knows_its_limits() -> None:
+    """What gloo cannot do: auto goes another way, `native` says so on every rank, and the ranks stay in step."""
+    comm = Communicator(TorchTransport())
+    truth = comm.all_reduce(torch.tensor([comm.rank == 1, False]), op="lor")
+    assert truth.tolist() == [comm.size > 1, False]
+    with pytest.raises(InputError, match=r"native all_reduce with lor over gloo(.|\n)*or not for this operator and type"):
+        comm.all_reduce(torch.tensor([True]), op="lor", algorithm="native")
+    with pytest.raises(InputError, match=r"native scan with sum over gloo"):
+        comm.scan(torch.ones(1), algorithm="native")
+    assert comm.choose("all_reduce", 100).algorithm == "native"
+    assert comm.choose("scan", 100).algorithm != "native"
+    assert comm.all_reduce(torch.ones(1)).item() == comm.size
 
 
-def test_contract_over_gloo(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    results: Queue[tuple[int, str]] = context.Queue()
-    ranks = [context.Process(target=rank_main, args=(r, str(tmp_path), results)) for r in range(P)]
-    for process in ranks:
-        process.start()
-    try:
-        answers = dict(results.get(timeout=60) for _ in range(P))
-        for process in ranks:
-            process.join(timeout=20)
-    finally:
-        for process in ranks:
-            if process.is_alive():
-                process.kill()
-                process.join()
-    results.close()
-    results.join_thread()
-    assert answers == dict.fromkeys(range(P), "done: True"), "\n".join(answers.values())
-    assert [process.exitcode for process in ranks] == [0] * P
+@pytest.mark.parametrize("function", [equals_torch, groups_have_numbers_of_their_own, native_knows_its_limits])
+def test_beside_torch(world: Worlds, function: Callable[[], None]) -> None:
+    world(3).run(function)
+
+
+def waits_in_vain() -> str:
+    """Rank 2 does not come: the others say who is missing, and where they wait themselves."""
+    group = dist.new_group([0, 1, 2], timeout=timedelta(seconds=20))
+    comm = Communicator(TorchTransport(group, timeout=0.5))
+    text = ""
+    if comm.rank < 2:
+        try:
+            comm.all_reduce(torch.ones(3), algorithm="ring")
+        except GaveUp as e:
+            text = str(e)
+    dist.barrier()  # over the whole world's group, which still works
+    return text
+
+
+def test_a_rank_that_does_not_come_is_named(world: Worlds) -> None:
+    first, second, last = world(3).run(waits_in_vain)
+    assert last == ""
+    for text in (first, second):
+        assert "rank 2 has not come" in text
+        assert "in all_reduce" not in text and "all_reduce float32 (3) op=sum algorithm=ring (call 1)" in text
+        assert "test_torchdist.py:" in text and "same collectives in the same order" in text
+    assert "rank 1: all_reduce float32 (3)" in first and "rank 0: all_reduce float32 (3)" in second
 
 
 def test_without_a_process_group() -> None:
@@ -85,8 +107,8 @@ def test_without_a_process_group() -> None:
         TorchTransport()
 
 
-def test_a_backend_without_tags_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_carries_no_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_backend_config", lambda group: "cuda:nccl")
-    with pytest.raises(InputError, match=r"a process group of cuda:nccl\n.*tags, which gloo has\n.*new_group"):
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:fake")
+    with pytest.raises(InputError, match=r"a process group of cpu:fake\n.*by gloo, shm, mpi4py, and between GPUs by nccl\n.*new_group"):
         TorchTransport()

@@ -14,12 +14,21 @@ from drumline.cost.collectives import (
     TWO_LEVELS,
     collective_seconds,
     price,
-    ring_all_reduce_seconds,
 )
+from drumline.cost.forms import ring_all_reduce_seconds
 from drumline.cost.links import Nodes
 from drumline.errors import ClusterError, InputError
-from drumline.schedule import ALGORITHMS, Schedule, Send, collective_schedule, prove, ring_all_reduce
-from drumline.schedule.spec import ALL_REDUCE
+from drumline.schedule import (
+    ALGORITHMS,
+    ALL_REDUCE,
+    Schedule,
+    Send,
+    chain_broadcast,
+    collective_schedule,
+    prove,
+    ring_all_reduce,
+    segmented,
+)
 
 INSIDE, ACROSS = Link(2e-6, 2e11), Link(1e-5, 2.5e10)
 DEVICE = Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e13}, 1e-6)
@@ -28,13 +37,14 @@ NODES = Cluster("three nodes", DEVICE, Node(4, INSIDE), Network(3, ACROSS))
 M = 12_000_000
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize("p", [*range(1, 18), 33, 40])
 @pytest.mark.parametrize(("collective", "algorithm"), CLOSED_FORMS)
 def test_closed_forms_equal_the_price_of_the_schedule(collective: str, algorithm: str, p: int) -> None:
-    schedule = collective_schedule(collective, algorithm, p)
-    m = 1680 * p
-    closed = CLOSED_FORMS[collective, algorithm](p, m, INSIDE)
-    assert price(schedule, m, INSIDE) == pytest.approx(closed, rel=1e-12, abs=0)
+    for root in {0, p // 2}:
+        schedule = collective_schedule(collective, algorithm, p, root=root)
+        for m in (0, schedule.chunks, 1680 * schedule.chunks):
+            closed = CLOSED_FORMS[collective, algorithm](p, m, INSIDE)
+            assert price(schedule, m, INSIDE) == pytest.approx(closed, rel=1e-12, abs=0)
 
 
 def test_every_algorithm_has_a_closed_form_and_every_collective_a_default() -> None:
@@ -47,6 +57,31 @@ def test_formulas_by_hand() -> None:
     assert ring_all_reduce_seconds(4, 100, Link(1, 1)) == 2 * 3 * (1 + 25)
     assert CLOSED_FORMS["all_gather", "ring"](4, 100, Link(1, 1)) == 3 * (1 + 25)
     assert CLOSED_FORMS["broadcast", "binomial"](5, 100, Link(1, 1)) == 3 * (1 + 100)
+    assert CLOSED_FORMS["all_reduce", "doubling"](8, 100, Link(1, 1)) == 3 * (1 + 100)
+    assert CLOSED_FORMS["all_reduce", "doubling"](9, 100, Link(1, 1)) == 5 * (1 + 100)
+    assert CLOSED_FORMS["all_reduce", "halving"](4, 100, Link(1, 1)) == 2 * (2 + 75)
+    assert CLOSED_FORMS["all_reduce", "double_tree"](4, 100, Link(1, 1)) == 2 * (2 + 1) * (1 + 50)
+    assert CLOSED_FORMS["reduce_scatter", "halving"](3, 99, Link(1, 1)) == 2 * (1 + 33) + (1 + 33)
+    assert CLOSED_FORMS["all_to_all", "bruck"](4, 100, Link(1, 1)) == 2 + (1 + 1 + 2) * 25
+    assert CLOSED_FORMS["barrier", "central"](4, 100, Link(1, 1)) == 6
+    assert CLOSED_FORMS["gather", "flat"](4, 100, Link(1, 1)) == 3 * (1 + 25)
+
+
+def test_a_chain_in_segments() -> None:
+    """n + p - 2 rounds of m/n bytes."""
+    for p, n in ((2, 4), (5, 2), (5, 16), (9, 8)):
+        seconds = price(segmented(chain_broadcast(p), n), 16 * 1000, INSIDE)
+        assert seconds == pytest.approx((n + p - 2) * (INSIDE.alpha + 16 * 1000 / n * INSIDE.beta), rel=1e-12)
+
+
+@pytest.mark.parametrize(("devices", "nodes"), [(2, 2), (4, 3), (3, 4), (1, 5)])
+def test_hosts_are_priced_as_the_two_levels_say(devices: int, nodes: int) -> None:
+    cluster = Cluster("hosts", DEVICE, Node(devices, INSIDE), Network(nodes, ACROSS))
+    schedule = collective_schedule("all_reduce", "hierarchical", devices * nodes, per_node=devices)
+    closed = collective_seconds("all_reduce", devices * nodes, M, cluster)
+    assert price(schedule, M, Nodes.of(cluster)) == pytest.approx(closed, rel=1e-12)
+    if devices > 1:
+        assert closed < price(ring_all_reduce(devices * nodes), M, Nodes.of(cluster))
 
 
 def test_elements_stay_whole() -> None:

@@ -8,13 +8,20 @@ import pytest
 
 from drumline.report.draw import draw_collective, draw_pipeline
 from drumline.schedule import (
+    ALGORITHMS,
     Action,
     Pipeline,
     Send,
     binomial_broadcast,
+    bruck_all_to_all,
+    collective_schedule,
+    dissemination_barrier,
+    halving_all_reduce,
+    messages,
     one_f_one_b,
     ring_all_gather,
     ring_all_reduce,
+    segmented,
 )
 
 
@@ -41,6 +48,53 @@ def test_one_rank_and_several_chunks_in_a_message() -> None:
     sends = (Send(0, 1, 0, True), Send(0, 1, 1, False), Send(0, 1, 2, True))
     drawing = draw_collective(dataclasses.replace(ring_all_reduce(3), rounds=(sends,)))
     assert drawing.endswith("0: 0->1 +0,2 =1")
+
+
+def test_chunks_in_a_row_are_written_short() -> None:
+    assert draw_collective(halving_all_reduce(8)).splitlines()[2] == "0: 0->1 +4-7  1->0 +0-3  2->3 +4-7"
+    sends = tuple(Send(0, 1, c, False) for c in (7, 0, 1, 2, 4, 5))
+    drawing = draw_collective(dataclasses.replace(ring_all_reduce(8), rounds=(sends,)))
+    assert drawing.endswith("0: 0->1 =7,0-2,4,5")
+
+
+def test_a_barrier_has_no_data() -> None:
+    assert draw_collective(dissemination_barrier(4)) == """\
+dissemination_barrier, p = 4, no data
+a->b: b hears what a has heard
+0: 0->1  1->2  2->3  3->0
+1: 0->2  1->3  2->0  3->1"""
+
+
+def test_an_all_to_all_says_whose_chunks_they_are() -> None:
+    assert draw_collective(bruck_all_to_all(3)) == """\
+bruck_all_to_all, p = 3, 9 chunks
+a->b +c: b adds chunk c; =c: b keeps it
+chunk c: rank c div 3 to rank c mod 3
+0: 0->1 =1  1->2 =5  2->0 =6
+1: 0->2 =2  1->0 =3  2->1 =7"""
+    assert "rank (c div 2) div 3" in " ".join(draw_collective(segmented(bruck_all_to_all(3), 2)).split())
+
+
+def test_a_message_wider_than_the_screen_goes_on_below() -> None:
+    sends = (*(Send(0, 1, c, False) for c in range(0, 40, 4)), Send(1, 0, 3, True))
+    drawing = draw_collective(dataclasses.replace(ring_all_reduce(40), rounds=(sends,)), width=24)
+    assert drawing.splitlines()[-3:] == [
+        "0: 0->1 =0,4,8,12,16,20,",
+        "     24,28,32,36",
+        "   1->0 +3",
+    ]
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), [(c, a) for c, known in ALGORITHMS.items() for a in known])
+def test_every_collective_is_drawn_in_forty_columns(collective: str, algorithm: str) -> None:
+    for p in (1, 2, 5, 8, 12):
+        for n in (1, 3):
+            schedule = segmented(collective_schedule(collective, algorithm, p, per_node=3), n)
+            text = draw_collective(schedule)
+            assert max(map(len, text.splitlines())) <= 40
+            drawn = sum(len(messages(sends)) for sends in schedule.rounds)
+            assert text.count("->") == drawn + 1  # one in the legend
+            assert text.startswith(schedule.name)
 
 
 def test_a_pipeline() -> None:

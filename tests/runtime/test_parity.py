@@ -59,6 +59,16 @@ def test_buckets_and_backend(world: Worlds, plan: str) -> None:
 
 
 @pytest.mark.parametrize(("job", "plan"), [
+    ("mlp", "dp=2,backend=shm"), ("gpt", "dp=3,zero=3,micro=2,backend=shm"), ("cnn", "dp=4,micro=3,backend=shm"),
+    ("gpt", "dp=2,precision=bf16,backend=shm"), ("cnn", "dp=2,zero=3,recompute=full,backend=shm"),
+])  # fmt: skip
+def test_on_shared_memory(world: Worlds, job: str, plan: str) -> None:
+    """The ranks' group is an shm group, which the plan must name or leave open."""
+    ranks = parity.Plan.parse(plan).ranks
+    parity.check(world(ranks, "shm").run(parity.run_verify, job, plan, 2)[0])
+
+
+@pytest.mark.parametrize(("job", "plan"), [
     ("gpt", "dp=2"), ("gpt", "dp=3,zero=3,micro=2,recompute=full"), ("masked", "dp=4,micro=3"),
     ("cnn", "dp=3,recompute=full,micro=2"), ("cnn", "dp=4,zero=3,micro=3"), ("cnn", "dp=1,recompute=full"),
     ("cnn", "dp=2,zero=3,recompute=full"),

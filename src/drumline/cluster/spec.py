@@ -76,6 +76,10 @@ class Table:
     ranks: Count
     bytes: tuple[float, ...]
     seconds: tuple[Annotated[float, Positive], ...]
+    algorithm: str = "native"
+    """As `drumline bench --list` names them; `native` is what the transport itself offers."""
+    segments: Count = 1
+    """Parts that each chunk was cut into."""
 
     def __post_init__(self) -> None:
         if len(self.bytes) != len(self.seconds) or not self.bytes:
@@ -106,6 +110,16 @@ class Link:
     def beta(self) -> float:
         """Seconds per byte."""
         return 1 / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The link from one rank to another, where each pair was measured."""
+
+    __pydantic_config__ = _STRICT
+    src: Annotated[int, Field(ge=0)]
+    dst: Annotated[int, Field(ge=0)]
+    link: Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +188,8 @@ class Cluster:
     spread: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The relative spread of repeated measurements (half of the interquartile range over the median)."""
     collective: tuple[Table, ...] = ()
+    pair: tuple[Pair, ...] = ()
+    """The links between single ranks, where they were measured: rings are ordered by them."""
     origin: dict[str, str] = field(default_factory=dict)
     """Where each number comes from, by key or by the beginning of keys; the longest match counts."""
 
@@ -210,8 +226,9 @@ class Cluster:
         return dataclasses.replace(self, device=dataclasses.replace(self.device, memory=size), origin=origin)
 
     def table(self, collective: str, ranks: int) -> Table | None:
-        """The measured table for a collective over exactly that many ranks."""
-        return next((t for t in self.collective if t.collective == collective and t.ranks == ranks), None)
+        """The measured table for a collective over exactly that many ranks, by what the backend itself offers."""
+        found = (t for t in self.collective if (t.collective, t.ranks, t.algorithm) == (collective, ranks, "native"))
+        return next(found, None)
 
     def origin_of(self, key: str) -> str:
         """Where the number at a dotted key comes from."""

@@ -1,8 +1,30 @@
-"""Collectives that run: a communicator over a transport, executing schedules."""
+"""Collectives that run: a communicator over a transport, executing schedules.
 
-from .communicator import OPERATIONS, Communicator
+Importing this makes the backends `shm` and `mpi4py` known to torch.distributed.
+"""
+
+from . import mpigroup
+from .choose import Choice
+from .communicator import Communicator
+from .ops import OPERATORS, Operator
+from .shm import ShmTransport, register
 from .threads import ThreadTransport, run_threads
 from .torchdist import TorchTransport
-from .transport import Pending, Transport
+from .transport import Native, Pending, Transport
 
-__all__ = ["OPERATIONS", "Communicator", "Pending", "ThreadTransport", "TorchTransport", "Transport", "run_threads"]
+__all__ = [
+    "OPERATORS",
+    "Choice",
+    "Communicator",
+    "Native",
+    "Operator",
+    "Pending",
+    "ShmTransport",
+    "ThreadTransport",
+    "TorchTransport",
+    "Transport",
+    "run_threads",
+]
+
+register()
+mpigroup.register()

@@ -1,44 +1,69 @@
-"""The communicator: runs any schedule over any transport, and counts what it sends."""
+"""The communicator: collectives and messages of torch tensors over any transport, by any algorithm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+import struct
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from ..cluster import Cluster, Link
+from ..cost.links import Links, as_topology
 from ..errors import InputError, nearest
-from ..schedule import Schedule, Send, Traffic, collective_schedule, messages
+from ..schedule import ALGORITHMS, Schedule, Traffic
+from .buffers import check_dense, check_tensor, contiguous, written_back
+from .calls import Calls, Doing, Gather, call_site, signature
+from .choose import Choice, Chooser
+from .dispatch import Asked, Dispatcher, Op
 from .group import Group
-from .transport import Transport
-
-Operation = Callable[..., Tensor]
-
-OPERATIONS: dict[str, Operation] = {
-    "sum": torch.add,
-    "product": torch.mul,
-    "max": torch.maximum,
-    "min": torch.minimum,
-}
-"""What a reduction may compute, of two operands."""
+from .transport import Pending, Transport
 
 _TAGS = 1 << 16
-"""Tags of one context; those of rounds run through them again and again, messages of one tag keep their order."""
+"""Tags of one context: the lower half is the user's, the upper half numbers rounds, again and again."""
+USER_TAGS = _TAGS >> 1
+_ROUNDS = USER_TAGS - 1
+_CHECK = _TAGS - 1
+"""The tag by which calls are compared."""
 _CONTEXTS = 1 << 15
 """With _TAGS this fills the 31 bits that transports have for a tag."""
+_ROW = struct.Struct("<qqq")
 
 
 class Communicator:
-    """A group of ranks that call collectives together, each rank with its own tensor."""
+    """A group of ranks that call collectives together, each rank with its own tensor.
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._root = transport
-        self._context = 0
-        self._tag = 0
-        self._traffic = Traffic()
+    `cluster` has the measured tables and links that "auto" chooses by; `links` are those between these very ranks;
+    `per_node` ranks share a host. With `check` the ranks compare their calls before data moves, and `crossings` also
+    finds equal calls in another order: a small message or two for each collective. All are the same on all ranks.
+    Collectives that return a tensor make a new one, or fill `out=`.
+    """
+
+    def __init__(
+        self, transport: Transport, *, cluster: Cluster | None = None, links: Links | None = None,
+        per_node: int | None = None, check: bool = True, crossings: bool = True,
+    ) -> None:  # fmt: skip
+        self._begin(transport, transport, 0, cluster, links, per_node, check, crossings)
+
+    def _begin(
+        self, transport: Transport, base: Transport, context: int, cluster: Cluster | None, links: Links | None,
+        per_node: int | None, check: bool, crossings: bool,
+    ) -> None:  # fmt: skip
+        self._transport, self._base, self._context = transport, base, context
+        self._cluster, self._links, self._check, self._crossings = cluster, links, check, crossings
+        per_node = per_node if per_node is not None else transport.per_node
+        if per_node is None and cluster is not None and cluster.network is not None:
+            per_node = min(cluster.node.devices, transport.size)
+        self._round = 0
+        self._chooser = Chooser(
+            transport.size, transport=transport.name, cluster=cluster, links=links, per_node=per_node,
+            offers=lambda collective: transport.native(collective) is not None,
+        )  # fmt: skip
+        self._calls = Calls(
+            transport, context * _TAGS + _CHECK, check=check, crossings=crossings, shared=self._chooser.digest,
+            name=f" of group {context}" if context else "",
+        )  # fmt: skip
+        self._way = Dispatcher(transport, self._chooser, self._calls, self._next_tag)
 
     @property
     def rank(self) -> int:
@@ -51,160 +76,206 @@ class Communicator:
         return self._transport.size
 
     @property
+    def transport(self) -> Transport:
+        """What carries the messages."""
+        return self._transport
+
+    @property
     def traffic(self) -> Traffic:
-        """What this rank has taken part in and sent so far."""
-        return self._traffic
+        """What this rank has taken part in and sent by schedules so far; without what the transport's own collectives,
+        single messages and the comparison of calls send."""
+        return self._way.traffic
 
-    def all_reduce(self, tensor: Tensor, *, algorithm: str = "ring", op: str = "sum") -> Tensor:
+    def choose(self, collective: str, size: int, *, itemsize: int = 1, root: int = 0) -> Choice:
+        """What "auto" runs for a whole buffer of `size` bytes."""
+        if collective not in ALGORITHMS:
+            raise InputError(
+                f"unknown collective {collective!r}", rule=f"known: {', '.join(ALGORITHMS)}",
+                fix=nearest(collective, ALGORITHMS),
+            )  # fmt: skip
+        return self._chooser.choose(collective, size, itemsize=itemsize, root=root)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size}: {self.traffic}"
+
+    # ---- collectives
+
+    def all_reduce(
+        self, tensor: Tensor, *, op: Op = "sum", algorithm: str = "auto", segments: int | None = None
+    ) -> Tensor:
         """Replace `tensor`, on every rank, by the sum (or `op`) over all ranks; return it."""
-        self.run(collective_schedule("all_reduce", algorithm, self.size), tensor, op=op)
-        return tensor
+        return self._way.in_place("all_reduce", tensor, Asked(algorithm, segments, op))
 
-    def broadcast(self, tensor: Tensor, *, root: int = 0, algorithm: str = "binomial") -> Tensor:
+    def broadcast(
+        self, tensor: Tensor, *, root: int = 0, algorithm: str = "auto", segments: int | None = None
+    ) -> Tensor:
         """Replace `tensor`, on every rank, by what `root` has in it; return it."""
-        self.run(collective_schedule("broadcast", algorithm, self.size, root=root), tensor)
-        return tensor
+        return self._way.in_place("broadcast", tensor, Asked(algorithm, segments, root=root))
 
-    def run(self, schedule: Schedule, tensor: Tensor, *, op: str = "sum") -> Traffic:
-        """Run any schedule in place on a tensor of any shape; what this rank sent.
+    def reduce(
+        self, tensor: Tensor, *, op: Op = "sum", root: int = 0, out: Tensor | None = None, algorithm: str = "auto",
+        segments: int | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """The sum (or `op`) over all ranks at `root`, None elsewhere."""
+        shape = tensor.shape if self.rank == root else None
+        return self._way.new("reduce", tensor, shape, Asked(algorithm, segments, op, root), out)
+
+    def all_gather(
+        self, tensor: Tensor, *, out: Tensor | None = None, algorithm: str = "auto", segments: int | None = None
+    ) -> Tensor:
+        """Every rank's tensor on every rank, by rank: of shape (p, *shape)."""
+        p, asked = self.size, Asked(algorithm, segments)
+        return _there(self._way.new("all_gather", tensor, (p, *tensor.shape), asked, out, parts=p))
+
+    def reduce_scatter(
+        self, tensor: Tensor, *, op: Op = "sum", out: Tensor | None = None, algorithm: str = "auto",
+        segments: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Of tensors of shape (p, *shape): row `rank` of the sum (or `op`) over all ranks."""
+        asked = Asked(algorithm, segments, op)
+        return _there(self._way.new("reduce_scatter", tensor, tensor.shape[1:], asked, out, rows=True))
+
+    def gather(
+        self, tensor: Tensor, *, root: int = 0, out: Tensor | None = None, algorithm: str = "auto",
+        segments: int | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """Every rank's tensor at `root`, of shape (p, *shape), None elsewhere."""
+        p = self.size
+        shape = (p, *tensor.shape) if self.rank == root else None
+        return self._way.new("gather", tensor, shape, Asked(algorithm, segments, root=root), out, parts=p)
+
+    def scatter(
+        self, tensor: Tensor | None = None, *, root: int = 0, out: Tensor | None = None, algorithm: str = "auto",
+        segments: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Row `rank` of what `root` gives, of shape (p, *shape). The other ranks give `out` only."""
+        given = tensor if self.rank == root else None
+        like = given[0] if given is not None and given.dim() and len(given) else out
+        if like is None or (self.rank == root and given is None):
+            what = "the root gives no tensor of rows" if self.rank == root else f"rank {self.rank} gives no out="
+            raise self._calls.refuse(InputError(f"scatter: {what}", rule="the root gives (p, *shape), the others out="))
+        asked = Asked(algorithm, segments, root=root)
+        return _there(self._way.new("scatter", given, like.shape, asked, out, like=like, rows=True, parts=self.size))
+
+    def all_to_all(
+        self, tensor: Tensor, *, out: Tensor | None = None, algorithm: str = "auto", segments: int | None = None
+    ) -> Tensor:
+        """Of tensors of shape (p, *shape): row s of the result is row `rank` of rank s."""
+        return _there(self._way.new("all_to_all", tensor, tensor.shape, Asked(algorithm, segments), out, rows=True))
+
+    def scan(
+        self, tensor: Tensor, *, op: Op = "sum", out: Tensor | None = None, algorithm: str = "auto",
+        segments: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The sum (or `op`) over ranks 0 to `rank`."""
+        return _there(self._way.new("scan", tensor, tensor.shape, Asked(algorithm, segments, op), out))
+
+    def exscan(
+        self, tensor: Tensor, *, op: Op = "sum", out: Tensor | None = None, algorithm: str = "auto",
+        segments: int | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """The sum (or `op`) over the ranks before this one; None on rank 0."""
+        return self._way.new(
+            "exscan", tensor, tensor.shape if self.rank else None, Asked(algorithm, segments, op), out
+        )
+
+    def barrier(self, *, algorithm: str = "auto") -> None:
+        """Return when all ranks have come."""
+        self._way.in_place("barrier", torch.empty(0, dtype=torch.uint8), Asked(algorithm))
+
+    def run(self, schedule: Schedule, tensor: Tensor, *, op: Op = "sum") -> Traffic:
+        """Run any schedule in place on a tensor of any shape, the whole buffer; what this rank sent.
 
         Chunks of which the contract says nothing (other shares after a reduce-scatter) are left with partial results.
         """
-        if op not in OPERATIONS:
-            raise InputError(
-                f"unknown operation {op!r}", rule=f"known: {', '.join(OPERATIONS)}", fix=nearest(op, OPERATIONS)
-            )
-        if schedule.p != self.size:
-            raise InputError(f"{schedule.name} for {schedule.p} ranks on {self.size}", rule="p is the number of ranks")
-        _check(tensor)
-        with torch.no_grad():
-            # Not reshape(-1): of a strided vector that is a view with gaps, and messages need none.
-            flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-            pieces = [flat[start:stop] for start, stop in schedule.ranges(flat.numel())]
-            traffic = self._execute(schedule, pieces, OPERATIONS[op])
-            if flat.data_ptr() != tensor.data_ptr():
-                tensor.copy_(flat.view(tensor.shape))
-        return traffic
+        return self._way.run(schedule, tensor, op)
+
+    # ---- messages
+
+    def send(self, tensor: Tensor, dst: int, *, tag: int = 0) -> None:
+        """Send a tensor; return when it may be used again, which may be not before it is received."""
+        self.start_send(tensor, dst, tag=tag).wait()
+
+    def receive(self, tensor: Tensor, src: int, *, tag: int = 0) -> Tensor:
+        """Fill `tensor` with what `src` sends, of the same size and type; return it."""
+        self.start_receive(tensor, src, tag=tag).wait()
+        return tensor
+
+    def start_send(self, tensor: Tensor, dst: int, *, tag: int = 0) -> Pending:
+        """Start to send; the tensor must not change before the wait."""
+        number = self._user_tag(dst, tag)
+        check_tensor(tensor)
+        doing = Doing(f"send to rank {dst} (tag {tag})", 0, call_site())
+        return _Waiting(self._transport, doing, self._transport.send(contiguous(tensor), dst, number))
+
+    def start_receive(self, tensor: Tensor, src: int, *, tag: int = 0) -> Pending:
+        """Start to receive into `tensor`, which is filled after the wait."""
+        number = self._user_tag(src, tag)
+        check_dense(tensor)
+        buffer = contiguous(tensor)
+        doing = Doing(f"receive from rank {src} (tag {tag})", 0, call_site())
+        pending = self._transport.receive(buffer, src, number)
+        return _Waiting(self._transport, doing, pending, lambda: written_back(buffer, tensor))
+
+    # ---- groups
 
     def split(self, color: int, key: int = 0) -> Communicator:
         """A communicator of the ranks that gave the same color, ordered by key and then by rank. All ranks call it."""
-        mine = torch.tensor([color, key, self._root.contexts])
-        table = torch.zeros(self.size, 3, dtype=torch.int64)
-        table[self.rank] = mine
-        self.run(collective_schedule("all_gather", "ring", self.size), table)
-        rows = table.tolist()
-        members = sorted((row[1], rank) for rank, row in enumerate(rows) if row[0] == color)
+        self._calls.enter(signature("split"))
+        tag = self._context * _TAGS + _CHECK
+        told = Gather(self._transport, tag, _ROW.size)(_ROW.pack(color, key, self._base.contexts))
+        self._transport.doing = None
+        rows = [_ROW.unpack(row) for row in told]
+        members = tuple(rank for _, rank in sorted((row[1], r) for r, row in enumerate(rows) if row[0] == color))
         # One more than any member has seen: no two groups that share two ranks have the same context.
-        context = self._root.contexts = 1 + max(row[2] for row in rows)
+        context = self._base.contexts = 1 + max(row[2] for row in rows)
         if context >= _CONTEXTS:
             raise InputError(f"split for the {context}th time", rule=f"at most {_CONTEXTS - 1} groups of a transport")
-        child = Communicator(Group(self._transport, tuple(rank for _, rank in members)))
-        child._root, child._context = self._root, context
+        child = Communicator.__new__(Communicator)
+        child._begin(
+            Group(self._transport, members), self._base, context, self._cluster, _among(self._links, members), None,
+            self._check, self._crossings,
+        )  # fmt: skip
         return child
 
-    def _execute(self, schedule: Schedule, pieces: Sequence[Tensor], operation: Operation) -> Traffic:
-        """All rounds: receive beside what is held, send what is held, and change it only when both are through."""
-        before = self._traffic
-        for step in _program(schedule, self.rank):
-            if step.idle:
-                self._next_tag()
-                continue
-            self._round(step, pieces, operation, received_first=schedule.order == "received")
-        return self._traffic - before
-
-    def _round(self, step: _Step, pieces: Sequence[Tensor], operation: Operation, *, received_first: bool) -> None:
-        tag = self._next_tag()
-        buffers = [_buffer(parts, pieces, step.leaving) for _, parts in step.receives]
-        receiving = [
-            self._transport.receive(buffer, src, tag)
-            for buffer, (src, _) in zip(buffers, step.receives, strict=True)
-        ]
-        sending = []
-        for dst, parts in step.sends:
-            message = _pack(parts, pieces)
-            sending.append(self._transport.send(message, dst, tag))
-            self._traffic += Traffic(messages=1, bytes=message.numel() * message.element_size())
-        for pending in (*receiving, *sending):
-            pending.wait()
-        for buffer, (_, parts) in zip(buffers, step.receives, strict=True):
-            _apply(buffer, parts, pieces, operation, received_first=received_first)
-        self._traffic += Traffic(rounds=1)
-
     def _next_tag(self) -> int:
-        tag = self._context * _TAGS + self._tag
-        self._tag = (self._tag + 1) % _TAGS
-        return tag
+        self._round = (self._round + 1) % _ROUNDS
+        return self._context * _TAGS + USER_TAGS + self._round
 
-    def __str__(self) -> str:
-        return f"rank {self.rank} of {self.size}: {self._traffic}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What one rank does in one round."""
-
-    sends: tuple[tuple[int, tuple[Send, ...]], ...]
-    """(dst, the sends of one message)."""
-    receives: tuple[tuple[int, tuple[Send, ...]], ...]
-    """(src, the sends of one message)."""
-    leaving: frozenset[int]
-    """The chunks that it sends."""
-
-    @property
-    def idle(self) -> bool:
-        return not self.sends and not self.receives
+    def _user_tag(self, peer: int, tag: int) -> int:
+        if not 0 <= peer < self.size or peer == self.rank:
+            raise InputError(f"a message to or from rank {peer}", rule=f"another rank of 0 to {self.size - 1}")
+        if not 0 <= tag < USER_TAGS:
+            raise InputError(f"tag {tag}", rule=f"0 <= tag < {USER_TAGS}")
+        return self._context * _TAGS + tag
 
 
-@lru_cache(maxsize=256)
-def _program(schedule: Schedule, rank: int) -> tuple[_Step, ...]:
-    """One rank's part of a schedule, kept because training runs the same schedule every step."""
-    steps = []
-    for group in schedule.rounds:
-        found = messages(s for s in group if rank in (s.src, s.dst))
-        sends = tuple((dst, tuple(parts)) for (src, dst), parts in found.items() if src == rank)
-        receives = tuple((src, tuple(parts)) for (src, dst), parts in found.items() if dst == rank)
-        steps.append(_Step(sends, receives, frozenset(s.chunk for _, parts in sends for s in parts)))
-    return tuple(steps)
+class _Waiting:
+    """A message under way that says what it was when its wait fails."""
+
+    def __init__(
+        self, transport: Transport, doing: Doing, pending: Pending, after: Callable[[], None] | None = None
+    ) -> None:
+        self._transport, self._doing, self._pending, self._after = transport, doing, pending, after
+
+    def wait(self) -> None:
+        """Wait for the message, then bring it where it belongs."""
+        self._transport.doing = self._doing
+        self._pending.wait()
+        self._transport.doing = None
+        if self._after is not None:
+            with torch.no_grad():
+                self._after()
 
 
-def _buffer(parts: tuple[Send, ...], pieces: Sequence[Tensor], leaving: frozenset[int]) -> Tensor:
-    """Where a message is received: in place if it is one chunk that is kept and not being sent, else beside."""
-    first = parts[0]
-    if len(parts) == 1 and not first.reduce and first.chunk not in leaving:
-        return pieces[first.chunk]
-    return pieces[first.chunk].new_empty(sum(pieces[s.chunk].numel() for s in parts))
+def _there(result: Tensor | None) -> Tensor:
+    assert result is not None
+    return result
 
 
-def _pack(parts: tuple[Send, ...], pieces: Sequence[Tensor]) -> Tensor:
-    """The chunks of one message, one after the other."""
-    if len(parts) == 1:
-        return pieces[parts[0].chunk]
-    return torch.cat([pieces[s.chunk] for s in parts])
-
-
-def _apply(
-    buffer: Tensor, parts: tuple[Send, ...], pieces: Sequence[Tensor], operation: Operation, *, received_first: bool
-) -> None:
-    """Add or keep the chunks of one received message."""
-    start = 0
-    for send in parts:
-        piece = pieces[send.chunk]
-        received = buffer[start : start + piece.numel()]
-        start += piece.numel()
-        if send.reduce:
-            first, second = (received, piece) if received_first else (piece, received)
-            operation(first, second, out=piece)
-        elif received.data_ptr() != piece.data_ptr():
-            piece.copy_(received)
-
-
-def _check(tensor: Tensor) -> None:
-    """Refuse what cannot be changed in place element by element."""
-    if tensor.layout != torch.strided:
-        raise InputError(f"a tensor of layout {tensor.layout}", rule="collectives take dense tensors")
-    if any(stride == 0 and n > 1 for stride, n in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise InputError(
-            f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}",
-            rule="each element has its own memory",
-            fix="call .contiguous() on the expanded tensor",
-        )
+def _among(links: Links | None, members: tuple[int, ...]) -> Links | None:
+    """The links between some ranks, by their numbers in the group."""
+    if links is None or isinstance(links, Link):
+        return links
+    topology = as_topology(links)
+    return lambda src, dst: topology.link(members[src], members[dst])

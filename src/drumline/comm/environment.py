@@ -1,22 +1,26 @@
 """Who am I, and where are the others: found from what the launcher set, without a flag.
 
 Known launchers: Drumline's own, torchrun, Slurm's srun, Open MPI's and MPICH's mpiexec. None of them: one rank.
+Under mpiexec, with mpi4py, nobody needs to set MASTER_ADDR: the ranks find each other through MPI.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
-from ..errors import InputError
+from ..errors import DrumlineError, InputError
 
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -25,6 +29,17 @@ _LAUNCHERS = {
     "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 }
 """The variables that hold rank, size and local rank, by launcher; the first that is set counts."""
+
+MPI_LAUNCHERS = ("Open MPI", "MPICH")
+"""Launchers whose ranks can find each other through MPI."""
+
+_LOCAL_SIZES = {
+    "torchrun": "LOCAL_WORLD_SIZE",
+    "Slurm": "SLURM_NTASKS_PER_NODE",
+    "Open MPI": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPICH": "MPI_LOCALNRANKS",
+}
+"""How many of the ranks share this host, by launcher."""
 
 STORE = "DRUMLINE_STORE"
 """The file through which the ranks of Drumline's own launcher meet: no port is opened."""
@@ -66,12 +81,13 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> Place:
     """Join the process group, unless the caller has one already. One rank alone has a group too."""
     where = place()
     if dist.is_initialized():
+        _check_backend(backend)
         return Place(dist.get_rank(), dist.get_world_size(), where.local_rank, where.launcher)
     device = device_of(where)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if backend == "auto":
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = "nccl" if device.type == "cuda" else "shm" if _on_one_host(where) else "gloo"
     if backend == "nccl":
         if device.type != "cuda":
             raise InputError("backend=nccl on a machine without CUDA", rule="nccl joins GPUs", fix="backend=gloo")
@@ -83,20 +99,71 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> Place:
     elif STORE in os.environ:
         store = dist.FileStore(os.environ[STORE], where.size)
         dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.size, timeout=wait)
+    elif _through_mpi(where):
+        from .meet import meet
+
+        dist.init_process_group(backend, store=meet(wait), rank=where.rank, world_size=where.size, timeout=wait)
     else:
-        for key in ("MASTER_ADDR", "MASTER_PORT"):
-            if key not in os.environ:
-                raise InputError(
-                    f"{where.size} ranks were started by {where.launcher}, but {key} is not set",
-                    where="environment", rule="ranks meet at MASTER_ADDR:MASTER_PORT",
-                    fix=f"export {key} before starting the ranks, or use `drumline train` or torchrun",
-                )  # fmt: skip
-        if not 0 < _whole(os.environ, "MASTER_PORT") < 65536:
-            raise InputError(f"MASTER_PORT={os.environ['MASTER_PORT']}", where="environment", rule="0 < port < 65536")
+        _check_master(where)
         dist.init_process_group(
             backend, init_method="env://", rank=where.rank, world_size=where.size, timeout=wait
         )
+    say_errors_plainly(where.rank)
     return where
+
+
+def say_errors_plainly(rank: int) -> None:
+    """An error of ours that a script does not catch is printed without a traceback: it names the user's own line."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, DrumlineError) and not os.environ.get("DRUMLINE_DEBUG"):
+            print(f"drumline: rank {rank}: {error}", file=sys.stderr, flush=True)
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _check_backend(backend: str) -> None:
+    """Refuse to run on another backend than the one that was asked for."""
+    there = str(dist.get_backend_config())
+    if backend != "auto" and backend not in there:
+        raise InputError(
+            f"backend={backend}, but the process group is {there}", rule="a group keeps the backend it was made with",
+            fix=f"backend=auto, or init_process_group({backend!r})",
+        )  # fmt: skip
+
+
+def _on_one_host(where: Place) -> bool:
+    """Whether the launcher says that all ranks share this host."""
+    if STORE in os.environ:
+        return True
+    local = _LOCAL_SIZES.get(where.launcher, "")
+    return where.size > 1 and local in os.environ and _whole(os.environ, local) == where.size
+
+
+def _through_mpi(where: Place) -> bool:
+    """Whether the ranks meet through MPI: mpiexec started them, nobody named a place to meet, and mpi4py is there."""
+    return (
+        where.launcher in MPI_LAUNCHERS
+        and "MASTER_ADDR" not in os.environ
+        and importlib.util.find_spec("mpi4py") is not None
+    )
+
+
+def _check_master(where: Place) -> None:
+    """Refuse a place to meet that is not named, or cannot be."""
+    for key in ("MASTER_ADDR", "MASTER_PORT"):
+        if key not in os.environ:
+            mpi = "; with `pip install 'drumline[mpi]'` it is not needed" if where.launcher in MPI_LAUNCHERS else ""
+            raise InputError(
+                f"{where.size} ranks were started by {where.launcher}, but {key} is not set",
+                where="environment", rule="ranks meet at MASTER_ADDR:MASTER_PORT",
+                fix=f"export {key} before starting the ranks, or use `drumline train` or torchrun{mpi}",
+            )  # fmt: skip
+    if not 0 < _whole(os.environ, "MASTER_PORT") < 65536:
+        raise InputError(f"MASTER_PORT={os.environ['MASTER_PORT']}", where="environment", rule="0 < port < 65536")
 
 
 def _leave() -> None:

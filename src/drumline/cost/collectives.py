@@ -1,45 +1,12 @@
-"""What collectives cost: in closed form, priced from any schedule, or from a measured table.
-
-Everywhere m is the bytes of the whole buffer: what all-gather ends with, what reduce-scatter begins with.
-"""
+"""What collectives cost on a cluster: priced from any schedule, in closed form, or from a measured table."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from ..cluster import Cluster, Link
 from ..errors import InputError, nearest
 from ..schedule import Schedule
-from .links import Links, level, message_seconds, schedule_seconds
-
-
-def ring_all_reduce_seconds(p: int, m: float, link: Link) -> float:
-    """2(p-1) (alpha + m/p beta)."""
-    return 2 * (p - 1) * message_seconds(m / p, link)
-
-
-def ring_all_gather_seconds(p: int, m: float, link: Link) -> float:
-    """(p-1) (alpha + m/p beta)."""
-    return (p - 1) * message_seconds(m / p, link)
-
-
-def ring_reduce_scatter_seconds(p: int, m: float, link: Link) -> float:
-    """(p-1) (alpha + m/p beta)."""
-    return (p - 1) * message_seconds(m / p, link)
-
-
-def binomial_broadcast_seconds(p: int, m: float, link: Link) -> float:
-    """ceil(log2 p) (alpha + m beta)."""
-    return (p - 1).bit_length() * message_seconds(m, link)
-
-
-CLOSED_FORMS: dict[tuple[str, str], Callable[[int, float, Link], float]] = {
-    ("all_reduce", "ring"): ring_all_reduce_seconds,
-    ("all_gather", "ring"): ring_all_gather_seconds,
-    ("reduce_scatter", "ring"): ring_reduce_scatter_seconds,
-    ("broadcast", "binomial"): binomial_broadcast_seconds,
-}
-"""(collective, algorithm) -> (p, m, link) -> seconds: as the tables of schedules name them."""
+from .forms import CLOSED_FORMS as CLOSED_FORMS
+from .links import Links, level, schedule_seconds
 
 DEFAULTS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial"}
 """The algorithm that a collective is priced by when nothing was measured."""

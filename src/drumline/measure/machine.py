@@ -72,7 +72,7 @@ def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         "memory": _memory(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "transport": "nccl" if device.type == "cuda" else "gloo",
+        "transport": "nccl" if device.type == "cuda" else dist.get_backend(),
     }
 
 

@@ -13,7 +13,7 @@ HELD: dict[str, tuple[object, ...]] = {
     "zero": (0, 3),
     "recompute": ("none", "full"),
     "precision": ("fp32", "bf16"),
-    "backend": ("auto", "gloo", "nccl"),
+    "backend": ("auto", "gloo", "nccl", "shm"),
 }
 """Keys of which some values are held by parity tests, every pair of them among each other."""
 

@@ -123,7 +123,7 @@ class Probe:
             end = (e.time_range.end - step.time_range.start) * 1e-6
             if e.name.startswith("drumline:") and e.name != "drumline:step":
                 ranges.append((e.name.removeprefix("drumline:"), begin, end))
-            elif e.name.startswith(("gloo:", "nccl:", "ncclDevKernel")):
+            elif e.name.startswith(("gloo:", "nccl:", "shm:", "mpi4py:", "ncclDevKernel")):
                 self.spans.append(Span(rank, "communication", e.name.partition(":")[2] or e.name, begin, end))
         marks = sorted((t - start, name) for name, t in self._marks)
         for phase, begin, end in ranges:

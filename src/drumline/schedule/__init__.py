@@ -1,20 +1,72 @@
 """Schedules are data: collectives and pipeline orders, written once, for many readers."""
 
+from .barriers import central_barrier, dissemination_barrier
 from .check import PipelineProof, Proof, prove, prove_pipeline
-from .collectives import (
-    ALGORITHMS,
-    binomial_broadcast,
-    collective_schedule,
-    ring_all_gather,
-    ring_all_reduce,
-    ring_reduce_scatter,
+from .collectives import ALGORITHMS, IN_RANK_ORDER, collective_schedule
+from .compose import reordered, segmented
+from .contracts import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    EXSCAN,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCAN,
+    SCATTER,
 )
+from .direct import (
+    direct_all_reduce,
+    direct_reduce_scatter,
+    flat_broadcast,
+    flat_gather,
+    flat_reduce,
+    flat_scatter,
+    naive_all_reduce,
+    pairwise_all_to_all,
+    server_all_reduce,
+)
+from .halving import (
+    bruck_all_gather,
+    bruck_all_to_all,
+    doubling_all_gather,
+    doubling_all_reduce,
+    halving_all_reduce,
+    halving_reduce_scatter,
+)
+from .hierarchical import hierarchical_all_reduce
+from .listing import Row, listing
 from .pipeline import ORDERS, Action, Pipeline, one_f_one_b, pipeline_order
+from .rings import chain_broadcast, chain_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from .scans import doubling_exscan, doubling_scan, linear_exscan, linear_scan
 from .spec import Contract, Round, Rounds, Schedule, Send, Traffic, messages
+from .trees import (
+    binomial_broadcast,
+    binomial_gather,
+    binomial_reduce,
+    binomial_scatter,
+    double_tree_all_reduce,
+    logp_broadcast,
+    scatter_allgather_broadcast,
+)
 
 __all__ = [
     "ALGORITHMS",
+    "ALL_GATHER",
+    "ALL_REDUCE",
+    "ALL_TO_ALL",
+    "BARRIER",
+    "BROADCAST",
+    "EXSCAN",
+    "GATHER",
+    "IN_RANK_ORDER",
     "ORDERS",
+    "REDUCE",
+    "REDUCE_SCATTER",
+    "SCAN",
+    "SCATTER",
     "Action",
     "Contract",
     "Pipeline",
@@ -22,17 +74,51 @@ __all__ = [
     "Proof",
     "Round",
     "Rounds",
+    "Row",
     "Schedule",
     "Send",
     "Traffic",
     "binomial_broadcast",
+    "binomial_gather",
+    "binomial_reduce",
+    "binomial_scatter",
+    "bruck_all_gather",
+    "bruck_all_to_all",
+    "central_barrier",
+    "chain_broadcast",
+    "chain_reduce",
     "collective_schedule",
+    "direct_all_reduce",
+    "direct_reduce_scatter",
+    "dissemination_barrier",
+    "double_tree_all_reduce",
+    "doubling_all_gather",
+    "doubling_all_reduce",
+    "doubling_exscan",
+    "doubling_scan",
+    "flat_broadcast",
+    "flat_gather",
+    "flat_reduce",
+    "flat_scatter",
+    "halving_all_reduce",
+    "halving_reduce_scatter",
+    "hierarchical_all_reduce",
+    "linear_exscan",
+    "linear_scan",
+    "listing",
+    "logp_broadcast",
     "messages",
+    "naive_all_reduce",
     "one_f_one_b",
+    "pairwise_all_to_all",
     "pipeline_order",
     "prove",
     "prove_pipeline",
+    "reordered",
     "ring_all_gather",
     "ring_all_reduce",
     "ring_reduce_scatter",
+    "scatter_allgather_broadcast",
+    "segmented",
+    "server_all_reduce",
 ]

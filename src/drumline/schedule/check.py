@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..errors import VerificationError
 from .pipeline import Action, Kind, Pipeline
@@ -17,7 +18,7 @@ class Proof:
     rounds: int
     sends: int
     identical: bool
-    """Whether all ranks that end with a chunk computed it by the same additions, so that they hold the same bits."""
+    """Whether ranks that end with the same sum computed it by the same additions, so that they hold the same bits."""
     in_rank_order: bool
     """Whether contributions stand in the order of ranks, as an operation that does not commute needs it."""
 
@@ -38,15 +39,19 @@ class PipelineProof:
         return f"proved: {self.pipeline}; activations in flight by stage: {', '.join(map(str, self.in_flight))}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(NamedTuple):
     """What a chunk holds on a rank, as symbols."""
 
-    contributions: tuple[int, ...]
-    """Ranks, in the order of operands; one that is there twice was added twice."""
+    ranks: int
+    """Whose contributions are in it: bit r for rank r."""
+    first: int
+    last: int
+    """The ranks of the leftmost and of the rightmost operand."""
+    sorted: bool
+    """Whether the operands stand in the order of ranks from left to right."""
     tree: int
     """Number of the expression that it was computed by; equal numbers mean equal bits."""
-    since: int = -1
+    since: int
     """The round that wrote it, -1 for the start."""
 
 
@@ -58,7 +63,7 @@ class _Trees:
 
     def add(self, a: int, b: int) -> int:
         # Leaves are numbered -1-rank, sums from 0.
-        return self.numbers.setdefault((min(a, b), max(a, b)), len(self.numbers))
+        return self.numbers.setdefault((a, b) if a < b else (b, a), len(self.numbers))
 
 
 _State = dict[tuple[int, int], _Value]
@@ -67,12 +72,13 @@ _State = dict[tuple[int, int], _Value]
 def prove(schedule: Schedule) -> Proof:
     """Prove that every rank ends with what the contract says, each contribution exactly once; else VerificationError.
 
-    Found are: a send of a chunk that is not held, a contribution added twice, one that is lost, a chunk written twice
-    in one round, and ranks or chunks that are not there.
+    Found are: a send of a chunk that is not held, a contribution added twice (where the contract forbids it), one that
+    is lost, a chunk written twice in one round, and ranks or chunks that are not there.
     """
     s, trees = schedule, _Trees()
+    start = [_Value(1 << rank, rank, rank, True, -1 - rank, -1) for rank in range(s.p)]
     state: _State = {
-        (rank, chunk): _Value((rank,), -1 - rank)
+        (rank, chunk): start[rank]
         for rank in range(s.p) for chunk in range(s.chunks) if s.contract.before(s, rank, chunk)
     }  # fmt: skip
     rounds = sends = 0
@@ -101,18 +107,27 @@ def _round(s: Schedule, k: int, group: tuple[Send, ...], state: _State, trees: _
             )
         if not send.reduce:
             kept.add(place)
-            writes[place] = _Value(value.contributions, value.tree, k)
+            writes[place] = value._replace(since=k)
             continue
         local = writes.get(place) or state.get(place)
         if local is None:
             raise _wrong(s, f"rank {send.dst} adds to chunk {send.chunk}, which it does not hold", k, *place)
-        twice = sorted(set(local.contributions) & set(value.contributions))
-        if twice:
-            what = f"rank {send.dst} adds rank {twice[0]}'s contribution to chunk {send.chunk} twice"
+        twice = local.ranks & value.ranks
+        if twice and not s.contract.idempotent:
+            what = f"rank {send.dst} adds rank {_lowest(twice)}'s contribution to chunk {send.chunk} twice"
             raise _wrong(s, what, k, *place)
-        first, second = (value, local) if s.order == "received" else (local, value)
-        writes[place] = _Value(first.contributions + second.contributions, trees.add(first.tree, second.tree), k)
+        first, second = (value, local) if s.received_first(send) else (local, value)
+        writes[place] = _add(first, second, k, trees)
     state.update(writes)
+
+
+def _add(a: _Value, b: _Value, k: int, trees: _Trees) -> _Value:
+    ordered = a.sorted and b.sorted and a.last < b.first
+    return _Value(a.ranks | b.ranks, a.first, b.last, ordered, trees.add(a.tree, b.tree), k)
+
+
+def _lowest(ranks: int) -> int:
+    return (ranks & -ranks).bit_length() - 1
 
 
 def _exists(s: Schedule, k: int, send: Send) -> None:
@@ -125,8 +140,8 @@ def _exists(s: Schedule, k: int, send: Send) -> None:
 
 def _end(s: Schedule, state: _State) -> tuple[bool, bool]:
     """Compare the end with the contract; whether ranks agree to the bit, and whether operands are in rank order."""
-    trees: dict[int, set[int]] = {}
-    in_order = True
+    trees: dict[tuple[int, int], int] = {}
+    identical = in_order = True
     for rank in range(s.p):
         for chunk in range(s.chunks):
             expected = s.contract.after(s, rank, chunk)
@@ -135,17 +150,17 @@ def _end(s: Schedule, state: _State) -> tuple[bool, bool]:
             value = state.get((rank, chunk))
             if value is None:
                 raise _wrong(s, f"rank {rank} ends without chunk {chunk}", -1, rank, chunk)
-            lost = sorted(set(expected) - set(value.contributions))
-            if lost:
-                what = f"rank {rank} ends without rank {lost[0]}'s contribution to chunk {chunk}"
+            due = sum(1 << r for r in expected)
+            if lost := due & ~value.ranks:
+                what = f"rank {rank} ends without rank {_lowest(lost)}'s contribution to chunk {chunk}"
                 raise _wrong(s, what, value.since, rank, chunk)
-            surplus = sorted(set(value.contributions) - set(expected))
-            if surplus:
-                what = f"rank {rank} ends with rank {surplus[0]}'s contribution to chunk {chunk}"
+            if surplus := value.ranks & ~due:
+                what = f"rank {rank} ends with rank {_lowest(surplus)}'s contribution to chunk {chunk}"
                 raise _wrong(s, what, value.since, rank, chunk)
-            trees.setdefault(chunk, set()).add(value.tree)
-            in_order = in_order and value.contributions == tuple(sorted(value.contributions))
-    return all(len(found) == 1 for found in trees.values()), in_order
+            # In a scan ranks end with different sums: only the same sum can have the same bits.
+            identical = identical and trees.setdefault((chunk, due), value.tree) == value.tree
+            in_order = in_order and value.sorted
+    return identical, in_order
 
 
 def _wrong(s: Schedule, what: str, k: int, rank: int, chunk: int) -> VerificationError:

@@ -6,7 +6,8 @@ The readers (`check`, `cost`, `simulate`, `report`, `comm`) know this form only,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -29,6 +30,8 @@ class Send:
 
 Round = tuple[Send, ...]
 Range = tuple[int, int]
+Names = Literal["free", "shares", "pairs", "line"]
+"""Chunk numbers say nothing, whose share it is, or from whom to whom; in a `line` ranks cannot be renamed at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Rounds:
 
     write: Callable[..., Iterator[list[Send]]]
     """The algorithm: one loop that yields the sends of each round."""
-    arguments: tuple[int, ...]
+    arguments: tuple[Hashable, ...]
     """What it is called with. With `write` it makes two schedules equal, hashable and picklable."""
 
     def __iter__(self) -> Iterator[Round]:
@@ -56,6 +59,12 @@ class Contract:
     """(schedule, rank, chunk): the ranks whose contributions the rank holds at the end, None where it is not said."""
     text: str
     """The same promise for a person."""
+    rooted: bool = False
+    """Whether it singles out a root."""
+    idempotent: bool = False
+    """Whether a contribution may be added more than once."""
+    chunk_names: Names = "free"
+    """What the number of a chunk says about ranks, which matters when ranks are renamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +114,9 @@ class Schedule:
     """The rank that the contract singles out, where it does."""
     split: Callable[[int, int], tuple[Range, ...]] = even_ranges
     """(elements of a rank's buffer, chunks) -> where each chunk lies in it; chunks of different ranks may overlap."""
-    order: Literal["received", "local"] = "received"
-    """Which operand stands first when a chunk is added: what was received, or what the receiver held."""
+    order: Literal["received", "local", "rank"] = "received"
+    """Which operand stands first when a chunk is added: what was received, what the receiver held, or that of the
+    lower rank number (what was received exactly when src < dst)."""
 
     def __post_init__(self) -> None:
         if self.p < 1:
@@ -136,6 +146,16 @@ class Schedule:
     def count_rounds(self) -> int:
         """How many rounds there are."""
         return sum(1 for _ in self.rounds)
+
+    @property
+    def fan_in(self) -> int:
+        """The most messages that one rank receives in one round."""
+        arrivals = (Counter(dst for _, dst in messages(sends)) for sends in self.rounds)
+        return max((max(found.values(), default=0) for found in arrivals), default=0)
+
+    def received_first(self, send: Send) -> bool:
+        """Whether what `send` brings is the first operand where it is added."""
+        return send.src < send.dst if self.order == "rank" else self.order == "received"
 
     def traffic(self, message_bytes: int, *, itemsize: int = 1) -> tuple[Traffic, ...]:
         """What each rank sends, counted from the rounds alone."""
@@ -173,43 +193,3 @@ def _number(n: int, word: str) -> str:
 
 def _formula(share: Fraction) -> str:
     return "0" if share == 0 else "m" if share == 1 else f"{share} m"
-
-
-def _everything(s: Schedule, rank: int, chunk: int) -> bool:
-    return True
-
-
-def _own_share(s: Schedule, rank: int, chunk: int) -> bool:
-    return _owner(s, chunk) == rank
-
-
-def _at_root(s: Schedule, rank: int, chunk: int) -> bool:
-    return rank == s.root
-
-
-def _all(s: Schedule, rank: int, chunk: int) -> tuple[int, ...]:
-    return tuple(range(s.p))
-
-
-def _from_owner(s: Schedule, rank: int, chunk: int) -> tuple[int, ...]:
-    return (_owner(s, chunk),)
-
-
-def _from_root(s: Schedule, rank: int, chunk: int) -> tuple[int, ...]:
-    return (s.root,)
-
-
-def _all_in_own_share(s: Schedule, rank: int, chunk: int) -> tuple[int, ...] | None:
-    return _all(s, rank, chunk) if _own_share(s, rank, chunk) else None
-
-
-def _owner(s: Schedule, chunk: int) -> int:
-    return chunk * s.p // s.chunks
-
-
-ALL_REDUCE = Contract("all_reduce", _everything, _all, "every rank ends with the sum over all ranks")
-ALL_GATHER = Contract("all_gather", _own_share, _from_owner, "every rank ends with the share of every rank")
-REDUCE_SCATTER = Contract(
-    "reduce_scatter", _everything, _all_in_own_share, "rank r ends with share r of the sum over all ranks"
-)
-BROADCAST = Contract("broadcast", _at_root, _from_root, "every rank ends with what the root holds")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ..cost.links import Links, Port, as_topology
 from ..errors import InputError
-from ..schedule import Action, Pipeline, Schedule, messages
+from ..schedule import Action, Pipeline, Schedule, Send, messages
 from ..timeline import Span, Timeline
 from .loop import Loop
+from .turns import turns
 
 Durations = float | Sequence[float]
 """Seconds: the same for all stages, or one number per stage."""
@@ -21,8 +22,9 @@ def replay(schedule: Schedule, message_bytes: int, links: Links, *, itemsize: in
     """A collective on a topology: one span per message, on lane `link` of its sender.
 
     A rank enters a round when it has sent and received all of its own messages of earlier rounds; a message starts
-    when both of its ends are in the round and neither sends, or receives, another. Ranks need not wait for each other
-    beyond that, so the end is never later than the price by rounds where every port has one message a round.
+    when both of its ends are in the round and neither sends, or receives, another. Where a rank has several in a round,
+    they follow each other by `turns`. Ranks need not wait for each other beyond that, so with equal messages in each
+    round the end is never later than the price by rounds.
     """
     return _Replay(schedule, schedule.sizes(message_bytes, itemsize=itemsize), links).run()
 
@@ -31,6 +33,8 @@ def replay(schedule: Schedule, message_bytes: int, links: Links, *, itemsize: in
 class _Message:
     """One message of a schedule. Compared by identity."""
 
+    number: int
+    """Its place among all: of two that could start at once, the lower one does so first."""
     round: int
     src: int
     dst: int
@@ -41,26 +45,43 @@ class _Message:
         return (("out", self.src), ("in", self.dst))
 
 
+@dataclass(slots=True)
+class _Todo:
+    """A round of one rank, and how many of its messages are not through."""
+
+    round: int
+    messages: int
+
+
 class _Replay:
     """The state of one replay of a collective."""
 
     def __init__(self, schedule: Schedule, sizes: Sequence[int], links: Links) -> None:
         self.schedule, self.topology, self.loop = schedule, as_topology(links), Loop()
-        self.todo: list[deque[list[_Message]]] = [deque() for _ in range(schedule.p)]
-        """By rank: the messages of each of its rounds that are not finished."""
+        self.todo: list[deque[_Todo]] = [deque() for _ in range(schedule.p)]
+        """By rank: its rounds that are not finished."""
+        self.queues: dict[Port, deque[_Message]] = {
+            (way, rank): deque() for way in ("out", "in") for rank in range(schedule.p)
+        }
+        """By port: the messages that have not started, in the order in which they will."""
         self.held: set[Port] = set()
-        self.started: set[_Message] = set()
         self.wired: deque[tuple[_Message, float]] = deque()
         """Messages past their start-up that wait for a shared port, with the time at which they started."""
         self.spans: list[Span] = []
+        self.count = 0
         for k, sends in enumerate(schedule.rounds):
-            mine: dict[int, list[_Message]] = {}
-            for (src, dst), parts in messages(sends).items():
-                message = _Message(k, src, dst, sum(sizes[s.chunk] for s in parts))
-                mine.setdefault(src, []).append(message)
-                mine.setdefault(dst, []).append(message)
-            for rank, found in mine.items():
-                self.todo[rank].append(found)
+            self._add(k, messages(sends), sizes)
+
+    def _add(self, k: int, found: dict[tuple[int, int], list[Send]], sizes: Sequence[int]) -> None:
+        """Put the messages of a round behind those of earlier rounds."""
+        turn = turns(found)
+        for src, dst in sorted(found, key=turn.__getitem__):
+            self.count += 1
+            message = _Message(self.count, k, src, dst, sum(sizes[s.chunk] for s in found[src, dst]))
+            for port in message.ports:
+                self.queues[port].append(message)
+        for rank, count in Counter(rank for pair in found for rank in pair).items():
+            self.todo[rank].append(_Todo(k, count))
 
     def run(self) -> Timeline:
         """Play to the end."""
@@ -72,16 +93,23 @@ class _Replay:
         return Timeline("predicted", tuple(self.spans))
 
     def _start(self, rank: int) -> None:
-        """Start what this rank's current round allows, in the order in which it stands."""
-        for message in self.todo[rank][0] if self.todo[rank] else ():
-            other = self.todo[message.dst if rank == message.src else message.src]
-            # The other end is in the same round exactly when the message is in its first unfinished round.
-            ready = message not in self.started and message in other[0] and self.held.isdisjoint(message.ports)
-            if ready:
-                self.started.add(message)
+        """Start the next message out of this rank and the next one into it, if both of their ends are so far."""
+        heads = [self.queues[way, rank][0] for way in ("out", "in") if self.queues[way, rank]]
+        for message in sorted(heads, key=lambda message: message.number):
+            if self._ready(message):
+                for port in message.ports:
+                    self.queues[port].popleft()
                 self.held.update(message.ports)
                 alpha = self.topology.link(message.src, message.dst).alpha
                 self.loop.after(alpha, partial(self._wire, message, self.loop.now))
+
+    def _ready(self, message: _Message) -> bool:
+        """Whether both ends are in the message's round, and it is next at both."""
+        return (
+            self.held.isdisjoint(message.ports)
+            and all(self.queues[port][0] is message for port in message.ports)
+            and all(self.todo[rank][0].round == message.round for rank in (message.src, message.dst))
+        )
 
     def _wire(self, message: _Message, since: float) -> None:
         """The start-up is over: queue for what is shared."""
@@ -107,10 +135,10 @@ class _Replay:
         self.spans.append(Span(message.src, "link", name, since, self.loop.now, float(message.bytes)))
         self.held.difference_update(message.ports, self.topology.shared(message.src, message.dst))
         for rank in (message.src, message.dst):
-            rounds = self.todo[rank]
-            rounds[0].remove(message)
-            if not rounds[0]:
-                rounds.popleft()
+            now = self.todo[rank][0]
+            now.messages -= 1
+            if not now.messages:
+                self.todo[rank].popleft()
         for rank in (message.src, message.dst):
             self._start(rank)
         self._carry()

@@ -1,0 +1,73 @@
+# ruff: noqa: F401  # names for programs, not for this file
+"""`from drumline import MPI`: mpi4py's names and behaviour, over shared memory, gloo or MPI itself.
+
+What is there, and what is not, stands in docs/mpi.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .mpi.attributes import (
+    ERRHANDLER_NULL,
+    ERRORS_ABORT,
+    ERRORS_ARE_FATAL,
+    ERRORS_RETURN,
+    FILE_NULL,
+    SESSION_NULL,
+    Errhandler,
+    File,
+    Session,
+)  # fmt: skip
+from .mpi.buffers import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE, buffer
+from .mpi.comm import (
+    COMM_NULL,
+    COMM_SELF,
+    COMM_WORLD,
+    Cartcomm,
+    Comm,
+    Distgraphcomm,
+    Graphcomm,
+    Intercomm,
+    Intracomm,
+    Topocomm,
+    _comm_lock_table,
+)  # fmt: skip
+from .mpi.constants import *  # noqa: F403
+from .mpi.datatype import Datatype
+from .mpi.exception import Get_error_class, Get_error_string
+from .mpi.exception import MPIError as Exception
+from .mpi.group import GROUP_EMPTY, GROUP_NULL, Group
+from .mpi.info import INFO_ENV, INFO_NULL, Info
+from .mpi.library import *  # noqa: F403
+from .mpi.op import (
+    BAND,
+    BOR,
+    BXOR,
+    LAND,
+    LOR,
+    LXOR,
+    MAX,
+    MAXLOC,
+    MIN,
+    MINLOC,
+    NO_OP,
+    OP_NULL,
+    PROD,
+    REPLACE,
+    SUM,
+    Op,
+)  # fmt: skip
+from .mpi.p2p import MESSAGE_NO_PROC, MESSAGE_NULL, Message
+from .mpi.pickles import Pickle
+from .mpi.pickles import default as pickle
+from .mpi.request import REQUEST_NULL, Grequest, Prequest, Request
+from .mpi.status import Status
+from .mpi.types import TYPES
+from .mpi.win import WIN_NULL, Win
+
+globals().update(TYPES)  # INT, DOUBLE and all the others
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...

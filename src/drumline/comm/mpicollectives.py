@@ -1,0 +1,187 @@
+"""MPI's own collectives on flat CPU tensors, through mpi4py: what `algorithm="native"` and the torch backend run.
+
+A small collective is started and then polled; a large one first waits, by polling, until all ranks are there and then
+runs at MPI's full speed. So a long wait burns no core, and a rank that never comes is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import GaveUp, InputError
+from .mpiworld import bytes_of, load, until, world
+
+SMALL = 64 << 10
+"""Bytes up to which a collective is started and polled."""
+_LARGEST = (1 << 31) - 1
+"""The most that MPI counts in one call."""
+_PIECE = 1 << 28
+"""Elements of a reduction that go at once."""
+
+_TYPES = {
+    torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.complex64: "C_FLOAT_COMPLEX",
+    torch.complex128: "C_DOUBLE_COMPLEX", torch.int8: "INT8_T", torch.int16: "INT16_T", torch.int32: "INT32_T",
+    torch.int64: "INT64_T", torch.uint8: "UINT8_T", torch.uint16: "UINT16_T", torch.uint32: "UINT32_T",
+    torch.uint64: "UINT64_T", torch.bool: "C_BOOL",
+}  # fmt: skip
+_HALF = (torch.float16, torch.bfloat16)
+"""Types that MPI lacks: summed in float32 and rounded once."""
+_OPS = {
+    "sum": "SUM", "avg": "SUM", "product": "PROD", "max": "MAX", "min": "MIN", "land": "LAND", "lor": "LOR",
+    "lxor": "LXOR", "band": "BAND", "bor": "BOR", "bxor": "BXOR",
+}  # fmt: skip
+_OF_TRUTH = {
+    "sum": "LOR", "max": "LOR", "lor": "LOR", "bor": "LOR", "product": "LAND", "min": "LAND", "land": "LAND",
+    "band": "LAND", "lxor": "LXOR", "bxor": "LXOR",
+}  # fmt: skip
+"""What torch's operators are on truth values."""
+
+
+def can_reduce(op: str, dtype: torch.dtype) -> bool:
+    """Whether MPI has this reduction of this type, with torch's meaning."""
+    if dtype == torch.bool:
+        return op in _OF_TRUTH
+    if op not in _OPS or (dtype not in _TYPES and dtype not in _HALF):
+        return False
+    if dtype.is_complex:
+        return op in ("sum", "avg", "product")
+    if dtype.is_floating_point:
+        return op in ("sum", "avg", "product", "max", "min")
+    return op != "avg"
+
+
+class MpiCollectives:
+    """The collectives of the ranks of an mpi4py communicator. All make it together; one call at a time."""
+
+    def __init__(self, comm: Any = None, *, timeout: float = 300.0) -> None:
+        self._mpi = load()
+        self.comm = (world() if comm is None else comm).Dup()
+        self.rank, self.size = int(self.comm.Get_rank()), int(self.comm.Get_size())
+        self.timeout = timeout
+
+    def all_reduce(self, tensor: Tensor, op: str) -> None:
+        """In place on every rank."""
+        work = self._reducible(tensor)
+        for start in range(0, work.numel(), _PIECE):
+            part = work[start : start + _PIECE]
+            self._run("Allreduce", part, self._mpi.IN_PLACE, self._typed(part), self._op(op, tensor.dtype))
+        self._finish(work, tensor, op)
+
+    def reduce(self, source: Tensor, target: Tensor | None, op: str, root: int) -> None:
+        """Into `target` on the root."""
+        work = self._reducible(source)
+        result = work.new_empty(work.shape) if target is not None and self.rank == root else None
+        for start in range(0, work.numel(), _PIECE):
+            part = work[start : start + _PIECE]
+            into = None if result is None else self._typed(result[start : start + _PIECE])
+            self._run("Reduce", part, self._typed(part), into, self._op(op, source.dtype), root)
+        if result is not None and target is not None:
+            self._finish(result, target, op)
+
+    def reduce_scatter(self, source: Tensor, target: Tensor, op: str) -> None:
+        """`source` has the shares of all ranks one after the other."""
+        work = self._reducible(source)
+        share = work.new_empty(target.numel())
+        self._run("Reduce_scatter_block", work, self._typed(work), self._typed(share), self._op(op, source.dtype))
+        self._finish(share, target, op)
+
+    def scan(self, source: Tensor, target: Tensor, op: str, *, exclusive: bool = False) -> None:
+        """Over the ranks up to this one, or before it; nothing is written on rank 0 of an exclusive one."""
+        work = self._reducible(source)
+        result = work.new_empty(work.shape)
+        name = "Exscan" if exclusive else "Scan"
+        self._run(name, work, self._typed(work), self._typed(result), self._op(op, source.dtype))
+        if not exclusive or self.rank > 0:
+            self._finish(result, target, op, ranks=self.rank + (0 if exclusive else 1))
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """From the root to all."""
+        data = bytes_of(tensor)
+        for start in range(0, len(data), _PIECE):
+            self._run("Bcast", tensor, [data[start : start + _PIECE], self._mpi.BYTE], root)
+
+    def all_gather(self, source: Tensor, target: Tensor) -> None:
+        """Every rank's `source`, one after the other, in `target`."""
+        self._run("Allgather", target, self._raw(source), self._raw(target))
+
+    def gather(self, source: Tensor, target: Tensor | None, root: int) -> None:
+        """Every rank's `source`, one after the other, in the root's `target`."""
+        into = None if target is None else self._raw(target)
+        self._run("Gather", source, self._raw(source), into, root, ranks=self.size)
+
+    def scatter(self, source: Tensor | None, target: Tensor, root: int) -> None:
+        """The root's `source`, a share for each rank."""
+        given = None if source is None else self._raw(source)
+        self._run("Scatter", target, given, self._raw(target), root, ranks=self.size)
+
+    def all_to_all(self, source: Tensor, target: Tensor) -> None:
+        """A block of `source` for each rank, a block of `target` from each; blocks are equally long."""
+        self._run("Alltoall", source, self._raw(source), self._raw(target))
+
+    def all_to_all_of(self, source: Tensor, sent: Sequence[int], target: Tensor, received: Sequence[int]) -> None:
+        """Blocks of different lengths, given in elements."""
+        sides = []
+        for tensor, counts in ((source, sent), (target, received)):
+            lengths = [n * tensor.element_size() for n in counts]
+            places = [sum(lengths[:i]) for i in range(len(lengths))]
+            sides.append([self._raw(tensor)[0], (lengths, places), self._mpi.BYTE])
+        # Ranks may have buffers of different sizes, and all must go the same way: polled, whatever their sizes.
+        self._poll(self.comm.Ialltoallv(*sides), "Alltoallv")
+
+    def barrier(self) -> None:
+        """Until all ranks are here."""
+        self._poll(self.comm.Ibarrier(), "Barrier")
+
+    def all_words(self, word: bytes) -> list[bytes]:
+        """Equally many bytes of every rank, by rank."""
+        table = bytearray(len(word) * self.size)
+        byte = self._mpi.BYTE
+        self._poll(self.comm.Iallgather([word, len(word), byte], [table, len(word), byte]), "Allgather")
+        return [bytes(table[i : i + len(word)]) for i in range(0, len(table), len(word))]
+
+    def _run(self, name: str, decisive: Tensor, *arguments: Any, ranks: int = 1) -> None:
+        """Run a collective; `decisive` is as large on all ranks, so that all go the same way."""
+        try:
+            if decisive.numel() * decisive.element_size() * ranks <= SMALL:
+                self._poll(getattr(self.comm, "I" + name.lower())(*arguments), name)
+            else:
+                self._poll(self.comm.Ibarrier(), name)
+                getattr(self.comm, name)(*arguments)
+        except self._mpi.Exception as e:
+            raise GaveUp(f"rank {self.rank} in MPI's {name}", rule=e.Get_error_string().splitlines()[0]) from e
+
+    def _poll(self, request: Any, name: str) -> None:
+        if not until(request.Test, self.timeout):
+            raise GaveUp(
+                f"rank {self.rank} waits in MPI's {name}", rule=f"not all ranks came within {self.timeout:g} s"
+            )
+
+    def _reducible(self, tensor: Tensor) -> Tensor:
+        return tensor.float() if tensor.dtype in _HALF else tensor
+
+    def _finish(self, result: Tensor, target: Tensor, op: str, *, ranks: int | None = None) -> None:
+        if op == "avg":
+            result /= self.size if ranks is None else ranks
+        if result.data_ptr() != target.data_ptr():
+            target.copy_(result)
+
+    def _typed(self, tensor: Tensor) -> list[Any]:
+        self._check(tensor.numel())
+        kind = getattr(self._mpi, _TYPES[tensor.dtype])
+        return [bytes_of(tensor), kind]
+
+    def _raw(self, tensor: Tensor) -> list[Any]:
+        data = bytes_of(tensor)
+        self._check(len(data))
+        return [data, self._mpi.BYTE]
+
+    def _check(self, count: int) -> None:
+        if count > _LARGEST:
+            raise InputError(f"a collective of {count} at once", rule=f"MPI counts up to {_LARGEST}", fix="cut it")
+
+    def _op(self, op: str, dtype: torch.dtype) -> Any:
+        return getattr(self._mpi, _OF_TRUTH[op] if dtype == torch.bool else _OPS[op])

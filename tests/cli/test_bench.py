@@ -1,0 +1,226 @@
+"""`drumline bench` as a person types it: what it prints, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drumline.cli.benchargs import parse_sizes
+from drumline.cluster import Cluster, Device, Link, Node, Table
+from drumline.comm import Communicator, Transport, run_threads
+from drumline.errors import InputError, VerificationError
+from drumline.measure.bench import bench_threads
+from drumline.measure.benchconfig import Config, Outcome, parse_algorithm
+from drumline.measure.collectives import Bench, Case, whole_bytes
+from drumline.measure.tables import tables, with_tables
+from drumline.report.bench import Result, page, summary, verdicts
+from drumline.schedule import ALGORITHMS
+
+CLUSTER = Cluster("here", Device("core", "cpu", 1e9, 1e10, {"fp32": 1e10}, 1e-6), Node(2, Link(1e-5, 1e9)))
+
+
+def drumline(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "drumline", "bench", *map(str, arguments)], capture_output=True, text=True, timeout=120,
+        env={**os.environ, **env},
+    )  # fmt: skip
+
+
+def refused(*arguments: object) -> str:
+    done = drumline(*arguments)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and done.stdout == "", done.stderr
+    return done.stderr
+
+
+class TestCommand:
+    def test_json(self, tmp_path: Path) -> None:
+        """The keys of the design, both kinds of ranks, the saved tables and the picture, in one run."""
+        file, picture = tmp_path / "here.toml", tmp_path / "bench.html"
+        CLUSTER.save(file)
+        done = drumline(
+            "all_reduce", "latency", "bandwidth", "barrier", "--transports", "threads,gloo", "--sizes", "8,4KiB",
+            "--seconds", 2, "--save", file, "--picture", picture, "--json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        rows = found["results"]
+        keys = {"collective", "transport", "algorithm", "ranks", "bytes", "seconds", "predicted_seconds"}
+        assert all(keys | {"segments", "algbw", "busbw", "spread"} <= set(row) for row in rows)
+        assert {row["transport"] for row in rows} == {"threads", "gloo"} == set(found["links"])
+        assert {row["collective"] for row in rows} == {"all_reduce", "latency", "bandwidth", "barrier"}
+        assert {row["bytes"] for row in rows if row["collective"] == "all_reduce"} <= {8, 4096}
+        assert all(row["seconds"] > 0 and row["ranks"] == 2 for row in rows)
+        reduced = {row["algorithm"] for row in rows if row["collective"] == "all_reduce"}
+        assert reduced >= {*ALGORITHMS["all_reduce"], "native", "auto"}
+        for row in rows:
+            priced = row["algorithm"] not in ("native", "auto") and row["collective"] != "bandwidth"
+            assert row["predicted_seconds"] > 0 if priced else True
+        assert found["auto"] and all(v["ratio"] >= 1 for v in found["auto"])
+        saved = Cluster.load(file)
+        made = {(t.transport, t.algorithm) for t in saved.collective if t.collective == "all_reduce"}
+        assert made >= {("threads", "ring"), ("gloo", "ring"), ("gloo", "native")}
+        assert "by drumline bench" in saved.origin_of("collective")
+        text = picture.read_text()
+        assert text.count("<section>") == 8 and "all_reduce over gloo" in text and "<script>" in text
+
+    def test_a_person_reads_it_in_forty_columns(self) -> None:
+        done = drumline(
+            "all_reduce", "--transports", "threads", "--sizes", "8..512", "--seconds", 2, "-n", 3, COLUMNS="40"
+        )
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        start = lines.index("all_reduce over threads")
+        table = lines[start : lines.index("", start)]
+        assert max(map(len, table)) <= 40 and 3 <= len(table) <= 5
+        assert table[1].split() == ["bytes", "best", "time", "auto"]
+        assert "auto was within 10% of the best in" in done.stdout
+        assert "measuring 8 B over threads" in done.stderr
+
+    def test_what_there_was_no_time_for_is_said(self) -> None:
+        done = drumline("all_reduce", "--transports", "threads", "--sizes", "8..1MiB:2", "--seconds", 0.02)
+        assert done.returncode == 0, done.stderr
+        assert "left out, for lack of time: all_reduce of " in done.stdout and "(--seconds)" in done.stdout
+
+    def test_named_algorithms_are_shown_one_by_one(self) -> None:
+        done = drumline(
+            "broadcast", "--transports", "threads", "--sizes", "64KiB", "--algorithms", "chain*4,flat", "--seconds", 1
+        )
+        assert done.returncode == 0, done.stderr
+        assert "chain*4" in done.stdout and "flat" in done.stdout and "binomial" not in done.stdout
+
+    def test_list(self) -> None:
+        """Without torch, which takes longer to load than the list to write."""
+        program = (
+            "import sys; sys.argv = ['drumline', 'bench', 'all_reduce', '--list', '-n', '8']\n"
+            "from drumline.cli import app\n"
+            "app(standalone_mode=False)\n"
+            "assert 'torch' not in sys.modules, 'torch was imported'\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        ring = next(line.split() for line in done.stdout.splitlines() if " ring " in line)
+        assert ring == ["all_reduce", "ring", "14", "7/4", "m", "14", "1"]
+        found = json.loads(drumline("--list", "--json").stdout)["algorithms"]
+        assert len(found) == sum(map(len, ALGORITHMS.values()))
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (["allreduce"], "unknown collective 'allreduce'"),
+            (["all_reduce", "--algorithms", "rings"], "Did you mean 'ring'?"),
+            (["all_reduce", "--algorithms", "ring*0"], "name*n for n segments"),
+            (["--transports", "carrier"], "unknown transport 'carrier'"),
+            (["--transports", "mpi"], "mpiexec -n 2 drumline bench --transports mpi"),
+            (["--dtype", "float31"], "Did you mean 'float32'?"),
+            (["--sizes", "8..."], "--sizes 8..."),
+            (["--sizes", "0"], "1 <= first <= last"),
+            (["--ranks", "0"], "at least one rank"),
+            (["--cluster", "nowhere.toml"], "nowhere.toml"),
+        ],
+    )
+    def test_wrong_arguments(self, arguments: list[str], text: str) -> None:
+        assert text in refused(*arguments)
+
+
+def test_sizes() -> None:
+    assert parse_sizes("8..4KiB") == (8, 64, 512, 4096)
+    assert parse_sizes("8..100:2") == (8, 16, 32, 64, 100)
+    assert parse_sizes("1MiB,8,8") == (8, 2**20)
+    assert parse_sizes("4KiB") == (4096,)
+    assert parse_sizes("1..3:1.1") == (1, 2, 3)
+    for bad in ("", "8..4", "8..16:1", "x", "8..1TiB"):
+        with pytest.raises(InputError, match="--sizes"):
+            parse_sizes(bad)
+    assert parse_algorithm("ring*4") == ("ring", 4)
+
+
+def test_whole_bytes() -> None:
+    assert whole_bytes("all_reduce", 10, 3, 4) == 8
+    assert whole_bytes("all_gather", 8, 3, 4) == 12
+    assert whole_bytes("barrier", 8, 3, 4) == 0
+
+
+def result(algorithm: str, seconds: float, size: int = 1000, **more: Any) -> Result:
+    return Result("all_reduce", "gloo", algorithm, 4, size, seconds, 1e-4, **more)
+
+
+def test_verdicts() -> None:
+    rows = [
+        result("ring", 2e-3), result("doubling", 1e-3), result("auto", 1.9e-3, chosen="ring"),
+        result("ring", 1e-3, 2000), result("chain", 5e-4, 2000, segments=4), result("auto", 9e-4, 2000, chosen="chain*4"),
+    ]  # fmt: skip
+    first, second = verdicts(rows)
+    assert (first.best.label, first.ratio) == ("doubling", 2.0)
+    assert (second.best.label, second.ratio) == ("chain*4", 1.0)  # its own time counts, not that of auto's turn
+    assert summary(rows).startswith("auto was within 10% of the best in 1 of 2 cases; at worst 2.00 times the best: ")
+    assert summary(rows[:2]) == ""
+    assert rows[0].bus == 1.5 * rows[0].algorithmic == 1.5 * 5e5
+
+
+def test_tables_replace_those_of_the_same_collective() -> None:
+    old = Table("all_reduce", "gloo", 4, (8.0,), (1.0,))
+    kept = Table("all_reduce", "gloo", 2, (8.0,), (1.0,))
+    cluster = dataclasses.replace(CLUSTER, collective=(old, kept))
+    rows = [result("ring", 2e-3, 2000), result("ring", 1e-3), result("auto", 1e-3), result("ring", 3e-3, segments=4)]
+    found = with_tables(cluster, Outcome(rows), "measured now").collective
+    assert found == (
+        kept, Table("all_reduce", "gloo", 4, (1000.0, 2000.0), (1e-3, 2e-3), "ring"),
+        Table("all_reduce", "gloo", 4, (1000.0,), (3e-3,), "ring", 4),
+    )  # fmt: skip
+    assert tables(rows) == found[1:]
+
+
+def test_every_collective_is_measured_and_auto_follows_the_tables() -> None:
+    """Measure, choose by what was measured: auto runs the best of the same sizes."""
+    config = Config(tuple(ALGORITHMS), (64, 4096), ("all",), ("threads",), seconds=3.0)
+    outcome = bench_threads(lambda event: None, config, 3)
+    assert {r.collective for r in outcome.results} == set(ALGORITHMS)
+    cluster = with_tables(CLUSTER, outcome, "now")
+
+    def body(transport: Transport) -> dict[tuple[str, int], str]:
+        comm = Communicator(transport, cluster=cluster)
+        return {(v.best.collective, v.best.bytes): comm.choose(v.best.collective, v.best.bytes).algorithm
+                for v in verdicts(outcome.results)}  # fmt: skip
+
+    chosen = run_threads(body, 3)[0]
+    assert chosen == {(v.best.collective, v.best.bytes): v.best.algorithm for v in verdicts(outcome.results)}
+
+
+def test_pairs() -> None:
+    config = Config(("latency",), (8,), ("all",), ("threads",), seconds=1.0, pairs=True)
+    outcome = bench_threads(lambda event: None, config, 3)
+    assert [(p.src, p.dst) for p in outcome.pairs] == [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]
+    assert with_tables(CLUSTER, outcome, "now").pair == tuple(outcome.pairs)
+
+
+@pytest.mark.parametrize("collective", [c for c in ALGORITHMS if c != "barrier"])
+def test_a_wrong_result_is_not_timed(collective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = getattr(Communicator, collective)
+
+    def wrong(self: Communicator, *arguments: Any, **options: Any) -> Any:
+        got = right(self, *arguments, **options)
+        return got + 1 if got is not None else None
+
+    monkeypatch.setattr(Communicator, collective, wrong)
+
+    def body(transport: Transport) -> None:
+        comm = Communicator(transport)
+        bench = Bench(comm, collective, 64, torch.float32, torch.device("cpu"))
+        bench.check(Case(collective, next(iter(ALGORITHMS[collective]))))
+
+    with pytest.raises(VerificationError, match=rf"{collective} by \w+ gave a wrong result on rank"):
+        run_threads(body, 2)
+
+
+def test_the_picture_escapes_and_needs_nothing_from_outside() -> None:
+    text = page([result("<ring>", 1e-3)], title="<b>", notes=["a & b"])
+    assert "&lt;ring&gt;" in text and "<b></b>" not in text and "a &amp; b" in text
+    assert "http" not in text.replace("http-equiv", "")

@@ -1,0 +1,87 @@
+"""`drumline doctor` as a person types it: lines, JSON, narrow terminals, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from drumline.cli import app
+from drumline.measure import doctor
+from drumline.measure.doctor import Finding
+
+TOPICS = ("devices", "memory", "shared memory", "limits", "disk", "network", "clock", "versions", "terminal")
+
+
+def drumline(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "drumline", "doctor", *arguments], capture_output=True, text=True, timeout=200,
+        env={**os.environ, **env},
+    )  # fmt: skip
+
+
+def test_quick() -> None:
+    done = drumline("--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line in TOPICS] == list(TOPICS)
+    assert any(line.startswith("  ok      CPU cores: ") for line in lines)
+    assert lines[-1].startswith("Drumline runs here; ")
+    assert "operations" not in done.stdout
+
+
+def test_everything_as_json() -> None:
+    done = drumline("--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) == {"findings", "matrix", "problems", "notes", "seconds"}
+    assert found["problems"] == 0
+    assert found["notes"] == sum(f["state"] == "note" for f in found["findings"])
+    assert {"topic", "name", "value", "state", "remedy"} == set(found["findings"][0])
+    tried = {(t["backend"], t["device"], t["operation"]): t["state"] for t in found["matrix"]}
+    assert tried["gloo", "cpu", "all_reduce float32"] == "ok"
+    assert tried["shm", "cpu", "all_reduce bfloat16"] == "ok"
+    assert {op for b, d, op in tried if (b, d) == ("mpi", "cpu")} == {op for b, d, op in tried if (b, d) == ("gloo", "cpu")}
+    assert done.stderr == ""
+
+
+def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], trials: list[doctor.Trial], *arguments: str) -> tuple[int, str]:
+    """The command in this process, on what it is given to find."""
+    monkeypatch.setattr(doctor, "examine", lambda on_topic: findings)
+    monkeypatch.setattr(doctor, "columns", lambda: [doctor.Column("gloo", "cpu", 2)])
+    monkeypatch.setattr(doctor, "try_column", lambda column, **_: trials)
+    done = CliRunner().invoke(app, ["doctor", *arguments])
+    return done.exit_code, done.stdout
+
+
+def test_a_problem_ends_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Finding("network", "loopback", "refused", "problem", "ip link set lo up")
+    code, text = run(monkeypatch, [problem], [doctor.Trial("gloo", "cpu", "barrier", "hangs", "no answer within 8 s")])
+    assert code == 2
+    assert "  problem loopback: refused\n          try: ip link set lo up\n" in text
+    assert "  problem gloo cpu: barrier hangs: no answer within 8 s\n" in text
+    assert "2 problems keep Drumline from running here" in text
+
+
+def test_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = [
+        doctor.Trial("gloo", "cpu", "barrier", "ok"), doctor.Trial("gloo", "cpu", "all_gather", "ok"),
+        doctor.Trial("shm", "cpu", "barrier", "aborts", "rank 1 was ended by SIGABRT"),
+        doctor.Trial("shm", "cpu", "all_gather", "refused", "RuntimeError: no"),
+    ]  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "100")
+    code, text = run(monkeypatch, [], trials)
+    assert code == 0
+    assert "  operation   gloo cpu  shm cpu" in text
+    assert "  barrier     ok        ABORTS" in text
+    assert "  all_gather  ok        no" in text
+    assert "  shm cpu: barrier: aborts (rank 1 was ended by SIGABRT)" in text
+    monkeypatch.setenv("COLUMNS", "40")
+    code, text = run(monkeypatch, [], trials)
+    assert "  gloo cpu: 2 of 2 work" in text
+    assert "  shm cpu: all_gather: refused (RuntimeError: no)" in text
+    assert "operation   gloo" not in text

@@ -1,0 +1,101 @@
+"""How ranks meet and part: at the first use, by the transport that suits, and without waiting for the dead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi_checks import in_processes
+from world import World
+
+from drumline.errors import InputError
+from drumline.mpi import world as mpi_world
+
+HELLO = """
+from {package} import MPI
+comm = MPI.COMM_WORLD
+total = comm.allreduce(comm.Get_rank() + 1)
+if comm.rank == 0:
+    print(comm.size, total, type(comm._state.matching.post).__name__, flush=True)
+"""
+
+
+def started(tmp_path: Path, text: str, *, ranks: int = 1, env: dict[str, str] | None = None) -> Any:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    command = [sys.executable, "-m", "drumline", "run", "-n", str(ranks), str(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})})
+
+
+def test_importing_meets_nobody_and_stays_light() -> None:
+    program = "import sys, drumline; assert 'torch' not in sys.modules; from drumline import MPI\n"
+    program += "import torch.distributed as d; assert not d.is_initialized()"
+    env = {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("transport", "post"), [("", "ShmPost"), ("shm", "ShmPost"), ("gloo", "GlooPost")])
+def test_a_program_of_mpi4py_runs_when_its_import_changes(tmp_path: Path, transport: str, post: str) -> None:
+    done = started(tmp_path, HELLO.format(package="drumline"), ranks=2, env={"DRUMLINE_TRANSPORT": transport})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2", "3", post]
+
+
+def test_one_rank_needs_no_launcher() -> None:
+    program = HELLO.format(package="drumline")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["1", "1", "ThreadPost"], done.stderr
+
+
+def test_transports_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="DRUMLINE_TRANSPORT='glue'") as e:
+        mpi_world.join("glue")
+    assert "gloo" in e.value.fix
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="threads are ranks of one process"):
+        mpi_world.join("threads")
+
+
+def test_a_rank_that_fails_ends_the_program(tmp_path: Path) -> None:
+    text = "from drumline import MPI\ncomm = MPI.COMM_WORLD\nif comm.rank == 1:\n    raise ValueError('mine')\ncomm.Barrier()\n"
+    done = started(tmp_path, text, ranks=2)
+    assert done.returncode != 0
+    assert "ValueError: mine" in done.stderr
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_a_rank_that_ends_early_is_named(tmp_path: Path, transport: str) -> None:
+    text = "from drumline import MPI\ncomm = MPI.COMM_WORLD\nif comm.rank == 0:\n    comm.recv(source=1)\n"
+    done = started(tmp_path, text, ranks=2, env={"DRUMLINE_TRANSPORT": transport})
+    assert done.returncode != 0
+    assert "rank 1" in done.stderr
+    assert "script.py:4" in done.stderr or "has left" in done.stderr or "has ended" in done.stderr, done.stderr
+
+
+def late(comm: Any) -> str:
+    """What was sent eagerly arrives, though its sender has nothing more to do."""
+    if comm.rank == 0:
+        for i in range(200):
+            comm.send(b"x" * 2000, 1, i)
+        return ""
+    return "".join(str(len(comm.recv(source=0, tag=i))) for i in reversed(range(200)))
+
+
+def test_what_was_sent_arrives() -> None:
+    own = World(2)
+    try:
+        assert own.run(in_processes, late)[1] == "2000" * 200
+    finally:
+        own.stop()
+
+
+def test_abort_ends_all_ranks(tmp_path: Path) -> None:
+    text = "from drumline import MPI\ncomm = MPI.COMM_WORLD\nif comm.rank == 1:\n    comm.Abort(9)\ncomm.recv(source=1)\n"
+    done = started(tmp_path, text, ranks=2)
+    assert done.returncode != 0

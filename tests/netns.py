@@ -1,0 +1,108 @@
+"""Two hosts out of one: network namespaces joined by a wire of a given rate. Needs root, and `ip` and `tc` of iproute2.
+
+    with two_hosts() as hosts:
+        outputs = hosts.run("script.py", "argument")
+
+A rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment. The hosts
+share the file system and the process numbers of this machine; what tells them apart is their network.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+PORT = 29561
+"""In namespaces that nobody else is in, every port is free."""
+
+
+class Unable(Exception):
+    """Namespaces cannot be made here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The names of both namespaces and of the interface in each, and the address of the first."""
+
+    names: tuple[str, str]
+    interfaces: tuple[str, str]
+    address: str
+
+    def start(self, *arguments: str, per_host: int = 2, **variables: str) -> list[subprocess.Popen[str]]:
+        """Start a Python script on all ranks of both hosts."""
+        size = 2 * per_host
+        ranks = []
+        for rank in range(size):
+            host = rank // per_host
+            env = {
+                **os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank % per_host),
+                "LOCAL_WORLD_SIZE": str(per_host), "MASTER_ADDR": self.address, "MASTER_PORT": str(PORT),
+                "GLOO_SOCKET_IFNAME": self.interfaces[host], "OMP_NUM_THREADS": "1", **variables,
+            }  # fmt: skip
+            argv = ["ip", "netns", "exec", self.names[host], sys.executable, *arguments]
+            ranks.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return ranks
+
+    def run(self, *arguments: str, per_host: int = 2, timeout: float = 120.0, **variables: str) -> list[str]:
+        """What every rank printed; raises with what they said if one fails or the time is up."""
+        ranks = self.start(*arguments, per_host=per_host, **variables)
+        end = time.monotonic() + timeout
+        try:
+            outputs = [rank.communicate(timeout=max(0.1, end - time.monotonic())) for rank in ranks]
+        finally:
+            for rank in ranks:
+                if rank.poll() is None:
+                    rank.kill()
+                    rank.communicate()
+        codes = [rank.returncode for rank in ranks]
+        if any(codes):
+            said = "\n".join(f"rank {r} ({codes[r]}): {err[-3000:]}" for r, (_, err) in enumerate(outputs))
+            raise RuntimeError(f"ranks ended with {codes}\n{said}")
+        return [out for out, _ in outputs]
+
+
+@contextmanager
+def two_hosts(rate: str = "1gbit", *, burst: str = "256kb", latency: str = "50ms") -> Iterator[Hosts]:
+    """Make both hosts and the wire, and remove them whatever happens."""
+    if os.geteuid() != 0:
+        raise Unable("network namespaces need root")
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            raise Unable(f"there is no `{tool}`: apt-get install iproute2")
+    token = secrets.token_hex(3)
+    names = f"drumline-{token}-a", f"drumline-{token}-b"
+    interfaces = f"dl{token}a", f"dl{token}b"
+    # A network of its own in 10.128.0.0/9 for every token; nobody else is in the namespaces.
+    net = f"10.{128 + int(token[:2], 16) // 2}.{int(token[2:4], 16)}"
+    hosts = Hosts(names, interfaces, f"{net}.1")
+    try:
+        for name in names:
+            _run("ip", "netns", "add", name)
+        _run("ip", "link", "add", interfaces[0], "type", "veth", "peer", "name", interfaces[1])
+        for i, (name, interface) in enumerate(zip(names, interfaces, strict=True)):
+            _run("ip", "link", "set", interface, "netns", name)
+            _run("ip", "-n", name, "addr", "add", f"{net}.{i + 1}/24", "dev", interface)
+            _run("ip", "-n", name, "link", "set", interface, "up")
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            shape = ("tbf", "rate", rate, "burst", burst, "latency", latency)
+            _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", interface, "root", *shape)
+        yield hosts
+    finally:
+        # With the namespaces go the interfaces in them; one that never got there goes by itself.
+        subprocess.run(["ip", "link", "del", interfaces[0]], capture_output=True, check=False)
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _run(*argv: str) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise Unable(f"`{' '.join(argv)}`: {said[0] if said else done.returncode}")

@@ -1,0 +1,60 @@
+"""The examples of examples/mpi print what their own first lines say, to the letter."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples" / "mpi"
+EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def told(name: str) -> tuple[list[str], list[str]]:
+    """The command and the output that an example's docstring has, both indented."""
+    text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()), clean=False) or ""
+    blocks = [block for block in text.split("\n\n") if block.startswith("    ")]
+    command, output = blocks
+    return command.split(), [line[4:] for line in output.splitlines()]
+
+
+def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    assert words[0] == "drumline"
+    code = "import sys; from drumline.cli import main; sys.argv[0] = 'drumline'; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words[1:]], capture_output=True, text=True, timeout=120, cwd=FOLDER.parents[1],
+        env={**os.environ, **variables}, check=False,
+    )  # fmt: skip
+
+
+def test_there_are_those_that_students_know() -> None:
+    assert EXAMPLES == ["average", "deadlock", "deviation", "grid", "pi", "ring"]
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "deadlock"])
+def test_an_example_prints_what_it_says(name: str) -> None:
+    command, output = told(name)
+    done = run(command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == output
+    assert done.stderr == ""
+
+
+def test_the_broken_exchange_is_explained() -> None:
+    command, output = told("deadlock")
+    done = run(command)
+    assert done.returncode == 5
+    assert "Traceback" not in done.stderr
+    assert "\n".join(output) in done.stderr
+    line = int(output[1].rpartition(":")[2])
+    assert "comm.Recv(" in (FOLDER / "deadlock.py").read_text().splitlines()[line - 1]
+
+
+def test_the_same_over_gloo() -> None:
+    command, output = told("ring")
+    done = run(command, DRUMLINE_TRANSPORT="gloo")
+    assert done.stdout.splitlines() == output, done.stderr
