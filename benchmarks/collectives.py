@@ -75,7 +75,10 @@ def rank_main(name: str, store: str, seconds: float, out: str) -> None:
         found = {c: {n: statistics.median(t) for n, t in by.items()} for c, by in results.items()}
         Path(out).write_text(json.dumps(found))
     dist.barrier()
-    os._exit(0)
+    dist.destroy_process_group()
+    if comm is not None:
+        MPI.Finalize()
+    sys.exit()
 
 
 def start(name: str, ranks: int, seconds: float) -> dict[str, dict[int, float]]:

@@ -19,7 +19,7 @@ from .mpi.attributes import (
     File,
     Session,
 )  # fmt: skip
-from .mpi.buffers import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE, buffer
+from .mpi.buffers import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE
 from .mpi.comm import (
     COMM_NULL,
     COMM_SELF,
@@ -40,6 +40,7 @@ from .mpi.exception import MPIError as Exception
 from .mpi.group import GROUP_EMPTY, GROUP_NULL, Group
 from .mpi.info import INFO_ENV, INFO_NULL, Info
 from .mpi.library import *  # noqa: F403
+from .mpi.memory import buffer
 from .mpi.op import (
     BAND,
     BOR,
@@ -58,11 +59,11 @@ from .mpi.op import (
     SUM,
     Op,
 )  # fmt: skip
-from .mpi.p2p import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from .mpi.pickles import Pickle
 from .mpi.pickles import default as pickle
 from .mpi.request import REQUEST_NULL, Grequest, Prequest, Request
 from .mpi.status import Status
+from .mpi.transfer import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from .mpi.types import TYPES
 from .mpi.win import WIN_NULL, Win
 

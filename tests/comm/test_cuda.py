@@ -78,6 +78,62 @@ def test_nccl_with_one_rank(backend: str) -> None:
     here = os.path.dirname(__file__)
     done = subprocess.run(
         [sys.executable, "-c", f"BACKEND = {backend!r}\n{NCCL}"], capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": here},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])},
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.strip().endswith("done"), done.stderr
+
+
+SHM = """
+import torch, torch.distributed as dist
+import drumline.comm
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+torch.cuda.set_device(0)
+dist.init_process_group("shm", store=dist.HashStore(), rank=0, world_size=1)
+one = torch.arange(5.0, device="cuda")
+for call in (
+    lambda: dist.all_reduce(one), lambda: dist.broadcast(one, 0), lambda: dist.reduce(one, 0),
+    lambda: dist.all_gather([torch.empty_like(one)], one), lambda: dist.all_to_all_single(torch.empty_like(one), one),
+    lambda: dist.reduce_scatter(one, [one.clone()]), lambda: dist.barrier(),
+):
+    call()
+work = dist.all_reduce(one, async_op=True)
+work.wait()
+assert one.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+assert dist.group.WORLD._nccl is not None
+host = torch.ones(3)
+dist.all_reduce(host)
+net = DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+net(torch.randn(4, 8, device="cuda")).sum().backward()
+assert net.module.weight.grad.is_cuda
+shards = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).cuda()
+fully_shard(shards)
+shards(torch.randn(4, 8, device="cuda")).sum().backward()
+dist.destroy_process_group()
+print("done")
+"""
+
+
+def test_shm_forwards_to_nccl() -> None:
+    done = subprocess.run([sys.executable, "-c", SHM], capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.strip().endswith("done"), done.stderr[-3000:]
+
+
+def mpi_on_the_gpu() -> None:
+    from drumline import MPI
+
+    comm = MPI.COMM_WORLD
+    t = torch.full((5,), float(comm.rank + 1), device="cuda")
+    comm.Allreduce(MPI.IN_PLACE, t)
+    p = comm.size
+    assert t.is_cuda and t.tolist() == [p * (p + 1) / 2] * 5
+    into = torch.zeros(3, device="cuda")
+    comm.Sendrecv(torch.full((3,), float(comm.rank), device="cuda"), (comm.rank + 1) % p, 0, into, (comm.rank - 1) % p, 0)
+    assert into.tolist() == [float((comm.rank - 1) % p)] * 3
+    comm.Bcast(into, root=0)
+    assert into.tolist() == [float(p - 1)] * 3
+
+
+def test_mpi_takes_tensors_of_the_gpu(world: Callable[..., World]) -> None:
+    world(2).run(mpi_on_the_gpu)

@@ -122,8 +122,8 @@ def wrong_call(kind: str) -> str:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("shape", "they differ in (3) against (4)"), ("large shape", "(300000) against (400000)"),
-        ("type", "they differ in float32 against int32"), ("operator", "they differ in op=max against op=sum"),
+        ("shape", "make them equal: (3) against (4)"), ("large shape", "(300000) against (400000)"),
+        ("type", "make them equal: float32 against int32"), ("operator", "make them equal: op=max against op=sum"),
         ("root", "root=0 against root=1"), ("short broadcast", "(3) against (4)"), ("operation", "barrier"),
         ("all_to_all", "all_to_all"),
     ],

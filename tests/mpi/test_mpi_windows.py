@@ -63,6 +63,7 @@ def locks_keep_others_out(comm: Any) -> None:
     comm.Barrier()
     if rank == 0:
         assert memory[0] == 10 * p
+    comm.Barrier()
     ticket = np.zeros(1, "i")
     win.Lock(0, MPI.LOCK_SHARED)
     win.Fetch_and_op(np.ones(1, "i"), ticket, 0)

@@ -25,9 +25,10 @@ class Refused(GroupInputError):
 def operator(opts: Any) -> str:
     """The name of the operator that a call asks for."""
     kind = opts.reduceOp.op
-    if kind not in _OPS:
+    name = _OPS.get(kind)
+    if name is None:
         raise Refused(f"operator {kind}", rule=f"known: {', '.join(_NAMES)}")
-    return _OPS[kind]
+    return name
 
 
 def dense(*tensors: Tensor) -> None:

@@ -153,8 +153,11 @@ class GroupRunner(_ProcessGroup):  # type: ignore[misc]  # see above
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def _run(self, name: str, job: Job, outputs: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Here and now if torch will wait for it anyway and nothing is before it, else in the group's thread."""
+    def _run(self, name: str, job: Job, outputs: Sequence[Tensor], opts: Any, *, raw: bool = False) -> dist.Work:
+        """Here and now if torch will wait for it anyway and nothing is before it, else in the group's thread.
+
+        A raw job touches memory only by its address, so autograd need not be told to look away.
+        """
         if self._closed:
             raise GroupGaveUp(f"the process group {self._name} was destroyed")
         site = call_site(OURS)
@@ -163,7 +166,7 @@ class GroupRunner(_ProcessGroup):  # type: ignore[misc]  # see above
             try:
                 if self._pending == 0:
                     try:
-                        self._do(job, site)
+                        self._do(job, site, raw=raw)
                     finally:
                         if span is not None:
                             span.end()
@@ -179,11 +182,14 @@ class GroupRunner(_ProcessGroup):  # type: ignore[misc]  # see above
                 self._thread.start()
         return work
 
-    def _do(self, job: Job, site: Site) -> None:
+    def _do(self, job: Job, site: Site, *, raw: bool = False) -> None:
         self._engine.at_site(site)
         try:
-            with torch.no_grad():
+            if raw:
                 job()
+            else:
+                with torch.no_grad():
+                    job()
         except Refused as e:
             self._engine.refuse(e.what)
             raise

@@ -28,6 +28,8 @@ _QUIET = 0.05
 """Seconds of one stretch of waiting while one thread uses this rank's office."""
 _HEALTH = 0.1
 """Seconds of waiting after which a rank asks whether the others are alive."""
+_PORTER = 0.001
+"""Seconds between two looks at what leaves while nobody waits."""
 _CROWDED = 0.0003
 """The same once there are several: each must get its turn."""
 
@@ -67,6 +69,7 @@ class Matching:
         self._replies: list[tuple[int, bytes, bytes | memoryview]] = []
         self._handlers: dict[int, Handler] = {}
         self._serial = 0
+        self._porter: threading.Thread | None = None
         self.closed = False
         self.watch = Watch(self.rank, self.size, self._control, self._withdraw)
         post.desk = self
@@ -91,7 +94,7 @@ class Matching:
             if sync:
                 self._unacked[serial] = sending
             elif copy and not sending.out.done:
-                self._leaving.append(sending.out)
+                self._see_off(sending.out)
                 sending.out = _FREE
             return sending
 
@@ -280,9 +283,28 @@ class Matching:
             self.watch.sent[dst] += 1
         out = self.post.put(dst, head, memoryview(bytes(body)))
         if not out.done:
-            self._leaving.append(out)
-            if len(self._leaving) > 64:
+            self._see_off(out)
+
+    def _see_off(self, out: Outgoing) -> None:
+        """Nobody waits for this to leave: a porter does, so that it leaves though the program only computes."""
+        self._leaving.append(out)
+        if self._porter is None:
+            self._porter = threading.Thread(target=self._carry, name=f"porter of rank {self.rank}", daemon=True)
+            self._porter.start()
+
+    def _carry(self) -> None:
+        while True:
+            time.sleep(_PORTER)
+            with self._turn:
                 self._leaving = [one for one in self._leaving if not one.done]
+                if not self._leaving or self.closed:
+                    self._porter = None
+                    return
+                try:
+                    self._progress(0.0)
+                except DrumlineError:  # whoever waits next is told
+                    self._porter = None
+                    return
 
     def _control(self, dst: int, kind: str, body: bytes) -> None:
         """What `watch` wants to say to other ranks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
-from .calls import signature
+from .calls import Signature, signature
 from .groupbuffers import Refused, back, count, cut, dense, operator, plain, same
 from .grouprunner import GroupRunner
 from .monitored import monitored_barrier
@@ -31,13 +32,14 @@ class EngineGroup(GroupRunner):
             tensor = tensors[0]
             call = signature("all_reduce", tensor.dtype, (tensor.numel(),), op)
             if tensor.is_contiguous() and tensor.layout == torch.strided:
-                return self._run("all_reduce", lambda: self._engine.all_reduce(tensor, op, call), tensors, opts)
+                move = partial(self._engine.all_reduce, tensor, op, call)
+                return self._run("all_reduce", move, tensors, opts, raw=True)
 
-        def move() -> None:
+        def several() -> None:
             for tensor in tensors:
                 self._reduce_one(tensor, op, -1)
 
-        return self._run("all_reduce", move, tensors, opts)
+        return self._run("all_reduce", several, tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         """Several at once."""
@@ -288,11 +290,18 @@ class EngineGroup(GroupRunner):
         self._engine.exchange(
             [None if s == r else plain(t) for s, t in enumerate(inputs)],
             [None if s == r else f for s, f in enumerate(flats)],
-            signature("all_to_all", outputs[0].dtype),
+            self._exchange_call(outputs, inputs),
         )
         flats[r].view(-1).copy_(inputs[r].reshape(-1))
         for flat, out in zip(flats, outputs, strict=True):
             back(flat, out)
+
+    @staticmethod
+    def _exchange_call(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Signature:
+        """Ranks give and take different amounts: these are compared pair by pair, and here only told."""
+        call = signature("all_to_all", outputs[0].dtype)
+        gives, takes = (",".join(str(t.numel()) for t in tensors) for tensors in (inputs, outputs))
+        return Signature(f"{call.text} gives={gives} takes={takes}", call.hash)
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, takes: list[int], gives: list[int], opts: Any = None

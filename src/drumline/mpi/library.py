@@ -12,9 +12,10 @@ from typing import Any
 
 from . import constants as C
 from . import world
-from .buffers import address_of, buffer
+from .buffers import address_of
 from .exception import MPIError
 from .info import INFO_NULL, Info
+from .memory import buffer
 from .request import Pending, Request
 
 _attached: list[Any] = []

@@ -12,11 +12,12 @@ import torch
 from ..comm.mail import bytes_of
 from ..comm.ops import Operator
 from . import constants as C
-from .buffers import Spot, buffer, simple
+from .buffers import Spot, simple
 from .datatype import Datatype
 from .exception import MPIError
 from .handle import Handle
 from .layout import Layout
+from .memory import buffer
 
 _LIMIT = 32
 """How many made operators may live at once, as mpi4py has it: a program that forgets to free them is told."""

@@ -4,66 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any
 
 from ..comm.matching import EAGER
 from ..comm.message import Arrival, Receive
 from . import constants as C
 from . import pickles
-from .buffers import NOTHING, Spot, simple
+from .buffers import NOTHING, simple
 from .exception import MPIError
 from .handle import Handle
 from .request import Pending, Prequest, Request, done_already
 from .state import MESSAGES, CommState
 from .status import Status
-
-ANY_SOURCE, ANY_TAG = C.ANY_SOURCE, C.ANY_TAG
-
-
-def arrived(state: CommState, receive: Receive, spot: Spot, landing: memoryview) -> None:
-    """A receive is done: refuse what does not fit, and put the rest in its place."""
-    if receive.cancelled:
-        return
-    where = f"from rank {state.index[receive.source]}, tag {receive.tag}"
-    if receive.truncated:
-        raise MPIError(
-            C.ERR_TRUNCATE, f"a message of {receive.nbytes} bytes {where}",
-            rule=f"the buffer has room for {len(landing)}", fix="a larger buffer; Probe tells the size beforehand",
-        )  # fmt: skip
-    if receive.elements and spot.check and receive.elements != spot.check and receive.nbytes:
-        raise MPIError(
-            C.ERR_TYPE, f"a message {where} has other elements than {spot.type.Get_name() or 'the datatype given'}",
-            rule="sender and receiver name the same type", fix="MPI.BYTE on both sides moves bytes as they are",
-        )  # fmt: skip
-    spot.land(landing, receive.nbytes)
-
-
-def tell(state: CommState, receive: Receive, status: Status) -> None:
-    """Fill a status from a receive."""
-    source = state.index.get(receive.source, C.ANY_SOURCE)
-    error = C.ERR_TRUNCATE if receive.truncated else C.SUCCESS
-    nbytes = 0 if receive.cancelled else receive.nbytes
-    status._fill(source, receive.tag, nbytes, error=error, cancelled=receive.cancelled)
-
-
-def into_spot(state: CommState, receive: Receive, spot: Spot, landing: memoryview) -> Pending:
-    """A receive into a buffer, as a request."""
-    return Pending(
-        state.matching, (receive,), lambda: arrived(state, receive, spot, landing),
-        lambda status: tell(state, receive, status), lambda: state.matching.cancel(receive),
-    )  # fmt: skip
-
-
-def into_object(state: CommState, receive: Receive) -> Pending:
-    """A receive of an object, as a request."""
-
-    def finish() -> Any:
-        return None if receive.cancelled else pickles.default.loads(receive.into)
-
-    return Pending(
-        state.matching, (receive,), finish, lambda status: tell(state, receive, status),
-        lambda: state.matching.cancel(receive),
-    )  # fmt: skip
+from .transfer import ANY_SOURCE, ANY_TAG, MESSAGE_NO_PROC, Found, Message, into_object, into_spot
 
 
 class PointToPoint(Handle):
@@ -287,7 +240,7 @@ class PointToPoint(Handle):
         if source == C.PROC_NULL:
             self.Probe(source, tag, status)
             return Message(MESSAGE_NO_PROC)
-        return Message._of(_Found(self._state, self._look(source, tag, status, block=True, take=True)))
+        return Message._of(Found(self._state, self._look(source, tag, status, block=True, take=True)))
 
     def Improbe(
         self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
@@ -296,16 +249,16 @@ class PointToPoint(Handle):
         if source == C.PROC_NULL:
             return self.Mprobe(source, tag, status)
         found = self._look(source, tag, status, block=False, take=True)
-        return None if found is None else Message._of(_Found(self._state, found))
+        return None if found is None else Message._of(Found(self._state, found))
 
     probe, iprobe, mprobe, improbe = Probe, Iprobe, Mprobe, Improbe
 
     # -- objects ----------------------------------------------------------------------------------------------------
 
-    def _ship(self, obj: Any, dest: int, tag: int, *, sync: bool = False) -> Pending:
+    def _ship(self, obj: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False) -> Pending:
         if dest == C.PROC_NULL:
             return done_already()
-        return self._put(memoryview(pickles.default.dumps(obj)), 0, dest, tag, sync=sync)
+        return self._put(memoryview(pickles.default.dumps(obj)), 0, dest, tag, sync=sync, copy=copy)
 
     def _fetch(self, source: int, tag: int, hint: Any = None) -> Pending:
         if hint is not None and not isinstance(hint, int):
@@ -324,7 +277,7 @@ class PointToPoint(Handle):
 
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object; never waits."""
-        self._ship(obj, dest, tag)
+        self._ship(obj, dest, tag, copy=True)
 
     def recv(
         self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
@@ -352,8 +305,8 @@ class PointToPoint(Handle):
         return Request._of(self._ship(obj, dest, tag, sync=True))
 
     def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send an object."""
-        return Request._of(self._ship(obj, dest, tag))
+        """Start to send an object; done at once."""
+        return Request._of(self._ship(obj, dest, tag, copy=True))
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """Start to receive an object; `wait` gives it. `buf` may be a size or a buffer, and is not needed."""
@@ -366,75 +319,3 @@ def _joined(receiving: Pending, sending: Pending) -> Pending:
         receiving.matching or sending.matching, (*receiving.items, *sending.items), receiving.finish, receiving.tell,
         receiving.cancel,
     )  # fmt: skip
-
-
-class _Found:
-    """A message that a probe has taken; `arrival` is None for one from nobody."""
-
-    __slots__ = ("__weakref__", "arrival", "state")
-
-    def __init__(self, state: CommState | None, arrival: Arrival | None) -> None:
-        self.state, self.arrival = state, arrival
-
-
-class Message(Handle, family=True):
-    """A message that was found by a matched probe, and that only its finder can receive."""
-
-    __slots__ = ()
-    _h: _Found | None
-    _no_proc: ClassVar[Message]
-
-    @classmethod
-    def Probe(
-        cls, comm: PointToPoint, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Self:
-        """Wait for a message and keep it."""
-        return cls(comm.Mprobe(source, tag, status))
-
-    @classmethod
-    def Iprobe(
-        cls, comm: PointToPoint, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Self | None:
-        """Keep a message, if there is one."""
-        found = comm.Improbe(source, tag, status)
-        return None if found is None else cls(found)
-
-    probe, iprobe = Probe, Iprobe
-
-    def _take(self) -> _Found:
-        found = self._h
-        if found is None:
-            raise MPIError(C.ERR_REQUEST, "MESSAGE_NULL", rule="a message that was found")
-        if self is not MESSAGE_NO_PROC:
-            self._h = None
-        return found
-
-    def _start(self, buf: Any, *, is_object: bool) -> Pending:
-        found = self._take()
-        if found.state is None or found.arrival is None:
-            return done_already()
-        if is_object:
-            return into_object(found.state, found.state.matching.accept(found.arrival, None))
-        spot = simple(buf, writable=True)
-        landing = spot.landing()
-        return into_spot(found.state, found.state.matching.accept(found.arrival, landing), spot, landing)
-
-    def Recv(self, buf: Any, status: Status | None = None) -> None:
-        """Receive it."""
-        Request._of(self._start(buf, is_object=False)).Wait(status)
-
-    def Irecv(self, buf: Any) -> Request:
-        """Start to receive it."""
-        return Request._of(self._start(buf, is_object=False))
-
-    def recv(self, status: Status | None = None) -> Any:
-        """Receive the object."""
-        return Request._of(self._start(None, is_object=True)).wait(status)
-
-    def irecv(self) -> Request:
-        """Start to receive the object."""
-        return Request._of(self._start(None, is_object=True))
-
-
-MESSAGE_NULL = Message._constant("MESSAGE_NULL")
-MESSAGE_NO_PROC = Message._constant("MESSAGE_NO_PROC", _Found(None, None))

@@ -27,6 +27,9 @@ DTYPES = {
 """The numbers by which core.c knows types."""
 OPS = {"sum": 0, "product": 1, "min": 2, "max": 3, "band": 4, "bor": 5, "bxor": 6, "avg": 7}
 """The numbers by which core.c knows operators."""
+_SPIN, _YIELD = 20_000, 200_000
+"""Nanoseconds of a wait until it lets others run, and until it sleeps. Where ranks outnumber cores it lets them run at
+once: whoever it waits for may need this very core."""
 OK, STOPPED, MISMATCH = 0, 1, 2
 """What core.c answers."""
 
@@ -106,7 +109,7 @@ class Core(CoreBase):
         self._group = native.Group(
             base=segment.base, p=self.size, r=self.rank, small=SMALL, slot=SLOT, ring=at.ring,
             control_at=at.control_at, small_at=at.small_at, in_at=at.in_at, out_at=at.out_at, ring_at=at.ring_at,
-            spins=0 if crowded else 300, yields=20 if crowded else 50, slice_ms=self.SLICE, slow=self._slow,
+            spin_ns=0 if crowded else _SPIN, yield_ns=_YIELD, slice_ms=self.SLICE, slow=self._slow,
         )  # fmt: skip
         self._g = ctypes.byref(self._group)
         self._many = ctypes.c_void_p * self.size

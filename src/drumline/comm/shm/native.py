@@ -32,7 +32,7 @@ class Group(ctypes.Structure):
         ("control_at", ctypes.c_uint64), ("small_at", ctypes.c_uint64), ("in_at", ctypes.c_uint64),
         ("out_at", ctypes.c_uint64), ("ring_at", ctypes.c_uint64),
         ("tick", ctypes.c_uint32), ("step", ctypes.c_uint32),
-        ("spins", ctypes.c_uint32), ("yields", ctypes.c_uint32), ("slice_ms", ctypes.c_uint32),
+        ("spin_ns", ctypes.c_uint32), ("yield_ns", ctypes.c_uint32), ("slice_ms", ctypes.c_uint32),
         ("crossed", ctypes.c_uint32),
         ("slow", SLOW),
     )  # fmt: skip

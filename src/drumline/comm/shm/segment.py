@@ -25,7 +25,7 @@ from . import native
 
 SMALL = 16 << 10
 """Bytes up to which a buffer goes whole into a mailbox: one wait for the others instead of two per step."""
-SLOT = 32 << 10
+SLOT = 64 << 10
 """Bytes of a staging slot. Small enough that the slots of all ranks stay in the cache."""
 SLOTS = 4
 """Slots of a rank; core.c has the same number."""
