@@ -5,7 +5,7 @@
 Ranks are started by each MPI's own mpiexec. In each start the contestants of these ranks (gloo, shm and that MPI) take
 turns on the same buffer, so that all see the same machine; starts of the two MPIs alternate. Printed are medians, and
 ratios of the medians of the same start. Open MPI comes with `pip install 'drumline[test]'`; MPICH has files of the same
-names and stands apart: `pip install --prefix .venv/mpich --no-deps mpich`. An MPI that is not there is left out, and said.
+names and stands apart: `pip install --prefix .venv/mpich --no-deps mpich`. One that is not there is left out.
 """
 
 from __future__ import annotations

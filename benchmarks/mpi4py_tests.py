@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -203,7 +204,7 @@ def run(tests: Path, name: str, ranks: int, transport: str, folder: Path) -> Tal
         if process.returncode:
             note = f"ended with {process.returncode}: {(text.strip().splitlines() or [''])[-1]}"
     except subprocess.TimeoutExpired:
-        process.terminate()  # the launcher ends its ranks
+        os.killpg(process.pid, signal.SIGKILL)  # the launcher and its ranks are a group of their own
         text, _ = process.communicate()
         note = f"did not end within {TIMEOUT:g} s"
     return tally(out, name, ranks, note)

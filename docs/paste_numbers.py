@@ -13,6 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 MARKS = ("<!-- numbers -->", "<!-- /numbers -->")
+COLLECTIVES = ("<!-- collectives -->", "<!-- /collectives -->")
 
 
 def drumline(*arguments: str) -> dict[str, Any]:
@@ -52,11 +53,32 @@ def main() -> None:
         "|---|---|---|---|---|---|---|---|",
         *rows,
         "",
-        f"{when}, 2 ranks on {device['name']}s, one thread each, gloo; pasted by `make numbers`.",
+        f"{when}, 2 ranks on {device['name']}s, one thread each, shm; pasted by `make numbers`.",
     ]
+    paste(MARKS, table)
+    paste(COLLECTIVES, collectives(when, device["name"]))
+
+
+def collectives(when: str, device: str) -> list[str]:
+    """The table of all-reduces, contestants side by side."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        command = [sys.executable, str(ROOT / "benchmarks" / "collectives.py"), "--json", str(out)]
+        subprocess.run(command, check=True, cwd=ROOT)
+        rows = json.loads(out.read_text())["rows"]
+    names = [key for key in rows[0] if key != "bytes" and "/" not in key]
+    lines = [f"| bytes | {' | '.join(names)} | gloo / shm |", "|---" * (len(names) + 2) + "|"]
+    for row in rows:
+        times = " | ".join(f"{row[name] * 1e6:.0f} us" for name in names)
+        lines.append(f"| {int(row['bytes']):,} | {times} | {row['gloo / shm']:.1f} |")
+    return [*lines, "", f"{when}, float32, medians, 2 ranks on {device}s; pasted by `make numbers`."]
+
+
+def paste(marks: tuple[str, str], lines: list[str]) -> None:
+    """Write lines between two marks of the README."""
     readme = ROOT / "README.md"
-    pattern = re.compile(f"{re.escape(MARKS[0])}.*{re.escape(MARKS[1])}", re.S)
-    text = "\n".join([MARKS[0], *table, MARKS[1]])
+    pattern = re.compile(f"{re.escape(marks[0])}.*{re.escape(marks[1])}", re.S)
+    text = "\n".join([marks[0], *lines, marks[1]])
     readme.write_text(pattern.sub(lambda _: text, readme.read_text()))
 
 

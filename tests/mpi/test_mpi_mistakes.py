@@ -86,6 +86,7 @@ def different_calls(comm: Any) -> list[str]:
         caught(InputError, lambda: comm.Reduce(np.zeros(2), np.zeros(2), MPI.SUM, root=rank)),
         caught(InputError, lambda: comm.Allreduce(np.zeros(2), np.zeros(2), MPI.MAX if rank else MPI.SUM)),
         caught(InputError, lambda: comm.Barrier() if rank else comm.bcast(1)),
+        caught(InputError, lambda: comm.Iallreduce(np.zeros(5 + rank), np.zeros(5 + rank)).Wait()),
     ]
     assert comm.allreduce(1) == comm.size, "it goes on after that"
     return texts
@@ -96,7 +97,7 @@ def test_differing_calls(place: str, world: Any) -> None:
     case = partial(apart, different_calls)
     both = run_threads(case, 2) if place == "threads" else world(2).run(in_processes, case)
     for texts in both:
-        for text, words in zip(texts, ["(3)", "int32", "root=1", "op=sum", "barrier"], strict=True):
+        for text, words in zip(texts, ["(3)", "int32", "root=1", "op=sum", "barrier", "(5)"], strict=True):
             assert "ranks made different calls" in text
             assert words in text, text
             assert "test_mpi_mistakes.py:" in text

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "comm"))
+import mpiexec
 from mpi_checks import in_processes
 from world import World
 
@@ -44,6 +48,15 @@ def test_a_program_of_mpi4py_runs_when_its_import_changes(tmp_path: Path, transp
     done = started(tmp_path, HELLO.format(package="drumline"), ranks=2, env={"DRUMLINE_TRANSPORT": transport})
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["2", "3", post]
+
+
+@pytest.mark.parametrize("name", mpiexec.NAMES)
+def test_mpiexec_starts_it_too(tmp_path: Path, name: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(HELLO.format(package="drumline"))
+    done = mpiexec.start(name, 3, str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["3", "6", "MpiPost"]
 
 
 def test_one_rank_needs_no_launcher() -> None:
@@ -93,6 +106,12 @@ def test_what_was_sent_arrives() -> None:
         assert own.run(in_processes, late)[1] == "200000" * 20
     finally:
         own.stop()
+
+
+def test_objects_are_unpickled_in_one_file() -> None:
+    source = Path(mpi_world.__file__).parents[1]
+    files = [*source.glob("mpi/*.py"), *source.glob("comm/**/*.py"), source / "MPI.py"]
+    assert [f.name for f in files if re.search(r"^(import|from) pickle", f.read_text(), re.MULTILINE)] == ["pickles.py"]
 
 
 def test_abort_ends_all_ranks(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import struct
 import sys
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,11 +95,22 @@ def signature(
 
 
 def call_site(skip: tuple[str, ...] = ("drumline",)) -> Site:
-    """The first line outside of the packages `skip`, from the innermost outwards."""
+    """The first line outside of the packages `skip`, from the innermost outwards; or that of `asked_at`."""
+    asked: Site | None = getattr(_asked, "site", None)
+    if asked is not None:
+        return asked
     frame: FrameType = sys._getframe(1)
     while frame.f_globals.get("__name__", "").partition(".")[0] in skip and frame.f_back is not None:
         frame = frame.f_back
     return _site(frame.f_code, frame.f_lineno)
+
+
+_asked = threading.local()
+
+
+def asked_at(site: Site | None) -> None:
+    """What this thread does from now on was asked for at that line, by another thread."""
+    _asked.site = site
 
 
 @lru_cache(maxsize=4096)

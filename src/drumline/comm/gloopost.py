@@ -124,6 +124,10 @@ class GlooPost(Post):
             except queue.Empty:
                 return True
 
+    def gone(self, rank: int) -> str:
+        """Whether the connection to that rank is broken."""
+        return "has died" if rank in self._lost else ""
+
     def close(self) -> None:
         """Say goodbye, and stay until everyone has: gloo tears down the connections of those who still talk."""
         card = bytearray(_CARD)

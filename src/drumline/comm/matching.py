@@ -94,7 +94,7 @@ class Matching:
             if sync:
                 self._unacked[serial] = sending
             elif copy and not sending.out.done:
-                self._see_off(sending.out)
+                self._see_off(dst, sending.out)
                 sending.out = _FREE
             return sending
 
@@ -283,10 +283,12 @@ class Matching:
             self.watch.sent[dst] += 1
         out = self.post.put(dst, head, memoryview(bytes(body)))
         if not out.done:
-            self._see_off(out)
+            self._see_off(dst, out)
 
-    def _see_off(self, out: Outgoing) -> None:
+    def _see_off(self, dst: int, out: Outgoing) -> None:
         """Nobody waits for this to leave: a porter does, so that it leaves though the program only computes."""
+        if dst == self.rank:
+            return  # it is here, and needs nobody
         self._leaving.append(out)
         if self._porter is None:
             self._porter = threading.Thread(target=self._carry, name=f"porter of rank {self.rank}", daemon=True)

@@ -144,7 +144,10 @@ def _first(ended: dict[int, Exception]) -> Exception:
 
 
 def _is_noise(e: GaveUp) -> bool:
-    words = ("Connection reset", "Connection closed", "Broken pipe", "connectFullMesh", "Timed out", "Socket")
+    words = (
+        "Connection reset", "Connection closed", "Broken pipe", "connectFullMesh", "Timed out", "Socket",
+        "which has died", "which has left",
+    )  # fmt: skip
     return any(w in e.what for w in words)
 
 

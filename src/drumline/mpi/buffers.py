@@ -48,10 +48,13 @@ class Spot:
 
     __slots__ = ("base", "count", "device", "layout", "memory", "type")
 
-    def __init__(self, memory: memoryview, base: int, count: int, kind: Datatype, device: torch.Tensor | None) -> None:
+    def __init__(
+        self, memory: memoryview, base: int, count: int, kind: Datatype, device: torch.Tensor | None = None, *,
+        fits: bool = False,
+    ) -> None:  # fmt: skip
         self.memory, self.base, self.count, self.type, self.device = memory, base, count, kind, device
         self.layout: Layout = kind._layout
-        if count:
+        if count and not fits:
             low = base + self.layout.true_lb + min(0, (count - 1) * self.layout.extent)
             high = base + self.layout.true_ub + max(0, (count - 1) * self.layout.extent)
             if low < 0 or high > len(memory):
@@ -209,6 +212,8 @@ def simple(message: Any, *, writable: bool, blocks: int = 1) -> Spot:
     """One message. Where no count is given, the buffer's length says it, divided by `blocks`."""
     if message is None:
         raise TypeError("message: None is no buffer")
+    if type(message) is np.ndarray and (plain := _plain(message, writable, blocks)) is not None:
+        return plain
     buf, n, displ, kind_given = _items(message, (list, tuple))
     memory, kind, device = _memory(buf, kind_given, writable)
     length = 0 if memory is None else len(memory)
@@ -233,6 +238,20 @@ def simple(message: Any, *, writable: bool, blocks: int = 1) -> Spot:
     if memory is None:
         return bottom(count, kind)
     return Spot(memory, offset, count, kind, device)
+
+
+def _plain(array: np.ndarray[Any, Any], writable: bool, blocks: int) -> Spot | None:
+    """The quick way for an array of plain numbers; None where something needs a closer look."""
+    kind, flags = _BY_CHAR.get(array.dtype.char), array.flags
+    if (
+        kind is None or not flags.c_contiguous or not array.dtype.isnative or array.size == 0 or array.size % blocks
+        or (writable and not flags.writeable)
+    ):  # fmt: skip
+        return None
+    return Spot(array.data.cast("B"), 0, array.size // blocks, kind, fits=True)
+
+
+_BY_CHAR = {code: CODES[code] for code in "bhilqBHILQefdgFDG?"}
 
 
 def bottom(count: int, kind: Datatype, offset: int = 0) -> Spot:

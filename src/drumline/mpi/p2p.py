@@ -16,7 +16,7 @@ from .handle import Handle
 from .request import Pending, Prequest, Request, done_already
 from .state import MESSAGES, CommState
 from .status import Status
-from .transfer import ANY_SOURCE, ANY_TAG, MESSAGE_NO_PROC, Found, Message, into_object, into_spot
+from .transfer import ANY_SOURCE, ANY_TAG, MESSAGE_NO_PROC, Found, Message, arrived, into_object, into_spot, tell
 
 
 class PointToPoint(Handle):
@@ -113,7 +113,21 @@ class PointToPoint(Handle):
         self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> None:
         """Receive; fewer elements than fit are fine, more are an error."""
-        self._complete(self._irecv(buf, source, tag), status)
+        if source == C.PROC_NULL:
+            self._complete(done_already(), status)
+            return
+        spot, state = simple(buf, writable=True), self._state
+        landing = spot.landing()
+        receive = self._post(source, tag, landing)
+        if not receive.done:
+            try:
+                state.matching.wait(receive)
+            except BaseException:
+                state.matching.cancel(receive)
+                raise
+        if status is not None:
+            tell(state, receive, status)
+        arrived(state, receive, spot, landing)
 
     def Sendrecv(
         self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = ANY_SOURCE,

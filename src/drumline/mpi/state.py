@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..comm import calls, watch
+from ..comm.calls import Site
 from ..comm.communicator import Communicator
 from ..comm.mail import MailTransport
 from ..comm.matching import Matching
-from ..comm.watch import call_site
 from . import constants as C
 from .buffers import Spot
 from .exception import MPIError
@@ -83,8 +84,8 @@ class Job:
 
     peers: Sequence[int] = ()  # the thread that runs it says for whom it waits
 
-    def __init__(self, run: Callable[[Channel], None], site: str) -> None:
-        self.run, self.site = run, site
+    def __init__(self, run: Callable[[Channel], None], site: str, line: Site) -> None:
+        self.run, self.site, self.line = run, site, line
         self.over = threading.Event()
         self.error: BaseException | None = None
 
@@ -126,7 +127,7 @@ class Worker:
 
     def submit(self, run: Callable[[Channel], None]) -> Job:
         """Queue a collective."""
-        job = Job(run, call_site(sys._getframe(1)))
+        job = Job(run, watch.call_site(sys._getframe(1)), calls.call_site())
         if self._thread.ident is not None:
             self._channel.matching.watch.users.add(self._thread.ident)
         self._jobs.put(job)
@@ -137,14 +138,15 @@ class Worker:
         self._jobs.put(None)
 
     def _live(self) -> None:
-        watch, me = self._channel.matching.watch, threading.get_ident()
+        office, me = self._channel.matching.watch, threading.get_ident()
         while (job := self._jobs.get()) is not None:
-            watch.sites[me] = job.site
+            office.sites[me] = job.site
+            calls.asked_at(job.line)
             try:
                 job.run(self._channel)
             except BaseException as e:
                 job.error = e
-            watch.rest()
+            office.rest()
             job.over.set()
 
 

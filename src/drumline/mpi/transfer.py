@@ -21,18 +21,22 @@ def arrived(state: CommState, receive: Receive, spot: Spot, landing: memoryview)
     """A receive is done: refuse what does not fit, and put the rest in its place."""
     if receive.cancelled:
         return
-    where = f"from rank {state.index[receive.source]}, tag {receive.tag}"
     if receive.truncated:
         raise MPIError(
-            C.ERR_TRUNCATE, f"a message of {receive.nbytes} bytes {where}",
+            C.ERR_TRUNCATE, f"a message of {receive.nbytes} bytes {_whence(state, receive)}",
             rule=f"the buffer has room for {len(landing)}", fix="a larger buffer; Probe tells the size beforehand",
         )  # fmt: skip
     if receive.elements and spot.check and receive.elements != spot.check and receive.nbytes:
+        name = spot.type.Get_name() or "the datatype given"
         raise MPIError(
-            C.ERR_TYPE, f"a message {where} has other elements than {spot.type.Get_name() or 'the datatype given'}",
+            C.ERR_TYPE, f"a message {_whence(state, receive)} has other elements than {name}",
             rule="sender and receiver name the same type", fix="MPI.BYTE on both sides moves bytes as they are",
         )  # fmt: skip
     spot.land(landing, receive.nbytes)
+
+
+def _whence(state: CommState, receive: Receive) -> str:
+    return f"from rank {state.index[receive.source]}, tag {receive.tag}"
 
 
 def tell(state: CommState, receive: Receive, status: Status) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import torch
+
 from ..comm.message import Item
 from . import constants as C
 from .attributes import Attributes
@@ -44,7 +46,8 @@ class WinState:
         self.exposure: Counter | None = None
         ops = {name: op for name, op in NAMED.items() if isinstance(op, Op) and op}
         self.window = Window(self.comm._state.matching, self.comm._state.context + WINDOW, self._stretch, ops)
-        self.units = self.comm.allgather(unit)
+        units = self.comm._state.now.comm.all_gather(torch.tensor([unit]))
+        self.units: list[int] = units.view(-1).tolist()
 
     def _stretch(self, offset: int, length: int) -> memoryview:
         where = f"rank {self.comm._state.rank}"
