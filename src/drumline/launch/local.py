@@ -185,7 +185,7 @@ def _end(processes: list[Any]) -> None:
 
 def _rank_main(pipe: Any, order: bytes, rank: int, ranks: int, threads: int, store: str) -> None:
     """The life of one rank."""
-    _die_with_parent()
+    die_with_parent()
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks),
         DRUMLINE_STORE=store, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS=str(threads),
@@ -218,7 +218,7 @@ def _post(pipe: Any, kind: str, value: Any) -> None:
     pipe.send_bytes(pickle.dumps((kind, value)))
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux: end this process when the one that forked it ends, so that a killed launcher leaves no orphans."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

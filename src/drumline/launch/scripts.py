@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from ..errors import InputError, nearest
-from .local import GRACE
+from .local import GRACE, die_with_parent
 
 
 def run_script(script: str, arguments: list[str], *, ranks: int) -> tuple[int, int]:
@@ -25,7 +25,10 @@ def run_script(script: str, arguments: list[str], *, ranks: int) -> tuple[int, i
     with tempfile.TemporaryDirectory(prefix="drumline-") as folder:
         port = _free_port()
         processes = [
-            subprocess.Popen([sys.executable, script, *arguments], env=_environment(rank, ranks, folder, port))
+            subprocess.Popen(
+                [sys.executable, script, *arguments], env=_environment(rank, ranks, folder, port),
+                preexec_fn=die_with_parent,  # no thread runs here that could hold a lock
+            )
             for rank in range(ranks)
         ]
         try:

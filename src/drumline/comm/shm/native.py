@@ -49,17 +49,21 @@ def load() -> ctypes.CDLL:
         raise NotNative("DRUMLINE_NATIVE=0")
     if platform.system() != "Linux":
         raise NotNative(f"core.c waits by futex, which {platform.system()} has not")
-    path = _folder() / f"shm-{_digest()}.so"
-    if not path.exists():
-        _compile(path)
+    folder, lasting = _folder()
+    path = folder / f"shm-{_digest()}.so"
     try:
+        if not path.exists():
+            _compile(path)
         return _typed(ctypes.CDLL(str(path)))
     except OSError as e:
         raise NotNative(f"the compiled core cannot be loaded: {e}") from None
+    finally:
+        if not lasting:
+            shutil.rmtree(folder, ignore_errors=True)  # what is loaded stays loaded
 
 
-def _folder() -> Path:
-    """A folder of this user alone: what is loaded from there runs in this process."""
+def _folder() -> tuple[Path, bool]:
+    """A folder of this user alone, because what is loaded from there runs in this process; whether it lasts."""
     base = os.environ.get("DRUMLINE_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "drumline-native"
     try:
@@ -69,8 +73,8 @@ def _folder() -> Path:
             raise PermissionError(f"{folder} belongs to somebody else, or others may write to it")
     except OSError:
         # a read-only or foreign home: compile for this process alone
-        folder = Path(tempfile.mkdtemp(prefix="drumline-native-"))
-    return folder
+        return Path(tempfile.mkdtemp(prefix="drumline-native-")), False
+    return folder, True
 
 
 def _digest() -> str:

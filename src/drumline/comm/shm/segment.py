@@ -29,6 +29,8 @@ SLOT = 64 << 10
 """Bytes of a staging slot. Small enough that the slots of all ranks stay in the cache."""
 SLOTS = 4
 """Slots of a rank; core.c has the same number."""
+MOST = 512
+"""Ranks of a group: their process numbers stand on the first page."""
 BOARD = 1024
 """Bytes of a rank's board: words for the others to read."""
 _LINE = 64
@@ -77,6 +79,8 @@ class Segment:
     """One rank's hold of the shared memory of its group."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: float) -> None:
+        if size > MOST:
+            raise NoSharedMemory(f"{size} ranks in one group: at most {MOST} share memory")
         self.rank, self.size, self.layout = rank, size, Layout.of(size)
         self.compiled = False
         """Whether the ranks use the native core: rank 0 decides, all follow."""
@@ -85,9 +89,8 @@ class Segment:
         # Held for as long as anybody computes addresses from it; mmap refuses to close before.
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self.memory)
         self.base = ctypes.addressof(self._anchor)
-        self._pids = memoryview(self.memory)[_LINE : _LINE + 4 * 512].cast("I")
-        if size <= 512:
-            self._pids[rank] = os.getpid()
+        self._pids = memoryview(self.memory)[_LINE : _LINE + 4 * MOST].cast("I")
+        self._pids[rank] = os.getpid()
         store.add("joined", 1)
         if rank == 0:
             self._wait_for_all(store, timeout)
