@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 from drumline.comm import Communicator
 from drumline.comm.environment import connect, disconnect, place
-from drumline.comm.mpi import MpiPost, MpiTransport
-from drumline.comm.mpicollectives import SMALL, MpiCollectives, can_reduce
-from drumline.comm.mpipost import EAGER
-from drumline.comm.mpiworld import world
+from drumline.comm.mpi.collectives import SMALL, MpiCollectives, can_reduce
+from drumline.comm.mpi.post import EAGER
+from drumline.comm.mpi.transport import MpiPost, MpiTransport
+from drumline.comm.mpi.world import world
 from drumline.errors import GaveUp, InputError
 
 

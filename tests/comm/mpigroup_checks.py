@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from drumline.comm.mpiworld import load
+from drumline.comm.mpi.world import load
 from drumline.errors import InputError
 from drumline.measure.doctor.trials import OPERATIONS, PAIRS
 

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable
 
-from drumline.comm.post import Post
+from drumline.comm.mail.post import Post
 
 Check = Callable[[Post], None]
 SIZES = (0, 1, 7, 100, 5000, 70_000, 3_000_000)

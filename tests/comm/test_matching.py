@@ -13,12 +13,12 @@ import torch
 from world import World
 
 from drumline.comm import Communicator
-from drumline.comm.gloopost import GlooPost
-from drumline.comm.mail import MailTransport
-from drumline.comm.matching import Matching
-from drumline.comm.message import ANY
-from drumline.comm.post import Post
-from drumline.comm.threadpost import run_posts
+from drumline.comm.mail.gloo import GlooPost
+from drumline.comm.mail.matching import Matching
+from drumline.comm.mail.message import ANY
+from drumline.comm.mail.post import Post
+from drumline.comm.mail.threads import run_posts
+from drumline.comm.mail.transport import MailTransport
 from drumline.errors import GaveUp, InputError
 
 Fn = Callable[[Matching], Any]

@@ -8,7 +8,7 @@ from pathlib import Path
 import mpiexec
 import pytest
 
-from drumline.comm import mpiworld
+from drumline.comm.mpi import world as mpiworld
 from drumline.errors import InputError
 
 MESSAGES = (
@@ -36,7 +36,7 @@ def test_joining_across_hosts(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", mpiexec.NAMES)
 def test_an_error_on_one_rank_ends_all(name: str) -> None:
-    program = "from drumline.comm.mpiworld import world; c = world(); assert c.rank == 0, 'rank 1 fails'; c.Barrier()"
+    program = "from drumline.comm.mpi.world import world; c = world(); assert c.rank == 0, 'rank 1 fails'; c.Barrier()"
     done = mpiexec.start(name, 2, "-c", program, timeout=30)
     assert done.returncode != 0
     assert "rank 1 fails" in done.stderr

@@ -11,9 +11,9 @@ import pytest
 from post_contract import CHECKS, Check, Desk, until
 from world import World
 
-from drumline.comm.gloopost import GlooPost
-from drumline.comm.post import Post
-from drumline.comm.threadpost import run_posts
+from drumline.comm.mail.gloo import GlooPost
+from drumline.comm.mail.post import Post
+from drumline.comm.mail.threads import run_posts
 from drumline.errors import GaveUp
 
 

@@ -3,9 +3,9 @@
 Importing this makes the backends `shm` and `mpi4py` known to torch.distributed.
 """
 
-from . import mpigroup
 from .choose import Choice
 from .communicator import Communicator
+from .mpi import group as mpigroup
 from .ops import OPERATORS, Operator
 from .shm import ShmTransport, register
 from .threads import ThreadTransport, run_threads

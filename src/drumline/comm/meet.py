@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from ..errors import GaveUp
 from .hosts import host_digest, hosts
-from .mpiworld import world
+from .mpi.world import world
 
 _LOOPBACK = "127.0.0.1"
 _PROBE = 3.0

@@ -73,7 +73,7 @@ def open_transport(name: str, local_rank: int) -> tuple[Transport, torch.device]
             raise InputError("transport nccl on a machine without CUDA", rule="nccl joins GPUs")
         return TorchTransport(), torch.device("cuda", local_rank % torch.cuda.device_count())
     if name == "mpi":
-        from ..comm.mpi import MpiTransport
+        from ..comm.mpi.transport import MpiTransport
 
         return MpiTransport(), cpu
     raise InputError(f"transport {name!r} between processes", rule="gloo, shm, nccl, mpi")

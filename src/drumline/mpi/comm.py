@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self
 import torch
 
 from ..comm.hosts import host_digest
-from ..comm.matching import Matching
+from ..comm.mail.matching import Matching
 from . import constants as C
 from . import world
 from .attributes import Attributes

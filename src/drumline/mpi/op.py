@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ..comm.mail import bytes_of
+from ..comm.mail.transport import bytes_of
 from ..comm.ops import Operator
 from . import constants as C
 from .buffers import Spot, simple

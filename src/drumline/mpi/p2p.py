@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ..comm.matching import EAGER
-from ..comm.message import Arrival, Receive
+from ..comm.mail.matching import EAGER
+from ..comm.mail.message import Arrival, Receive
 from . import constants as C
 from . import pickles
 from .buffers import NOTHING, simple

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..comm.matching import Matching
-from ..comm.message import Item
+from ..comm.mail.matching import Matching
+from ..comm.mail.message import Item
 from . import constants as C
 from .exception import MPIError
 from .handle import Handle

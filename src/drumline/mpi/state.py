@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..comm import calls, watch
+from ..comm import calls
 from ..comm.calls import Site
 from ..comm.communicator import Communicator
-from ..comm.mail import MailTransport
-from ..comm.matching import Matching
+from ..comm.mail import watch
+from ..comm.mail.matching import Matching
+from ..comm.mail.transport import MailTransport
 from . import constants as C
 from .buffers import Spot
 from .exception import MPIError

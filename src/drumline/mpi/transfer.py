@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from ..comm.message import Arrival, Receive
+from ..comm.mail.message import Arrival, Receive
 from . import constants as C
 from . import pickles
 from .buffers import Spot, simple

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import torch
 
-from ..comm.message import Item
+from ..comm.mail.message import Item
 from . import constants as C
 from .attributes import Attributes
 from .buffers import BOTTOM, address_of, memory_of

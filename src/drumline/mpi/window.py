@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..comm.matching import Matching
+from ..comm.mail.matching import Matching
 from .op import Op, combine
 from .types import TYPES
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, TypeVar
 import torch.distributed as dist
 
 from ..comm.environment import MPI_LAUNCHERS, Place, connect, place
-from ..comm.gloopost import GlooPost
 from ..comm.hosts import host_digest
-from ..comm.matching import Matching
-from ..comm.post import Post
+from ..comm.mail.gloo import GlooPost
+from ..comm.mail.matching import Matching
+from ..comm.mail.post import Post
+from ..comm.mail.threads import ThreadPost, run_posts
 from ..comm.shm import NoSharedMemory, ShmTransport
-from ..comm.threadpost import ThreadPost, run_posts
 from ..errors import GaveUp, InputError, nearest
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def join(transport: str) -> tuple[Matching, Callable[[], None]]:
             rule="threads are ranks of one process", fix="drumline.mpi.run_threads(function, p)",
         )  # fmt: skip
     if transport == "mpi" or (not transport and through_mpi(where)):
-        from ..comm.mpipost import MpiPost
+        from ..comm.mpi.post import MpiPost
 
         return _over(MpiPost())
     connect(backend="gloo" if transport == "gloo" and not dist.is_initialized() else "auto")

@@ -8,8 +8,8 @@ from typing import Any
 import torch.distributed as dist
 
 from ...errors import DrumlineError
-from ..processgroup import EngineGroup
-from ..torcherrors import for_torch
+from ..torchgroup.errors import for_torch
+from ..torchgroup.group import EngineGroup
 from .engine import ShmEngine
 from .segment import NoSharedMemory
 

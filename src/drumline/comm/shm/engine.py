@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ...errors import DrumlineError, GaveUp, InputError
 from ..calls import OURS, Crossings, Signature, Site, call_site, crossed_calls, different_calls, signature
-from ..engine import Engine, Message
-from ..mail import bytes_of
-from ..matching import Matching
-from ..message import Receive, Sending
+from ..mail.matching import Matching
+from ..mail.message import Receive, Sending
+from ..mail.transport import bytes_of
+from ..torchgroup.engine import Engine, Message
 from .core import Call, Mismatch, core_of
 from .post import ShmPost
 from .segment import Segment

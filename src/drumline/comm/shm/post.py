@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy
 
 from ...errors import GaveUp
-from ..post import Desk, Outgoing, Post
+from ..mail.post import Desk, Outgoing, Post
 from .core import Core
 from .python import PythonCore
 

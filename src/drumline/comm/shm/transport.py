@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ..calls import signature
-from ..mail import MailTransport
+from ..mail.transport import MailTransport
 from ..transport import WORD, Native
 from .core import DTYPES, OPS
 from .engine import ShmEngine

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ...comm.mpigroup import NAME
-from ...comm.mpiworld import INSTALL
+from ...comm.mpi.group import NAME
+from ...comm.mpi.world import INSTALL
 from ...errors import InputError
 from .rank import JOIN, PATIENCE, process_main
 from .trials import OPERATIONS, PAIRS, Operation

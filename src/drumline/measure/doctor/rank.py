@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ...comm import mpigroup
 from ...comm.environment import place
+from ...comm.mpi import group as mpigroup
 from ...comm.shm import backend as shm
 from .trials import OPERATIONS, Operation
 

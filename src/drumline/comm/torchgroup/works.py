@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .engine import Message
+from .errors import GroupGaveUp, for_torch
 from .spans import Span
-from .torcherrors import GroupGaveUp, for_torch
 
 _NO_TIMEOUT = timedelta(0)
 _ENDED = threading.Event()

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import GaveUp, InputError
-from .mpiworld import bytes_of, load, until
+from ...errors import GaveUp, InputError
+from .world import bytes_of, load, until
 
 _PIECE = 1 << 30
 """The longest single message; a count of bytes is 31 bits wide in older MPIs."""

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import GaveUp, InputError
-from .mpiworld import bytes_of, load, until, world
+from ...errors import GaveUp, InputError
+from .world import bytes_of, load, until, world
 
 SMALL = 64 << 10
 """Bytes up to which a collective is started and polled."""

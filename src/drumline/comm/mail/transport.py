@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ...errors import InputError
+from ..transport import Pending, Transport
 from .matching import Matching
 from .message import Receive, Sending
-from .transport import Pending, Transport
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

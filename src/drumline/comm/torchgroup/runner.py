@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import DrumlineError
-from .calls import OURS, Site, call_site
+from ...errors import DrumlineError
+from ..calls import OURS, Site, call_site
+from .buffers import Refused, back, dense, plain
 from .engine import Engine, Message
-from .groupbuffers import Refused, back, dense, plain
+from .errors import GroupGaveUp, GroupInputError, for_torch
 from .spans import Span, profiling
-from .torcherrors import GroupGaveUp, GroupInputError, for_torch
 from .works import GroupWork, MessageWork
 
 _ProcessGroup: Any = dist.ProcessGroup

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..errors import InputError
-from .calls import Signature, Site, digest
+from ...errors import InputError
+from ..calls import Signature, Site, digest
 
 
 class Message(Protocol):

@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..errors import GaveUp
+from ...errors import GaveUp
 from .message import Item
 
 PATIENCE = 0.5
@@ -26,7 +27,7 @@ _AGAIN = 0.2
 """Seconds between two rounds of questions."""
 _PAUSE = 0.02
 """Seconds between two looks at the answers."""
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 Say = Callable[[int, str, bytes], None]
 """Sends (rank, "ask" | "tell" | "verdict", body) when it may."""

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError
-from .mpicollectives import MpiCollectives, can_reduce
-from .mpiletter import Letter, receive, send
-from .mpipost import MpiPost
-from .mpiworld import load, world
-from .transport import Native, Pending, Transport
+from ...errors import InputError
+from ..transport import Native, Pending, Transport
+from .collectives import MpiCollectives, can_reduce
+from .letter import Letter, receive, send
+from .post import MpiPost
+from .world import load, world
 
 __all__ = ["TAG_BITS", "MpiPost", "MpiTransport"]
 

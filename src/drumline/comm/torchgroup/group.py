@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
-from .calls import Signature, signature
-from .groupbuffers import Refused, back, count, cut, dense, operator, plain, same
-from .grouprunner import GroupRunner
+from ..calls import Signature, signature
+from .buffers import Refused, back, count, cut, dense, operator, plain, same
 from .monitored import monitored_barrier
+from .runner import GroupRunner
 from .sparse import all_reduce_sparse
 
 

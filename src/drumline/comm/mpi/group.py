@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import InputError
-from . import mpiletter
-from .calls import Crossings, Signature, Site, crossed_calls, different_calls
-from .engine import Engine, Message
-from .mpicollectives import MpiCollectives, can_reduce
-from .mpiworld import load, world
-from .ops import name_of
-from .processgroup import EngineGroup
+from ...errors import InputError
+from ..calls import Crossings, Signature, Site, crossed_calls, different_calls
+from ..ops import name_of
+from ..torchgroup.engine import Engine, Message
+from ..torchgroup.group import EngineGroup
+from . import letter as mpiletter
+from .collectives import MpiCollectives, can_reduce
+from .world import load, world
 
 NAME = "mpi4py"
 _WORD = struct.Struct("<QQ")
@@ -48,7 +48,7 @@ def _create(options: Any, _: Any) -> EngineGroup:
 
 def _meet(url: str, timeout: timedelta = timedelta(minutes=5), **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
     """The handler of `mpi://`."""
-    from .meet import meet
+    from ..meet import meet
 
     yield meet(timeout), world().Get_rank(), world().Get_size()
     raise RuntimeError("ranks of mpiexec meet once")

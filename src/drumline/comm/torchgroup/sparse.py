@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .calls import signature
+from ..calls import signature
+from .buffers import Refused
 from .engine import Engine
-from .groupbuffers import Refused
 
 
 def all_reduce_sparse(engine: Engine, tensor: Tensor, op: str, size: int) -> None:

@@ -10,9 +10,9 @@ import struct
 from collections import deque
 from typing import Any
 
-from ..errors import GaveUp
-from .mpiworld import load, until, world
-from .post import Outgoing, Post
+from ...errors import GaveUp
+from ..mail.post import Outgoing, Post
+from .world import load, until, world
 
 EAGER = 16 << 10
 """Bodies up to this size travel in the message of their head."""

@@ -8,7 +8,7 @@ from itertools import islice
 
 import torch.distributed as dist
 
-from .torcherrors import GroupGaveUp
+from .errors import GroupGaveUp
 
 _ROUND = 0.002
 """Seconds between two looks into the store."""

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from ..errors import DrumlineError, GaveUp
+from ...errors import DrumlineError, GaveUp
 from .message import ANY, Arrival, Item, Receive, Sending
 from .post import Outgoing, Post
 from .watch import Watch

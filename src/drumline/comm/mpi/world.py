@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError
-from .environment import MPI_LAUNCHERS, place
+from ...errors import InputError
+from ..environment import MPI_LAUNCHERS, place
 
 INSTALL = "pip install 'drumline[mpi]'"
 """The line that brings mpi4py and an MPI library."""

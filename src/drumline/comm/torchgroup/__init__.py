@@ -1,0 +1,1 @@
+"""Process groups of torch.distributed in Python, over an engine that moves contiguous tensors."""
