@@ -3,9 +3,10 @@
     python benchmarks/collectives.py [--ranks 2] [--seconds 60] [--json FILE]
 
 Ranks are started by each MPI's own mpiexec. In each start the contestants of these ranks (gloo, shm and that MPI) take
-turns on the same buffer, so that all see the same machine; starts of the two MPIs alternate. Printed are medians, and
-ratios of the medians of the same start. Open MPI comes with `pip install 'drumline[test]'`; MPICH has files of the same
-names and stands apart: `pip install --prefix .venv/mpich --no-deps mpich`. One that is not there is left out.
+turns of a tenth of a second on the same buffer, so that all see the same machine; starts of the two MPIs alternate.
+Printed are medians, and ratios of the medians of the same start. Open MPI comes with `pip install 'drumline[test]'`;
+MPICH has files of the same names and stands apart: `pip install --prefix .venv/mpich --no-deps mpich`. One that is not
+there is left out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from pathlib import Path
 
 SIZES = [8, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 PREFIX = Path(sys.prefix)
+BLOCK = 0.1
+"""Seconds of a contestant's turn. The first third is not counted: a processor that slept through the turn of another
+(gloo waits for sockets) runs slowly for some milliseconds."""
 STARTERS = {
     "Open MPI": ([str(PREFIX / "bin/mpiexec"), "--allow-run-as-root", "--oversubscribe"], PREFIX / "lib/libmpi.so.40"),
     "MPICH": ([str(PREFIX / "mpich/bin/mpiexec")], PREFIX / "mpich/lib/libmpi.so.12"),
@@ -53,24 +57,29 @@ def rank_main(name: str, store: str, seconds: float, out: str) -> None:
     results: dict[str, dict[int, list[float]]] = {c: {} for c in contestants}
     for n in SIZES:
         x = torch.ones(n // 4)
-        for run in contestants.values():
+        block = {}
+        for name_, run in contestants.items():
             x.fill_(1.0)
             run(x)
             assert numpy.array_equal(x.numpy(), numpy.full(n // 4, float(size), numpy.float32))
-        end = time.monotonic() + seconds / len(SIZES)
-        rounds = torch.zeros(1)
-        while rounds.item() == 0 or len(results["shm"][n]) < 5:
-            block = 20 if n <= 64 << 10 else 4
-            for contestant, run in contestants.items():
-                times = results[contestant].setdefault(n, [])
+            results[name_][n] = []
+            begin = time.perf_counter()
+            for _ in range(3):
+                run(x)
+            each = torch.tensor([(time.perf_counter() - begin) / 3])
+            dist.all_reduce(each, dist.ReduceOp.MAX)  # all ranks do as many
+            block[name_] = max(3, int(BLOCK / each.item()))
+        turns = max(3, int(seconds / len(SIZES) / (BLOCK * len(contestants))))
+        for _ in range(turns):
+            for name_, run in contestants.items():
+                times = []
                 x.fill_(1.0)
                 dist.barrier(group=shm)
-                for _ in range(block if n < 16 << 20 else 1):
+                for _ in range(block[name_]):
                     begin = time.perf_counter()
                     run(x)
                     times.append(time.perf_counter() - begin)
-            rounds[0] = float(time.monotonic() > end)
-            dist.all_reduce(rounds, dist.ReduceOp.MAX, group=shm)  # all stop after the same round
+                results[name_][n] += times[len(times) // 3 :]
     if rank == 0:
         found = {c: {n: statistics.median(t) for n, t in by.items()} for c, by in results.items()}
         Path(out).write_text(json.dumps(found))

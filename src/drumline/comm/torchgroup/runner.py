@@ -30,6 +30,8 @@ _ProcessGroup: Any = dist.ProcessGroup
 _ROUND = 0.001
 """Seconds between two rounds of the postman."""
 
+_DONE = GroupWork((), done=True)
+
 Job = Callable[[], object]
 
 
@@ -162,7 +164,7 @@ class GroupRunner(_ProcessGroup):  # type: ignore[misc]  # see above
             raise GroupGaveUp(f"the process group {self._name} was destroyed")
         site = call_site(OURS)
         span = Span(f"{self._name}:{name}") if profiling() else None
-        if not getattr(opts, "asyncOp", True) and self._turn.acquire(blocking=False):
+        if not getattr(opts, "asyncOp", True) and self._turn.acquire(False):
             try:
                 if self._pending == 0:
                     try:
@@ -170,7 +172,7 @@ class GroupRunner(_ProcessGroup):  # type: ignore[misc]  # see above
                     finally:
                         if span is not None:
                             span.end()
-                    return GroupWork(outputs, done=True)
+                    return _DONE  # torch waits for it, and forgets it
             finally:
                 self._turn.release()
         work = GroupWork(outputs, span)
