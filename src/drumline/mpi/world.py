@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 
-from ..comm.environment import MPI_LAUNCHERS, Place, connect, place
+from ..comm.environment import MPI_LAUNCHERS, Place, connect, place, say_errors_plainly
 from ..comm.hosts import host_digest
 from ..comm.mail.gloo import GlooPost
 from ..comm.mail.matching import Matching
@@ -46,6 +46,7 @@ def matching() -> Matching:
     if _made is None:
         with _lock:
             if _made is None:
+                say_errors_plainly(place().rank)
                 _made, _close = join(os.environ.get(VARIABLE, ""))
                 atexit.register(_at_exit)
     return _made
