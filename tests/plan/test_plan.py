@@ -117,22 +117,46 @@ def test_exact(text: str, exact: bool) -> None:
     assert Plan.parse(text).exact is exact
 
 
-@pytest.mark.parametrize("text", ["dp=3", "dp=4,zero=3,shard=4", "zero=3,recompute=full,precision=bf16,micro=7,bucket=1"])
+@pytest.mark.parametrize("text", [
+    "dp=3", "dp=4,zero=3,shard=4", "zero=3,recompute=full,precision=bf16,micro=7,bucket=1", "dp=4,zero=1,shard=2",
+    "dp=2,zero=2,precision=fp16", "dp=2,compress=powersgd", "zero=3,offload=all", "offload=optimizer", "compile=true",
+    "dp=3,backend=threads", "dp=2,static=true",
+])  # fmt: skip
 def test_held(text: str) -> None:
     check(Plan.parse(text))
 
 
 @pytest.mark.parametrize(("text", "reason"), [
-    ("zero=1", "zero=1"), ("dp=4,zero=3,shard=2", "shard=2"), ("dp=2,shard=2", "shard=2"), ("tp=2", "tp=2"),
-    ("pp=2", "pp=2"), ("tile=2x2", "tile=2x2"), ("offload=all", "offload=all"), ("recompute=selective", "recompute=selective"),
-    ("compile=true", "compile=True"), ("sync=async", "sync=async"), ("split=a+b", "split="), ("precision=fp8", "precision=fp8"),
+    ("tp=2", "tp=2"), ("pp=2", "pp=2"), ("tile=2x2", "tile=2x2"), ("sync=async", "sync=async"), ("split=a+b", "split="),
+    ("precision=fp8", "precision=fp8"),
 ])  # fmt: skip
 def test_what_no_test_holds_is_refused_by_name(text: str, reason: str) -> None:
     with pytest.raises(PlanError) as caught:
         check(Plan.parse(text))
     assert caught.value.what.startswith(f"the engine does not run {reason}")
     assert caught.value.where == f"plan {Plan.parse(text)}"
-    assert "zero: 0, 3" in caught.value.rule
+    assert "zero: 0, 1, 2, 3" in caught.value.rule
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("dp=2,shard=2", "shard without zero"), ("dp=2,zero=2,offload=all", "offload=all below zero=3"),
+    ("dp=2,zero=1,compress=fp16", "compress with zero"), ("dp=2,zero=1,static=true", "static with zero"),
+    ("dp=2,backend=threads,zero=1", "backend=threads with zero"), ("dp=2,static=true,micro=2", "static with micro"),
+    ("dp=2,backend=threads,recompute=full", "backend=threads with recompute"),
+    ("dp=2,compress=powersgd,precision=fp16", "compress=powersgd with precision=fp16"),
+])  # fmt: skip
+def test_conflicts(text: str, words: str) -> None:
+    """Refused with the reason and a way out, although each of the two is held."""
+    with pytest.raises(PlanError, match=f"the engine does not run {words}") as caught:
+        check(Plan.parse(text))
+    assert caught.value.rule
+    assert caught.value.fix
+    assert refusal(Plan.parse(text))
+
+
+def test_processes() -> None:
+    assert Plan.parse("dp=3,backend=threads").processes == 1
+    assert Plan.parse("dp=3").processes == 3
 
 
 def test_the_table_speaks_of_keys_that_are() -> None:

@@ -99,7 +99,7 @@ def check_norm(plan: str, spanning: bool) -> Any:
     job = small_jobs.make("cnn")
     if spanning:
         return _verify(job, plan)
-    with mock.patch("drumline.runtime.engine.span_statistics", lambda model, group: []):
+    with mock.patch("drumline.runtime.build.span_statistics", lambda model, group: []):
         return _verify(job, plan)
 
 

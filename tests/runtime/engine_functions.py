@@ -185,7 +185,7 @@ def gradients_with_dropout(plan: str) -> dict[str, torch.Tensor]:
     engine = initialize(small_jobs.make("dropout"), plan, dtype=DOUBLE)
     found: dict[str, torch.Tensor] = {}
     engine.gradients_ready = lambda: found.update(  # type: ignore[method-assign]  # this is what it is for
-        {k: engine.strategy.whole(p.grad).clone() for k, p in engine.model.named_parameters() if p.grad is not None}
+        {k: g.clone() for k, g in engine.whole_gradients().items()}
     )
     engine.step(next(engine.data(1)))
     return found

@@ -10,8 +10,9 @@ from unittest import mock
 import small_jobs
 import torch
 
+from drumline.errors import PlanError
 from drumline.plan import Plan
-from drumline.plan.combinations import FREE, HELD
+from drumline.plan.combinations import FREE, HELD, refusal
 from drumline.runtime.engine import initialize
 from drumline.runtime.reference import run_reference
 from drumline.runtime.verify import Verification, verify
@@ -19,46 +20,78 @@ from drumline.runtime.verify import Verification, verify
 STEPS = 4
 """Two full batches, a ragged one, and one of the next epoch."""
 
-TRIED: dict[str, tuple[object, ...]] = {"dp": (1, 2, 3, 4), "micro": (1, 2, 3)}
+TRIED: dict[str, tuple[object, ...]] = {"dp": (1, 2, 3, 4), "micro": (1, 2, 3), "shard": (0, 2)}
 """Of the keys that may have any value: these."""
-ELSEWHERE = {"backend", "bucket"}
-"""Held by tests of their own: `nccl` needs CUDA devices, buckets need a model larger than one."""
+SAME: dict[str, tuple[object, ...]] = {"offload": ("optimizer", "all"), "precision": ("tf32",)}
+"""Values that do on a CPU what the key's default does: they move nothing there, and round nothing."""
+ELSEWHERE = {"backend", "bucket", "compile"}
+"""Held by tests of their own: `nccl` needs CUDA devices, buckets a model larger than one, compiling takes minutes."""
 
 TABLE: dict[str, tuple[object, ...]] = {
     "job": small_jobs.JOBS,
-    **{key: values for key, values in HELD.items() if key not in ELSEWHERE},
-    **{key: TRIED[key] for key in sorted(FREE - ELSEWHERE)},
+    **{key: tuple(v for v in values if v not in SAME.get(key, ())) for key, values in HELD.items()},
+    **{key: TRIED.get(key, ()) for key in sorted(FREE)},
 }
-"""Every row that the planner may choose, for every job."""
+"""Every value that the planner may choose, for every job."""
+for _key in ELSEWHERE | {key for key, values in TABLE.items() if len(values) == 1}:
+    del TABLE[_key]
 
 Row = tuple[object, ...]
 
 
 def rows() -> list[Row]:
-    """All of the table."""
-    return list(itertools.product(*TABLE.values()))
+    """All of the table that makes a plan."""
+    return [row for row in itertools.product(*TABLE.values()) if is_plan(row)]
+
+
+NOT_HERE = {("lstm", "fp16"): "oneDNN computes no LSTM in fp16 on most processors"}
+"""Jobs that torch cannot compute on a CPU in a precision."""
+
+
+def is_plan(row: Row) -> bool:
+    """Whether the values of a row go together."""
+    try:
+        plan = plan_of(row)
+        return refusal(plan) == "" and (row[0], plan.precision) not in NOT_HERE
+    except PlanError:
+        return False
 
 
 def pairwise(table: Mapping[str, Sequence[object]] = TABLE) -> list[Row]:
-    """Few rows in which every value of a key meets every value of every other key."""
+    """Few rows in which every value of a key meets every value of every other key that it goes with."""
     keys = list(table)
     missing = {
         (a, x, b, y) for a, b in itertools.combinations(range(len(keys)), 2) for x in table[keys[a]]
-        for y in table[keys[b]]
+        for y in table[keys[b]] if _completed({a: x, b: y}, table)
     }  # fmt: skip
     found = []
     while missing:
         a, x, b, y = min(missing, key=repr)
         row: dict[int, object] = {a: x, b: y}
         for k in (k for k in range(len(keys)) if k not in row):
-            row[k] = max(table[keys[k]], key=lambda value, k=k: _gain(row, k, value, missing))  # type: ignore[misc]
+            fits = [value for value in table[keys[k]] if _completed({**row, k: value}, table)]
+            row[k] = max(fits, key=lambda value, k=k: _gain(row, k, value, missing))  # type: ignore[misc]
         made = tuple(row[k] for k in range(len(keys)))
         found.append(made)
-        missing -= set(_pairs(made))
+        missing -= set(pairs(made))
     return sorted(found, key=lambda made: (made[keys.index("dp")], repr(made)))
 
 
-def _pairs(row: Row) -> list[tuple[int, object, int, object]]:
+def _completed(row: Mapping[int, object], table: Mapping[str, Sequence[object]]) -> bool:
+    """Whether the values chosen so far can be made a row: with defaults, and any number of ranks."""
+    keys = list(table)
+    dps = [row[keys.index("dp")]] if keys.index("dp") in row else table["dp"]
+    zeros = [row[keys.index("zero")]] if keys.index("zero") in row else table["zero"]
+    for dp, zero in itertools.product(dps, zeros):
+        made = [row.get(k, table[key][0]) for k, key in enumerate(keys)]
+        made[keys.index("dp")], made[keys.index("zero")] = dp, zero
+        if is_plan(tuple(made)):
+            return True
+    return False
+
+
+def pairs(row: Row) -> list[tuple[int, object, int, object]]:
+    """Every two values of a row, with their places."""
     return [(a, row[a], b, row[b]) for a, b in itertools.combinations(range(len(row)), 2)]
 
 
@@ -97,7 +130,7 @@ def run_losses(name: str, plan: str, steps: int = STEPS, changes: Mapping[str, A
         norms.append(engine.grad_norm)
         rates.append(engine.optimizer.param_groups[0]["lr"])
     buffers = {k: b.clone() for k, b in engine.model.named_buffers()}
-    weights = {k: engine.strategy.whole(p.detach()).clone() for k, p in engine.model.named_parameters()}
+    weights = {k: p.clone() for k, p in engine.whole_parameters().items()}
     return {"losses": losses, "norms": norms, "rates": rates, "buffers": buffers, "weights": weights}
 
 

@@ -4,42 +4,117 @@ are generated from. A combination that is not here has no parity test, and so it
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 from ..errors import PlanError
 from .plan import Plan
 
 HELD: dict[str, tuple[object, ...]] = {
-    "zero": (0, 3),
+    "zero": (0, 1, 2, 3),
     "recompute": ("none", "full"),
-    "precision": ("fp32", "bf16"),
-    "backend": ("auto", "gloo", "nccl", "shm"),
+    "offload": ("none", "optimizer", "all"),
+    "precision": ("fp32", "tf32", "bf16", "fp16"),
+    "backend": ("auto", "gloo", "nccl", "shm", "threads"),
+    "compress": ("none", "fp16", "powersgd"),
+    "compile": (False, True),
+    "static": (False, True),
 }
 """Keys of which some values are held by parity tests, every pair of them among each other."""
 
-FREE = frozenset({"dp", "micro", "bucket"})
+FREE = frozenset({"dp", "shard", "micro", "bucket"})
 """Keys of which any value is held."""
 
 
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two choices that do not go together."""
+
+    choices: str
+    both: Callable[[Plan], bool]
+    reason: str
+    fix: str
+
+
+CONFLICTS = (
+    Conflict(
+        "shard without zero", lambda p: p.shard > 0 and not p.zero,
+        "shard says over how many replicas a sharded copy lies; zero=0 shards nothing", "zero=1, 2 or 3",
+    ),
+    Conflict(
+        "offload=all below zero=3", lambda p: p.offload == "all" and p.zero < 3,
+        "parameters come to the device layer by layer only where they are sharded", "zero=3, or offload=optimizer",
+    ),
+    Conflict(
+        "compress with zero", lambda p: p.compress != "none" and p.zero > 0,
+        "gradients are compressed where replicas all-reduce them", "zero=0",
+    ),
+    Conflict(
+        "compress=powersgd with precision=fp16", lambda p: p.compress == "powersgd" and p.precision == "fp16",
+        "an overflow would stay in the error that PowerSGD carries from step to step", "precision=bf16",
+    ),
+    Conflict(
+        "static with zero", lambda p: p.static and p.zero > 0,
+        "a static graph is an option of replication", "zero=0",
+    ),
+    Conflict(
+        "static with micro-batches", lambda p: p.static and p.micro > 1,
+        "torch learns the static graph from its first backward, which must send; with micro-batches it does not",
+        "micro=1, or static=false",
+    ),
+    Conflict(
+        "compress with static", lambda p: p.compress != "none" and p.static,
+        "torch's hooks and its static graph order the buckets differently in the first step", "one of the two",
+    ),
+    Conflict(
+        "backend=threads with zero", lambda p: p.backend == "threads" and p.zero > 0,
+        "threads share one copy of the weights: there is nothing to shard", "zero=0, or processes",
+    ),
+    Conflict(
+        "backend=threads with compress or static",
+        lambda p: p.backend == "threads" and (p.compress != "none" or p.static),
+        "threads send no messages", "processes instead of threads",
+    ),
+    Conflict(
+        "backend=threads with recompute", lambda p: p.backend == "threads" and p.recompute != "none",
+        "the backward runs in one thread, where a norm would wait for the others for ever", "processes",
+    ),
+    Conflict(
+        "backend=threads with compile", lambda p: p.backend == "threads" and p.compile,
+        "torch compiles in one thread at a time", "processes instead of threads",
+    ),
+)  # fmt: skip
+"""What is refused although each of the two is held."""
+
+
 def refusal(plan: Plan) -> str:
-    """Why the engine will not run a plan, as `key=value`, or nothing when it will."""
+    """Why the engine will not run a plan, as `key=value` or the conflict's name, or nothing when it will."""
     for f in fields(plan):
         value = getattr(plan, f.name)
         if f.name in FREE or value in HELD.get(f.name, ()) or value == f.default:
             continue
-        if f.name == "shard" and value == plan.dp and plan.zero:
-            continue
         return f"{f.name}={Plan.table(plan).get(f.name, value)}"
-    return ""
+    found = conflict(plan)
+    return found.choices if found else ""
+
+
+def conflict(plan: Plan) -> Conflict | None:
+    """The first pair of choices that do not go together."""
+    return next((c for c in CONFLICTS if c.both(plan)), None)
 
 
 def check(plan: Plan) -> None:
     """Refuse, by name, a plan that no parity test holds."""
+    found = conflict(plan)
+    if found:
+        raise PlanError(
+            f"the engine does not run {found.choices}", where=f"plan {plan}", rule=found.reason, fix=found.fix
+        )
     reason = refusal(plan)
     if reason:
         held = "; ".join(f"{key}: {', '.join(map(str, values))}" for key, values in HELD.items())
         raise PlanError(
             f"the engine does not run {reason}",
             where=f"plan {plan}",
-            rule=f"only what a parity test holds is run: any dp, micro and bucket; {held}",
+            rule=f"only what a parity test holds is run: any {', '.join(sorted(FREE))}; {held}",
         )

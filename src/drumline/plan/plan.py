@@ -19,7 +19,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "offload": ("none", "optimizer", "all"),
     "precision": ("fp32", "tf32", "bf16", "fp16", "bf16-pure", "fp8"),
     "allreduce": ("auto", "ring", "doubling", "halving", "tree", "server", "hierarchical"),
-    "backend": ("auto", "gloo", "nccl", "shm", "mpi"),
+    "backend": ("auto", "gloo", "nccl", "shm", "mpi", "threads"),
     "compress": ("none", "fp16", "powersgd"),
 }
 """The words that each key of words takes."""
@@ -69,13 +69,15 @@ class Plan:
     allreduce: str = "auto"
     """The algorithm that carries gradients."""
     backend: str = "auto"
-    """The transport: `auto` is nccl for CUDA devices and gloo for CPUs."""
+    """The transport: `auto` is nccl for CUDA devices, shm on one host and gloo otherwise; `threads`: one process."""
     compress: str = "none"
     """How gradients are compressed."""
     bucket: int = 25 * 2**20
     """Bytes of gradients per message."""
     compile: bool = False
     """Fuse the graph."""
+    static: bool = False
+    """Replication may rely on every step using the same parameters in the same order."""
 
     def __post_init__(self) -> None:
         for key in _COUNTS:
@@ -102,6 +104,11 @@ class Plan:
     def ranks(self) -> int:
         """How many ranks it takes."""
         return self.mesh.size
+
+    @property
+    def processes(self) -> int:
+        """How many processes are started: one a rank, except where replicas are threads."""
+        return 1 if self.backend == "threads" else self.ranks
 
     @property
     def equation(self) -> str:
@@ -198,11 +205,11 @@ def _read(key: str, value: Any, where: str) -> Any:
             return int(rows), int(columns)
         if key == "split":
             return tuple(value.split("+")) if isinstance(value, str) else tuple(map(str, value))
-        if key == "compile":
+        if key in ("compile", "static"):
             return {"true": True, "false": False}[str(value).lower()]
         return str(value)
     except (ValueError, KeyError, TypeError):
-        kind = {"bucket": "a size such as 25MiB", "tile": "rows x columns such as 2x2", "compile": "true or false"}
+        kind = {"bucket": "a size such as 25MiB", "tile": "rows x columns such as 2x2", "compile": "true or false", "static": "true or false"}
         raise PlanError(
             f"{key}={value}", where=where, rule=f"{key} is {kind.get(key, 'a whole number')}"
         ) from None

@@ -50,7 +50,7 @@ class _Normalize(torch.autograd.Function):
         return dx, *affine, *([None] * 6)
 
 
-class _Spanning:
+class Spanning:
     """What is put in the place of a BatchNorm's forward."""
 
     def __init__(self, module: _BatchNorm, group: dist.ProcessGroup) -> None:
@@ -106,12 +106,12 @@ def _channels(x: torch.Tensor) -> tuple[int, ...]:
     return (1, -1, *([1] * (x.dim() - 2)))
 
 
-def span_statistics(model: nn.Module, group: dist.ProcessGroup) -> list[_Spanning]:
+def span_statistics(model: nn.Module, group: dist.ProcessGroup) -> list[Spanning]:
     """Let every BatchNorm of the model see the whole micro-batch."""
     found = []
     for module in model.modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
-            spanning = _Spanning(module, group)
+            spanning = Spanning(module, group)
             module.forward = spanning  # type: ignore[assignment,method-assign]  # its name must not change
             found.append(spanning)
     return found

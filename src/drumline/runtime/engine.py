@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from ..comm.environment import Place, connect, device_of
 from ..data.stream import Batch, Micro, Stream, split
@@ -19,15 +18,13 @@ from ..errors import GaveUp, JobError, PlanError
 from ..job import Job, guard
 from ..plan import Plan, check
 from ..trace.fake import call
-from .batchnorm import span_statistics
+from .build import build, choose
 from .elementwise import check_elementwise
-from .precision import computing, to_device
-from .recompute import recompute
-from .replicate import Replicate
-from .strategy import Strategy
-from .unused import unused_parameters
-from .weights import fill, seed_everything, seeded_model, shape_of_model
-from .zero import Shard
+from .pieces import Part, Piece, assemble, kinds_of, rename
+from .precision import computing, multiplying, to_device
+from .scaler import LossScale
+from .update import Update, is_good
+from .weights import seed_everything
 
 
 def initialize(
@@ -42,13 +39,14 @@ def initialize(
     where = connect(backend=plan.backend if plan else "auto")
     if plan is None:
         plan = Plan(dp=where.size)
-    if plan.ranks != where.size:
-        raise PlanError(
-            f"the plan {plan} is for {plan.ranks} rank{'s' if plan.ranks > 1 else ''}, but {where.size} were started",
-            rule=f"{plan.equation} != {where.size} ranks",
-            fix=f"dp={where.size}, or start {plan.ranks} ranks",
-        )
     check(plan)
+    if plan.processes != where.size:
+        n = plan.processes
+        raise PlanError(
+            f"the plan {plan} is for {n} rank{'s' if n > 1 else ''}, but {where.size} were started",
+            rule=f"{plan.equation} != {where.size} ranks" if n == plan.ranks else "backend=threads is one process",
+            fix=f"dp={where.size}, or start {n} rank{'s' if n > 1 else ''}",
+        )
     if plan.micro > job.batch_size:
         raise PlanError(
             f"micro={plan.micro} for batches of {job.batch_size}", rule="every micro-batch has at least one sample",
@@ -68,59 +66,52 @@ class Engine:
         self.rank, self.ranks = where.rank, where.size
         self.steps = 0
         """Optimizer steps applied so far."""
+        self.position = 0
+        """Batches of the job's data used so far."""
         self.clock: dict[str, float] = {}
         """Seconds by phase of the last step."""
         self.grad_norm = 0.0
         """Global norm of the last step's gradients, before clipping."""
-        mesh = init_device_mesh(device.type, (where.size,), mesh_dim_names=("dp",))
-        self.group = mesh.get_group()
-        self.strategy: Strategy
-        if plan.zero == 3:
+        if plan.zero or plan.chunk > 1:
             check_elementwise(job, str(plan))
-            self.strategy = Shard(mesh, precision=plan.precision)
-        else:
-            unused = where.size > 1 and unused_parameters(job)
-            self.strategy = Replicate(self.group, bucket=plan.bucket, unused=unused)
-        self.model = self._build()
-        """The user's module, under its own names."""
+        self.strategy, self.group = choose(job, plan, device)
+        built = build(job, plan, self.strategy, self.group, device, dtype)
+        self.model, self.module, self._norms = built.model, built.module, built.norms
+        """The user's module, under its own names; what is called; norms whose statistics span the ranks."""
         self.module.train()
-        self._trained = [p for p in self.model.parameters() if p.requires_grad]
-        self._held = [_held(p, self.strategy) for p in self._trained]
-        """What this rank holds of each: a sharded optimizer works on plain tensors, which costs far less per call."""
-        self.optimizer = guard(job.optimizer, "the job's optimizer()", self._held)
-        if not hasattr(self.optimizer, "param_groups"):
-            raise JobError(
-                f"the job's optimizer() gave {type(self.optimizer).__name__}", rule="it returns a torch.optim.Optimizer"
-            )
-        self.schedule = guard(job.schedule, "the job's schedule()", self.optimizer) if job.schedule else None
-        self.stream = Stream(
-            job, guard(job.data, "the job's data()"), dp=where.size, index=where.rank, micro=plan.micro
-        )
+        self.kinds = kinds_of(self.model, built.parts)
+        """Every parameter of the user's model, whole."""
+        held = rename(self.strategy.pieces(), built.parts)
+        trained = _trained(self.model, built.parts)
+        self.frozen = [p for p in held if p.name not in trained]
+        """What this rank holds of the parameters that are not trained."""
+        self.update = Update(
+            job, [p for p in held if p.name in trained], {k: v for k, v in self.kinds.items() if k in trained},
+            self.strategy, device=device, offload=plan.offload == "optimizer",
+        )  # fmt: skip
+        self.scaler = LossScale() if plan.precision == "fp16" else None
+        self.stream = Stream(job, guard(job.data, "the job's data()"), dp=self.ranks, index=self.rank, micro=plan.micro)
 
-    def _build(self) -> nn.Module:
-        """Make the model with the serial model's weights, then apply the plan's choices to it."""
-        job, plan = self.job, self.plan
-        sharded = plan.zero == 3 and self.ranks > 1
-        source = seeded_model(job, self.dtype) if not sharded or self.rank == 0 else None
-        model = shape_of_model(job, self.dtype) if sharded else source
-        assert model is not None
-        if not sharded:
-            model.to(self.device)
-        # torch's own BatchNorm refuses the bf16 weights that a sharded bf16 plan gathers
-        own = self.ranks > 1 or (plan.zero == 3 and plan.precision == "bf16")
-        self._norms = span_statistics(model, self.group) if own else []
-        if plan.recompute == "full":
-            recompute(model)
-        self.module = self.strategy.wrap(model)
-        if sharded:
-            fill(model, source, self.group, self.device)
-        return model
+    @property
+    def pieces(self) -> list[Piece]:
+        """What this rank updates."""
+        return self.update.pieces
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The job's optimizer, on the pieces."""
+        return self.update.optimizer
+
+    @property
+    def schedule(self) -> Any:
+        """The job's learning-rate scheduler, or None."""
+        return self.update.schedule
 
     def data(self, steps: int | None = None) -> Iterator[Batch]:
         """This rank's slices of the next batches: the job's number of steps unless told otherwise."""
         for _ in range(self.job.steps if steps is None else steps):
             with self._phase("data"):
-                batch = self.stream.batch(self.steps)
+                batch = self.stream.batch(self.position)
             yield batch
 
     def step(self, batch: Any) -> float:
@@ -129,30 +120,61 @@ class Engine:
         Takes what `data()` yields, or (input, target) of the caller's own loader.
         """
         batch = batch if isinstance(batch, Batch) else self._own_batch(batch)
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        buffers = [b.clone() for b in self.model.buffers()] if self.scaler else []
+        while True:
+            loss, correction = self.gradients_of(batch)
+            with self._phase("optimizer"):
+                self.grad_norm = self.update.measure(correction)
+                if is_good(self.grad_norm):
+                    self.update.apply(self.grad_norm, self.gradients_ready)
+                    break
+                self._overflowed(buffers)
+        if self.scaler:
+            self.scaler.went_well()
+        self.steps += 1
+        self.position += 1
+        return loss
+
+    def gradients_of(self, batch: Batch) -> tuple[float, float]:
+        """Forward and backward of every micro-batch: the mean loss, and what the gradients are to be multiplied by."""
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        scale = self.scaler.scale if self.scaler else 1.0
         weighted = False
         for i, micro in enumerate(batch.micros):
-            seed_everything(_mix(self.job.seed, self.steps, i, self.rank))
-            with self.strategy.accumulate(last=i == len(batch.micros) - 1):
+            seed_everything(_mix(self.job.seed, self.position, i, self.rank))
+            with self.strategy.accumulate(last=i == len(batch.micros) - 1), multiplying(self.plan.precision):
                 with self._phase("forward"), computing(self.plan.precision, self.device):
                     total, weight, given = self.loss_of(micro)
                 weighted |= given
                 with self._phase("backward"):
-                    # the ranks' gradients are averaged, so each contributes its sum times their number
-                    (total * (self.ranks / batch.samples)).backward()
-                sums += torch.stack([total.detach().double(), weight])
+                    # the sum over the ranks is divided by `divides`, so each contributes that many times its own
+                    (total * (self.strategy.divides * scale / batch.samples)).backward()
+                sums[:2] += torch.stack([total.detach().double(), weight])
         with self._phase("communication"):
+            sums[2] = self.strategy.unseen()
             if self.ranks > 1:
                 dist.all_reduce(sums, group=self.group)
-            loss_sum, weight_sum = sums.tolist()
+            loss_sum, weight_sum, unseen = sums.tolist()
+            self.strategy.gather_gradients(unseen=unseen > 0)
         if not weight_sum:
             raise JobError(f"step {self.steps}: the batch has no weight", rule="the weights of a batch add up to > 0")
         loss = float(loss_sum / weight_sum)
         if not math.isfinite(loss):  # before the update, so that the weights are those of the last good step
+            self.strategy.forget()
             raise GaveUp(f"the loss is {loss} at step {self.steps}", rule="training goes on while the loss is finite")
-        with self._phase("optimizer"):
-            self._update(batch.samples / weight_sum if weighted else 1.0)
-        return loss
+        return loss, (batch.samples / weight_sum if weighted else 1.0) / scale
+
+    def _overflowed(self, buffers: list[torch.Tensor]) -> None:
+        """The gradients are not finite: in fp16 the scale was too large, and the batch is run again."""
+        self.strategy.forget()
+        if self.scaler is None:
+            raise GaveUp(
+                f"the norm of the gradients is {self.grad_norm} at step {self.steps}",
+                rule="training goes on while the gradients are finite",
+            )
+        self.scaler.overflowed()
+        for b, before in zip(self.model.buffers(), buffers, strict=True):
+            b.copy_(before)
 
     def begin(self, micro: Micro) -> None:
         """Tell the norms whether this rank's slice of a micro-batch counts."""
@@ -167,27 +189,17 @@ class Engine:
         loss = self.job.loss(call(self.module, value), target)
         return weigh(self.job, loss, value, target, micro.samples)
 
-    def _update(self, correction: float) -> None:
-        """Scale, measure and clip the gradients; step; forget them."""
-        gradients = [self.strategy.local(p.grad) for p in self._trained if p.grad is not None]
-        if correction != 1.0:
-            torch._foreach_mul_(gradients, correction)
-        norms = torch.stack([n.double() for n in torch._foreach_norm(gradients)])
-        self.grad_norm = float(self.strategy.add_up(norms.square().sum()).sqrt())
-        if self.job.clip is not None and self.grad_norm > self.job.clip:
-            torch._foreach_mul_(gradients, self.job.clip / (self.grad_norm + 1e-6))
-        self.gradients_ready()
-        for p, held in zip(self._trained, self._held, strict=True):
-            held.grad = None if p.grad is None else self.strategy.local(p.grad)
-        self.optimizer.step()
-        if self.schedule is not None:
-            self.schedule.step()
-        for p, held in zip(self._trained, self._held, strict=True):
-            p.grad = held.grad = None
-        self.steps += 1
-
     def gradients_ready(self) -> None:
         """Called when the gradients are final and before they are applied; `verify` looks at them here."""
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        """Every parameter under the user's name, whole, on every rank."""
+        found = [(p, p.value) for p in [*self.pieces, *self.frozen]]
+        return assemble(self.kinds, found, self.strategy.group, self.device)
+
+    def whole_gradients(self) -> dict[str, torch.Tensor]:
+        """The gradients by name, whole, on every rank: while they are there, that is in `gradients_ready`."""
+        return assemble(self.kinds, self.update.gradients(), self.strategy.group, self.device)
 
     def evaluate(self, dataset: Any = None) -> dict[str, float]:
         """The loss and the job's metrics, exact however the samples divide over the ranks."""
@@ -225,9 +237,10 @@ class Engine:
         self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - start
 
 
-def _held(p: nn.Parameter, strategy: Strategy) -> nn.Parameter:
-    local = strategy.local(p)
-    return p if local is p else nn.Parameter(local.detach())
+def _trained(model: nn.Module, parts: Mapping[str, Part]) -> set[str]:
+    """The names of the parameters that are trained; a rank may hold nothing of some."""
+    names = (name for name, p in model.named_parameters() if p.requires_grad)
+    return {parts[name].name if name in parts else name for name in names}
 
 
 def weigh(job: Job, loss: Any, value: Any, target: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor, bool]:

@@ -8,15 +8,34 @@ from typing import Any
 
 import torch
 
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions that compute in half precision, with full-precision weights."""
+
 
 @contextmanager
 def computing(precision: str, device: torch.device) -> Iterator[None]:
     """Around forward and loss: products in the plan's precision."""
-    if precision == "bf16":
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+    if precision in HALVES:
+        with torch.autocast(device.type, dtype=HALVES[precision]):
             yield
     else:
         yield
+
+
+@contextmanager
+def multiplying(precision: str) -> Iterator[None]:
+    """Around forward and backward: whether a GPU may round the factors of fp32 products to tf32."""
+    if precision != "tf32":
+        yield
+        return
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def to_device(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:

@@ -71,11 +71,13 @@ class Probe:
     def _held(self, batch: Any) -> dict[str, float]:
         """Bytes that are there before the step: told by the tensors themselves, and by DDP for its buckets."""
         engine = self._engine
-        parameters = _bytes(engine.strategy.local(p) for p in engine.model.parameters())
-        parameters += _bytes(engine.model.buffers())
-        optimizer = _bytes(t for s in engine.optimizer.state.values() for t in tensors(s) if t.dim() > 0)
+        kind = engine.device.type
+        held = [p.home if p.home is not None else p.value for p in [*engine.pieces, *engine.frozen]]
+        parameters = _bytes(t for t in held if t.device.type == kind) + _bytes(engine.model.buffers())
+        states = (t for s in engine.optimizer.state.values() for t in tensors(s) if t.dim() > 0)
+        optimizer = _bytes(t for t in states if t.device.type == kind)
         inputs = _bytes(t for m in getattr(batch, "micros", ()) for t in tensors((m.input, m.target)))
-        buckets = 0.0
+        buckets = _bytes(engine.strategy.buffers())
         if isinstance(engine.module, nn.parallel.DistributedDataParallel):
             told = engine.module._get_ddp_logging_data()
             sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
@@ -86,7 +88,8 @@ class Probe:
 
     def _ready(self) -> None:
         engine = self._engine
-        self._gradients = _bytes(engine.strategy.local(p.grad) for p in engine.model.parameters() if p.grad is not None)
+        kind = engine.device.type
+        self._gradients = _bytes(g for _, g in engine.update.gradients() if g.device.type == kind)
 
     # -- time
 

@@ -26,11 +26,15 @@ def run_reference(
     device: torch.device,
     dtype: torch.dtype | None,
     precision: str,
+    scale: float = 1.0,
     prepare: Callable[[nn.Module], None],
     before_micro: Callable[[int, int], None],
     before_update: Callable[[int, nn.Module], None],
 ) -> tuple[list[float], nn.Module]:
-    """Train `steps` steps on one device; the loss of each, and the model after the last."""
+    """Train `steps` steps on one device; the loss of each, and the model after the last.
+
+    `scale` is a fixed loss scale, without which fp16 gradients vanish.
+    """
     model = seeded_model(job, dtype).to(device).train()
     prepare(model)
     optimizer = job.optimizer([p for p in model.parameters() if p.requires_grad])
@@ -49,11 +53,11 @@ def run_reference(
             else:
                 weight = float(job.sample_weight(value, target)) if job.sample_weight else float(part.samples)
                 total = torch.where(torch.tensor(weight > 0, device=loss.device), loss * weight, 0.0)
-            total.backward()
+            (total * scale).backward()
             loss_sum, weight_sum = loss_sum + float(total.detach()), weight_sum + weight
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         for g in gradients:
-            g.div_(weight_sum)
+            g.div_(weight_sum * scale)
         if job.clip is not None:
             norm = torch.sqrt(torch.stack([g.double().square().sum() for g in gradients]).sum())
             share = min(1.0, job.clip / (float(norm) + 1e-6))

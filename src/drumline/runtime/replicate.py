@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..plan import Plan
+from .compress import compress
+from .pieces import Piece
 from .strategy import Strategy
 
 _ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -33,24 +34,33 @@ DEFAULT_BUCKET = Plan().bucket
 class Replicate(Strategy):
     """One copy a rank."""
 
-    def __init__(self, group: dist.ProcessGroup, *, bucket: int, unused: bool) -> None:
-        self._group, self._bucket, self._unused = group, bucket, unused
+    def __init__(self, group: dist.ProcessGroup, plan: Plan, *, unused: bool) -> None:
+        self._ranks, self._plan, self._unused = group, plan, unused
+        self._model: nn.Module
         self._ddp: DistributedDataParallel | None = None
+        self.divides = dist.get_world_size(group)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        if dist.get_world_size(self._group) == 1:
+        self._model = model
+        if dist.get_world_size(self._ranks) == 1:
             return model
         device = next(model.parameters()).device
+        bucket = self._plan.bucket
         self._ddp = DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
-            process_group=self._group,
-            bucket_cap_mb=None if self._bucket == DEFAULT_BUCKET else max(1, self._bucket // 2**20),
+            process_group=self._ranks,
+            bucket_cap_mb=None if bucket == DEFAULT_BUCKET else max(1, bucket // 2**20),
             gradient_as_bucket_view=True,
-            find_unused_parameters=self._unused,
+            find_unused_parameters=self._unused and not self._plan.static,
+            static_graph=self._plan.static,
             **_BUFFERS,
         )
+        compress(self._ddp, self._plan.compress, self._ranks)
         return self._ddp
+
+    def pieces(self) -> list[Piece]:
+        return [Piece(name, tuple(p.shape), 0, p, everywhere=True) for name, p in self._model.named_parameters()]
 
     @contextmanager
     def accumulate(self, *, last: bool) -> Iterator[None]:
@@ -60,11 +70,12 @@ class Replicate(Strategy):
             with self._ddp.no_sync():
                 yield
 
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
+    def gather_gradients(self, *, unseen: bool) -> None:
+        """DDP has filled them in while the backward ran."""
 
-    def add_up(self, value: torch.Tensor) -> torch.Tensor:
-        return value  # every rank holds all of it
+    def updated(self) -> None:
+        self.forget()
 
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
+    def forget(self) -> None:
+        for p in self._model.parameters():
+            p.grad = None

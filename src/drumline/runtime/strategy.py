@@ -6,28 +6,58 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 
 import torch
+import torch.distributed as dist
 from torch import nn
+
+from .pieces import Piece
 
 
 class Strategy(ABC):
-    """How the data-parallel ranks hold one model."""
+    """How the data-parallel ranks hold one model.
+
+    A step is: `accumulate` around every micro-batch; `gather_gradients`, after which `piece.value.grad` of every piece
+    is complete; the optimizer; `updated`. The ranks' gradients are added up, and divided by `divides`.
+    """
+
+    divides: int = 1
+    """By what the sum of the ranks' gradients is divided."""
+    group: dist.ProcessGroup | None = None
+    """The ranks over which the pieces of a parameter lie; None where every rank holds all of them."""
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The module to call; its parameters are what the optimizer gets."""
+        """The module to call."""
+
+    @abstractmethod
+    def pieces(self) -> list[Piece]:
+        """What this rank holds, in the order of the model's parameters; also of those that are frozen."""
 
     @abstractmethod
     def accumulate(self, *, last: bool) -> AbstractContextManager[None]:
-        """Around the forward and backward of one micro-batch; gradients must be complete after the last."""
+        """Around the forward and backward of one micro-batch."""
+
+    def unseen(self) -> int:
+        """How many trained parameters this rank's backward did not reach, where the strategy must know."""
+        return 0
 
     @abstractmethod
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What this rank holds of a parameter or of a gradient: it shares its memory."""
+    def gather_gradients(self, *, unseen: bool) -> None:
+        """Give every piece's value its gradient, None where no rank has one. `unseen`: some rank missed some."""
 
     @abstractmethod
+    def updated(self) -> None:
+        """The optimizer has run: forget the gradients and make the model whole again."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop the gradients without an update."""
+
+    def buffers(self) -> list[torch.Tensor]:
+        """What the strategy keeps between steps beside the pieces."""
+        return []
+
     def add_up(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks of a number that was computed from what each holds of the gradients."""
-
-    @abstractmethod
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The whole of a parameter, of a gradient, or of what was computed from them, on every rank."""
+        if self.group is not None and dist.get_world_size(self.group) > 1:
+            dist.all_reduce(value, group=self.group)
+        return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import JobError
 from ..job import Job, guard
 from ..trace.kinds import tensors
+from .pieces import Part
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 """What every module keeps: its parameters and buffers are sent under their own names."""
@@ -56,21 +58,48 @@ def seed_everything(seed: int) -> None:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, source: nn.Module | None, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Give a sharded model without memory the values that the first rank's `source` has."""
-    model.to_empty(device=device)
+def fill(
+    model: nn.Module,
+    source: nn.Module | None,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    parts: Mapping[str, Part],
+    host: bool = False,
+) -> None:
+    """Give a sharded model without memory the values that the first rank's `source` has.
+
+    `parts` tells which of its parameters are parts of one of the source's; `host`: the shards live in host memory.
+    """
+    model.to_empty(device="cpu" if host else device)
     _tie(model)
     values = dict(source.named_parameters()) if source is not None else {}
     for name, p in model.named_parameters():
-        whole = _send(values.get(name), p.shape, p.dtype, group, device)
+        part = parts.get(name)
+        value: torch.Tensor | None = values.get(part.name if part else name)
+        if part and value is not None:
+            value = value.detach().flatten()[part.start : part.start + p.numel()].view(p.shape)
+        whole = _send(value, p.shape, p.dtype, group, device)
         local = p.to_local() if isinstance(p, DTensor) else p
-        rows = -(-p.shape[0] // p.device_mesh.size()) if isinstance(p, DTensor) and p.dim() else 0
-        start = rows * dist.get_rank(group)
+        rows = -(-p.shape[0] // _shards(p)) if isinstance(p, DTensor) and p.dim() else 0
+        start = rows * _shard_index(p) if isinstance(p, DTensor) else 0
         local.copy_(whole[start : start + rows] if isinstance(p, DTensor) else whole)
     held = dict(source.named_buffers()) if source is not None else {}
-    for name, b in model.named_buffers():
-        b.copy_(_send(held.get(name), b.shape, b.dtype, group, device))
+    for module_name, module in model.named_modules():
+        for key, b in list(module._buffers.items()):
+            if b is not None:
+                name = f"{module_name}.{key}" if module_name else key
+                module._buffers[key] = _send(held.get(name), b.shape, b.dtype, group, device)
     _fill_attributes(model, source, group, device)
+
+
+def _shards(p: DTensor) -> int:
+    """Over how many ranks a parameter lies: the last axis of its mesh."""
+    return p.device_mesh.size(p.device_mesh.ndim - 1)
+
+
+def _shard_index(p: DTensor) -> int:
+    return p.device_mesh.get_local_rank(p.device_mesh.ndim - 1)
 
 
 def _tie(model: nn.Module) -> None:

@@ -44,6 +44,11 @@ class Witness:
         """The next micro-batch begins."""
         self._micro, self._calls = i, {}
 
+    def forget(self) -> None:
+        """The batch is run again: what was seen of it does not count."""
+        self.outputs.clear()
+        self.output_gradients.clear()
+
     def stop(self) -> None:
         """Record no more."""
         for hook in self._hooks:

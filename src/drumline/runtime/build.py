@@ -1,0 +1,96 @@
+"""Makes the model with the serial model's weights, and applies the plan's choices to it, from the inside out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from ..job import Job
+from ..plan import Plan
+from .batchnorm import Spanning, span_statistics
+from .compiling import compile_layers
+from .flat import FlatShard
+from .pieces import Part
+from .precision import HALVES
+from .recompute import recompute
+from .replicate import Replicate
+from .strategy import Strategy
+from .threads import Threads
+from .unused import unused_parameters
+from .weights import fill, seeded_model, shape_of_model
+from .zero import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model under a plan."""
+
+    model: nn.Module
+    """The user's module, under its own names except for `parts`."""
+    module: nn.Module
+    """What is called."""
+    parts: Mapping[str, Part]
+    """The parameters that are parts of one of the user's."""
+    norms: list[Spanning]
+    """The norms whose statistics span ranks."""
+    group: dist.ProcessGroup
+    """All data-parallel ranks."""
+
+
+def choose(job: Job, plan: Plan, device: torch.device) -> tuple[Strategy, dist.ProcessGroup]:
+    """The strategy of a plan, and the group of all data-parallel ranks."""
+    ranks = plan.processes
+    mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("dp",))
+    group = mesh.get_group()
+    if plan.backend == "threads":
+        return Threads(plan.dp, device), group
+    if not plan.zero:
+        return Replicate(group, plan, unused=ranks > 1 and unused_parameters(job)), group
+    hybrid = plan.shards < plan.dp
+    if hybrid:
+        shape = (plan.dp // plan.shards, plan.shards)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard"))
+    if plan.zero == 3:
+        return Shard(mesh, plan, device), group
+    if hybrid:
+        return FlatShard(plan, mesh.get_group("shard"), mesh.get_group("replica")), group
+    return FlatShard(plan, group, None), group
+
+
+def build(
+    job: Job,
+    plan: Plan,
+    strategy: Strategy,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> Built:
+    """Build the model on this rank."""
+    sharded = plan.zero == 3 and plan.processes > 1
+    host = plan.offload == "all" and device.type != "cpu"
+    source = seeded_model(job, dtype) if not sharded or dist.get_rank(group) == 0 else None
+    model = shape_of_model(job, dtype) if sharded else source
+    assert model is not None
+    if not sharded and not host:
+        model.to(device)
+    parts: Mapping[str, Part] = {}
+    if plan.chunk > 1:
+        from .tiling import tile
+
+        parts = tile(model, plan.chunk)
+    # torch's own BatchNorm refuses the half-precision weights that a sharded plan gathers
+    own = plan.processes > 1 or (plan.zero == 3 and plan.precision in HALVES)
+    norms = span_statistics(model, group) if own else []
+    if plan.compile:
+        compile_layers(model)
+    if plan.recompute == "full":
+        recompute(model)
+    module = strategy.wrap(model)
+    if sharded:
+        fill(model, source, group, device, parts=parts, host=host)
+    return Built(model, module, parts, norms, group)

@@ -1,0 +1,70 @@
+"""What happens between the last backward and the next forward: one norm for all ranks, clipping, the optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ..job import Job, guard
+from .offload import gradients_down, to_host, values_up
+from .optimizer import make_optimizer
+from .pieces import Kind, Piece
+from .strategy import Strategy
+
+
+class Update:
+    """The optimizer on this rank's pieces, on the device or in host memory."""
+
+    def __init__(
+        self, job: Job, pieces: list[Piece], kinds: Mapping[str, Kind], strategy: Strategy, *, device: torch.device,
+        offload: bool,
+    ) -> None:  # fmt: skip
+        self._clip, self._strategy, self._device = job.clip, strategy, device
+        self._here = pieces
+        """What the strategy gives gradients to."""
+        self._offloaded = offload and device.type != "cpu"
+        self.pieces = [to_host(p) for p in pieces] if self._offloaded else pieces
+        """What the optimizer updates."""
+        self.optimizer = make_optimizer(job, self.pieces, kinds)
+        self.schedule = guard(job.schedule, "the job's schedule()", self.optimizer) if job.schedule else None
+
+    def measure(self, correction: float) -> float:
+        """Scale the gradients, and give the global norm: the same number on every rank and under every plan."""
+        gradients = self._gradients()
+        if correction != 1.0 and gradients:
+            torch._foreach_mul_(gradients, correction)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        if gradients:
+            norms = torch.stack([n.double() for n in torch._foreach_norm(gradients)])
+            total = norms.square().sum().to(self._device)
+        return float(self._strategy.add_up(total).sqrt())
+
+    def apply(self, norm: float, ready: Callable[[], None]) -> None:
+        """Clip, call `ready`, step, and make the model whole."""
+        if self._clip is not None and norm > self._clip:
+            torch._foreach_mul_(self._gradients(), self._clip / (norm + 1e-6))
+        ready()
+        if self._offloaded:
+            gradients_down(self.pieces, [p.value.grad for p in self._here])
+        self.optimizer.step()
+        if self._offloaded:
+            values_up(self.pieces)
+            for p in self.pieces:
+                p.value.grad = None
+        if self.schedule is not None:
+            self.schedule.step()
+        self._strategy.updated()
+
+    def gradients(self) -> list[tuple[Piece, torch.Tensor]]:
+        """The final gradients of the pieces that have one."""
+        return [(p, p.value.grad) for p in self._here if p.value.grad is not None]
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [g for _, g in self.gradients() if g.numel()]
+
+
+def is_good(norm: float) -> bool:
+    """Whether a norm is a number."""
+    return math.isfinite(norm)
