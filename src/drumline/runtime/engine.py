@@ -23,7 +23,7 @@ from .elementwise import check_elementwise
 from .pieces import Part, Piece, assemble, kinds_of, rename
 from .precision import computing, multiplying, to_device
 from .scaler import LossScale
-from .update import Update, is_good
+from .update import Update
 from .weights import seed_everything
 
 
@@ -69,7 +69,7 @@ class Engine:
         self.position = 0
         """Batches of the job's data used so far."""
         self.clock: dict[str, float] = {}
-        """Seconds by phase of the last step."""
+        """Seconds by phase of the last step, on the host: a GPU may still compute what it was told."""
         self.grad_norm = 0.0
         """Global norm of the last step's gradients, before clipping."""
         if plan.zero or plan.chunk > 1:
@@ -122,13 +122,12 @@ class Engine:
         batch = batch if isinstance(batch, Batch) else self._own_batch(batch)
         buffers = [b.clone() for b in self.model.buffers()] if self.scaler else []
         while True:
-            loss, correction = self.gradients_of(batch)
-            with self._phase("optimizer"):
-                self.grad_norm = self.update.measure(correction)
-                if is_good(self.grad_norm):
-                    self.update.apply(self.grad_norm, self.gradients_ready)
-                    break
-                self._overflowed(buffers)
+            loss, factor = self.gradients_of(batch)
+            if math.isfinite(self.grad_norm):
+                break
+            self._overflowed(buffers)
+        with self._phase("optimizer"):
+            self.update.apply(factor, self.grad_norm, self.gradients_ready)
         if self.scaler:
             self.scaler.went_well()
         self.steps += 1
@@ -136,7 +135,10 @@ class Engine:
         return loss
 
     def gradients_of(self, batch: Batch) -> tuple[float, float]:
-        """Forward and backward of every micro-batch: the mean loss, and what the gradients are to be multiplied by."""
+        """Forward and backward of every micro-batch: the mean loss, and what the gradients are to be multiplied by.
+
+        All that the host must know before the update (loss, weight, norm) is read at once: a GPU waits only there.
+        """
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         scale = self.scaler.scale if self.scaler else 1.0
         weighted = False
@@ -154,15 +156,19 @@ class Engine:
             sums[2] = self.strategy.unseen()
             if self.ranks > 1:
                 dist.all_reduce(sums, group=self.group)
-            loss_sum, weight_sum, unseen = sums.tolist()
-            self.strategy.gather_gradients(unseen=unseen > 0)
+            self.strategy.gather_gradients()
+            loss_sum, weight_sum, unseen, square = torch.cat([sums, self.update.square()]).tolist()
+            if unseen:
+                self.strategy.drop_unseen()
         if not weight_sum:
             raise JobError(f"step {self.steps}: the batch has no weight", rule="the weights of a batch add up to > 0")
         loss = float(loss_sum / weight_sum)
         if not math.isfinite(loss):  # before the update, so that the weights are those of the last good step
             self.strategy.forget()
             raise GaveUp(f"the loss is {loss} at step {self.steps}", rule="training goes on while the loss is finite")
-        return loss, (batch.samples / weight_sum if weighted else 1.0) / scale
+        factor = (batch.samples / weight_sum if weighted else 1.0) / scale
+        self.grad_norm = factor * math.sqrt(square) if square >= 0 else math.nan
+        return loss, factor
 
     def _overflowed(self, buffers: list[torch.Tensor]) -> None:
         """The gradients are not finite: in fp16 the scale was too large, and the batch is run again."""
@@ -232,8 +238,6 @@ class Engine:
         start = time.perf_counter()
         with torch.profiler.record_function(f"drumline:{name}"):
             yield
-        if self.device.type == "cuda" and name in ("communication", "optimizer"):
-            torch.cuda.synchronize(self.device)
         self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - start
 
 

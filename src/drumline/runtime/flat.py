@@ -192,26 +192,28 @@ class FlatShard(Strategy):
     def unseen(self) -> int:
         return sum(len(b.places) - len(b.seen) for b in self._buckets)
 
-    def gather_gradients(self, *, unseen: bool) -> None:
+    def gather_gradients(self) -> None:
         self._land(0)
         if self._replica is not None:
             works = [dist.all_reduce(b.reduced, group=self._replica, async_op=True) for b in self._buckets]
             for work in works:
                 work.wait()
-        nobody = self._nobody() if unseen else set()
         for piece, bucket, place in self._pieces:
             assert bucket.reduced is not None
-            piece.value.grad = None if piece.name in nobody else bucket.reduced[place]
+            piece.value.grad = bucket.reduced[place]
 
-    def _nobody(self) -> set[str]:
-        """The parameters that no rank's backward has reached: one device would leave them as they are."""
+    def drop_unseen(self) -> None:
+        """One device would leave them as they are; an optimizer with weight decay would move them by a zero."""
         everyone = [(p, b) for b in self._buckets for p in b.places]
         device = self._buckets[0].flat.device
         reached = torch.tensor([p in b.seen for p, b in everyone], dtype=torch.int32, device=device)
         for group in (self.group, self._replica):
             if group is not None:
                 dist.all_reduce(reached, dist.ReduceOp.MAX, group=group)
-        return {b.names[p] for (p, b), found in zip(everyone, reached.tolist(), strict=True) if not found}
+        missed = {b.names[p] for (p, b), found in zip(everyone, reached.tolist(), strict=True) if not found}
+        for piece, _, _ in self._pieces:
+            if piece.name in missed:
+                piece.value.grad = None
 
     @torch.no_grad()
     def updated(self) -> None:

@@ -70,7 +70,7 @@ class Replicate(Strategy):
             with self._ddp.no_sync():
                 yield
 
-    def gather_gradients(self, *, unseen: bool) -> None:
+    def gather_gradients(self) -> None:
         """DDP has filled them in while the backward ran."""
 
     def updated(self) -> None:

@@ -41,8 +41,11 @@ class Strategy(ABC):
         return 0
 
     @abstractmethod
-    def gather_gradients(self, *, unseen: bool) -> None:
-        """Give every piece's value its gradient, None where no rank has one. `unseen`: some rank missed some."""
+    def gather_gradients(self) -> None:
+        """Give every piece's value its gradient; zeros, or None, where no rank has one."""
+
+    def drop_unseen(self) -> None:  # noqa: B027  # most strategies have nothing to do
+        """Some rank has missed some parameters: those that every rank has missed get None for a gradient."""
 
     @abstractmethod
     def updated(self) -> None:

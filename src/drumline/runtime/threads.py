@@ -47,7 +47,7 @@ class Threads(Strategy):
     def accumulate(self, *, last: bool) -> Iterator[None]:
         yield
 
-    def gather_gradients(self, *, unseen: bool) -> None:
+    def gather_gradients(self) -> None:
         """The backward has summed them where the weights are."""
 
     def updated(self) -> None:

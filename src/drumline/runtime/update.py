@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -30,21 +29,21 @@ class Update:
         self.optimizer = make_optimizer(job, self.pieces, kinds)
         self.schedule = guard(job.schedule, "the job's schedule()", self.optimizer) if job.schedule else None
 
-    def measure(self, correction: float) -> float:
-        """Scale the gradients, and give the global norm: the same number on every rank and under every plan."""
+    def square(self) -> torch.Tensor:
+        """The square of the global norm, on the device: the same number on every rank and under every plan."""
         gradients = self._gradients()
-        if correction != 1.0 and gradients:
-            torch._foreach_mul_(gradients, correction)
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        total = torch.zeros(1, dtype=torch.float64, device=self._device)
         if gradients:
             norms = torch.stack([n.double() for n in torch._foreach_norm(gradients)])
-            total = norms.square().sum().to(self._device)
-        return float(self._strategy.add_up(total).sqrt())
+            total = norms.square().sum(0, keepdim=True).to(self._device)
+        return self._strategy.add_up(total)
 
-    def apply(self, norm: float, ready: Callable[[], None]) -> None:
-        """Clip, call `ready`, step, and make the model whole."""
+    def apply(self, factor: float, norm: float, ready: Callable[[], None]) -> None:
+        """Multiply the gradients by `factor`, clip what then has the norm `norm`, call `ready`, step."""
         if self._clip is not None and norm > self._clip:
-            torch._foreach_mul_(self._gradients(), self._clip / (norm + 1e-6))
+            factor *= self._clip / (norm + 1e-6)
+        if factor != 1.0:
+            torch._foreach_mul_(self._gradients(), factor)
         ready()
         if self._offloaded:
             gradients_down(self.pieces, [p.value.grad for p in self._here])
@@ -64,7 +63,3 @@ class Update:
     def _gradients(self) -> list[torch.Tensor]:
         return [g for _, g in self.gradients() if g.numel()]
 
-
-def is_good(norm: float) -> bool:
-    """Whether a norm is a number."""
-    return math.isfinite(norm)

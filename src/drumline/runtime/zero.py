@@ -85,7 +85,7 @@ class Shard(Strategy):
     def accumulate(self, *, last: bool) -> Iterator[None]:
         yield
 
-    def gather_gradients(self, *, unseen: bool) -> None:
+    def gather_gradients(self) -> None:
         for piece, p in self._held:
             piece.value.grad = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
 
