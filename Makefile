@@ -11,7 +11,7 @@ help:
 	@echo "make test      the quick tests"
 	@echo "make check     ruff and mypy"
 	@echo "make test-all  all tests, also the slow ones"
-	@echo "make parity    the whole parity matrix"
+	@echo "make parity    the whole parity matrix, an hour; a part: make parity ARGS='--jobs gpt --ranks 2'"
 	@echo "make numbers   paste fresh numbers into the README"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -32,7 +32,7 @@ test-all: $(STAMP)
 	@$(BIN)/python -m pytest -m 'slow or not slow'
 
 parity: $(STAMP)
-	@$(BIN)/python -m pytest -m 'slow or not slow' tests/runtime/test_parity.py
+	@PYTHONPATH=tests $(BIN)/python tests/runtime/matrix.py $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff check .

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import hf_jobs
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -119,6 +120,41 @@ class Recurrent(nn.Module):
         return self.head(self.body(x))
 
 
+class Doubled(nn.Module):
+    """Two convolutions, each with a norm: over the batch, and over groups of channels."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out)
+        self.conv2, self.norm2 = nn.Conv2d(out, out, 3, padding=1), nn.GroupNorm(2, out)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.norm2(self.conv2(torch.tanh(self.norm1(self.conv1(x))))))
+
+
+class UNet(nn.Module):
+    """Down twice, up twice by transposed convolutions; what was seen on the way down skips to the way up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([Doubled(1, 2), Doubled(2, 4)])
+        self.bottom = Doubled(4, 4)
+        self.widen = nn.ModuleList([nn.ConvTranspose2d(4, 4, 2, stride=2), nn.ConvTranspose2d(4, 2, 2, stride=2)])
+        self.up = nn.ModuleList([Doubled(8, 4), Doubled(4, 2)])
+        self.head = nn.Conv2d(2, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = []
+        for block in self.down:
+            x = block(x)
+            seen.append(x)
+            x = F.avg_pool2d(x, 2)
+        x = self.bottom(x)
+        for widen, block in zip(self.widen, self.up, strict=True):
+            x = block(torch.cat([seen.pop(), widen(x)], 1))
+        return self.head(x)
+
+
 class Partial(nn.Module):
     """A frozen first layer, a layer that forward never reads, and a bare parameter of the model's own."""
 
@@ -160,6 +196,8 @@ class Samples(torch.utils.data.Dataset[Any]):
         kept = torch.rand(n, 5, generator=g) < 0.5
         kept[::4] = False  # whole samples that count nothing
         self.masked = torch.where(kept, self.tokens[:, 1:], -100)
+        self.pictures = torch.randn(n, 1, 8, 8, generator=g) + 0.5
+        self.areas = torch.randint(3, (n, 8, 8), generator=g)
 
     def __len__(self) -> int:
         return self.n
@@ -174,6 +212,7 @@ class Samples(torch.utils.data.Dataset[Any]):
             "tokens": lambda: (self.tokens[i, :-1], self.tokens[i, 1:]),
             "masked": lambda: (self.tokens[i, :-1], self.masked[i]),
             "series": lambda: (self.series[i], label),
+            "areas": lambda: (self.pictures[i], self.areas[i]),
             "named": lambda: ({"x": self.x[i], "word": self.tokens[i, 0] % 5, "mask": self.mask[i]}, label),
         }[self.kind]()
 
@@ -209,17 +248,28 @@ def decay(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSchedu
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
 
+_HF: dict[str, Any] = {"data": lambda: hf_jobs.Sentences(SAMPLES), "loss": hf_jobs.loss}
 _JOBS: dict[str, dict[str, Any]] = {
     "mlp": {"model": MLP, "optimizer": adam, "clip": 0.5},
     "cnn": {"model": CNN, "kind": "image", "optimizer": sgd},
     "gpt": {"model": GPT, "kind": "tokens", "loss": tokens_loss, "optimizer": adam, "clip": 0.1, "schedule": decay},
     "lstm": {"model": Recurrent, "kind": "series", "optimizer": sgd, "schedule": decay},
+    "unet": {"model": UNet, "kind": "areas", "optimizer": sgd, "clip": 1.0},
+    "bert": {"model": hf_jobs.bert, **_HF, "optimizer": adam},
+    "llama": {"model": hf_jobs.llama, **_HF, "optimizer": adam, "clip": 0.5},
     "partial": {"model": Partial, "optimizer": adam},
     "named": {"model": Named, "kind": "named", "loss": named_loss, "optimizer": adam},
     "masked": {"model": GPT, "kind": "masked", "loss": masked_loss, "optimizer": sgd, "clip": 0.5},
     "dropout": {"model": lambda: GPT(dropout=0.4), "kind": "tokens", "loss": tokens_loss, "optimizer": sgd},
 }
 JOBS = tuple(_JOBS)
+HF = ("bert", "llama")
+"""Those of another library, which may be absent."""
+
+
+def missing(name: str) -> str:
+    """Why a job cannot run here, or nothing."""
+    return hf_jobs.missing() if name in HF else ""
 
 
 def make(name: str, **changes: Any) -> dl.Job:

@@ -1,4 +1,4 @@
-"""The examples of examples/mpi print what their own first lines say, to the letter."""
+"""The examples print what their own first lines say, to the letter, and their loop goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -58,3 +58,17 @@ def test_the_same_over_gloo() -> None:
     command, output = told("ring")
     done = run(command, DRUMLINE_TRANSPORT="gloo")
     assert done.stdout.splitlines() == output, done.stderr
+
+
+def test_one_loop_on_any_number_of_ranks(tmp_path: Path) -> None:
+    """Started again with other ranks and another plan, it goes on as one run that was never interrupted."""
+    script = str(FOLDER.parent / "own_loop.py")
+
+    def losses(ranks: int, folder: str, steps: int, *plan: str) -> list[str]:
+        done = run(["drumline", "run", "-n", str(ranks), script, str(tmp_path / folder), str(steps), *plan])
+        assert done.returncode == 0, done.stderr
+        return [line.rpartition(" ")[2] for line in done.stdout.splitlines()]
+
+    whole = losses(1, "whole", 6)
+    assert len(whole) == 6
+    assert losses(1, "parts", 2) + losses(2, "parts", 2) + losses(3, "parts", 2, "dp=3,zero=2") == whole

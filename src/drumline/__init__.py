@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from .launch import spawn
     from .model import Profile
     from .plan import Plan
-    from .runtime.engine import Engine, initialize
+    from .runtime import rates
+    from .runtime.compat import initialize
+    from .runtime.engine import Engine
+    from .runtime.guard import Guards
     from .trace import trace as profile
 
 __version__ = "0.1.0"
@@ -32,6 +35,7 @@ __all__ = [
     "DrumlineError",
     "Engine",
     "Estimate",
+    "Guards",
     "Job",
     "Mesh",
     "Plan",
@@ -41,6 +45,7 @@ __all__ = [
     "initialize",
     "profile",
     "rank_zero_first",
+    "rates",
     "spawn",
 ]
 
@@ -48,11 +53,13 @@ _LAZY = {
     "Cluster": "cluster.Cluster",
     "Engine": "runtime.engine.Engine",
     "Estimate": "cost.Estimate",
+    "Guards": "runtime.guard.Guards",
     "Plan": "plan.Plan",
     "Profile": "model.Profile",
-    "initialize": "runtime.engine.initialize",
+    "initialize": "runtime.compat.initialize",
     "profile": "trace.trace",
     "rank_zero_first": "comm.environment.rank_zero_first",
+    "rates": "runtime.rates",
     "spawn": "launch.spawn",
 }
 """Where each name lives. None of them is the name of a room, which would hide it."""

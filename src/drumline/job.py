@@ -55,6 +55,8 @@ class Job:
     """Makes the dataset that `engine.evaluate()` runs over; the training data when not given."""
     sample_weight: Callable[[Any, Any], Any] | None = None
     """(input, target) -> the weight of what the mean was taken over, when that is not the number of samples."""
+    workers: int = 0
+    """Processes of each rank that load its next batches; 0 loads them between the steps. The batches are the same."""
     source: str = ""
     """Where it was loaded from: `path.py:name`."""
     digest: str = ""
@@ -64,10 +66,10 @@ class Job:
         for key in ("model", "loss", "optimizer", "data"):
             if not callable(getattr(self, key)):
                 raise JobError(f"Job.{key} is {getattr(self, key)!r}", rule=f"{key} is a function (see the Job's page)")
-        for key in ("batch_size", "steps"):
+        for key, least in (("batch_size", 1), ("steps", 1), ("workers", 0)):
             value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise JobError(f"Job.{key} is {value!r}", rule=f"{key} is a whole number of at least 1")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise JobError(f"Job.{key} is {value!r}", rule=f"{key} is a whole number of at least {least}")
         for key in ("schedule", "collate", "evaluate", "validation", "sample_weight"):
             if getattr(self, key) is not None and not callable(getattr(self, key)):
                 raise JobError(f"Job.{key} is {getattr(self, key)!r}", rule=f"{key} is a function, or None")

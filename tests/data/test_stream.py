@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
@@ -65,6 +65,7 @@ def test_split(n: int, parts: int) -> None:
     assert lengths == sorted(lengths, reverse=True)
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 40), dp=st.integers(1, 6), micro=st.integers(1, 5), size=st.integers(1, 15), epoch=st.integers(0, 3))
 def test_every_sample_once_an_epoch(n: int, dp: int, micro: int, size: int, epoch: int) -> None:
     ranks = streams(n, dp, micro, batch_size=size)
@@ -80,6 +81,7 @@ def test_every_sample_once_an_epoch(n: int, dp: int, micro: int, size: int, epoc
     assert found == Counter(range(n))
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 30), micro=st.integers(1, 4), size=st.integers(1, 12), step=st.integers(0, 10))
 def test_micro_batches_do_not_depend_on_the_ranks(n: int, micro: int, size: int, step: int) -> None:
     one = seen([s.batch(step) for s in streams(n, 1, micro, batch_size=size)])
@@ -87,6 +89,7 @@ def test_micro_batches_do_not_depend_on_the_ranks(n: int, micro: int, size: int,
         assert seen([s.batch(step) for s in streams(n, dp, micro, batch_size=size)]) == one
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 20), dp=st.integers(1, 6), micro=st.integers(1, 4), step=st.integers(0, 5))
 def test_a_rank_without_samples_takes_part(n: int, dp: int, micro: int, step: int) -> None:
     for stream in streams(n, dp, micro, batch_size=5):

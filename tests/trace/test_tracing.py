@@ -250,3 +250,35 @@ def test_the_work_of_a_norm_grows_with_the_samples() -> None:
     p = trace(job(model, (torch.zeros(1, 8, 8), torch.zeros(2))))
     norm = next(x for x in p.layers if x.kind == "BatchNorm2d")
     assert norm.flops("forward").at(20) == pytest.approx(20 * 4 * 36, rel=0.05)
+
+
+def test_what_recomputation_has_to_know() -> None:
+    """The values that a layer makes, who writes them, which are handed on, and how far a backward needs them."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu_(self.down(F.dropout(torch.tanh(self.up(x)), 0.5)))
+
+    n = 8
+    p = trace(job(lambda: nn.Sequential(nn.Sequential(Block(), nn.Identity())), (torch.zeros(16), torch.zeros(16))))
+    block = next(x for x in p.layers if x.composite)
+    ops = {(op.name, op.output.at(n)): op for op in block.ops if op.phase == "forward"}
+    up, tanh, mask, product = (
+        ops[key, 4.0 * n * 32] for key in ("addmm", "tanh", "bernoulli_", "mul")
+    )
+    down, relu, divide = ops["addmm", 4.0 * n * 16], ops["relu_", 0.0], ops["div_", 0.0]
+    assert up.group == tanh.group == product.group == 0
+    assert mask.group == divide.group != down.group == relu.group != 0
+    assert [op.handed for op in (up, tanh, mask, product, down, relu)] == [False] * 4 + [True] * 2
+    assert {op.again for op in ops.values()} == {""}
+    plain = trace(job(lambda: nn.Sequential(small_block(), nn.ReLU()), (torch.zeros(16), torch.zeros(16))))
+    last = [op for op in plain.layers[0].ops if op.phase == "forward"][-1]
+    assert (last.name, last.again) == ("addmm", "never")  # its backward reads what it was given
+
+
+def small_block() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16, bias=False), nn.Linear(16, 16))

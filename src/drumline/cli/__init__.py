@@ -11,6 +11,7 @@ from ..errors import DrumlineError
 from .bench import bench
 from .demo import demo
 from .doctor import doctor
+from .export import export
 from .measure import measure
 from .plan import plan
 from .profile import profile
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (doctor, measure, bench, profile, plan, verify, train, report, simulate, run, demo):
+for verb in (doctor, measure, bench, profile, plan, verify, train, export, report, simulate, run, demo):
     settings = _SCRIPT if verb is run else {}
     app.command(context_settings=settings)(verb)
 

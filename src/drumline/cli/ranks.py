@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..cluster import Device
+    from ..runtime.checkpoint.during import Saves
+    from ..runtime.guard import Guards
     from ..runtime.verify import Verification
 
 Emit = Callable[[dict[str, Any]], None]
 
 
 def train_rank(
-    emit: Emit, reference: str, plan: str, steps: int, evaluate: bool, measured: Device | None
+    emit: Emit, reference: str, plan: str, steps: int, evaluate: bool, measured: Device | None,
+    guards: Guards, saves: Saves | None = None,
 ) -> dict[str, Any]:
     """Set the job up, tell how fast the machine is now against when it was `measured`, and train."""
     from ..job import Job
@@ -21,12 +24,12 @@ def train_rank(
     from ..runtime.engine import initialize
     from ..runtime.train import train
 
-    engine = initialize(Job.load(reference), plan)
+    engine = initialize(Job.load(reference), plan, guards=guards)
     if measured is not None:
         now = speed(measured, engine.device)
         if engine.rank == 0:
             emit({"speed": now})
-    return train(engine, emit, steps=steps, evaluate=evaluate)
+    return train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
 
 
 def verify_rank(emit: Emit, reference: str, plan: str, steps: int) -> Verification | None:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import platform
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import InputError
+from ..errors import InputError, nearest
+from .checkpoints import Checkpoints, stopping
+from .screen import FORMATS, Screen
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
     from ..model import Profile
     from ..plan import Plan
     from ..report import Run, StepRecord
+    from ..runtime.checkpoint.during import Saves
+    from ..runtime.guard import Guards
+    from ..runtime.log import Log
+    from ..runtime.sinks import Sink
     from ..search import Answer
+    from ..timeline import Span
 
 
 def train(
@@ -28,26 +37,65 @@ def train(
     steps: int = typer.Option(None, "--steps", help="Optimizer steps (default: the job's)."),
     cluster: str = typer.Option(None, "--cluster", help="The cluster file to predict with (default: measured here)."),
     output: str = typer.Option(None, "--output", "-o", help="The run folder (default: runs/JOB-DATE)."),
+    on_nonfinite: str = typer.Option("stop", "--on-nonfinite", help="`stop` or `skip` a step that is not finite."),
+    vote: int = typer.Option(0, "--vote", metavar="N", help="Compare the replicas every N steps (0: never)."),
+    log_format: str = typer.Option("text", "--log-format", help="Lines of `text`, or of `jsonl` with the same fields."),
+    log_every: int = typer.Option(None, "--log-every", help="Steps between two lines."),
+    tensorboard: str = typer.Option(None, "--tensorboard", metavar="DIR", help="Write the fields for TensorBoard too."),
+    wandb: bool = typer.Option(False, "--wandb", help="Write them for Weights & Biases too (offline)."),
+    trace: str = typer.Option(None, "--trace", metavar="FILE", help="Write the last step for Perfetto, unprofiled."),
+    save_every: int = typer.Option(0, "--save-every", metavar="N", help="Save a checkpoint every N steps (0: none)."),
+    keep: int = typer.Option(2, "--keep", metavar="K", help="Checkpoints that stay (2 at least)."),
+    resume: str = typer.Option(None, "--resume", metavar="auto|PATH", help="Go on from the newest checkpoint, or one."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document at the end."),
 ) -> None:
     """Train a job; compare it with its prediction."""
     from .common import print_json
 
     run, folder = train_now(
-        target, plan=plan, ranks=ranks, steps=steps, cluster=cluster, output=output, quiet=as_json
-    )
+        target, plan=plan, ranks=ranks, steps=steps, cluster=cluster, output=output, quiet=as_json,
+        shown=Shown(log_format, log_every, tensorboard, wandb, trace),
+        guards={"nonfinite": on_nonfinite, "vote": vote}, checkpoints=Checkpoints(save_every, keep, resume),
+    )  # fmt: skip
     if as_json:
         print_json(summary(run, folder))
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Where the records of the steps go."""
+
+    form: str = "text"
+    """`text` or `jsonl`, on standard output."""
+    every: int | None = None
+    """Steps between two lines."""
+    tensorboard: str | None = None
+    wandb: bool = False
+    trace: str | None = None
+    """A file for Perfetto with the last step."""
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMATS:
+            rule = f"--log-format is {' or '.join(FORMATS)}"
+            raise InputError(f"--log-format {self.form}", rule=rule, fix=nearest(self.form, FORMATS))
+        if self.every is not None and self.every < 1:
+            raise InputError(f"--log-every {self.every}", rule="at least one step")
 
 
 def summary(run: Run, folder: Path) -> dict[str, Any]:
     """What `--json` prints of a run."""
     return {
-        "run": str(folder), "plan": str(run.plan), "steps": len(run.steps), "losses": [s.loss for s in run.steps],
+        "run": str(folder), "plan": str(run.plan), "steps": len(run.steps), "losses": _losses(run),
         "step_seconds": run.step_seconds, "predicted_step_seconds": run.estimate.step_seconds,
         "peak_bytes": run.peak_bytes, "predicted_peak_bytes": run.estimate.memory_bytes,
         "time_error": run.time_error, "memory_error": run.memory_error, "evaluation": run.evaluation,
+        "skipped": run.steps[-1].skipped if run.steps else 0,
     }  # fmt: skip
+
+
+def _losses(run: Run) -> list[float | None]:
+    """JSON has no number that is not finite: a skipped step has none."""
+    return [s.loss if math.isfinite(s.loss) else None for s in run.steps]
 
 
 def train_now(
@@ -60,6 +108,9 @@ def train_now(
     output: str | None = None,
     quiet: bool = False,
     overwrite: bool = False,
+    shown: Shown | None = None,
+    guards: dict[str, Any] | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> tuple[Run, Path]:
     """Trace, plan, predict, train, save. The run and its folder."""
     from ..cost import estimate
@@ -67,6 +118,8 @@ def train_now(
     from ..plan import check
     from ..report import Run
     from ..report.page import write_page
+    from ..runtime.guard import Guards
+    from ..runtime.log import Facts, Log
     from ..simulate.step import simulate_step
     from ..timeline import Timeline
     from ..trace import trace
@@ -79,6 +132,10 @@ def train_now(
         raise InputError(f"--steps {steps}", rule="at least one step")
     if ranks is not None and ranks < 1:
         raise InputError(f"--ranks {ranks}", rule="at least one rank")
+    guard = Guards(**(guards or {}))
+    if checkpoints:
+        checkpoints.check()
+    shown = shown or Shown()
     job = Job.load(target)
     given = None if plan == "auto" else _given_plan(plan, ranks)
     profile = trace(job)
@@ -87,11 +144,15 @@ def train_now(
     check(chosen)
     predicted = estimate(profile, chosen, machines)
     folder = Path(output) if output else Path("runs") / f"{job.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    _prepare(folder, overwrite=overwrite)
+    saves = checkpoints.of(job.name, folder) if checkpoints else None
+    _prepare(folder, overwrite=overwrite or bool(saves and saves.resume))
     count = steps or job.steps
-    out = _Screen(count, predicted.step_seconds, quiet=quiet)
-    out.start(job.source, chosen, answer, predicted)
-    records, results, speed = _run(job.reference, chosen, count, bool(job.evaluate or job.validation), machines, out)
+    out = Screen(count, quiet=quiet, form=shown.form, every=shown.every)
+    sinks = _sinks(shown, folder, {"job": job.source, "plan": str(chosen), "steps": count})
+    out.start(job.source, chosen, predicted)
+    log = Log(Facts.of(count, chosen, profile, machines, predicted))
+    evaluates = bool(job.evaluate or job.validation)
+    records, results, speed = _run(job.reference, chosen, count, evaluates, machines, guard, log, sinks, out, saves)
     predicted = predicted if speed is None else predicted.at_speed(speed)
     first = results[0]
     run = Run(
@@ -109,7 +170,11 @@ def train_now(
     )  # fmt: skip
     run.save(folder)
     page = write_page(run, folder)
-    out.end(run, folder, page)
+    if shown.trace:
+        _write_trace(shown.trace, [s for r in results for s in r["last"]], records[-1].step)
+    out.end(run, folder, page, first["seconds_by_phase"])
+    if first["preempted"]:
+        print("preempted: go on with --resume auto", file=sys.stderr)
     return run, folder
 
 
@@ -123,6 +188,7 @@ def _prepare(folder: Path, *, overwrite: bool) -> None:
         raise InputError(f"{folder} cannot be a run folder: {e.strerror}", fix="--output with another name") from None
     if not os.access(folder, os.W_OK):
         raise InputError(f"{folder} cannot be written", fix="--output with another name")
+    (folder / "run.json").unlink(missing_ok=True)  # the run that it tells of is about to be written over
 
 
 def _given_plan(text: str, ranks: int | None) -> Plan:
@@ -143,120 +209,60 @@ def _answer(profile: Profile, machines: Cluster, given: Plan | None) -> tuple[An
     return answer, given or Plan.parse(answer.candidates[0].plan)
 
 
+def _write_trace(path: str, spans: list[Span], step: int) -> None:
+    """The last step as every rank recorded it, each by its own clock from its own start."""
+    from .. import files
+    from ..timeline import Timeline
+
+    files.write_text(path, Timeline("measured", tuple(spans), notes=(f"step {step}",)).to_chrome())
+
+
+def _sinks(shown: Shown, folder: Path, config: dict[str, Any]) -> list[Sink]:
+    """Where records go beside the screen; what is not installed is refused before the training."""
+    from ..runtime.sinks import JsonFile, TensorBoard, Wandb
+
+    sinks: list[Sink] = [TensorBoard(shown.tensorboard)] if shown.tensorboard else []
+    if shown.wandb:
+        sinks.append(Wandb(folder.name, folder, config))
+    return [JsonFile(folder / "steps.jsonl"), *sinks]
+
+
 def _run(
-    reference: str, plan: Plan, steps: int, evaluate: bool, machines: Cluster, out: _Screen
-) -> tuple[list[StepRecord], list[dict[str, Any]], float | None]:
+    reference: str, plan: Plan, steps: int, evaluate: bool, machines: Cluster, guards: Guards, log: Log,
+    sinks: list[Sink], out: Screen, saves: Saves | None,
+) -> tuple[list[StepRecord], list[dict[str, Any]], float | None]:  # fmt: skip
     """Start the ranks; a record per step, what each rank measured, and how fast the machine was when they began."""
     from ..launch import run_ranks
-    from ..report import StepRecord
+    from ..units import format_seconds
     from .ranks import train_rank
 
     records: list[StepRecord] = []
     speeds: list[float] = []
 
     def on_event(rank: int, e: dict[str, Any]) -> None:
-        if "speed" in e:
+        if "said" in e:
+            out.say(e["said"])
+        elif "speed" in e:
             speeds.append(e["speed"])
-            out.speed(e["speed"])
-            return
-        records.append(
-            StepRecord(e["step"], e["loss"], e["grad_norm"], e["seconds"], e["samples"], e["memory_bytes"])
-        )
-        out.step(e)
+            log.predicted = log.predicted / e["speed"] if log.predicted else None
+            at = f"; predicted {format_seconds(log.predicted)} a step" if log.predicted else ""
+            out.say(f"the machine now runs at {e['speed']:.2f} of its measured speed{at}")
+        else:
+            records.append(log.record(e))
+            for sink in sinks:
+                sink.write(records[-1])
+            out.step(records[-1], probed=e["probed"])
 
-    with out:
-        results = run_ranks(
-            train_rank, reference, str(plan), steps, evaluate, machines.device if machines.measured else None,
-            ranks=plan.ranks, threads=machines.device.threads or None, on_event=on_event,
-        )  # fmt: skip
-    return records, results, speeds[0] if speeds else None
-
-
-class _Screen:
-    """What a person sees: a progress bar on a terminal, plain lines otherwise, nothing when quiet."""
-
-    def __init__(self, steps: int, predicted: float, *, quiet: bool) -> None:
-        from ..report.text import console
-
-        self._steps, self._predicted, self._quiet = steps, predicted, quiet
-        self._console = console()
-        self._bar: Any = None
-        self._task: Any = None
-        self._memory = 0.0
-
-    def __enter__(self) -> _Screen:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        if not self._quiet and self._console.is_terminal:
-            self._bar = Progress(
-                BarColumn(bar_width=12), TextColumn("{task.description}"), TimeRemainingColumn(compact=True),
-                console=self._console, transient=True,
+    try:
+        with out, stopping(saves):
+            results = run_ranks(
+                train_rank, reference, str(plan), steps, evaluate, machines.device if machines.measured else None,
+                guards, saves, ranks=plan.ranks, threads=machines.device.threads or None, on_event=on_event,
             )  # fmt: skip
-            self._bar.start()
-            self._task = self._bar.add_task("starting the ranks", total=self._steps)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def start(self, job: str, plan: Plan, answer: Answer, predicted: Any) -> None:
-        if not self._quiet:
-            from ..report.text import estimate_lines
-
-            self._console.print(f"{job} with {plan}")
-            self._console.print(estimate_lines(predicted))
-
-    def speed(self, share: float) -> None:
-        """The machine is not as fast, or faster, than when it was measured: the prediction follows."""
-        from ..units import format_seconds
-
-        self._predicted /= share
-        if not self._quiet:
-            told = f"{share:.2f} of its measured speed"
-            self._console.print(f"the machine now runs at {told}: predicted {format_seconds(self._predicted)} a step")
-
-    def step(self, e: dict[str, Any]) -> None:
-        """One more step: `step 10/60 loss 3.21 grad 1.2 ...`."""
-        from ..units import format_bytes, format_seconds
-
-        if self._quiet:
-            return
-        self._memory = max(self._memory, e["memory_bytes"])
-        number = e["step"] + 1
-        line = (
-            f"step {number}/{self._steps}  loss {e['loss']:.4f}  grad {e['grad_norm']:.3f}  "
-            f"{format_seconds(e['seconds'])} (predicted {format_seconds(self._predicted)})  "
-            f"{e['samples'] / e['seconds']:.0f} samples/s  {format_bytes(self._memory)}"
-            + ("  (recorded)" if e["probed"] else "")
-        )
-        if self._bar is not None:
-            short = line if self._console.width >= 110 else f"step {number} loss {e['loss']:.3f}"
-            self._bar.update(self._task, completed=number, description=short)
-        if self._bar is None or number == self._steps:
-            every = max(1, self._steps // 20)
-            if number == 1 or number % every == 0 or number == self._steps:
-                self._console.print(line)
-
-    def end(self, run: Run, folder: Path, page: Path) -> None:
-        from ..report.text import against
-        from ..units import format_bytes, format_seconds
-
-        if self._quiet:
-            return
-        e = run.estimate
-        self._console.print(
-            against("step time", format_seconds(e.step_seconds), format_seconds(run.step_seconds), run.time_error)
-        )
-        self._console.print(
-            against("peak memory", format_bytes(e.memory_bytes), format_bytes(run.peak_bytes), run.memory_error)
-        )
-        if len(run.steps) < 4:
-            self._console.print("note: fewer than 4 steps, so the measured time holds warm-up and recording")
-        for name, value in run.evaluation.items():
-            self._console.print(f"evaluation: {name} {value:.4f}")
-        self._console.print(f"run folder: {folder}")
-        self._console.print(f"report: {page}")
+    finally:
+        for sink in sinks:
+            sink.close()
+    return records, results, speeds[0] if speeds else None
 
 
 def _machine() -> str:

@@ -123,6 +123,19 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """The host of a GPU, as one rank sees it while all ranks of the node use it: where offloaded states live."""
+
+    __pydantic_config__ = _STRICT
+    memory: Bytes
+    """What one rank may use of it."""
+    bandwidth: Bandwidth
+    """Bytes per second to that memory: an update in host memory runs at this rate."""
+    copy: Bandwidth
+    """Bytes per second between host and device, in one direction, from pinned memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One accelerator, or one CPU rank."""
 
@@ -143,6 +156,8 @@ class Device:
     """Of a CPU rank: how many it was measured with, and is run with; 0 leaves it to the launcher."""
     situ: dict[str, Annotated[float, Field(ge=1, le=100)]] = field(default_factory=dict)
     """By what factor kernels in a training step take longer than alone: `compute`, `conv`, `update`; 1 if not given."""
+    host: Host | None = None
+    """Of a GPU: what offloading goes to; None where it is not known, and then offloading cannot be priced."""
     curve: tuple[Curve, ...] = ()
 
     def curve_of(self, kernel: str, dtype: str) -> Curve | None:
@@ -263,6 +278,11 @@ class Cluster:
             f"  memory {format_rate(d.bandwidth)}, launch {format_seconds(d.launch)} ({self.origin_of('device')})",
             f"  node: {self.node.devices} devices, {_link(self.node.link)} ({self.origin_of('node.link')})",
         ]  # fmt: skip
+        if d.host:
+            lines.append(
+                f"  host: {format_bytes(d.host.memory)} a rank, copies {format_rate(d.host.copy)} "
+                f"({self.origin_of('device.host')})"
+            )
         if self.network:
             lines.append(
                 f"  network: {self.network.nodes} nodes, {_link(self.network.link)} ({self.origin_of('network.link')})"

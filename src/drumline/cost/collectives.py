@@ -25,38 +25,49 @@ def price(schedule: Schedule, message_bytes: int, links: Links, *, itemsize: int
     return schedule_seconds(schedule, schedule.sizes(message_bytes, itemsize=itemsize), links)
 
 
-def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Cluster) -> float:
-    """The time of a collective of `bytes` over neighbouring ranks of a cluster.
+def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Cluster, *, stride: int = 1) -> float:
+    """The time of a collective of `bytes` over ranks of a cluster that stand `stride` apart: 1 means neighbours.
 
     If the cluster has a table measured with exactly these ranks, the table says it. Otherwise the closed form does, on
-    the node's link when one node holds all ranks. Over n nodes of d devices the price has two levels (TWO_LEVELS):
-    inside a node over d ranks on node.link, across over n nodes on network.link. All d devices of a node take part in
-    the phase across, each with its share of m/d bytes, at the same time. The network's bandwidth is per node, so they
-    share it: together a node sends as much as one rank with all m bytes would. An unfilled last node counts as full.
+    the node's link when one node holds all ranks. Over n nodes the price has two levels (TWO_LEVELS), see
+    `two_level_seconds`. With a stride, as many groups as ranks in a stride do the same at the same time.
     """
     if collective not in DEFAULTS:
         raise InputError(
             f"unknown collective {collective!r}", rule=f"known: {', '.join(DEFAULTS)}",
             fix=nearest(collective, DEFAULTS),
         )  # fmt: skip
-    if ranks < 1 or bytes < 0:
-        raise InputError(f"{collective} of {bytes:g} bytes over {ranks} ranks", rule="ranks >= 1, bytes >= 0")
+    if ranks < 1 or bytes < 0 or stride < 1:
+        raise InputError(
+            f"{collective} of {bytes:g} bytes over {ranks} ranks, {stride} apart",
+            rule="ranks >= 1, bytes >= 0, stride >= 1",
+        )
     if ranks == 1:
         return 0.0
     table = cluster.table(collective, ranks)
-    if table is not None:
+    if table is not None and stride == 1:
         return table.at(bytes)
-    link = level(ranks, cluster)
+    link = level((ranks - 1) * stride + 1, cluster)
+    if table is not None and link is not None:  # inside a node, ranks that stand apart are as near as neighbours
+        return table.at(bytes)
     if link is not None:
         return _closed(collective, ranks, bytes, link)
-    return two_level_seconds(collective, ranks, bytes, cluster)
+    return two_level_seconds(collective, ranks, bytes, cluster, stride=stride)
 
 
-def two_level_seconds(collective: str, ranks: int, bytes: float, cluster: Cluster) -> float:
-    """The sum of the phases of TWO_LEVELS."""
+def two_level_seconds(collective: str, ranks: int, bytes: float, cluster: Cluster, *, stride: int = 1) -> float:
+    """The sum of the phases of TWO_LEVELS, over nodes of d devices each.
+
+    A node holds d / stride ranks of a group, which meet on node.link; then the nodes meet on network.link. All ranks of
+    a node take part in the phase across, each with its share of m, at the same time. The network's bandwidth is per
+    node, so they share it: together the ranks of one group send as much as one rank with all m bytes would, and as
+    many groups as stand on the node side by side divide the bandwidth. An unfilled last node counts as full.
+    """
     assert cluster.network is not None
-    d = cluster.node.devices
-    levels = {"inside": (d, cluster.node.link), "across": (-(-ranks // d), cluster.network.link)}
+    d, wire = cluster.node.devices, cluster.network.link
+    here, groups = max(1, d // stride), min(stride, d)
+    shared = Link(wire.alpha, wire.bandwidth / groups) if groups > 1 else wire
+    levels = {"inside": (here, cluster.node.link), "across": (-(-ranks // here), shared)}
     return sum(_closed(phase, levels[where][0], bytes, levels[where][1]) for phase, where in TWO_LEVELS[collective])
 
 

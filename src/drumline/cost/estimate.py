@@ -36,11 +36,22 @@ class Estimate:
     origin: str = ""
     """Where its numbers come from."""
     notes: tuple[str, ...] = field(default=())
+    host_bytes: float = 0.0
+    """Bytes of one rank's tensors that are offloaded to host memory; not among `memory_bytes`."""
+    host_limit: float = 0.0
+    """What one rank may use of the host's memory; 0 where nothing is offloaded."""
 
     @property
     def fits(self) -> bool:
-        """Whether the memory suffices."""
-        return self.memory_bytes <= self.memory_limit
+        """Whether the memory suffices, of the device and, where something is offloaded, of the host."""
+        return self.memory_bytes <= self.memory_limit and self.host_bytes <= self.host_limit
+
+    @property
+    def lacks(self) -> tuple[str, float]:
+        """Where memory is short, `device` or `host`, and by how many bytes; 0 when it fits."""
+        device = self.memory_bytes - self.memory_limit
+        host = self.host_bytes - self.host_limit
+        return ("host", host) if device <= 0 < host else ("device", max(0.0, device))
 
     def at_speed(self, speed: float) -> Estimate:
         """The same step on a machine that runs at a share of its measured speed."""
@@ -63,7 +74,11 @@ class Estimate:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{k} {format_seconds(v)}" for k, v in self.parts.items() if v)
-        fits = "fits" if self.fits else f"does not fit {format_bytes(self.memory_limit)}"
+        where, _ = self.lacks
+        limit = f"{format_bytes(self.host_limit)} of the host" if where == "host" else format_bytes(self.memory_limit)
+        fits = "fits" if self.fits else f"does not fit {limit}"
+        if self.host_bytes:
+            fits = f"{format_bytes(self.host_bytes)} in host memory, {fits}"
         return (
             f"{self.plan}: {format_seconds(self.step_seconds)} +-{100 * self.error:.0f}% ({parts}); "
             f"{format_bytes(self.memory_bytes)}, {fits}"

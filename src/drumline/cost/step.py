@@ -10,25 +10,15 @@ from ..model.profile import Layer, Profile
 from ..plan import Plan
 from .collectives import collective_seconds
 from .estimate import Estimate
-from .memory import peak_memory
-from .work import WIDTH, Pricer
-
-FIRST_BUCKET = 2**20
-"""The first bucket that DDP sends is small, so that sending begins early."""
+from .host import as_it_runs, host_bytes, host_of, stream_seconds
+from .memory import Memory, peak_memory
+from .traffic import Around, Message, after_backward, after_update, messages, reduced_often
+from .update import update_seconds
+from .work import Pricer
 
 UNMEASURED_ERROR = 0.5
 MEASURED_ERROR = 0.25
 """Stated bounds on the relative error of a step's time, by where the rates come from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One collective of a step: when it can start, and how long it takes alone."""
-
-    name: str
-    collective: str
-    bytes: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,149 +42,216 @@ def largest_share(batch_size: int, plan: Plan) -> int:
     return math.ceil(math.ceil(batch_size / plan.micro) / plan.dp)
 
 
-def layer_times(profile: Profile, plan: Plan, cluster: Cluster, pricer: Pricer | None = None) -> list[LayerTime]:
+def layer_times(profile: Profile, plan: Plan, cluster: Cluster) -> list[LayerTime]:
     """The layers in the order in which they run, priced for this plan. Buckets hang on the layer that fills them."""
-    pricer = pricer or Pricer(profile, cluster.device, plan.precision)
-    n = largest_share(profile.batch_size, plan)
-    times: list[LayerTime] = []
-    wait = cluster.straggle if plan.dp > 1 else 1.0
-    for layer in profile.each():
-        forward = wait * pricer.layer_seconds(layer, "forward", n)
-        again = forward if plan.recompute == "full" and layer.composite else 0.0
-        backward = wait * pricer.layer_seconds(layer, "backward", n) + again
-        times.append(LayerTime(layer, forward, backward, again))
-    if plan.dp == 1:
-        return times
-    attach = _with_shards if plan.zero == 3 else _with_buckets
-    return attach(times, profile, plan, cluster)
+    return Steps(profile, cluster, plan.precision).layer_times(plan)
 
 
-def _with_buckets(times: list[LayerTime], profile: Profile, plan: Plan, cluster: Cluster) -> list[LayerTime]:
-    """Gradients fill buckets from the last layer to the first; a full bucket is sent."""
-    filled, limit, number = 0.0, float(FIRST_BUCKET), 0
-    result: list[LayerTime] = []
-    for i, t in enumerate(reversed(times)):
-        filled += t.layer.parameters * profile.parameter_bytes
-        message = None
-        if filled and (filled >= limit or i == len(times) - 1):
-            # a layer larger than a bucket is sent in several, back to back
-            pieces = max(1, round(filled / plan.bucket))
-            seconds = pieces * collective_seconds("all_reduce", plan.dp, filled / pieces, cluster)
-            message = Message(f"all-reduce bucket {number}", "all_reduce", filled, seconds)
-            filled, limit, number = 0.0, float(plan.bucket), number + 1
-        result.append(LayerTime(t.layer, t.forward, t.backward, t.again, None, message))
-    return result[::-1]
-
-
-def _with_shards(times: list[LayerTime], profile: Profile, plan: Plan, cluster: Cluster) -> list[LayerTime]:
-    """Each unit is gathered before it runs and reduced after; what no unit holds goes with the first layer."""
-    rest = sum((t.layer.parameters + t.layer.frozen) for t in times if not t.layer.unit)
-    copy = min(profile.parameter_bytes, WIDTH[plan.precision])
-    result = []
-    for i, t in enumerate(times):
-        numbers = (t.layer.parameters + t.layer.frozen if t.layer.unit else 0) + (rest if i == 0 else 0)
-        gather = reduce = None
-        if numbers:
-            name = t.layer.name or "model"
-            gather = _message("all_gather", f"all-gather {name}", numbers * copy, plan, cluster)
-            reduce = _message(
-                "reduce_scatter", f"reduce-scatter {name}", numbers * profile.parameter_bytes, plan, cluster
-            )
-        result.append(LayerTime(t.layer, t.forward, t.backward, t.again, gather, reduce))
-    return result
-
-
-def _message(collective: str, name: str, size: float, plan: Plan, cluster: Cluster) -> Message:
-    return Message(name, collective, size, collective_seconds(collective, plan.shards, size, cluster))
-
-
-def estimate(profile: Profile, plan: Plan, cluster: Cluster, *, pricer: Pricer | None = None) -> Estimate:
+def estimate(profile: Profile, plan: Plan, cluster: Cluster) -> Estimate:
     """Time and memory of one step under a plan."""
-    pricer = pricer or Pricer(profile, cluster.device, plan.precision)
-    times = layer_times(profile, plan, cluster, pricer)
-    m = plan.micro
-    forward = m * sum(t.forward for t in times)
-    again = m * sum(t.again for t in times)
-    backward = m * sum(t.backward for t in times) - again
-    exposed, hidden = _communication(times, plan, cluster)
-    exposed += m * sum(statistics_seconds(t.layer, plan, cluster) for t in times)
-    memory = peak_memory(profile, plan, largest_share(profile.batch_size, plan))
-    # the engine agrees on the loss: one small all-reduce
-    overhead = collective_seconds("all_reduce", plan.dp, 16, cluster)
-    parts = {
-        "forward": forward,
-        "backward": backward,
-        "recompute": again,
-        "communication": exposed,
-        "optimizer": _optimizer(profile, plan, pricer),
-        "overhead": overhead,
-    }
-    measured = cluster.measured
-    return Estimate(
-        plan=str(plan),
-        step_seconds=sum(parts.values()),
-        parts=parts,
-        memory_bytes=memory.total,
-        memory_parts={
-            "parameters": memory.parameters, "gradients": memory.gradients, "optimizer": memory.optimizer,
-            "activations": memory.activations, "communication": memory.communication,
-        },
-        memory_limit=max(0.0, cluster.device.memory - cluster.device.context),
-        hidden_seconds=hidden,
-        error=max(MEASURED_ERROR, cluster.spread) if measured else UNMEASURED_ERROR,
-        origin=f"closed form; rates: {cluster.origin_of('device.peak')}; model: {profile.origin}",
-    )  # fmt: skip
+    return Steps(profile, cluster, plan.precision).estimate(plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """The messages around the layers, and what is asked of them again and again."""
+
+    around: list[Around]
+    gather: list[float]
+    """Seconds, by layer."""
+    reduce: list[float]
+
+    @classmethod
+    def of(cls, around: list[Around]) -> _Sent:
+        """With the seconds of what is there."""
+        return cls(around, [g.seconds if g else 0.0 for g, _ in around], [r.seconds if r else 0.0 for _, r in around])
+
+
+class Steps:
+    """Prices plans of one precision for a model on a cluster. Remembers what plans have in common."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, precision: str) -> None:
+        self._profile, self._cluster = profile, cluster
+        self._pricer = Pricer(profile, cluster.device, precision)
+        self._computed: dict[tuple[object, ...], list[LayerTime]] = {}
+        self._sent: dict[tuple[object, ...], _Sent] = {}
+        self._updated: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._memory: dict[Plan, Memory] = {}
+        self._memory_limit = max(0.0, cluster.device.memory - cluster.device.context)
+        self._norms = any(x.norms for x in profile.layers)
+
+    def layer_times(self, plan: Plan) -> list[LayerTime]:
+        """The layers with their messages."""
+        plan = as_it_runs(plan, self._cluster)
+        return [
+            LayerTime(t.layer, t.forward, t.backward, t.again, *around)
+            for t, around in zip(self._compute(plan), self._messages(plan).around, strict=True)
+        ]
+
+    def memory(self, plan: Plan) -> Memory:
+        """The memory of a rank at the worst moment."""
+        if plan not in self._memory:
+            n = largest_share(self._profile.batch_size, plan)
+            device = self._cluster.device.kind
+            self._memory[plan] = peak_memory(self._profile, as_it_runs(plan, self._cluster), n, device=device)
+        return self._memory[plan]
+
+    def excess(self, plan: Plan) -> float:
+        """Bytes that a plan needs beyond what there is, on the device or on its host; much quicker than an estimate."""
+        plan = as_it_runs(plan, self._cluster)
+        device = self.memory(plan).total - self._memory_limit
+        if plan.offload == "none":
+            return device
+        return max(device, host_bytes(self._profile, plan) - host_of(self._cluster.device).memory)
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether the memory suffices."""
+        return self.excess(plan) <= 0
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """Time and memory of one step."""
+        given, plan = plan, as_it_runs(plan, self._cluster)
+        profile, cluster, m = self._profile, self._cluster, plan.micro
+        times, sent = self._compute(plan), self._messages(plan)
+        again = m * sum(t.again for t in times)
+        exposed, hidden = _communication(times, sent, plan, cluster)
+        if self._norms:
+            exposed += m * sum(statistics_seconds(t.layer, plan, cluster) for t in times)
+        update, beside = self._update(plan)
+        parts = {
+            "forward": m * sum(t.forward for t in times),
+            "backward": m * sum(t.backward for t in times) - again,
+            "recompute": again,
+            "communication": exposed + beside + added_on_host(profile, plan, cluster),
+            "optimizer": update,
+            # the engine agrees on the loss: one small all-reduce
+            "overhead": collective_seconds("all_reduce", plan.dp, 16, cluster),
+        }
+        memory = self.memory(given)
+        return Estimate(
+            plan=str(given),
+            step_seconds=sum(parts.values()),
+            parts=parts,
+            memory_bytes=memory.total,
+            memory_parts=memory.parts(),
+            memory_limit=self._memory_limit,
+            hidden_seconds=hidden,
+            error=max(MEASURED_ERROR, cluster.spread) if cluster.measured else UNMEASURED_ERROR,
+            origin=f"closed form; rates: {cluster.origin_of('device.peak')}; model: {profile.origin}",
+            notes=_notes(given, cluster),
+            host_bytes=host_bytes(profile, plan),
+            host_limit=host_of(cluster.device).memory if plan.offload != "none" else 0.0,
+        )
+
+    def _compute(self, plan: Plan) -> list[LayerTime]:
+        """The layers without messages."""
+        n = largest_share(self._profile.batch_size, plan)
+        key = (n, plan.recompute, plan.dp > 1)
+        if key not in self._computed:
+            wait = self._cluster.straggle if plan.dp > 1 else 1.0
+            times: list[LayerTime] = []
+            for layer in self._profile.each():
+                forward = wait * self._pricer.layer_seconds(layer, "forward", n)
+                again = forward if plan.recompute == "full" and layer.composite else 0.0
+                if plan.recompute == "selective" and layer.composite:
+                    again = wait * self._pricer.again_seconds(layer, n)
+                backward = wait * self._pricer.layer_seconds(layer, "backward", n) + again
+                times.append(LayerTime(layer, forward, backward, again))
+            self._computed[key] = times
+        return self._computed[key]
+
+    def _messages(self, plan: Plan) -> _Sent:
+        """The messages around the layers."""
+        key = (plan.dp, plan.shards, plan.zero, plan.offload, plan.chunk, plan.compress, plan.bucket)
+        if key not in self._sent:
+            self._sent[key] = _Sent.of(messages(self._profile, plan, self._cluster))
+        return self._sent[key]
+
+    def _update(self, plan: Plan) -> tuple[float, float]:
+        """(the update, the messages right before and after it)."""
+        key = (plan.dp, plan.shards, plan.zero, plan.offload, plan.bucket, plan.chunk)
+        if key not in self._updated:
+            profile, cluster = self._profile, self._cluster
+            beside = after_backward(profile, plan, cluster) + after_update(profile, plan, cluster)
+            update = update_seconds(profile, plan, cluster.device, self._pricer)
+            self._updated[key] = update, sum(message.seconds for message in beside)
+        return self._updated[key]
 
 
 def statistics_seconds(layer: Layer, plan: Plan, cluster: Cluster) -> float:
     """Small messages that BatchNorms wait for: one in the forward and one in the backward of each."""
     if not layer.norms or plan.dp == 1:
         return 0.0
-    times = 3 if plan.recompute == "full" and layer.composite else 2
+    times = 3 if plan.recompute != "none" and layer.composite else 2
     return layer.norms * times * max(cluster.stall, collective_seconds("all_reduce", plan.dp, 4096.0, cluster))
 
 
-def _communication(times: list[LayerTime], plan: Plan, cluster: Cluster) -> tuple[float, float]:
+def added_on_host(profile: Profile, plan: Plan, cluster: Cluster) -> float:
+    """offload=all: from the second micro-batch on, the host adds gradients to those that it has, while ranks wait."""
+    if plan.offload != "all" or plan.micro == 1:
+        return 0.0
+    added = 3.0 * profile.trained * profile.parameter_bytes / plan.shards
+    return (plan.micro - 1) * stream_seconds(added, cluster.device)
+
+
+def _communication(times: list[LayerTime], sent: _Sent, plan: Plan, cluster: Cluster) -> tuple[float, float]:
     """(exposed, hidden) seconds: messages run behind compute that remains, at the share `overlap` of their speed."""
-    reduces = [t.reduce for t in times if t.reduce]
-    if not reduces:
+    total = sum(sent.reduce)
+    if not total:
         return 0.0, 0.0
     if plan.zero == 3:
-        return _sharded_communication(times, plan, cluster)
-    total = sum(r.seconds for r in reduces)
+        return _sharded_communication(times, sent, plan, cluster)
     # the last bucket to fill, that of the first layers, has nothing left to hide behind
-    first = max(i for i, t in enumerate(times) if t.reduce)
-    window = sum(t.backward for t in times[:first])
-    hidden = min(max(0.0, total - reduces[0].seconds), cluster.overlap * window)
-    return total - hidden, hidden
+    full = [i for i, seconds in enumerate(sent.reduce) if seconds]
+    window = sum(t.backward for t in times[: full[-1]])
+    hidden = min(max(0.0, total - sent.reduce[full[0]]), cluster.overlap * window)
+    often = plan.micro if reduced_often(plan) else 1
+    return often * (total - hidden), often * hidden
 
 
-def _sharded_communication(times: list[LayerTime], plan: Plan, cluster: Cluster) -> tuple[float, float]:
+def _sharded_communication(
+    times: list[LayerTime], sent: _Sent, plan: Plan, cluster: Cluster
+) -> tuple[float, float]:
     """(exposed, hidden): a layer's parameters are asked for one layer ahead, so that layer's compute hides them.
 
     A GPU is told what to do ahead of time; a CPU asks for parameters when it needs them, except in the backward. The
     group of the whole model, which comes with the first layer, stays gathered between forward and backward.
     """
-    gather = [t.gather.seconds if t.gather else 0.0 for t in times]
-    reduce = [t.reduce.seconds if t.reduce else 0.0 for t in times]
-    ahead = cluster.overlap if cluster.device.kind == "cuda" else 0.0
+    gather, reduce = sent.gather, sent.reduce
+    forward, backward = asked_ahead(plan, cluster)
+    behind = cluster.overlap if forward else 0.0
     last = len(times) - 1
     exposed = gather[0] + (gather[last] if last else 0.0) + reduce[0]
-    exposed += sum(max(0.0, gather[i] - ahead * times[i - 1].forward) for i in range(1, last + 1))
+    exposed += sum(max(0.0, gather[i] - behind * times[i - 1].forward) for i in range(1, last + 1))
     for i in range(last, -1, -1):
-        on_the_way = (gather[i - 1] if i > 1 else 0.0) + (reduce[i + 1] if i < last else 0.0)
-        exposed += max(0.0, on_the_way - cluster.overlap * times[i].backward)
+        next_gather, this_gather = (gather[i - 1] if i > 1 else 0.0), (gather[i] if 0 < i < last else 0.0)
+        on_the_way = (next_gather if backward else 0.0) + (reduce[i + 1] if i < last else 0.0)
+        busy = times[i].backward + (0.0 if backward else this_gather)
+        exposed += max(0.0, on_the_way - cluster.overlap * busy) + (0.0 if backward else this_gather)
     total = 2 * sum(gather) - gather[0] + sum(reduce)
-    units = sum(1 for t in times if t.gather)
+    units = sum(1 for message, _ in sent.around if message)
     return plan.micro * (min(exposed, total) + units * cluster.unit), plan.micro * max(0.0, total - exposed)
 
 
-def _optimizer(profile: Profile, plan: Plan, pricer: Pricer) -> float:
-    """The update, and the global norm of the gradients that is taken before it."""
-    share = 1.0 / plan.shards
-    norm = profile.parameter_bytes
-    return sum(
-        pricer.update_seconds(x, profile.optimizer_bytes, profile.optimizer_ops, share)
-        + pricer.update_seconds(x, norm, 1.0, share)
-        for x in profile.each()
-    )
+def asked_ahead(plan: Plan, cluster: Cluster) -> tuple[bool, bool]:
+    """Whether parameters are asked for one layer ahead, in the forward and in the backward.
+
+    One rank alone asks for them when it needs them: there is nothing to gather, only to copy from its host.
+    """
+    return plan.shards > 1 and cluster.device.kind == "cuda", plan.shards > 1
+
+
+def _notes(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """What the price of a plan leaves out, or had to assume."""
+    notes = []
+    if plan.offload != "none" and cluster.device.kind == "cpu":
+        notes.append(f"offload={plan.offload} moves nothing here: a CPU has everything in host memory already")
+    if plan.chunk > 1:
+        notes.append("chunk: the logits are counted whole, whether a loss can do without them is not known here")
+    if plan.compile:
+        notes.append("compile=true is priced like compile=false: what the compiler fuses is not known before it runs")
+    if plan.backend == "threads":
+        notes.append("backend=threads is priced as if replicas were processes, without their one interpreter lock")
+    if plan.compress == "powersgd":
+        notes.append("compress=powersgd is priced as if every parameter were a square matrix")
+    return tuple(notes)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from ..cluster import Device
 from ..errors import ClusterError
-from ..model.profile import COMPUTE_KINDS, Layer, Op, Profile
-
-FALLBACK = {"attention": 0.5, "attention_backward": 0.4, "conv": 0.6, "conv_backward": 0.5, "recurrent": 0.3}
-"""The share of the matmul rate that other compute kernels reach, where no curve was measured."""
+from ..model.profile import COMPUTE_KINDS, FALLBACK, Layer, Op, Profile
+from ..model.selective import AGAIN, verdicts
 
 STREAM = 0.8
 """The share of the memory bandwidth that a kernel reaches, where no curve was measured."""
@@ -30,6 +28,7 @@ class Pricer:
                 fix=f"--precision {next(iter(device.peak))}, or add the rate to the cluster file",
             )
         self._device, self._precision = device, precision
+        self._width = profile.activation_bytes
         self._scale = WIDTH[precision] / profile.activation_bytes
         self._known: dict[tuple[int, str, float], float] = {}
 
@@ -48,10 +47,19 @@ class Pricer:
         """One layer's forward or backward on n samples."""
         key = (id(layer.ops), phase, n)
         if key not in self._known:
-            convolves = any(op.kind == "conv" for op in layer.ops)
-            situ = self._device.situ.get("conv" if convolves else "compute", 1.0)
             alone = sum(self.op_seconds(op, n) * op.count for op in layer.ops if op.phase == phase)
-            self._known[key] = situ * alone
+            self._known[key] = self._situ(layer) * alone
+        return self._known[key]
+
+    def again_seconds(self, layer: Layer, n: float) -> float:
+        """What selective recomputation computes again of one layer."""
+        key = (id(layer.ops), "again", n)
+        if key not in self._known:
+            words = verdicts(layer.ops, self._device.kind, self._width)
+            alone = sum(
+                self.op_seconds(op, n) * op.count for op, word in zip(layer.ops, words, strict=True) if word == AGAIN
+            )
+            self._known[key] = self._situ(layer) * alone
         return self._known[key]
 
     def memory_rate(self, kind: str, size: float) -> float:
@@ -69,6 +77,11 @@ class Pricer:
         each = layer.parameters * share * bytes_per_number / (layer.tensors * max(1.0, ops))
         once = max(self._device.launch, each / self.memory_rate("update", max(each, 1.0)))
         return layer.tensors * ops * once * self._device.situ.get("update", 1.0)
+
+    def _situ(self, layer: Layer) -> float:
+        """How much longer the layer's kernels take in a step than alone."""
+        convolves = any(op.kind == "conv" for op in layer.ops)
+        return self._device.situ.get("conv" if convolves else "compute", 1.0)
 
     def _compute_rate(self, kind: str, flops: float) -> float:
         curve = self._device.curve_of(kind, self._precision)

@@ -6,11 +6,14 @@ a step, and of each micro-batch, do not depend on the number of ranks. The last 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
@@ -70,8 +73,9 @@ class Stream:
         return [int(i) for i in self._order[start : start + self.job.batch_size]]
 
     def batch(self, step: int) -> Batch:
-        """This rank's slice of the batch of a step."""
-        return self.cut(self.samples(step), step)
+        """This rank's slice of the batch of a step. What samples draw at random depends on (seed, step, rank) alone."""
+        with drawing(self.job.seed, step, self.index):
+            return self.cut(self.samples(step), step)
 
     def cut(self, samples: Sequence[int], step: int) -> Batch:
         """Cut a list of sample numbers into micro-batches, and take this rank's slice of each."""
@@ -87,6 +91,33 @@ class Stream:
 
     def _sample(self, i: int) -> Any:
         return guard(self.dataset.__getitem__, f"sample {i} of the dataset", i)
+
+
+@contextmanager
+def drawing(*numbers: int) -> Iterator[None]:
+    """Around the loading of samples: torch's, numpy's and Python's random numbers follow from `numbers`.
+
+    So a batch is the same whoever loads it, and however often. Afterwards torch's and Python's go on as if nothing had
+    been drawn; to keep numpy's would take ten times as long as all the rest, and the engine does not seed it.
+    """
+    seed = mix(*numbers)
+    states = torch.get_rng_state(), random.getstate()
+    try:
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # the old interface is the one that datasets use
+        random.seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+
+
+def mix(*numbers: int) -> int:
+    """A seed of its own for every list of numbers."""
+    seed = 0
+    for n in numbers:
+        seed = (seed * 6364136223846793005 + n + 1442695040888963407) % 2**63
+    return seed
 
 
 def check_dataset(dataset: Any) -> Any:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ..cluster import Cluster, Curve, Device, Link, Node, Table
 from ..comm.environment import connect, device_of
 from .fit import alpha_beta
+from .host import measure_host
 from .kernels import Point, geometric_mean, measure_kernels, measure_launch
 from .links import measure_collectives, measure_overlap, measure_pair
 from .situ import Waiting, measure_situ, measure_waiting
@@ -70,6 +71,7 @@ def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         "device": device.type,
         "device_name": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
         "memory": _memory(device),
+        "host": measure_host(device, _memory(torch.device("cpu")) / where.size) if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transport": "nccl" if device.type == "cuda" else dist.get_backend(),
@@ -104,6 +106,7 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
             context=max(r["context"] for r in results),
             threads=first["threads"] if cpu else 0,
             situ={k: statistics.mean(r["situ"][k] for r in results) for k in first["situ"]},
+            host=first["host"],
             curve=curves,
         ),
         node=Node(ranks, Link(alpha, 1 / beta)),
@@ -137,6 +140,7 @@ def _origins(first: dict[str, Any], ranks: int, left: float) -> dict[str, str]:
         "device.peak": f"{stamp}: the best matmul",
         "device.situ": f"{stamp}: two small training steps",
         "device.bandwidth": f"{stamp}: the best stream",
+        "device.host": f"{stamp}: pinned copies both ways, Adam's fused kernel in host memory",
         "device.memory": f"what was free when measured, shared by {ranks} ranks" if cpu else "told by the driver",
         "node.devices": "ranks that were started to measure",
         **{k: f"{stamp}: {how}" if ranks > 1 else alone for k, how in between.items()},

@@ -20,6 +20,7 @@ from ..cluster import Device
 from ..cost.work import Pricer
 from ..job import Job
 from ..trace import trace
+from ..trace.fused import prefer_fused
 from .clock import settle
 from .pulse import speed
 
@@ -148,7 +149,7 @@ def measure_waiting(device: torch.device) -> Waiting:
 def _step_seconds(job: Job, shape: tuple[int, ...], device: torch.device) -> tuple[float, float]:
     """Median seconds of forward and backward, and of the update."""
     model = job.model().to(device)
-    optimizer = job.optimizer(model.parameters())
+    optimizer = prefer_fused(job.optimizer(model.parameters()))
     x = torch.randn(BATCH, *shape, device=device)
     passes, updates = [], []
     for _ in range(STEPS + 2):

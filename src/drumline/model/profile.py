@@ -36,6 +36,9 @@ KINDS = {
 
 COMPUTE_KINDS = frozenset(list(KINDS)[:6])
 
+FALLBACK = {"attention": 0.5, "attention_backward": 0.4, "conv": 0.6, "conv_backward": 0.5, "recurrent": 0.3}
+"""The share of the matmul rate that other compute kernels reach, where no curve was measured."""
+
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -71,6 +74,16 @@ class Op:
     bytes: Affine
     """Read and written."""
     count: int = 1
+    output: Affine = Affine()
+    """Bytes of the values that it makes, in the forward: what keeping its result would cost."""
+    group: int = 0
+    """Operators of a layer with the same number above 0 are kept together or computed again together: they write one
+    value, or draw random numbers one after the other."""
+    again: str = ""
+    """Under recomputation: `always` computed again, since it cannot be kept; `never`, since nothing needs it; or free
+    to be chosen."""
+    handed: bool = False
+    """What it makes is what the layer hands on, which the next one keeps anyway."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from .plan import Plan
 
 HELD: dict[str, tuple[object, ...]] = {
     "zero": (0, 1, 2, 3),
-    "recompute": ("none", "full"),
+    "recompute": ("none", "selective", "full"),
     "offload": ("none", "optimizer", "all"),
     "precision": ("fp32", "tf32", "bf16", "fp16"),
     "backend": ("auto", "gloo", "nccl", "shm", "threads"),
@@ -22,7 +22,7 @@ HELD: dict[str, tuple[object, ...]] = {
 }
 """Keys of which some values are held by parity tests, every pair of them among each other."""
 
-FREE = frozenset({"dp", "shard", "micro", "bucket"})
+FREE = frozenset({"dp", "shard", "micro", "bucket", "chunk"})
 """Keys of which any value is held."""
 
 
@@ -78,6 +78,11 @@ CONFLICTS = (
     Conflict(
         "backend=threads with recompute", lambda p: p.backend == "threads" and p.recompute != "none",
         "the backward runs in one thread, where a norm would wait for the others for ever", "processes",
+    ),
+    Conflict(
+        "recompute=selective with compile", lambda p: p.recompute == "selective" and p.compile,
+        "a compiled layer is one operator: there is nothing to choose among, and the compiler chooses inside of it",
+        "recompute=full, or compile=false",
     ),
     Conflict(
         "backend=threads with compile", lambda p: p.backend == "threads" and p.compile,

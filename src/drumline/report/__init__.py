@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .run import Run, StepRecord
+from .run import Run
+from .steps import StepRecord
 
 __all__ = ["Run", "StepRecord"]

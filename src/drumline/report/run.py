@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ConfigDict
 
@@ -23,6 +21,7 @@ from ..model.profile import Profile
 from ..plan.plan import Plan
 from ..search.answer import Answer
 from ..timeline import Timeline
+from .steps import StepRecord, finite, read_steps, step_line
 
 T = TypeVar("T")
 
@@ -31,21 +30,6 @@ FORMAT = 1
 
 HEAD = "run.json"
 """Written last: a folder without it is not a run."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One applied step."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-    step: int
-    loss: float
-    """Mean over the global batch."""
-    grad_norm: float
-    seconds: float
-    samples: int
-    memory_bytes: float = 0.0
-    """Most bytes of tensors alive so far on one rank; 0 where it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +96,7 @@ class Run:
             "plan.toml": self.plan.save,
             "estimate.json": self.estimate.save,
             "answer.json": self.answer.save if self.answer else None,
-            "steps.jsonl": lambda path: files.write_text(path, "".join(map(_line, self.steps))),
+            "steps.jsonl": lambda path: files.write_text(path, "".join(map(step_line, self.steps))),
             "predicted.json": self.predicted.save,
             "measured.json": self.measured.save if self.measured else None,
         }
@@ -123,7 +107,7 @@ class Run:
                 _remove(folder / name)
         sums = {name: _sum(folder / name) for name, write in writers.items() if write}
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(_Head) if f.name not in ("format", "files")}
-        files.write_json(folder / HEAD, _finite({"format": FORMAT, **values, "files": sums}))
+        files.write_json(folder / HEAD, finite({"format": FORMAT, **values, "files": sums}))
         return folder
 
     @classmethod
@@ -148,7 +132,7 @@ class Run:
             plan=part("plan.toml", Plan.load),
             estimate=part("estimate.json", Estimate.load),
             answer=part("answer.json", Answer.load) if "answer.json" in head.files else None,
-            steps=part("steps.jsonl", _read_steps),
+            steps=part("steps.jsonl", read_steps),
             predicted=part("predicted.json", Timeline.load),
             measured=part("measured.json", Timeline.load) if "measured.json" in head.files else None,
         )
@@ -200,13 +184,6 @@ class _Head:
     memory_parts: dict[str, float]
     evaluation: dict[str, float]
     files: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """What steps.jsonl holds: all of it is checked at once, because a long training has many lines."""
-
-    lines: tuple[StepRecord, ...]
 
 
 def _read_head(folder: Path) -> _Head:
@@ -261,27 +238,6 @@ def _damaged(path: Path, read: Callable[[Path], T]) -> T:
         raise CorruptFile(f"{path} is damaged", where=e.where or str(path), rule=e.rule or e.what) from None
     except OSError as e:
         raise InputError(f"{path} cannot be read: {e.strerror}") from None
-
-
-def _read_steps(path: Path) -> tuple[StepRecord, ...]:
-    tables = []
-    for i, line in enumerate(files.read_text(path).splitlines(), start=1):
-        try:
-            tables.append(json.loads(line))
-        except (json.JSONDecodeError, RecursionError) as e:
-            raise CorruptFile(f"{path} is damaged", where=f"{path}, line {i}", rule=f"JSON: {e}") from None
-    return files.from_plain(_Steps, {"lines": tables}, str(path), CorruptFile).lines
-
-
-def _line(step: StepRecord) -> str:
-    return json.dumps(_finite(dataclasses.asdict(step)), allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    """A training may diverge: JSON has no NaN, so such a number is written as its name, and reads back as a number."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _remove(path: Path) -> None:

@@ -15,12 +15,15 @@ from ..plan import Plan
 from .batchnorm import Spanning, span_statistics
 from .compiling import compile_layers
 from .flat import FlatShard
+from .given import Given
 from .pieces import Part
 from .precision import HALVES
 from .recompute import recompute
 from .replicate import Replicate
+from .selective import recompute_selectively
 from .strategy import Strategy
 from .threads import Threads
+from .tiling import tile
 from .unused import unused_parameters
 from .weights import fill, seeded_model, shape_of_model
 from .zero import Shard
@@ -71,18 +74,21 @@ def build(
     dtype: torch.dtype | None,
 ) -> Built:
     """Build the model on this rank."""
-    sharded = plan.zero == 3 and plan.processes > 1
+    # a model that was given is here already, equal on every rank, and is sharded where it is
+    sharded = plan.zero == 3 and plan.processes > 1 and not isinstance(job.model, Given)
     host = plan.offload == "all" and device.type != "cpu"
-    source = seeded_model(job, dtype) if not sharded or dist.get_rank(group) == 0 else None
+    if isinstance(job.model, Given):
+        source: nn.Module | None = job.model.take(dtype)
+    else:
+        source = seeded_model(job, dtype) if not sharded or dist.get_rank(group) == 0 else None
     model = shape_of_model(job, dtype) if sharded else source
     assert model is not None
     if not sharded and not host:
         model.to(device)
     parts: Mapping[str, Part] = {}
     if plan.chunk > 1:
-        from .tiling import tile
-
-        parts = tile(model, plan.chunk)
+        # threads lay their outputs side by side, which asks for all of the logits anyway
+        parts = tile(model, plan.chunk, lazy=plan.backend != "threads")
     # torch's own BatchNorm refuses the half-precision weights that a sharded plan gathers
     own = plan.processes > 1 or (plan.zero == 3 and plan.precision in HALVES)
     norms = span_statistics(model, group) if own else []
@@ -90,6 +96,8 @@ def build(
         compile_layers(model)
     if plan.recompute == "full":
         recompute(model)
+    elif plan.recompute == "selective":
+        recompute_selectively(model, device.type)
     module = strategy.wrap(model)
     if sharded:
         fill(model, source, group, device, parts=parts, host=host)

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ..comm.environment import Place, connect, device_of
+from ..data.loader import Loader
 from ..data.stream import Batch, Micro, Stream, split
-from ..errors import GaveUp, JobError, PlanError
+from ..errors import JobError, PlanError
 from ..job import Job, guard
 from ..plan import Plan, check
 from ..trace.fake import call
 from .build import build, choose
 from .elementwise import check_elementwise
+from .guard import Guard, Guards
+from .moving import Moving
 from .pieces import Part, Piece, assemble, kinds_of, rename
 from .precision import computing, multiplying, to_device
+from .record import Recorder
 from .scaler import LossScale
 from .update import Update
 from .weights import seed_everything
 
+if TYPE_CHECKING:
+    from .checkpoint import Loaded, Saver
+
 
 def initialize(
-    job: Job, plan: Plan | str | None = None, *, dtype: torch.dtype | None = None, threads: int | None = None
-) -> Engine:
+    job: Job, plan: Plan | str | None = None, *, dtype: torch.dtype | None = None, threads: int | None = None,
+    guards: Guards | None = None,
+) -> Engine:  # fmt: skip
     """Set a job up on this rank: under `drumline train`, torchrun, srun or mpiexec, in `dl.spawn`, or all alone.
 
-    Without a plan, every rank is a replica. `dtype` casts the model and its data (verification uses float64).
+    Without a plan, every rank is a replica. `dtype` casts the model and its data (verification uses float64). `guards`
+    say what happens when a number is not finite, and how often replicas are compared.
     """
     if isinstance(plan, str):
         plan = Plan.parse(plan)
-    where = connect(backend=plan.backend if plan else "auto")
+    where = connect(backend=plan.backend if plan and plan.backend != "threads" else "auto")
     if plan is None:
         plan = Plan(dp=where.size)
     check(plan)
@@ -55,30 +64,41 @@ def initialize(
     device = device_of(where)
     if threads and device.type == "cpu":
         torch.set_num_threads(threads)
-    return Engine(job, plan, where=where, device=device, dtype=dtype)
+    return Engine(job, plan, where=where, device=device, dtype=dtype, guards=guards)
 
 
 class Engine:
     """A job under a plan. Made by `initialize`."""
 
-    def __init__(self, job: Job, plan: Plan, *, where: Place, device: torch.device, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, job: Job, plan: Plan, *, where: Place, device: torch.device, dtype: torch.dtype | None,
+        guards: Guards | None = None,
+    ) -> None:  # fmt: skip
         self.job, self.plan, self.device, self.dtype = job, plan, device, dtype
         self.rank, self.ranks = where.rank, where.size
         self.steps = 0
         """Optimizer steps applied so far."""
         self.position = 0
-        """Batches of the job's data used so far."""
-        self.clock: dict[str, float] = {}
-        """Seconds by phase of the last step, on the host: a GPU may still compute what it was told."""
+        """Batches of the job's data used so far; those that were skipped are in it."""
+        self.guard = Guard(guards or Guards())
+        self.note = ""
+        """What a person should know of the last step: that its loss is a spike, or why it was skipped."""
+        self.local_loss = torch.zeros(())
+        """The sum of this rank's own losses of the last step."""
         self.grad_norm = 0.0
         """Global norm of the last step's gradients, before clipping."""
         if plan.zero or plan.chunk > 1:
             check_elementwise(job, str(plan))
         self.strategy, self.group = choose(job, plan, device)
+        self.record = self.strategy.record = Recorder(self.rank, device, self.group)
+        """What the last steps did, and when."""
         built = build(job, plan, self.strategy, self.group, device, dtype)
         self.model, self.module, self._norms = built.model, built.module, built.norms
         """The user's module, under its own names; what is called; norms whose statistics span the ranks."""
+        self._parts = built.parts
         self.module.train()
+        self.moving = Moving(self.model)
+        """The buffers as they were before the step."""
         self.kinds = kinds_of(self.model, built.parts)
         """Every parameter of the user's model, whole."""
         held = rename(self.strategy.pieces(), built.parts)
@@ -90,6 +110,7 @@ class Engine:
             self.strategy, device=device, offload=plan.offload == "optimizer",
         )  # fmt: skip
         self.scaler = LossScale() if plan.precision == "fp16" else None
+        self.saver: Saver | None = None
         self.stream = Stream(job, guard(job.data, "the job's data()"), dp=self.ranks, index=self.rank, micro=plan.micro)
 
     @property
@@ -107,12 +128,32 @@ class Engine:
         """The job's learning-rate scheduler, or None."""
         return self.update.schedule
 
+    @property
+    def clock(self) -> dict[str, float]:
+        """Seconds by phase of the last step."""
+        return self.record.clock()
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were not applied, because they were not finite."""
+        return self.position - self.steps
+
+    @property
+    def spans(self) -> bool:
+        """Whether a rank's outputs depend on other ranks' samples: statistics of norms do."""
+        return bool(self._norms) and self.ranks > 1
+
+    def own_name(self, name: str) -> str:
+        """A parameter's name in the user's model, where the plan has cut it into parts."""
+        return self._parts[name].name if name in self._parts else name
+
     def data(self, steps: int | None = None) -> Iterator[Batch]:
         """This rank's slices of the next batches: the job's number of steps unless told otherwise."""
-        for _ in range(self.job.steps if steps is None else steps):
-            with self._phase("data"):
-                batch = self.stream.batch(self.position)
-            yield batch
+        with Loader(self.stream, workers=self.job.workers, pin=self.device.type == "cuda") as loader:
+            for _ in range(self.job.steps if steps is None else steps):
+                with self._phase("data"):
+                    batch = loader.batch(self.position)
+                yield batch
 
     def step(self, batch: Any) -> float:
         """One optimizer step on this rank's slice; the mean loss over all ranks.
@@ -120,19 +161,31 @@ class Engine:
         Takes what `data()` yields, or (input, target) of the caller's own loader.
         """
         batch = batch if isinstance(batch, Batch) else self._own_batch(batch)
-        buffers = [b.clone() for b in self.model.buffers()] if self.scaler else []
+        self.record.begin(batch.step)
+        self.moving.keep()
+        self.note = ""
         while True:
             loss, factor = self.gradients_of(batch)
-            if math.isfinite(self.grad_norm):
+            if self.guard.finite(loss, self.grad_norm):
+                self._apply(loss, factor)
                 break
-            self._overflowed(buffers)
+            if self.scaler is None or not math.isfinite(loss):
+                self.note = f"skipped: {self.guard.bad(self, batch, loss, self.grad_norm)}"
+                break
+            self._overflowed(self.scaler)
+        self.position += 1
+        self.record.end()
+        return loss
+
+    def _apply(self, loss: float, factor: float) -> None:
+        """A good step: look whether the replicas agree, when it is time, and update."""
         with self._phase("optimizer"):
+            self.guard.compare(self)
             self.update.apply(factor, self.grad_norm, self.gradients_ready)
         if self.scaler:
             self.scaler.went_well()
         self.steps += 1
-        self.position += 1
-        return loss
+        self.note = self.guard.spike(loss)
 
     def gradients_of(self, batch: Batch) -> tuple[float, float]:
         """Forward and backward of every micro-batch: the mean loss, and what the gradients are to be multiplied by.
@@ -152,10 +205,12 @@ class Engine:
                     # the sum over the ranks is divided by `divides`, so each contributes that many times its own
                     (total * (self.strategy.divides * scale / batch.samples)).backward()
                 sums[:2] += torch.stack([total.detach().double(), weight])
+        self.local_loss = sums[0].clone()
         with self._phase("communication"):
             sums[2] = self.strategy.unseen()
             if self.ranks > 1:
-                dist.all_reduce(sums, group=self.group)
+                with self.record.message("all_reduce", sums):
+                    dist.all_reduce(sums, group=self.group)
             self.strategy.gather_gradients()
             loss_sum, weight_sum, unseen, square = torch.cat([sums, self.update.square()]).tolist()
             if unseen:
@@ -163,24 +218,15 @@ class Engine:
         if not weight_sum:
             raise JobError(f"step {self.steps}: the batch has no weight", rule="the weights of a batch add up to > 0")
         loss = float(loss_sum / weight_sum)
-        if not math.isfinite(loss):  # before the update, so that the weights are those of the last good step
-            self.strategy.forget()
-            raise GaveUp(f"the loss is {loss} at step {self.steps}", rule="training goes on while the loss is finite")
         factor = (batch.samples / weight_sum if weighted else 1.0) / scale
         self.grad_norm = factor * math.sqrt(square) if square >= 0 else math.nan
         return loss, factor
 
-    def _overflowed(self, buffers: list[torch.Tensor]) -> None:
+    def _overflowed(self, scaler: LossScale) -> None:
         """The gradients are not finite: in fp16 the scale was too large, and the batch is run again."""
         self.strategy.forget()
-        if self.scaler is None:
-            raise GaveUp(
-                f"the norm of the gradients is {self.grad_norm} at step {self.steps}",
-                rule="training goes on while the gradients are finite",
-            )
-        self.scaler.overflowed()
-        for b, before in zip(self.model.buffers(), buffers, strict=True):
-            b.copy_(before)
+        self.moving.undo()
+        scaler.overflowed()
 
     def begin(self, micro: Micro) -> None:
         """Tell the norms whether this rank's slice of a micro-batch counts."""
@@ -213,6 +259,34 @@ class Engine:
 
         return evaluate(self, dataset)
 
+    def save(self, folder: str | Path, *, keep: int = 2, wait: bool = True) -> Path | None:
+        """Save everything to a new checkpoint in `folder`, all ranks together; the newest `keep` stay there.
+
+        Without `wait` this returns when everything is copied, and the training goes on while it is written; what goes
+        wrong then is raised by the next save, or by `finish_saves`.
+        """
+        from .checkpoint import saver_of
+
+        return saver_of(self, folder, keep=keep).save(wait=wait)
+
+    def finish_saves(self) -> None:
+        """Wait for what is being written, raise what went wrong, and let other jobs write to the folder."""
+        saver, self.saver = self.saver, None
+        if saver is not None:
+            saver.close()
+
+    def load(self, path: str | Path, *, other_data: bool = False) -> Loaded:
+        """Go on from a checkpoint, or from the newest whole one in a folder, whatever plan it was saved under."""
+        from .checkpoint import load
+
+        return load(self, path, other_data=other_data)
+
+    def load_weights(self, path: str | Path, *, strict: bool = True) -> None:
+        """Take the weights alone: of a checkpoint, a safetensors file, a folder of Hugging Face's, or a .pt file."""
+        from .checkpoint.weights import load_weights
+
+        load_weights(self, path, strict=strict)
+
     def _own_batch(self, batch: Any) -> Batch:
         """A batch of the caller's own loader: this rank's samples, along the first dim."""
         if not isinstance(batch, tuple | list) or len(batch) != 2:
@@ -233,12 +307,8 @@ class Engine:
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         """Clock a part of the step, and name it in traces."""
-        if name == "data":
-            self.clock = {}
-        start = time.perf_counter()
-        with torch.profiler.record_function(f"drumline:{name}"):
+        with torch.profiler.record_function(f"drumline:{name}"), self.record.phase(name):
             yield
-        self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - start
 
 
 def _trained(model: nn.Module, parts: Mapping[str, Part]) -> set[str]:

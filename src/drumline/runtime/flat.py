@@ -12,6 +12,7 @@ With `shard` < `dp`, the shards' gradients are then summed over the replicas of 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from torch import nn
 
 from ..plan import Plan
 from .pieces import Piece
+from .scatter import reduce_scatter
 from .strategy import Strategy
 
 FIRST_BUCKET = 2**20
@@ -29,9 +31,8 @@ FIRST_BUCKET = 2**20
 IN_FLIGHT = 2
 """Buckets of zero=2 whose gradients may be on the way at once."""
 
-_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-"""Newer releases of torch have new names for them."""
+"""Newer releases of torch have a new name for it."""
 
 
 class Bucket:
@@ -111,7 +112,8 @@ class FlatShard(Strategy):
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[nn.Parameter, Bucket] = {}
         self._pieces: list[tuple[Piece, Bucket, slice]] = []
-        self._flights: list[tuple[Bucket, torch.Tensor, Any]] = []
+        self._flights: list[tuple[Bucket, torch.Tensor, torch.Tensor, Any]] = []
+        """What is on the way: a bucket, its whole gradients, where this rank's shard goes, what to wait for."""
         self._launched = 0
         self._sends = False
 
@@ -123,7 +125,7 @@ class FlatShard(Strategy):
             self._buckets.append(bucket)
             for _, p in parameters:
                 self._bucket_of[p] = bucket
-                p.register_post_accumulate_grad_hook(self._came)
+                p.register_post_accumulate_grad_hook(_told(weakref.ref(self)))
         self._pieces = [(piece, b, place) for b in self._buckets for piece, place in b.pieces()]
         return model
 
@@ -165,10 +167,13 @@ class FlatShard(Strategy):
             if not self._holds:
                 self._land(IN_FLIGHT - 1)
             buffer = bucket.complete(bucket.seen if self._holds else bucket.arrived)
-            work = None
+            mine, work = buffer[bucket.own], None
             if dist.get_world_size(self.group) > 1:
-                work = _scatter(buffer[bucket.own], buffer, group=self.group, async_op=True)
-            self._flights.append((bucket, buffer, work))
+                if not self._holds:
+                    mine = torch.empty_like(mine)  # it outlives the buffer
+                work = reduce_scatter(mine, buffer, group=self.group, async_op=True)
+                work = self.tell("reduce_scatter", work, buffer)
+            self._flights.append((bucket, buffer, mine, work))
             if not self._holds:
                 bucket.buffer = None  # it lives as long as its flight
         self._launched = max(self._launched, until)
@@ -176,14 +181,11 @@ class FlatShard(Strategy):
     def _land(self, left: int) -> None:
         """Wait until no more than `left` buckets are on the way."""
         while len(self._flights) > left:
-            bucket, buffer, work = self._flights.pop(0)
+            bucket, _, mine, work = self._flights.pop(0)
             if work is not None:
                 work.wait()
-            mine = buffer[bucket.own]
-            if self._holds:
+            if self._holds or bucket.reduced is None:
                 bucket.reduced = mine
-            elif bucket.reduced is None:
-                bucket.reduced = mine.clone()
             else:
                 bucket.reduced += mine
 
@@ -195,7 +197,10 @@ class FlatShard(Strategy):
     def gather_gradients(self) -> None:
         self._land(0)
         if self._replica is not None:
-            works = [dist.all_reduce(b.reduced, group=self._replica, async_op=True) for b in self._buckets]
+            works = [
+                self.tell("all_reduce", dist.all_reduce(b.reduced, group=self._replica, async_op=True), b.flat[b.own])
+                for b in self._buckets
+            ]
             for work in works:
                 work.wait()
         for piece, bucket, place in self._pieces:
@@ -219,7 +224,10 @@ class FlatShard(Strategy):
     def updated(self) -> None:
         self.forget()
         if dist.get_world_size(self.group) > 1:
-            works = [_gather(b.flat, b.flat[b.own], group=self.group, async_op=True) for b in self._buckets]
+            works = [
+                self.tell("all_gather", _gather(b.flat, b.flat[b.own], group=self.group, async_op=True), b.flat)
+                for b in self._buckets
+            ]
             for work in works:
                 work.wait()
 
@@ -234,6 +242,17 @@ class FlatShard(Strategy):
             bucket.seen.clear()
             for p in bucket.places:
                 p.grad = None
+
+
+def _told(strategy: weakref.ref[FlatShard]) -> Callable[[torch.Tensor], None]:
+    """A parameter's hook, which does not keep the strategy alive: torch holds hooks where no collector looks."""
+
+    def came(p: torch.Tensor) -> None:
+        owner = strategy()
+        if owner is not None:
+            owner._came(p)
+
+    return came
 
 
 def _in_buckets(model: nn.Module, largest: int) -> Iterator[list[tuple[str, nn.Parameter]]]:

@@ -15,32 +15,46 @@ from torch import nn
 from .pieces import Piece
 
 
-def to_host(piece: Piece) -> Piece:
-    """The piece with its value in host memory."""
-    pin = piece.value.device.type == "cuda"
-    twin = torch.empty(piece.value.shape, dtype=piece.value.dtype, pin_memory=pin)
-    twin.copy_(piece.value.detach())
-    return replace(piece, value=nn.Parameter(twin), home=piece.value.detach())
+class Host:
+    """The host's side of a rank's pieces: twins of their values, and room for their gradients, in pinned memory."""
 
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self.pieces = [_twin(piece) for piece in pieces]
+        """What the optimizer updates; `home` is where each goes back to."""
+        self._rooms = [_room(piece.value, piece.home) for piece in self.pieces]
 
-@torch.no_grad()
-def gradients_down(pieces: Iterable[Piece], gradients: Iterable[torch.Tensor | None]) -> None:
-    """Give the host's values the gradients of the device."""
-    device: torch.device | None = None
-    for piece, gradient in zip(pieces, gradients, strict=True):
-        if gradient is None:
+    @torch.no_grad()
+    def gradients_down(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        """Give the host's values the gradients of the device."""
+        device: torch.device | None = None
+        for piece, room, gradient in zip(self.pieces, self._rooms, gradients, strict=True):
+            piece.value.grad = None if gradient is None else room.copy_(gradient, non_blocking=True)
+            device = device if gradient is None else gradient.device
+        if device is not None and device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def values_up(self) -> None:
+        """Bring the updated values back to the device, and forget the gradients."""
+        values_up(self.pieces)
+        for piece in self.pieces:
             piece.value.grad = None
-            continue
-        device = gradient.device
-        place = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=device.type == "cuda")
-        piece.value.grad = place.copy_(gradient, non_blocking=True)
-    if device is not None and device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @torch.no_grad()
 def values_up(pieces: Iterable[Piece]) -> None:
-    """Bring the updated values back to the device."""
+    """Bring offloaded values back to the device."""
     for piece in pieces:
         assert piece.home is not None
         piece.home.copy_(piece.value, non_blocking=True)
+
+
+def _twin(piece: Piece) -> Piece:
+    """The piece with its value in host memory."""
+    home = piece.value.detach()
+    value = _room(home, home).copy_(home)
+    return replace(piece, value=nn.Parameter(value), home=home)
+
+
+def _room(like: torch.Tensor, home: torch.Tensor | None) -> torch.Tensor:
+    pinned = home is not None and home.device.type == "cuda"
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=pinned)

@@ -14,13 +14,14 @@ from torch import nn
 
 from ..errors import JobError
 from ..job import Job, guard
+from ..trace.fused import prefer_fused
 from .pieces import Kind, Piece
 
 
 def make_optimizer(job: Job, pieces: Sequence[Piece], kinds: Mapping[str, Kind]) -> torch.optim.Optimizer:
     """Call the job's optimizer(). `pieces` and `kinds` are those of the trained parameters."""
-    if all(p.everywhere and p.value.shape == p.shape for p in pieces) and len(pieces) == len(kinds):
-        return _made(job, [p.value for p in pieces])
+    if all(p.everywhere and p.is_whole for p in pieces) and len(pieces) == len(kinds):
+        return prefer_fused(_made(job, [p.value for p in pieces]))
     device = pieces[0].value.device if pieces else torch.device("cpu")
     stand_ins = {
         name: nn.Parameter(torch.zeros((), dtype=kind.dtype, device=device).expand(kind.shape))
@@ -39,7 +40,7 @@ def make_optimizer(job: Job, pieces: Sequence[Piece], kinds: Mapping[str, Kind])
     for p, state in began.items():  # Adagrad has a state before its first step
         for piece in by_name.get(names[p], ()):
             optimizer.state[piece.value] = {key: _part(value, piece) for key, value in state.items()}
-    return optimizer
+    return prefer_fused(optimizer)
 
 
 def _made(job: Job, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -109,9 +109,9 @@ class Probe:
     def _ends(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             self._marks.append(("", time.perf_counter()))
-            found = [t for t in tensors(output) if t.requires_grad]
+            found = [t.grad_fn for t in tensors(output) if t.grad_fn is not None]
             if found:  # its backward begins when the gradient of its output is there
-                found[0].register_hook(lambda g: self._marks.append((f"backward {name}", time.perf_counter())))
+                found[0].register_prehook(lambda g: self._marks.append((f"backward {name}", time.perf_counter())))
 
         return hook
 

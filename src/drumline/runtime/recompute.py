@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -12,31 +12,43 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import PlanError
-from ..trace.layers import layers_of
+from ..trace.layers import LayerSpec, layers_of
+
+Contexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
 
 
 def recompute(model: nn.Module) -> None:
     """Make every layer that holds other modules compute its forward again in the backward."""
-    layers = [spec.module for spec in layers_of(model) if spec.composite]
+    for spec in recomputed_layers(model, "full"):
+        recompute_layer(spec.module, functools.partial(_contexts, spec.module))
+
+
+def recomputed_layers(model: nn.Module, word: str) -> list[LayerSpec]:
+    """The layers that recomputation works on."""
+    layers = [spec for spec in layers_of(model) if spec.composite]
     if not layers:
         raise PlanError(
-            f"recompute=full saves nothing for {type(model).__name__}",
+            f"recompute={word} saves nothing for {type(model).__name__}",
             rule="a layer that holds other modules keeps less than they do; this model has none",
             fix="recompute=none, or group the modules into blocks",
         )
-    for module in layers:
-        module.forward = functools.partial(  # the name of the module must not change
-            checkpoint, module.forward, use_reentrant=False, context_fn=functools.partial(_contexts, module)
-        )
+    return layers
+
+
+def recompute_layer(module: nn.Module, contexts: Contexts) -> None:
+    """Run a layer's forward within the first context, and once more within the second when its backward begins."""
+    module.forward = functools.partial(  # the name of the module must not change
+        checkpoint, module.forward, use_reentrant=False, context_fn=contexts
+    )
 
 
 def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     moved: list[tuple[torch.Tensor, torch.Tensor]] = []
-    return _first(module, moved), _again(moved)
+    return first_time(module, moved), once_more(moved)
 
 
 @contextmanager
-def _first(module: nn.Module, moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+def first_time(module: nn.Module, moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
     """Remember the buffers that the forward moves (running statistics, vectors of a spectral norm) as they were."""
     # torch's norms move theirs without counting it as a change
     norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.training]
@@ -47,7 +59,7 @@ def _first(module: nn.Module, moved: list[tuple[torch.Tensor, torch.Tensor]]) ->
 
 
 @contextmanager
-def _again(moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+def once_more(moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
     """The second forward starts from what the first started from, and leaves what the first left."""
     now = [b.clone() for b, _ in moved]
     for b, old in moved:

@@ -37,11 +37,12 @@ class Replicate(Strategy):
     def __init__(self, group: dist.ProcessGroup, plan: Plan, *, unused: bool) -> None:
         self._ranks, self._plan, self._unused = group, plan, unused
         self._model: nn.Module
+        self._parameters: list[nn.Parameter] = []
         self._ddp: DistributedDataParallel | None = None
         self.divides = dist.get_world_size(group)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._model = model
+        self._model, self._parameters = model, list(model.parameters())
         if dist.get_world_size(self._ranks) == 1:
             return model
         device = next(model.parameters()).device
@@ -57,6 +58,8 @@ class Replicate(Strategy):
             **_BUFFERS,
         )
         compress(self._ddp, self._plan.compress, self._ranks)
+        if self.record and self._plan.compress == "none" and self.record.watch_buckets(self._ddp, self._ranks):
+            self.divides = 1
         return self._ddp
 
     def pieces(self) -> list[Piece]:
@@ -77,5 +80,5 @@ class Replicate(Strategy):
         self.forget()
 
     def forget(self) -> None:
-        for p in self._model.parameters():
+        for p in self._parameters:
             p.grad = None

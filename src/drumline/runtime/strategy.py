@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from .pieces import Piece
+from .record import Recorder
 
 
 class Strategy(ABC):
@@ -23,6 +25,8 @@ class Strategy(ABC):
     """By what the sum of the ranks' gradients is divided."""
     group: dist.ProcessGroup | None = None
     """The ranks over which the pieces of a parameter lie; None where every rank holds all of them."""
+    record: Recorder | None = None
+    """Is told of the strategy's messages."""
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -62,5 +66,10 @@ class Strategy(ABC):
     def add_up(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks of a number that was computed from what each holds of the gradients."""
         if self.group is not None and dist.get_world_size(self.group) > 1:
-            dist.all_reduce(value, group=self.group)
+            with self.record.message("all_reduce", value) if self.record else nullcontext():
+                dist.all_reduce(value, group=self.group)
         return value
+
+    def tell(self, name: str, work: Any, tensor: torch.Tensor) -> Any:
+        """A message has been sent: the recorder follows it. Gives back what is to be waited for."""
+        return work if self.record is None else self.record.follow(name, work, tensor)

@@ -35,9 +35,10 @@ class Threads(Strategy):
         count = torch.cuda.device_count() if device.type == "cuda" else 1
         self._devices = [torch.device(device.type, i % count) if count > 1 else device for i in range(replicas)]
         self._model: nn.Module
+        self._parameters: list[nn.Parameter] = []
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._model = model
+        self._model, self._parameters = model, list(model.parameters())
         return _Scattered(model, self._devices)
 
     def pieces(self) -> list[Piece]:
@@ -54,7 +55,7 @@ class Threads(Strategy):
         self.forget()
 
     def forget(self) -> None:
-        for p in self._model.parameters():
+        for p in self._parameters:
             p.grad = None
 
 

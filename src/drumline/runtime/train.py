@@ -7,35 +7,59 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from ..data.stream import Batch
+from ..trace.kinds import tensors
+from .checkpoint.during import Keeper, Saves, steps_left
 from .engine import Engine
+from .guard import nothing_to_compare
 from .probe import Probe
+from .slowest import EVERY, slowest
 
 WARM_UP = 2
 """Steps that are not counted in the measured step time; the next one is looked at under the profiler."""
 
+Emit = Callable[[dict[str, Any]], None]
 
-def train(engine: Engine, emit: Callable[[dict[str, Any]], None], *, steps: int, evaluate: bool) -> dict[str, Any]:
+
+def train(
+    engine: Engine, emit: Emit, *, steps: int, evaluate: bool, saves: Saves | None = None
+) -> dict[str, Any]:
     """One rank's whole run: `emit` gets a record per step from the first rank."""
+    keeper = Keeper(engine, saves, lambda text: emit({"said": text})) if saves is not None else None
+    if keeper is not None:
+        keeper.begin()
+    left = steps_left(engine, steps)
     probe = Probe(engine)
-    probed = min(WARM_UP, steps - 1)
+    probed = min(WARM_UP, left - 1)
     seconds: list[float] = []
     waits: list[float] = []
+    _begin(engine, emit)
+    first = engine.position
     asked = time.perf_counter()
-    for batch in engine.data(steps):
+    for i, batch in enumerate(engine.data(left)):
         waits.append(time.perf_counter() - asked)
-        number = engine.steps
         start = time.perf_counter()
-        loss = probe.run(batch) if number == probed else engine.step(batch)
+        loss = probe.run(batch) if i == probed else engine.step(batch)
         seconds.append(time.perf_counter() - start)
+        numbers = engine.record.numbers[-EVERY:] if i % EVERY == EVERY - 1 else ()
+        slow = slowest(engine, [n for n in numbers if n != first + probed]) if numbers else None
         if engine.rank == 0:
             emit(
                 {
-                    "step": number, "loss": loss, "grad_norm": engine.grad_norm, "seconds": seconds[-1],
-                    "samples": batch.samples, "memory_bytes": probe.peak_bytes, "data_seconds": waits[-1],
-                    "probed": number == probed,
+                    "step": batch.step, "loss": loss, "grad_norm": engine.grad_norm, "seconds": seconds[-1],
+                    "samples": batch.samples, "tokens": tokens(batch), "memory_bytes": _memory(engine, probe),
+                    "data_seconds": waits[-1], "probed": i == probed, "slowest": slow, "skipped": engine.skipped,
+                    "note": engine.note, "checkpoint_age": _checkpoint_age(engine),
                 }
             )  # fmt: skip
+        if keeper is not None and keeper.after_step():
+            break
         asked = time.perf_counter()
+    preempted = keeper is not None and keeper.preempted
+    if keeper is not None:
+        keeper.end()
     counted = [t for i, t in enumerate(seconds) if i > probed] or seconds[-1:]
     return {
         "step_seconds": statistics.median(counted),
@@ -44,6 +68,47 @@ def train(engine: Engine, emit: Callable[[dict[str, Any]], None], *, steps: int,
         "parts": probe.parts,
         "spans": probe.spans,
         "probed": probed,
-        "evaluation": engine.evaluate() if evaluate else {},
+        "last": engine.record.spans(),
+        "seconds_by_phase": _by_phase(engine, first + probed),
+        "evaluation": engine.evaluate() if evaluate and not preempted else {},
+        "preempted": preempted,
         "device": engine.device.type,
     }
+
+
+def _begin(engine: Engine, emit: Emit) -> None:
+    """Say before the first step what a guard that was asked for cannot do under this plan."""
+    why = nothing_to_compare(engine) if engine.guard.guards.vote else ""
+    if why and engine.rank == 0:
+        emit({"said": f"--vote: {why}"})
+
+
+def tokens(batch: Batch) -> int:
+    """Tokens in the whole batch, where its inputs are rows of whole numbers; else 0."""
+    found = [t for t in tensors(batch.micros[0].input) if t.dim() == 2] if batch.micros else []
+    if not found or found[0].is_floating_point() or found[0].dtype == torch.bool:
+        return 0
+    return batch.samples * found[0].shape[1]
+
+
+def _by_phase(engine: Engine, probed: int) -> dict[str, float]:
+    """The median seconds of each phase over the steps that are remembered, without those that were not yet warm."""
+    clocks = [engine.record.clock(n) for n in engine.record.numbers if n > probed]
+    names = dict.fromkeys(name for clock in clocks for name in clock)
+    return {name: statistics.median(clock.get(name, 0.0) for clock in clocks) for name in names}
+
+
+def _checkpoint_age(engine: Engine) -> float | None:
+    """Seconds since the newest checkpoint of this run was complete."""
+    last = engine.saver.last if engine.saver is not None else None
+    try:
+        return None if last is None else max(0.0, time.time() - last.stat().st_mtime)
+    except OSError:  # somebody has moved it
+        return None
+
+
+def _memory(engine: Engine, probe: Probe) -> float:
+    """Most bytes of tensors alive so far: CUDA's allocator knows it at any time, on a CPU the profiled step tells."""
+    if engine.device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(engine.device))
+    return probe.peak_bytes

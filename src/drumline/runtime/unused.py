@@ -9,10 +9,13 @@ import torch
 from ..errors import DrumlineError
 from ..job import Job
 from ..trace.fake import call, fake_batch, fake_mode, fake_model, first_sample
+from .given import Absent
 
 
 def unused_parameters(job: Job) -> bool:
     """True when a fake step leaves a parameter without a gradient, or cannot be run (then anything may happen)."""
+    if isinstance(job.loss, Absent):  # the loop has it, and we cannot see it
+        return True
     mode = fake_mode()
     try:
         sample = first_sample(job)

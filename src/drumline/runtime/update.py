@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ..job import Job, guard
-from .offload import gradients_down, to_host, values_up
+from .offload import Host
 from .optimizer import make_optimizer
 from .pieces import Kind, Piece
 from .strategy import Strategy
@@ -23,8 +23,8 @@ class Update:
         self._clip, self._strategy, self._device = job.clip, strategy, device
         self._here = pieces
         """What the strategy gives gradients to."""
-        self._offloaded = offload and device.type != "cpu"
-        self.pieces = [to_host(p) for p in pieces] if self._offloaded else pieces
+        self._host = Host(pieces) if offload and device.type != "cpu" else None
+        self.pieces = self._host.pieces if self._host else pieces
         """What the optimizer updates."""
         self.optimizer = make_optimizer(job, self.pieces, kinds)
         self.schedule = guard(job.schedule, "the job's schedule()", self.optimizer) if job.schedule else None
@@ -34,7 +34,7 @@ class Update:
         gradients = self._gradients()
         total = torch.zeros(1, dtype=torch.float64, device=self._device)
         if gradients:
-            norms = torch.stack([n.double() for n in torch._foreach_norm(gradients)])
+            norms = torch.stack(torch._foreach_norm(gradients)).double()
             total = norms.square().sum(0, keepdim=True).to(self._device)
         return self._strategy.add_up(total)
 
@@ -45,13 +45,11 @@ class Update:
         if factor != 1.0:
             torch._foreach_mul_(self._gradients(), factor)
         ready()
-        if self._offloaded:
-            gradients_down(self.pieces, [p.value.grad for p in self._here])
+        if self._host:
+            self._host.gradients_down([p.value.grad for p in self._here])
         self.optimizer.step()
-        if self._offloaded:
-            values_up(self.pieces)
-            for p in self.pieces:
-                p.value.grad = None
+        if self._host:
+            self._host.values_up()
         if self.schedule is not None:
             self.schedule.step()
         self._strategy.updated()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ..job import Job
 from ..plan import Plan
 from .compare import Finding, compare_gradients, compare_outputs, gather, largest_error
+from .compiling import inside_compiled
 from .engine import Engine, initialize
 from .reference import run_reference
 from .witness import Witness, without_dropout
@@ -31,7 +32,8 @@ a BatchNorm, whose true gradient is zero, comes out at some 1e-4 of the largest.
 COMPRESSED = {"fp16": 1e-2, "powersgd": 0.25}
 """The largest relative error of any step's loss that passes where gradients are compressed, which is no exact plan."""
 
-_COMPUTES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+COMPUTES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""The type that a precision is judged in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Verification:
 
 def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
     """Run on every rank of the plan; the first rank gets the result."""
-    dtypes = ["float64", _COMPUTES[plan.precision]]
+    dtypes = ["float64", COMPUTES[plan.precision]]
     parts: dict[str, dict[str, float]] = {}
     finding: Finding | None = None
     notes: set[str] = set()
@@ -101,48 +103,63 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    losses: list[float]
+    parameters: dict[str, torch.Tensor]
+    witness: Witness
+
+
 def _compare(
     engine: Engine, steps: int, exact: bool, notes: set[str]
 ) -> tuple[dict[str, float], Finding | None, float] | None:
     """Run plan and reference in one type; the first rank gets the errors, where they begin, and that of all losses."""
-    mine = Witness()
-    with without_dropout(engine.model) as dropout:
-        losses = _run_plan(engine, steps, mine)
-    if dropout:
-        notes.add("dropout was set to 0")
+    mine = run_plan(engine, steps, notes)
     present = torch.tensor([float(m.samples > 0) for m in engine.stream.batch(0).micros])
-    outputs = gather(engine, mine.outputs, present)
-    output_gradients = gather(engine, mine.output_gradients, present)
-    whole = mine.gradients
-    final = {k: p.cpu().clone() for k, p in engine.whole_parameters().items()}
+    outputs = gather(engine, mine.witness.outputs, present)
+    output_gradients = gather(engine, mine.witness.output_gradients, present)
     if engine.rank > 0:
         dist.barrier()
         return None
-    theirs = Witness()
-    reference_losses, model = _run_reference(engine, steps, theirs)
-    computed = "float64" if exact else _COMPUTES[engine.plan.precision]
+    theirs = run_one_device(engine, steps)
+    computed = computed_in(engine)
+    parts, later = errors_of(mine, theirs, computed)
     bound, share = BOUNDS[computed], SHARES[computed]
-    off = [abs(a - b) / max(abs(b), 1e-300) for a, b in zip(losses, reference_losses, strict=True)]
-    parts = {
-        "losses": max(off) if exact else off[0],
-        "gradients": largest_error(whole[0], theirs.gradients[0], share),
-    }
-    updated = {k: p.detach() for k, p in model.named_parameters()}
-    if exact:
-        parts["last gradients"] = largest_error(whole[-1], theirs.gradients[-1])
-        final = _settled(final, updated, theirs.largest)
-        parts["parameters"] = largest_error(final, updated)
     # a gradient seen by a rank is that of its own loss, which counts `ranks` times (they are averaged)
-    finding = compare_outputs(outputs, theirs.outputs, bound, share)
+    finding = compare_outputs(outputs, theirs.witness.outputs, bound, share)
     finding = finding or compare_gradients(
-        output_gradients, whole[0], theirs, scale=_scale(engine), bound=bound, clipped=engine.job.clip is not None,
-        share=share,
-    )
+        output_gradients, mine.witness.gradients[0], theirs.witness, scale=_scale(engine), bound=bound,
+        clipped=engine.job.clip is not None, share=share,
+    )  # fmt: skip
     if finding is None and exact and parts["parameters"] > bound:
-        worst = max(final, key=lambda k: largest_error({k: final[k]}, {k: updated[k]}))
+        final = _settled(mine.parameters, theirs.parameters, theirs.witness.largest)
+        worst = max(final, key=lambda k: largest_error({k: final[k]}, {k: theirs.parameters[k]}))
         finding = Finding(worst.rpartition(".")[0], "update", parts["parameters"])
     dist.barrier()
-    return parts, finding, max(off)
+    return parts, finding, later
+
+
+def computed_in(engine: Engine) -> str:
+    """The type that an engine computes in."""
+    return "float64" if engine.dtype is torch.float64 else COMPUTES[engine.plan.precision]
+
+
+def errors_of(mine: Outcome, theirs: Outcome, computed: str) -> tuple[dict[str, float], float]:
+    """The errors that are judged, by part, and the largest of any step's loss."""
+    exact, share = computed == "float64", SHARES[computed]
+    off = [abs(a - b) / max(abs(b), 1e-300) for a, b in zip(mine.losses, theirs.losses, strict=True)]
+    off = [x if x == x else float("inf") for x in off]  # max() would pass over what is no number
+    parts = {
+        "losses": max(off) if exact else off[0],
+        "gradients": largest_error(mine.witness.gradients[0], theirs.witness.gradients[0], share),
+    }
+    if exact:
+        parts["last gradients"] = largest_error(mine.witness.gradients[-1], theirs.witness.gradients[-1])
+        final = _settled(mine.parameters, theirs.parameters, theirs.witness.largest)
+        parts["parameters"] = largest_error(final, theirs.parameters)
+    return parts, max(off)
 
 
 def _settled(
@@ -165,9 +182,20 @@ def _scale(engine: Engine) -> float:
     return float(engine.stream.batch(0).samples) / engine.strategy.divides
 
 
-def _run_plan(engine: Engine, steps: int, witness: Witness) -> list[float]:
-    """Train under the plan; record the first step, and the gradients of the last."""
-    witness.watch(engine.model)
+def run_plan(engine: Engine, steps: int, notes: set[str], *, locate: bool = True) -> Outcome:
+    """Train under the plan, on every rank. `locate`: record what every module does in the first step."""
+    witness = Witness()
+    if locate:
+        witness.watch(engine.model, blind=inside_compiled(engine.model) if engine.plan.compile else ())
+    with without_dropout(engine.model) as dropout:
+        losses = _train(engine, steps, witness)
+    if dropout:
+        notes.add("dropout was set to 0")
+    return Outcome(losses, {k: p.cpu().clone() for k, p in engine.whole_parameters().items()}, witness)
+
+
+def _train(engine: Engine, steps: int, witness: Witness) -> list[float]:
+    """The steps; the witness gets the gradients of the first and of the last."""
     micro = [0]
     plain, attempt = engine.loss_of, engine.gradients_of
 
@@ -196,7 +224,9 @@ def _run_plan(engine: Engine, steps: int, witness: Witness) -> list[float]:
     return losses
 
 
-def _run_reference(engine: Engine, steps: int, witness: Witness) -> tuple[list[float], torch.nn.Module]:
+def run_one_device(engine: Engine, steps: int) -> Outcome:
+    """Train the reference of an engine's plan, in the type that the engine computes in."""
+    witness = Witness()
     contexts: list[Any] = []
 
     def prepare(model: torch.nn.Module) -> None:
@@ -219,7 +249,7 @@ def _run_reference(engine: Engine, steps: int, witness: Witness) -> tuple[list[f
 
     scale = engine.scaler.scale / engine.job.batch_size if engine.scaler else 1.0
     try:
-        return run_reference(
+        losses, model = run_reference(
             engine.job, micro=engine.plan.micro, steps=steps, device=engine.device, dtype=engine.dtype,
             precision=engine.plan.precision, scale=scale, prepare=prepare, before_micro=before_micro,
             before_update=before_update,
@@ -227,3 +257,4 @@ def _run_reference(engine: Engine, steps: int, witness: Witness) -> tuple[list[f
     finally:
         for context in contexts:
             context.__exit__(None, None, None)
+    return Outcome(losses, {k: p.detach() for k, p in model.named_parameters()}, witness)

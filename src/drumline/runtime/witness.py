@@ -4,7 +4,7 @@ every parameter, in the order in which they came to be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,10 +35,11 @@ class Witness:
         self._calls: dict[str, int] = {}
         self._hooks: list[Any] = []
 
-    def watch(self, model: nn.Module) -> None:
-        """Begin to record."""
+    def watch(self, model: nn.Module, blind: Collection[nn.Module] = ()) -> None:
+        """Begin to record; `blind` are modules that cannot be looked at."""
         for name, module in model.named_modules():
-            self._hooks.append(module.register_forward_hook(self._seen(name)))
+            if module not in blind:
+                self._hooks.append(module.register_forward_hook(self._seen(name)))
 
     def micro(self, i: int) -> None:
         """The next micro-batch begins."""

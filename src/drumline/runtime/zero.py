@@ -9,14 +9,17 @@ shards live in host memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ..errors import PlanError
@@ -25,6 +28,8 @@ from ..trace.layers import layers_of
 from .pieces import Piece
 from .precision import HALVES
 from .strategy import Strategy
+from .tiled import InParts
+from .tiling import parts_of
 
 
 class Shard(Strategy):
@@ -47,6 +52,8 @@ class Shard(Strategy):
             self._offload = CPUOffloadPolicy(pin_memory=True)
         self._model: nn.Module
         self._held: list[tuple[Piece, nn.Parameter]] = []
+        self._seen: set[str] = set()
+        """The parameters that this rank's backward has reached in any micro-batch of the step."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._model = model
@@ -57,17 +64,42 @@ class Shard(Strategy):
                     rule="zero=3 cuts parameters along their first dim; a single number has none",
                     fix="zero=2, or make it a tensor of one number",
                 )
+        for part in parts_of(model):
+            unit = self._shard(part, reshard=True)
+            unit.set_modules_to_backward_prefetch([unit])  # none but itself: no second part is here beside it
         for spec in layers_of(model):
-            if spec.unit:
+            if spec.unit and not isinstance(spec.module, InParts):
                 self._shard(spec.module, reshard=True)
-        self._shard(model, reshard=None)
+        self._see(self._shard(model, reshard=None))
+        if self.record is not None:
+            self.record.watch_shards(model)
         return model
 
-    def _shard(self, module: nn.Module, *, reshard: bool | None) -> None:
-        fully_shard(
+    def _shard(self, module: nn.Module, *, reshard: bool | None) -> FSDPModule:
+        return fully_shard(
             module, mesh=self._mesh, reshard_after_forward=reshard, mp_policy=self._policy,
             offload_policy=self._offload,
         )  # fmt: skip
+
+    def _see(self, root: FSDPModule) -> None:
+        """Let every rank send the same, whatever its backward reached, and remember what it did reach."""
+        if hasattr(root, "set_reduce_scatter_unused_params"):  # older releases of torch send what they have
+            root.set_reduce_scatter_unused_params(True)
+        names = {id(m): name for name, m in self._model.named_modules()}
+        for module in self._model.modules():
+            group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+            if group is not None:
+                group.post_backward = functools.partial(self._came, group, group.post_backward, names)
+
+    def _came(self, group: Any, then: Callable[..., Any], names: Mapping[int, str], *args: Any) -> Any:
+        """A unit's backward is over: which of its parameters have gradients?"""
+        for p in group.fsdp_params:
+            whole = getattr(p, "_unsharded_param", None)
+            if whole is not None and (whole.grad is not None or p.unsharded_accumulated_grad is not None):
+                info = p._module_info
+                prefix = names[id(info.module)]
+                self._seen.add(f"{prefix}.{info.param_name}" if prefix else info.param_name)
+        return then(*args)
 
     def pieces(self) -> list[Piece]:
         self._held = [(self._piece(name, p), p) for name, p in self._model.named_parameters()]
@@ -89,9 +121,26 @@ class Shard(Strategy):
         for piece, p in self._held:
             piece.value.grad = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
 
+    def unseen(self) -> int:
+        return sum(p.requires_grad and p.grad is not None and name not in self._seen for name, p in self._named())
+
+    def drop_unseen(self) -> None:
+        """One device would leave them as they are; an optimizer with weight decay would move them by a zero."""
+        names = [name for name, _ in self._named()]
+        reached = torch.tensor([name in self._seen for name in names], dtype=torch.int32, device=self._mesh.device_type)
+        for axis in range(self._mesh.ndim):
+            dist.all_reduce(reached, dist.ReduceOp.MAX, group=self._mesh.get_group(axis))
+        for (piece, _), found in zip(self._held, reached.tolist(), strict=True):
+            if not found:
+                piece.value.grad = None
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((piece.name, p) for piece, p in self._held)
+
     def updated(self) -> None:
         self.forget()
 
     def forget(self) -> None:
+        self._seen.clear()
         for piece, p in self._held:
             piece.value.grad = p.grad = None

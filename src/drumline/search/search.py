@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 
 from ..cluster import Cluster
-from ..cost import Estimate, estimate
-from ..cost.work import Pricer
+from ..cost import Estimate, Steps
 from ..errors import DoesNotFit, PlanError
 from ..model.profile import Profile
 from ..plan import Plan
+from . import remedy
 from .answer import Answer, Candidate
-from .explain import explain, reason, remedy
+from .explain import explain, reason
 from .space import candidates
 
 Score = Callable[[Profile, Plan, Cluster], Estimate]
@@ -32,27 +32,33 @@ def search(
     """
     start = time.perf_counter()
     base = Plan(precision=precision or default_precision(cluster))
-    pricer = Pricer(profile, cluster.device, base.precision)
-    priced = score or (lambda p, plan, c: estimate(p, plan, c, pricer=pricer))
-    scored = [(plan, priced(profile, plan, cluster)) for plan in candidates(profile, cluster.devices, base)]
+    steps = Steps(profile, cluster, base.precision)
+    priced = score or (lambda _, plan, __: steps.estimate(plan))
+    scored = [(plan, priced(profile, plan, cluster)) for plan in candidates(profile, cluster, base, steps.fits)]
     if not scored:
         raise PlanError("there is no candidate", rule=f"batch {profile.batch_size}, {cluster.devices} devices")
-    fitting = sorted((s for s in scored if s[1].fits), key=lambda s: (s[1].step_seconds, s[0].ranks, s[0].micro))
+    fitting = sorted((s for s in scored if s[1].fits), key=lambda s: (s[1].step_seconds, *_effort(s[0])))
     others = sorted((s for s in scored if not s[1].fits), key=lambda s: s[1].memory_bytes)
     if not fitting:
+        plan, least = remedy.least(profile, cluster, base)
         raise DoesNotFit(
             f"no plan for {profile.name} fits {cluster.devices} x {cluster.device.name}",
-            rule=remedy.rule(others[0][1]),
-            fix=remedy.change(profile, cluster, others[0], fleet or cluster),
+            rule=remedy.rule(least),
+            fix=remedy.change(profile, cluster, (plan, least), fleet or cluster),
         )
     ranked = fitting + others
     best = ranked[0][1]
     rows = tuple(
-        Candidate(str(plan), e.step_seconds, e.memory_bytes, e.fits, reason(e, best, plan))
+        Candidate(e.plan, e.step_seconds, e.memory_bytes, e.fits, reason(e, best, plan))
         for plan, e in ranked
     )
     text = explain(profile, cluster, ranked)
-    return Answer(rows, time.perf_counter() - start, text), {str(plan): e for plan, e in ranked}
+    return Answer(rows, time.perf_counter() - start, text), {e.plan: e for _, e in ranked}
+
+
+def _effort(plan: Plan) -> tuple[int, ...]:
+    """Of plans that are equally fast the one with fewer ranks, micro-batches and less sharding stands first."""
+    return plan.ranks, plan.micro, plan.zero, plan.shards
 
 
 def default_precision(cluster: Cluster) -> str:

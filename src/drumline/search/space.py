@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from ..cluster import Cluster
+from ..cost import Steps
 from ..model.profile import Profile
 from ..plan.combinations import HELD, refusal
 from ..plan.plan import Plan
 
+Fits = Callable[[Plan], bool]
+"""Whether a plan fits device and host."""
 
-def candidates(profile: Profile, devices: int, base: Plan) -> Iterator[Plan]:
-    """Every plan for up to `devices` ranks; choices not searched over are those of `base`."""
-    for dp in replicas(profile, devices):
-        for zero in HELD["zero"]:
-            if zero and dp == 1:
-                continue  # nothing to shard over
+MOST_CHUNKS = 64
+"""The largest layers are cut into 2, 4, ... so many parts."""
+
+
+def candidates(profile: Profile, cluster: Cluster, base: Plan, fits: Fits | None = None) -> Iterator[Plan]:
+    """Every plan for up to all devices; choices not searched over are those of `base`.
+
+    What only ever costs time (offloading, chunks) is offered where it makes a plan fit that does not fit without it,
+    and nowhere else. The fastest plan that fits is not lost by that.
+    """
+    fits = fits or Steps(profile, cluster, base.precision).fits
+    for dp in replicas(profile, cluster.devices):
+        for zero, shard in shardings(dp, cluster):
             for micro in micro_batches(profile, dp):
                 for recompute in recomputations(profile):
-                    plan = replace(base, dp=dp, zero=int(str(zero)), micro=micro, recompute=recompute)
+                    plan = replace(base, dp=dp, zero=zero, shard=shard, micro=micro, recompute=recompute)
                     if not refusal(plan):
                         yield plan
+                        if not fits(plan):
+                            yield from smaller(plan, cluster, fits)
 
 
 def replicas(profile: Profile, devices: int) -> Iterator[int]:
@@ -28,6 +41,18 @@ def replicas(profile: Profile, devices: int) -> Iterator[int]:
     for dp in range(1, devices + 1):
         if dp <= profile.batch_size and (devices <= 16 or devices % dp == 0):
             yield dp
+
+
+def shardings(dp: int, cluster: Cluster) -> Iterator[tuple[int, int]]:
+    """(zero, shard): one copy over all replicas, or over each node or power of two of neighbours. shard=0 means all."""
+    yield 0, 0
+    if dp == 1:
+        return  # nothing to shard over
+    for zero in (1, 2, 3):
+        yield zero, 0
+        for shard in range(2, dp):
+            if dp % shard == 0 and (shard & (shard - 1) == 0 or shard == cluster.node.devices):
+                yield zero, shard
 
 
 def micro_batches(profile: Profile, dp: int) -> Iterator[int]:
@@ -43,3 +68,37 @@ def recomputations(profile: Profile) -> Iterator[str]:
     for word in HELD["recompute"]:
         if word == "none" or any(x.composite for x in profile.layers):
             yield str(word)
+
+
+def smaller(plan: Plan, cluster: Cluster, fits: Fits) -> Iterator[Plan]:
+    """A plan that does not fit, made to fit: its largest layers in parts, its states in host memory, or both."""
+    yield from chunks(plan, fits)
+    for moved in offloads(plan, cluster):
+        if refusal(moved):
+            continue
+        if fits(moved):
+            yield moved
+        else:
+            yield from chunks(moved, fits)
+
+
+def offloads(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
+    """From a GPU whose host is known: optimizer state, or, where parameters are sharded, everything.
+
+    One rank has nothing to shard, but with zero=3 it has one layer at a time on the device.
+    """
+    if cluster.device.kind == "cuda" and cluster.device.host is not None:
+        yield replace(plan, offload="optimizer")
+        if plan.zero == 3 or plan.dp == 1:
+            yield replace(plan, zero=3, offload="all")
+
+
+def chunks(plan: Plan, fits: Fits) -> Iterator[Plan]:
+    """The fewest parts of the largest layers that fit, where layers are gathered and whole ones do not."""
+    finest = replace(plan, chunk=MOST_CHUNKS)
+    if plan.zero < 3 or refusal(finest) or not fits(finest):
+        return  # what does not fit in the smallest parts fits in no larger ones
+    n = 2
+    while not fits(replace(plan, chunk=n)):
+        n *= 2
+    yield replace(plan, chunk=n)

@@ -45,7 +45,7 @@ def layers_of(model: nn.Module) -> list[LayerSpec]:
         parameters = list(module.parameters())
         inside = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
         shared = any(uses[i] > n for i, n in inside.items())
-        composite = next(module.children(), None) is not None
+        composite = not _is_leaf(module)
         unit = not shared and sum(p.numel() for p in parameters) >= LEAST_UNIT
         found.append(LayerSpec(name, module, composite, unit))
     return found
@@ -62,10 +62,15 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield path, child
 
 
+def _is_leaf(module: nn.Module) -> bool:
+    """A module that holds no others, except for parts of itself: a layer that runs in parts is as simple as before."""
+    return all(getattr(c, "inside_a_leaf", False) for c in module.children())
+
+
 def _short_chain(module: nn.Module) -> bool:
     """A few simple modules in a row, such as convolution, norm and activation twice: they are one block."""
     children = list(module.children())
-    leaves = all(next(c.children(), None) is None for c in children)
+    leaves = all(_is_leaf(c) for c in children)
     return isinstance(module, nn.Sequential) and 2 <= len(children) <= LONGEST_CHAIN and leaves
 
 
@@ -74,7 +79,7 @@ def _dominated(module: nn.Module) -> bool:
     total = sum(p.numel() for p in module.parameters())
     for inner in module.modules():
         if isinstance(inner, _LISTS) and sum(p.numel() for p in inner.parameters()) * 2 >= total > 0:
-            blocks = [type(c) for c in inner.children() if next(c.children(), None) is not None]
+            blocks = [type(c) for c in inner.children() if not _is_leaf(c)]
             if len(blocks) >= 2 and len(set(blocks)) == 1 and blocks[0] not in _LISTS:
                 return True
     return False

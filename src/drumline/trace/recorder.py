@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .amount import Batch
 from .kinds import depth_of, flops_of, kind_of, size_of, tensors
 from .layers import LayerSpec
+from .lineage import Lineage
 
 LOSS = "loss"
 """The layer that holds what happens after the model."""
@@ -31,6 +32,10 @@ class Call:
     kind: str
     flops: complex
     bytes: complex
+    output: complex = 0j
+    """Bytes of the values that it made."""
+    number: int = -1
+    """Its place in the lineage of its layer."""
 
 
 @dataclass(slots=True)
@@ -51,6 +56,14 @@ class LayerTrace:
     saved: complex = 0j
     """Bytes that came alive in its forward and stayed."""
     output: complex = 0j
+    lineage: Lineage | None = None
+    """Of the values that its forward makes; only where recomputation may work on it."""
+    bare: dict[int, complex] = field(default_factory=dict)
+    """Bytes that were taken without a value, by their place in the lineage."""
+    handed: set[int] = field(default_factory=set)
+    """Places of the operators that made what it hands on."""
+    needed: int = 0
+    """How many of the operators in the lineage a backward needs."""
 
 
 class Recorder(TorchDispatchMode):
@@ -76,6 +89,8 @@ class Recorder(TorchDispatchMode):
         self._hooks: list[Any] = []
         self._resident = {self._key(t) for t in resident}
         self._at: tuple[complex, str] = (0j, "")
+        self._saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda t: t)
+        self._composite = {spec.name for spec in layers if spec.composite}
         for spec in layers:
             self._hooks.append(spec.module.register_forward_pre_hook(self._entering(spec.name)))
             self._hooks.append(spec.module.register_forward_hook(self._leaving(spec.name), always_call=True))
@@ -88,6 +103,16 @@ class Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled while tracing; torch's wrapper would cost time at every operator
 
+    def __enter__(self) -> Recorder:
+        self._saving.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's own
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's own
+        if self._phase == "forward":
+            self._saving.__exit__(*error)
+
     def close(self) -> None:
         """Take the hooks off the model."""
         for hook in self._hooks:
@@ -97,11 +122,12 @@ class Recorder(TorchDispatchMode):
         """From here on, operators belong to the layer whose forward made their node."""
         self._settle(self._stack[-1])
         self._phase = "backward"
+        self._saving.__exit__()
 
     def layer(self, name: str) -> LayerTrace:
         """The record of a layer, made when it is first met."""
         if name not in self.layers:
-            self.layers[name] = LayerTrace()
+            self.layers[name] = LayerTrace(lineage=Lineage() if name in self._composite else None)
             self.order.append(name)
         return self.layers[name]
 
@@ -116,7 +142,10 @@ class Recorder(TorchDispatchMode):
     def _leaving(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if self._phase == "forward":
-                self.layer(name).output += sum(map(self._size, (t for t in tensors(output) if t.requires_grad)))
+                layer, found = self.layer(name), tensors(output)
+                layer.output += sum(map(self._size, (t for t in found if t.requires_grad)))
+                if layer.lineage is not None:
+                    layer.handed |= {i for t in found if (i := layer.lineage.writer(t)) is not None}
             self._stack.pop()
             self._move(self._stack[-1])
 
@@ -182,6 +211,13 @@ class Recorder(TorchDispatchMode):
             self._watch.pop(key, None)
             self._resident.add(key)
 
+    def _save(self, t: torch.Tensor) -> torch.Tensor:
+        """Autograd keeps a tensor: all operators up to here are needed, should the layer be computed again."""
+        layer = self.layer(self._stack[-1])
+        if layer.lineage is not None:
+            layer.needed = len(layer.lineage)
+        return t.detach()  # a result that kept itself would live forever
+
     # -- what is done
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -198,6 +234,10 @@ class Recorder(TorchDispatchMode):
         outputs = tensors(out)
         read, written = [self._key(t) for t in inputs], [self._key(t) for t in outputs]
         depth = max((self._depths.get(k, 0.0) for k in read), default=0.0)
+        made, number = 0j, -1
+        if self._phase == "forward" and layer.lineage is not None:
+            number = len(layer.lineage)
+            made = sum(map(self._size, layer.lineage.add(func, args, kwargs, out)), 0j)
         if func._schema.is_mutable or any(k not in read for k in written):
             name = func._overloadpacket.__name__
             kind = kind_of(name)
@@ -205,7 +245,9 @@ class Recorder(TorchDispatchMode):
             if not name.startswith(("empty", "new_empty")):
                 moved = sum(map(self._size, inputs)) + sum(map(self._size, outputs))
                 flops = flops_of(func, kind, args, kwargs, out)
-                seen.calls.append(Call(name, kind, self._batch.amount(flops, int(4 * flops)), moved))
+                seen.calls.append(Call(name, kind, self._batch.amount(flops, int(4 * flops)), moved, made, number))
+            elif made:
+                layer.bare[number] = made
         for t, key in zip(outputs, written, strict=True):
             if key not in self._sizes and key not in self._resident:
                 self._born(t, key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..job import Job, guard, line_of
 from ..model.profile import Affine, Layer, Op, Profile
 from .amount import Batch, affine, choose
 from .fake import UNTRACEABLE, call, fake_batch, fake_mode, fake_model, first_sample, untraceable
+from .fused import prefer_fused
 from .kinds import size_of, tensors
 from .layers import LayerSpec, layers_of
 from .recorder import LOSS, LayerTrace, Recorder, Seen
@@ -123,7 +125,7 @@ def _layers(model: nn.Module, specs: list[LayerSpec], record: Recorder) -> list[
     for name in [*record.order, *(name for name in own if name not in record.layers)]:
         spec, seen, mine = by_name.get(name), record.layers.get(name, LayerTrace()), own.get(name, [])
         trained = [p for p in mine if p.requires_grad]
-        ops = _ops(seen.forward, "forward") + _ops(seen.backward, "backward")
+        ops = _ops(seen.forward, "forward", _places(seen)) + _ops(seen.backward, "backward", {})
         kept += seen.saved
         if not ops and not mine:
             continue
@@ -151,12 +153,48 @@ def _layers(model: nn.Module, specs: list[LayerSpec], record: Recorder) -> list[
     return layers
 
 
-def _ops(seen: Seen, phase: str) -> tuple[Op, ...]:
+def _ops(seen: Seen, phase: str, places: dict[int, _Place]) -> tuple[Op, ...]:
     """The operators of one layer and phase; equal ones are counted."""
-    counts = Counter((c.name, c.kind, c.flops, c.bytes) for c in seen.calls)
+    alone = _Place()
+    counts = Counter((c.name, c.kind, c.flops, c.bytes, c.output, places.get(c.number, alone)) for c in seen.calls)
     return tuple(
-        Op(name, kind, phase, affine(flops), affine(moved), k) for (name, kind, flops, moved), k in counts.items()
-    )
+        Op(
+            name, kind, phase, affine(flops), affine(moved), k,
+            output=affine(made + place.more), group=place.group, again=place.again, handed=place.handed,
+        )
+        for (name, kind, flops, moved, made, place), k in counts.items()
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What recomputation has to know of an operator."""
+
+    group: int = 0
+    again: str = ""
+    more: complex = 0j
+    """Bytes that another one took for what this one writes."""
+    handed: bool = False
+
+
+def _places(seen: LayerTrace) -> dict[int, _Place]:
+    """Of the operators in a layer's forward, by their number in its lineage."""
+    lineage = seen.lineage
+    if lineage is None:
+        return {}
+    numbers = [c.number for c in seen.forward.calls]
+    members = Counter(lineage.group(i) for i in numbers)
+    bound = lineage.bound()
+    handed = {lineage.group(i) for i in seen.handed}
+    bare: dict[int, complex] = {}
+    for i, made in seen.bare.items():
+        bare[lineage.group(i)] = bare.get(lineage.group(i), 0j) + made
+    found = {}
+    for i in numbers:
+        group = lineage.group(i)
+        again = "never" if i >= seen.needed else "always" if group in bound else ""
+        found[i] = _Place(group + 1 if members[group] > 1 else 0, again, bare.pop(group, 0j), group in handed)
+    return found
 
 
 def _parameters_by_layer(model: nn.Module, specs: list[LayerSpec]) -> dict[str, list[nn.Parameter]]:
@@ -183,6 +221,9 @@ class _Moved(TorchDispatchMode):
         if func.namespace == "prim":
             return out
         moved = sum(size_of(t) for t in tensors((args, kwargs or {}))) + sum(size_of(t) for t in tensors(out))
+        if out is None:  # a fused kernel writes what it was given
+            moved += sum(size_of(t) for a, s in zip(args, func._schema.arguments, strict=False) if s.is_write
+                         for t in tensors(a))  # fmt: skip
         self.bytes += moved
         self.calls += 1
         return out
@@ -200,7 +241,7 @@ def _optimizer(job: Job, model: nn.Module, mode: FakeTensorMode) -> dict[str, An
         for (shape, dtype), k in shapes.items():
             p = nn.Parameter(torch.empty(shape, dtype=dtype))
             p.grad = torch.empty_like(p)
-            optimizer = guard(job.optimizer, "the job's optimizer()", [p])
+            optimizer = prefer_fused(guard(job.optimizer, "the job's optimizer()", [p]))
             try:
                 optimizer.step()
                 with _Moved() as counter:

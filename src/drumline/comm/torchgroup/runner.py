@@ -54,6 +54,8 @@ class GroupRunner(_ProcessGroup):  # type: ignore[misc]  # see above
         self._monitored = 0
         """How many monitored barriers there were."""
         self._group_name = self._group_desc = ""
+        self.watch: Callable[[str, float], Any] | None = None
+        """Told of every collective when it begins, by its name and bytes; gives something to `end()`."""
 
     # -- what torch asks -----------------------------------------------------------------------------------------
 
@@ -163,7 +165,7 @@ class GroupRunner(_ProcessGroup):  # type: ignore[misc]  # see above
         if self._closed:
             raise GroupGaveUp(f"the process group {self._name} was destroyed")
         site = call_site(OURS)
-        span = Span(f"{self._name}:{name}") if profiling() else None
+        span = self._span(name, outputs)
         if not getattr(opts, "asyncOp", True) and self._turn.acquire(False):
             try:
                 if self._pending == 0:
@@ -183,6 +185,16 @@ class GroupRunner(_ProcessGroup):  # type: ignore[misc]  # see above
                 self._thread = threading.Thread(target=self._serve, name=f"drumline {self._name}", daemon=True)
                 self._thread.start()
         return work
+
+    def _span(self, name: str, outputs: Sequence[Tensor]) -> Any:
+        """What is told of the end of a call: the profiler, or who watches."""
+        if profiling():
+            return Span(f"{self._name}:{name}")
+        if self.watch is None:
+            return None
+        # of a reduce-scatter the output is one part of what travels
+        parts = self._size if name.startswith("reduce_scatter") else 1
+        return self.watch(name, float(parts * sum(t.nbytes for t in outputs)))
 
     def _do(self, job: Job, site: Site, *, raw: bool = False) -> None:
         self._engine.at_site(site)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..profile import Affine, Layer, Profile
+from ..profile import Affine, Layer, Op, Profile
 from .parts import Part
 
 COMMON_NOTES = (
@@ -15,6 +15,9 @@ COMMON_NOTES = (
     "no dropout; casts of weights between 4 and 2 bytes are not counted",
 )
 
+
+_KEEP_RESULTS = ("norm", "attention", "softmax", "recurrent", "reduce")
+"""Kinds of operators whose backward reads what they made; the others read what they were given."""
 
 _ENDS = ("embedding", "head")
 """They may share a weight, so under zero=3 they belong to the group of the whole model."""
@@ -46,7 +49,7 @@ class Draft:
             parameters=sum(weights),
             tensors=len(weights),
             largest=max(weights, default=0),
-            ops=tuple(op for part in self.parts for op in part.ops if op.phase == "forward")
+            ops=_forward(self.parts)
             + tuple(op for part in reversed(self.parts) for op in part.ops if op.phase == "backward"),
             saved=saved,
             output=Affine(0.0, float(self.output)),
@@ -109,6 +112,23 @@ def assemble(
         depth=Affine(sum((x.depth_forward + x.depth_backward) * x.repeats for x in layers)),
         notes=(*notes, *COMMON_NOTES),
     )
+
+
+def _forward(parts: tuple[Part, ...]) -> tuple[Op, ...]:
+    """The operators in the order in which they run; no backward needs the results of the last ones."""
+    needed = len(parts)
+    while needed > 1 and not (parts[needed - 1].weights or parts[needed - 1].saved != Affine()):
+        needed -= 1  # it keeps nothing: a sum of two branches
+    ends = [op for op in parts[needed - 1].ops if op.phase == "forward"]
+    if not any(op.kind in _KEEP_RESULTS or op.name in ("relu", "tanh") for op in ends):
+        needed -= 1  # it keeps what it is given
+    ops = [
+        op if i < needed else replace(op, again="never")
+        for i, part in enumerate(parts) for op in part.ops if op.phase == "forward"
+    ]  # fmt: skip
+    last = max((i for i, op in enumerate(ops) if op.output != Affine()), default=0)
+    ops[last] = replace(ops[last], handed=True)  # what follows it writes in place
+    return tuple(ops)
 
 
 def _times(a: Affine, k: int) -> Affine:

@@ -118,7 +118,7 @@ def _convolution(
     times = 1 if first else 2  # the gradient of the weight, and of the input
     return Part(
         (
-            op("convolution", "conv", "forward", flops=work, fixed=read, per_sample=moved),
+            op("convolution", "conv", "forward", flops=work, fixed=read, per_sample=moved, made=VALUE * y),
             op(
                 "convolution_backward", "conv_backward", "backward",
                 flops=times * work, fixed=times * read, per_sample=times * moved,
@@ -136,7 +136,7 @@ def _batch_norm(c: int, values: int) -> Part:
     moved = VALUE * values
     return Part(
         (
-            op("native_batch_norm", "norm", "forward", fixed=6 * SINGLE * c, per_sample=3 * moved),
+            op("native_batch_norm", "norm", "forward", fixed=6 * SINGLE * c, per_sample=3 * moved, made=moved),
             op("native_batch_norm_backward", "norm", "backward", fixed=5 * SINGLE * c, per_sample=5 * moved),
         ),
         weights=(c, c),
@@ -149,7 +149,7 @@ def _batch_norm(c: int, values: int) -> Part:
 
 def _relu(values: int) -> Part:
     """In place; what it keeps is its output, which is the next step's input."""
-    return activation("relu", values, kind="pointwise")
+    return activation("relu", values, kind="pointwise", in_place=True)
 
 
 def _pool(name: str, before: int, after: int, *, indices: bool = True) -> Part:
@@ -158,7 +158,7 @@ def _pool(name: str, before: int, after: int, *, indices: bool = True) -> Part:
     moved = VALUE * (before + after) + index
     return Part(
         (
-            op(f"{name}_pool2d", "reduce", "forward", per_sample=moved),
+            op(f"{name}_pool2d", "reduce", "forward", per_sample=moved, made=VALUE * after + index),
             op(f"{name}_pool2d_backward", "reduce", "backward", per_sample=moved),
         ),
         saved=Affine(0.0, float(index)),

@@ -50,9 +50,12 @@ def log2(n: float) -> int:
     return math.ceil(math.log2(n)) if n > 1 else 0
 
 
-def op(name: str, kind: str, phase: str, *, flops: float = 0, fixed: float = 0, per_sample: float = 0) -> Op:
-    """An operator with `flops` a sample; `fixed` and `per_sample` are its bytes."""
-    return Op(name, kind, phase, Affine(0.0, float(flops)), Affine(float(fixed), float(per_sample)))
+def op(
+    name: str, kind: str, phase: str, *, flops: float = 0, fixed: float = 0, per_sample: float = 0, made: float = 0
+) -> Op:
+    """An operator with `flops` a sample; `fixed` and `per_sample` are its bytes, of which `made` a sample are new."""
+    work, moved, output = Affine(0.0, float(flops)), Affine(float(fixed), float(per_sample)), Affine(0.0, float(made))
+    return Op(name, kind, phase, work, moved, output=output)
 
 
 def kept(values: float, *, fixed: float = 0.0) -> Affine:
@@ -70,7 +73,7 @@ def linear(
     work = 2 * t * k * n
     weight, moved = VALUE * k * n, VALUE * t * (k + n)
     name, read = ("addmm", weight + VALUE * n) if bias else ("mm", weight)
-    ops = [op(name, "matmul", "forward", flops=work, fixed=read, per_sample=moved)]
+    ops = [op(name, "matmul", "forward", flops=work, fixed=read, per_sample=moved, made=VALUE * t * n)]
     if not first:
         ops.append(op("mm", "matmul", "backward", flops=work, fixed=weight, per_sample=moved))
     ops.append(op("mm", "matmul", "backward", flops=work, fixed=weight, per_sample=moved))
@@ -91,8 +94,9 @@ def attention(s: int, width: int, kv_width: int, heads: int) -> Part:
     own, shared, sums = VALUE * s * width, VALUE * s * kv_width, SINGLE * s * heads
     chain = 2 + log2(width // heads) + log2(s) + 2 * log2(s) + 3  # scores, values, and the softmax between them
     forward = op(
-        "scaled_dot_product_attention", "attention", "forward", flops=work, per_sample=2 * own + 2 * shared + sums
-    )
+        "scaled_dot_product_attention", "attention", "forward",
+        flops=work, per_sample=2 * own + 2 * shared + sums, made=own + sums,
+    )  # fmt: skip
     backward = op(
         "scaled_dot_product_attention_backward", "attention_backward", "backward",
         flops=2.5 * work, per_sample=4 * own + 4 * shared + sums,
@@ -113,7 +117,7 @@ def norm(t: int, n: int, *, root_mean_square: bool = False, keep: bool = True) -
     moved, affine = VALUE * t * n, SINGLE * terms * n
     return Part(
         (
-            op(name, "norm", "forward", fixed=affine, per_sample=2 * moved + statistics),
+            op(name, "norm", "forward", fixed=affine, per_sample=2 * moved + statistics, made=moved + statistics),
             op(f"{name}_backward", "norm", "backward", fixed=2 * affine, per_sample=3 * moved + statistics),
         ),
         weights=(n,) * terms,
@@ -123,11 +127,13 @@ def norm(t: int, n: int, *, root_mean_square: bool = False, keep: bool = True) -
     )
 
 
-def activation(name: str, values: int, *, keep: bool = True, kind: str = "special") -> Part:
+def activation(
+    name: str, values: int, *, keep: bool = True, kind: str = "special", in_place: bool = False
+) -> Part:
     """One function of each value; `keep`: what its backward reads is not kept by an earlier step."""
     return Part(
         (
-            op(name, kind, "forward", per_sample=2 * VALUE * values),
+            op(name, kind, "forward", per_sample=2 * VALUE * values, made=0 if in_place else VALUE * values),
             op(f"{name}_backward", kind, "backward", per_sample=3 * VALUE * values),
         ),
         saved=kept(values if keep else 0),
@@ -140,7 +146,7 @@ def add(values: int, *, in_place: bool = False) -> Part:
     """The sum of two branches; backward, their gradients are summed where they part."""
     return Part(
         (
-            op("add", "pointwise", "forward", per_sample=3 * VALUE * values),
+            op("add", "pointwise", "forward", per_sample=3 * VALUE * values, made=0 if in_place else VALUE * values),
             op("add", "pointwise", "backward", per_sample=3 * VALUE * values),
         ),
         temporary=0 if in_place else VALUE * values,
@@ -152,7 +158,7 @@ def multiply(values: int) -> Part:
     """The product of two branches, both kept."""
     return Part(
         (
-            op("mul", "pointwise", "forward", per_sample=3 * VALUE * values),
+            op("mul", "pointwise", "forward", per_sample=3 * VALUE * values, made=VALUE * values),
             op("mul", "pointwise", "backward", per_sample=3 * VALUE * values),
             op("mul", "pointwise", "backward", per_sample=3 * VALUE * values),
         ),
@@ -167,7 +173,7 @@ def copy(name: str, values: int) -> Part:
     moved = 2 * VALUE * values
     return Part(
         (
-            op(name, "pointwise", "forward", per_sample=moved),
+            op(name, "pointwise", "forward", per_sample=moved, made=VALUE * values),
             op(f"{name}_backward", "pointwise", "backward", per_sample=moved),
         ),
         temporary=VALUE * values,
@@ -180,7 +186,7 @@ def embedding(s: int, rows: int, n: int, *, tied: bool = False) -> Part:
     """s rows of a table. If `tied`, the head's gradient of the table is added to its own."""
     table, moved = rows * n, VALUE * s * n
     ops = [
-        op("embedding", "gather", "forward", per_sample=2 * moved + INDEX * s),
+        op("embedding", "gather", "forward", per_sample=2 * moved + INDEX * s, made=moved),
         op("embedding_dense_backward", "gather", "backward", fixed=SINGLE * table, per_sample=3 * moved + INDEX * s),
     ]
     if tied:
@@ -193,7 +199,7 @@ def position(s: int, rows: int, n: int) -> Part:
     moved = VALUE * s * n
     return Part(
         (
-            op("add", "pointwise", "forward", fixed=moved, per_sample=2 * moved),
+            op("add", "pointwise", "forward", fixed=moved, per_sample=2 * moved, made=moved),
             op("sum", "reduce", "backward", fixed=SINGLE * rows * n, per_sample=moved),
         ),
         weights=(rows * n,),
@@ -208,8 +214,8 @@ def cross_entropy(t: int, classes: int) -> Part:
     values = t * classes
     return Part(
         (
-            op("_to_copy", "pointwise", "forward", per_sample=(VALUE + SINGLE) * values),
-            op("_log_softmax", "softmax", "forward", per_sample=2 * SINGLE * values),
+            op("_to_copy", "pointwise", "forward", per_sample=(VALUE + SINGLE) * values, made=SINGLE * values),
+            op("_log_softmax", "softmax", "forward", per_sample=2 * SINGLE * values, made=SINGLE * values),
             op("nll_loss", "gather", "forward", fixed=SINGLE, per_sample=(SINGLE + INDEX) * t),
             op("nll_loss_backward", "pointwise", "backward", per_sample=SINGLE * values + INDEX * t),
             op("_log_softmax_backward_data", "softmax", "backward", per_sample=3 * SINGLE * values),

@@ -46,10 +46,11 @@ def _lstm_layer(s: int, h: int) -> Part:
     work = 2 * s * 8 * h * h
     weights = VALUE * (4 * h * h + s * 4 * h * h + 8 * h)
     moved = VALUE * s * h * (1 + 4 + 1 + 1)  # input, gates, cell, output
+    made = VALUE * s * h * (4 + 1 + 1)
     step = 1 + log2(h) + 6  # the product with the state, its sum with the input's, and five pointwise operations
     return Part(
         (
-            op("lstm", "recurrent", "forward", flops=work, fixed=weights, per_sample=moved),
+            op("lstm", "recurrent", "forward", flops=work, fixed=weights, per_sample=moved, made=made),
             op("lstm_backward", "recurrent", "backward", flops=2 * work, fixed=2 * weights, per_sample=2 * moved),
         ),
         weights=(4 * h * h, 4 * h * h, 4 * h, 4 * h),

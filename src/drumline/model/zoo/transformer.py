@@ -179,12 +179,13 @@ def _patches(t: int, patch: int, h: int) -> Part:
     """A convolution whose windows do not overlap, that is a linear map of each patch, and the class token."""
     k = 3 * patch * patch
     projection = linear(t, k, h, first=True)
-    token = op("cat", "pointwise", "forward", fixed=SINGLE * h, per_sample=2 * VALUE * (t + 1) * h)
+    made = VALUE * (t + 1) * h
+    token = op("cat", "pointwise", "forward", fixed=SINGLE * h, per_sample=2 * made, made=made)
     conv = tuple(
         op(
             "convolution" if x.phase == "forward" else "convolution_backward",
             "conv" if x.phase == "forward" else "conv_backward", x.phase,
-            flops=x.flops.per_sample, fixed=x.bytes.fixed, per_sample=x.bytes.per_sample,
+            flops=x.flops.per_sample, fixed=x.bytes.fixed, per_sample=x.bytes.per_sample, made=x.output.per_sample,
         )
         for x in projection.ops if x.kind == "matmul"
     )  # fmt: skip

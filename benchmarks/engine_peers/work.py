@@ -1,0 +1,126 @@
+"""What every contestant does: the same model from the same seed, the same batches, AdamW, gradients clipped to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from drumline.data import Batch, Stream
+from drumline.job import Job
+
+CONTEXT, WIDTH, HEADS, BLOCKS, VOCABULARY = 32, 384, 6, 6, 256
+CLIP = 1.0
+ADAMW: dict[str, Any] = {"lr": 3e-4, "fused": True}
+KEPT = 8
+"""Different batches, used in turn: loading data is no part of the contest."""
+
+Step = Callable[[int], float]
+"""Runs the step of that number, and gives the mean loss over the ranks."""
+
+
+class Refused(Exception):
+    """A contestant cannot take part; the text is printed in its row."""
+
+
+class Block(nn.Module):
+    """Attention and a two-layer perceptron, each behind a norm and beside a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        b, s, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, -1)
+        x = x + self.out(y)
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """About 10.9 million parameters; no dropout, so that all contestants compute the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        x = self.token(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Tokens(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A sequence that a model can learn: every token follows from the one before, with some noise."""
+
+    def __init__(self, samples: int) -> None:
+        draw = torch.Generator().manual_seed(1)
+        noise = torch.randint(0, 4, (samples, CONTEXT + 1), generator=draw)
+        start = torch.randint(0, VOCABULARY, (samples, 1), generator=draw)
+        self.text = (start + (3 + noise).cumsum(1)) % VOCABULARY
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.text[i, :-1], self.text[i, 1:]
+
+
+def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy over all positions."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@dataclass(frozen=True)
+class Work:
+    """One case on this rank."""
+
+    stage: int
+    """0: every rank has all; 1: the optimizer's state is sharded; 2: the gradients too; 3: the parameters too."""
+    samples: int
+    """Of one rank in one step."""
+    batches: tuple[Batch, ...]
+    """This rank's."""
+    job: Job
+    shm: Any
+    """The process group on the `shm` backend; the default group is on gloo."""
+
+    def model(self) -> GPT:
+        """A fresh copy, equal on all ranks and for all contestants."""
+        torch.manual_seed(self.job.seed)
+        return GPT()
+
+    def pair(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Input and target of a step."""
+        micro = self.batches[number % KEPT].micros[0]
+        return micro.input, micro.target
+
+
+def work_for(stage: int, samples: int, shm: Any) -> Work:
+    """Make the case's batches on this rank."""
+    p = dist.get_world_size()
+    job = Job(
+        model=GPT, loss=loss_of, optimizer=partial(torch.optim.AdamW, **ADAMW),
+        data=partial(Tokens, KEPT * samples * p), batch_size=samples * p, clip=CLIP,
+    )  # fmt: skip
+    stream = Stream(job, job.data(), dp=p, index=dist.get_rank())
+    return Work(stage, samples, tuple(stream.batch(i) for i in range(KEPT)), job, shm)
+
+
+def mean_over_ranks(loss: torch.Tensor) -> float:
+    """What every training loop logs."""
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()

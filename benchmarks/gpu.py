@@ -1,0 +1,296 @@
+"""The data-parallel family on one GPU: what the engine adds to a bare loop, and models larger than the device.
+
+    python benchmarks/gpu.py [overhead] [verify] [memory] [offload] [chunk]
+
+`overhead` takes blocks of a bare loop and of the engine in turns and prints the ratio. `verify` proves the plans that
+only a GPU can run. `memory` compares the peak of several plans with the prediction. `offload` and `chunk` cap the
+memory of the device with `set_per_process_memory_fraction` and train what does not fit under the cap: with the
+optimizer, or everything, in host memory; and a linear layer that is larger than the cap.
+Expected before measuring: overhead below 1.02; peaks within 5% of what is predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import drumline as dl
+from drumline.cluster import load
+from drumline.cost import estimate
+from drumline.runtime.engine import initialize
+from drumline.runtime.verify import verify
+from drumline.trace import trace
+from drumline.units import format_bytes, format_seconds
+
+CAPS = {"states": 5 * 2**30, "layer": 3 * 2**29}
+
+
+class Block(nn.Module):
+    """A transformer block."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, -1)
+        x = x + self.out(y)
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """Tokens in, logits out."""
+
+    def __init__(self, width: int, blocks: int, words: int, length: int) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, width // 64) for _ in range(blocks))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        self.head.weight = self.token.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.token(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Wide(nn.Module):
+    """Two layers, the first of which is `rows` x `width`: larger than many a device."""
+
+    def __init__(self, width: int, rows: int) -> None:
+        super().__init__()
+        self.wide, self.head = nn.Linear(width, rows), nn.Linear(rows, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.wide(x)))
+
+
+def gpt_job(width: int, blocks: int, batch: int, words: int = 32768, length: int = 1024) -> dl.Job:
+    """A GPT on random tokens."""
+
+    def data() -> Any:
+        tokens = torch.randint(words, (64, length + 1), generator=torch.Generator().manual_seed(0))
+        return [(t[:-1], t[1:]) for t in tokens]
+
+    return dl.Job(
+        model=lambda: GPT(width, blocks, words, length), data=data, batch_size=batch, clip=1.0,
+        loss=lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()),
+        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4),
+    )  # fmt: skip
+
+
+def wide_job(width: int, rows: int) -> dl.Job:
+    """The wide model on random vectors."""
+
+    def data() -> Any:
+        x = torch.randn(64, width, generator=torch.Generator().manual_seed(0))
+        return [(x[i], i % 16) for i in range(64)]
+
+    return dl.Job(
+        model=lambda: Wide(width, rows), data=data, batch_size=8, loss=F.cross_entropy,
+        optimizer=lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
+    )  # fmt: skip
+
+
+# -- what the engine adds
+
+
+def bare(job: dl.Job, precision: str, batch: Any, fused: bool | None = None) -> Callable[[], None]:
+    """What a careful person writes."""
+    torch.manual_seed(job.seed)
+    model = job.model().to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
+    x, y = batch
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss = job.loss(model(x), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+
+    return step
+
+
+def overhead(blocks: int = 20, steps: int = 5) -> None:
+    """Ratio of step times, engine / bare loop, interleaved."""
+    for width, layers, batch, precision in ((768, 12, 8, "bf16"), (1536, 16, 16, "bf16"), (768, 12, 8, "fp32")):
+        job = gpt_job(width, layers, batch)
+        made = torch.utils.data.default_collate(job.data()[:batch])
+        placed = tuple(t.cuda() for t in made)
+        contestants: dict[str, Callable[[], Any]] = {"bare": bare(job, precision, placed)}
+        contestants["bare, fused"] = bare(job, precision, placed, fused=True)
+        for plan in (f"dp=1,precision={precision}", f"dp=1,zero=1,precision={precision}"):
+            contestants[plan] = functools.partial(initialize(job, plan).step, placed)
+        for step in contestants.values():
+            for _ in range(5):
+                step()
+        times: dict[str, list[float]] = {name: [] for name in contestants}
+        order = list(contestants)
+        for _ in range(blocks):
+            random.shuffle(order)
+            for name in order:
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(steps):
+                    contestants[name]()
+                torch.cuda.synchronize()
+                times[name].append((time.perf_counter() - start) / steps)
+        for name in contestants:
+            middle = format_seconds(statistics.median(times[name]))
+            print(f"overhead: GPT {width}x{layers} {precision}: {name}: {middle}")
+            for other in ("bare", "bare, fused") if not name.startswith("bare") else ():
+                ratios = [a / b for a, b in zip(times[name], times[other], strict=True)]
+                low, high = interval(ratios)
+                print(f"   {statistics.median(ratios):.4f} of {other} (95% interval {low:.4f} to {high:.4f})")
+        del contestants
+        free()
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """The 95% interval of the median, by drawing the blocks again."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[50], medians[1949]
+
+
+# -- proof
+
+
+PLANS = (
+    "dp=1", "dp=1,precision=tf32", "dp=1,precision=bf16", "dp=1,precision=fp16,micro=2", "dp=1,zero=1",
+    "dp=1,zero=2,micro=2", "dp=1,zero=3,precision=bf16", "dp=1,zero=3,precision=fp16", "dp=1,offload=optimizer",
+    "dp=1,zero=2,offload=optimizer,precision=bf16", "dp=1,zero=3,offload=optimizer", "dp=1,zero=3,offload=all",
+    "dp=1,zero=3,offload=all,precision=bf16,micro=2", "dp=1,recompute=selective",
+    "dp=1,recompute=full,zero=3,offload=all", "dp=1,chunk=4", "dp=1,chunk=4,zero=3,offload=all", "dp=1,compile=true",
+    "dp=1,backend=threads", "dp=1,zero=3,shard=1,recompute=selective,precision=bf16",
+)  # fmt: skip
+
+
+def prove() -> None:
+    """Every plan of one rank against the reference, on the GPU."""
+    for plan in PLANS:
+        job = gpt_job(128, 2, 4, words=512, length=32)
+        try:
+            found = verify(job, dl.Plan.parse(plan), steps=4)
+            assert found is not None
+            verdict = "held" if found.passed else f"FAILED at {found.first_divergence}"
+            print(f"verify: {plan}: {verdict}, {({k: float(f'{v:.1e}') for k, v in found.errors.items()})}")
+        except Exception as e:
+            print(f"verify: {plan}: {type(e).__name__}: {str(e)[:300]}")
+        free()
+
+
+# -- larger than the device
+
+
+def under_cap(name: str, job: dl.Job, plan: str, cap: int, steps: int = 3) -> None:
+    """Train with a cap on the device's memory; the peak against the prediction."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    free()
+    profile = trace(job)
+    cluster = load("dgx-h200").with_devices(1)
+    made = dl.Plan.parse(plan)
+    predicted = estimate(profile, made, cluster)
+    states = profile.parameters * profile.parameter_bytes + profile.trained * (
+        profile.parameter_bytes + profile.state_per_parameter
+    )
+    torch.cuda.set_per_process_memory_fraction(cap / total)
+    verdict = "trains"
+    seconds: list[float] = []
+    try:
+        engine = initialize(job, made)
+        torch.cuda.reset_peak_memory_stats()
+        losses = []
+        for batch in engine.data(steps):
+            start = time.perf_counter()
+            losses.append(engine.step(batch))
+            seconds.append(time.perf_counter() - start)
+        assert all(math.isfinite(x) for x in losses)
+        verdict += f", losses {', '.join(f'{x:.3f}' for x in losses)}"
+    except torch.OutOfMemoryError:
+        verdict = "runs out of memory"
+    peak = max(1, torch.cuda.max_memory_allocated())
+    print(
+        f"{name}: {plan}: states {format_bytes(states)}, cap {format_bytes(cap)}: {verdict}; "
+        f"peak {format_bytes(peak)}, predicted {format_bytes(predicted.memory_bytes)} "
+        f"({100 * (predicted.memory_bytes / peak - 1):+.1f}%)"
+        + (f", {format_seconds(statistics.median(seconds))} a step" if seconds else "")
+    )
+    print("   predicted MiB:", {k: round(v / 2**20, 1) for k, v in predicted.memory_parts.items() if v})
+    if "engine" in locals():
+        del engine
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    free()
+
+
+def memory() -> None:
+    """Peaks of a GPT of 185 million parameters under many plans."""
+    job = gpt_job(1024, 12, 16, words=32768, length=512)
+    for rest in (
+        "", ",recompute=selective", ",recompute=full", ",micro=4", ",offload=optimizer", ",zero=1", ",zero=2,micro=4",
+        ",zero=3", ",zero=3,recompute=full", ",zero=3,offload=all", ",zero=3,offload=all,recompute=full", ",chunk=4",
+        ",zero=3,offload=all,chunk=4",
+    ):  # fmt: skip
+        for precision in ("fp32", "bf16"):
+            under_cap("memory", job, f"dp=1{rest},precision={precision}", 130 * 2**30)
+
+
+def offload() -> None:
+    """Half a billion parameters: 7.5 GiB of states under a cap of 5 GiB."""
+    job = gpt_job(1536, 16, 4, words=32768, length=512)
+    for plan in (
+        "dp=1,precision=bf16,recompute=full", "dp=1,precision=bf16,recompute=full,offload=optimizer",
+        "dp=1,zero=3,precision=bf16,recompute=full,offload=all", "dp=1,zero=3,precision=bf16,offload=all",
+    ):  # fmt: skip
+        under_cap("offload", job, plan, CAPS["states"])
+
+
+def chunk() -> None:
+    """A linear layer of 2 GiB under a cap of 1.5 GiB."""
+    job = wide_job(8192, 65536)
+    for plan in ("dp=1,zero=3,offload=all", "dp=1,zero=3,offload=all,chunk=8", "dp=1,zero=3,offload=all,chunk=16"):
+        under_cap("chunk", job, plan, CAPS["layer"])
+
+
+def free() -> None:
+    """Forget what the last experiment held."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def main() -> None:
+    """Run the parts that were named, or all."""
+    parts = {"overhead": overhead, "verify": prove, "memory": memory, "offload": offload, "chunk": chunk}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[])
+    names = parser.parse_args().parts or list(parts)
+    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}")
+    for name in names:
+        start = time.perf_counter()
+        parts[name]()
+        print(f"({name}: {time.perf_counter() - start:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The host of a GPU, as one rank sees it while all ranks measure: copies both ways, and an update in its memory."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from ..cluster import Host
+from ..cost.work import STREAM
+
+BYTES = 2**28
+TIMES = 5
+ADAM = 28
+"""Bytes that Adam reads and writes per number of four bytes: value, gradient and two moments in, all but one out."""
+
+
+def measure_host(device: torch.device, memory: float) -> Host:
+    """Rates of a rank that offloads, with `memory` bytes of the host's to itself."""
+    here = torch.empty(BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(BYTES, dtype=torch.uint8, device=device)
+
+    def both_ways() -> None:
+        there.copy_(here, non_blocking=True)
+        here.copy_(there, non_blocking=True)
+        torch.cuda.synchronize(device)
+
+    copy = 2 * BYTES / _seconds(both_ways)
+    p = torch.nn.Parameter(torch.zeros(BYTES // 16))
+    p.grad = torch.ones_like(p)
+    optimizer = torch.optim.AdamW([p], fused=True)
+    optimizer.step()
+    rate = ADAM * p.numel() / _seconds(lambda: optimizer.step())
+    return Host(memory, rate / STREAM, copy)  # it is priced at that share of the memory's bandwidth
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    times = []
+    for _ in range(TIMES + 1):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])

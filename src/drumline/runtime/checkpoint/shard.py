@@ -1,0 +1,170 @@
+"""Safetensors files, written piece by piece while their digest is taken, and read run by run.
+
+The library's own writer wants every tensor in memory at once and writes past our disk layer; the format is eight bytes
+of length, a JSON header, and the numbers. Reading is the library's: it maps the file and checks the header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ...errors import CorruptFile
+from .disk import Disk, open_plain
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+"""What the format can name. Numbers of other types (complex ones) are kept as bytes; the manifest knows their type."""
+EXACT = frozenset(_NAMES)
+"""The types that the format has a name for."""
+CHUNK = 8 * 2**20
+"""Bytes written, or read, at a time."""
+_SMALL = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a file: its numbers come from `parts`, in order, when they are written."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: Iterable[torch.Tensor]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a file must be."""
+
+    bytes: int
+    sha256: str
+
+
+def write_tensors(
+    disk: Disk, path: Path, tensors: Sequence[Stored], metadata: Mapping[str, str] | None = None
+) -> FileRecord:
+    """Write a new file and sync it; its size and digest."""
+    # the widest numbers first: so each tensor begins at a multiple of its own width
+    ordered = sorted(tensors, key=lambda t: -t.dtype.itemsize if t.dtype in _NAMES else -1)
+    digest, written = hashlib.sha256(), 0
+    handle = disk.create(path)
+    try:
+        for data in _gathered(_file_bytes(ordered, metadata)):
+            disk.write(handle, data)
+            digest.update(data)
+            written += len(data)
+        disk.sync(handle)
+    finally:
+        disk.close(handle)
+    return FileRecord(written, digest.hexdigest())
+
+
+def _file_bytes(tensors: Sequence[Stored], metadata: Mapping[str, str] | None) -> Iterator[bytes | memoryview]:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    place = 0
+    for t in tensors:
+        known = t.dtype in _NAMES
+        shape = list(t.shape) if known else [t.size]
+        header[t.key] = {"dtype": _NAMES.get(t.dtype, "U8"), "shape": shape, "data_offsets": [place, place + t.size]}
+        place += t.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for t in tensors:
+        count = 0
+        for part in t.parts:
+            data = raw(part)
+            count += len(data)
+            for start in range(0, len(data), CHUNK):
+                yield data[start : start + CHUNK]
+        assert count == t.size, f"{t.key}: {count} bytes came, {t.size} were announced"
+
+
+def _gathered(parts: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes with small parts put together: a model has many tensors of a few numbers."""
+    small = bytearray()
+    for part in parts:
+        if len(part) < _SMALL:
+            small += part
+        if small and (len(part) >= _SMALL or len(small) >= _SMALL):
+            yield bytes(small)
+            small.clear()
+        if len(part) >= _SMALL:
+            yield part
+    if small:
+        yield bytes(small)
+
+
+def raw(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor; its own memory where it is contiguous on the host."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def digest_of(path: Path) -> FileRecord:
+    """Size and digest of a file as it is on the disk now."""
+    handle = open_plain(path)
+    digest, size = hashlib.sha256(), 0
+    try:
+        while data := os.read(handle, CHUNK):
+            digest.update(data)
+            size += len(data)
+    except OSError as e:
+        raise CorruptFile(f"{path.name} cannot be read: {e.strerror}", where=str(path)) from None
+    finally:
+        os.close(handle)
+    return FileRecord(size, digest.hexdigest())
+
+
+class Shards:
+    """The files of one folder, opened when they are first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, Any] = {}
+
+    def file(self, name: str) -> Any:
+        """The library's view of one file."""
+        if name not in self._open:
+            path = self._folder / name
+            os.close(open_plain(path))  # a plain file, no link
+            try:
+                self._open[name] = safe_open(path, framework="pt", device="cpu")
+            except (SafetensorError, OSError, ValueError) as e:
+                raise CorruptFile(f"{name} is no safetensors file", where=str(path), rule=str(e)[:200]) from None
+        return self._open[name]
+
+    def flat(self, name: str, key: str, dtype: torch.dtype, start: int, stop: int) -> torch.Tensor:
+        """Numbers `start` to `stop` of a 1-D tensor of a file."""
+        where = str(self._folder / name)
+        try:
+            part = self.file(name).get_slice(key)
+            if dtype not in _NAMES:
+                start, stop = start * dtype.itemsize, stop * dtype.itemsize
+            found: torch.Tensor = part[start:stop]
+        except (SafetensorError, IndexError, ValueError) as e:
+            raise CorruptFile(f"{name} has no {key!r}", where=where, rule=str(e)[:200]) from None
+        if dtype not in _NAMES:
+            found = found.view(dtype) if found.numel() % dtype.itemsize == 0 else found
+        if found.dtype != dtype or found.dim() != 1:
+            raise CorruptFile(
+                f"{key!r} is {found.dtype} of {found.dim()} dims", where=where, rule=f"the manifest says {dtype}, flat"
+            )
+        return found

@@ -1,0 +1,281 @@
+"""The output of a head that is cut into parts: logits that are computed when, and as far as, somebody asks for them.
+
+`Logits` looks like the tensor (..., vocabulary) and holds the head's input (..., width). Reshapes that keep the last
+dim stay lazy, and `F.cross_entropy` goes part by part. Everything else makes the whole tensor: right, but as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .scores import Scorer, cross_entropy
+
+T = torch.Tensor
+
+
+class Head(Protocol):
+    """A linear layer in parts."""
+
+    whole_because: str
+
+    def whole(self, hidden: torch.Tensor) -> torch.Tensor:
+        """All logits."""
+
+    def scorers(self) -> Sequence[tuple[range, Scorer]]:
+        """The parts, for the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What held when the head was called: it is computed later, but in the same way."""
+
+    head: Head
+    grad: bool
+    autocast: torch.dtype | None
+
+    @contextmanager
+    def again(self, device: torch.device) -> Iterator[None]:
+        on = self.autocast is not None
+        with (
+            torch.set_grad_enabled(self.grad and torch.is_grad_enabled()),
+            torch.autocast(device.type, dtype=self.autocast, enabled=on),
+        ):
+            yield
+
+
+class _Reach(torch.autograd.Function):
+    """The hidden states as they are. The head's parameters are in their graph, so that DDP does not call them unused;
+    their gradients come another way."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.n = len(parameters)
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], *([None] * ctx.n)
+
+
+class Logits(torch.Tensor):
+    """Logits that are not there yet. Its memory is that of the hidden states."""
+
+    _moment: _Moment
+    _root: Logits | None = None
+    """Of whom it is a view; None when it is its own tensor."""
+    _step: Callable[[torch.Tensor], torch.Tensor]
+    """From the root's values to its own."""
+    _like: torch.Tensor
+    """The tensor that it stands for, without memory: shape, strides and type."""
+    _full: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, head: Head, hidden: torch.Tensor, words: int, parameters: Sequence[nn.Parameter]) -> Logits:
+        """The head's output for its input."""
+        device = hidden.device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        dtype = hidden.dtype if autocast is None or hidden.dtype == torch.float64 else autocast
+        moment = _Moment(head, torch.is_grad_enabled(), autocast)
+        trained = [p for p in parameters if p.requires_grad]
+        if trained and moment.grad:
+            hidden = _Reach.apply(hidden, *trained)  # type: ignore[no-untyped-call]  # torch's own
+        like = torch.empty(*hidden.shape[:-1], words, dtype=dtype, device="meta")
+        return _made(hidden if moment.grad else hidden.detach(), moment, like)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether somebody asked for all of it."""
+        root = self if self._root is None else self._root
+        return root._full is not None or self._full is not None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        lazy = _LAZY.get(func)
+        if lazy is not None and args and isinstance(args[0], Logits) and not args[0].is_whole:
+            found = lazy(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        args, kwargs = tree_map(lambda x: _whole(x, func) if isinstance(x, Logits) else x, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def settle(module: nn.Module, args: Any, output: Any) -> Any:
+    """A hook after a model's forward: logits that were made whole inside leave it as plain tensors.
+
+    What stands around a model (DDP) may look at tensors where Python cannot answer for them.
+    """
+    whole = [x for x in tree_leaves(output) if isinstance(x, Logits) and x.is_whole]
+    if not whole:
+        return None
+    return tree_map(lambda x: _whole(x, None) if isinstance(x, Logits) and x.is_whole else x, output)
+
+
+def _made(hidden: torch.Tensor, moment: _Moment, like: torch.Tensor) -> Logits:
+    with torch._C.DisableTorchFunctionSubclass():
+        new = hidden.as_subclass(Logits)
+    new._moment, new._like = moment, like
+    return new
+
+
+def _hidden(x: Logits) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(torch.Tensor)
+
+
+def _whole(x: Logits, func: Any) -> torch.Tensor:
+    """All of the values, made once; a view's are a view of its root's, so that writing on one is seen in both."""
+    if x._full is None:
+        if x._root is not None:
+            x._full = x._step(_whole(x._root, func))
+        else:
+            hidden, moment = _hidden(x), x._moment
+            moment.head.whole_because = getattr(func, "__qualname__", getattr(func, "__name__", str(func)))
+            with moment.again(hidden.device):
+                x._full = moment.head.whole(hidden).to(x._like.dtype)
+    return x._full
+
+
+# -- what stays lazy
+
+
+def _view(x: Logits, hidden: torch.Tensor, like: torch.Tensor, step: Callable[[T], T]) -> Logits:
+    """A tensor that shares its memory with `x`."""
+    new = _made(hidden, x._moment, like)
+    before = x._step if x._root is not None else None
+    new._root = x if x._root is None else x._root
+    new._step = step if before is None else lambda full: step(before(full))
+    return new
+
+
+def _copy(x: Logits, hidden: torch.Tensor, dtype: torch.dtype | None = None) -> Logits:
+    """A tensor with memory of its own."""
+    shape = (*hidden.shape[:-1], x._like.shape[-1])
+    return _made(hidden, x._moment, torch.empty(shape, dtype=dtype or x._like.dtype, device="meta"))
+
+
+def _reshaped(func: Any) -> Callable[..., Any]:
+    """A change of shape keeps the order of the numbers: if the last dim stays, the tokens are reshaped and no more."""
+
+    def lazy(x: Logits, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
+            return NotImplemented
+        like, hidden = func(x._like, *args, **kwargs), _hidden(x)
+        if not like.dim() or like.shape[-1] != x._like.shape[-1]:
+            return NotImplemented
+        hidden = hidden.reshape(*like.shape[:-1], hidden.shape[-1])
+        if like._base is None and like is not x._like:  # torch would have copied too
+            return _copy(x, hidden)
+        return _view(x, hidden, like, lambda full: func(full, *args, **kwargs))
+
+    return lazy
+
+
+def _indexed(x: Logits, index: Any) -> Any:
+    """Tokens are chosen, and each with all of its logits."""
+    items = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(i, list | Logits) for i in items) or not _spares_last(items, x._like.dim()):
+        return NotImplemented
+    hidden = _hidden(x)[index]
+    if any(isinstance(i, torch.Tensor) for i in items):
+        return _copy(x, hidden)
+    return _view(x, hidden, x._like[index], lambda full: full[index])
+
+
+def _spares_last(items: tuple[Any, ...], dims: int) -> bool:
+    """Whether an index leaves the last dim as it is."""
+    last_is_all = not items or (isinstance(items[-1], slice) and items[-1] == slice(None))
+    if any(i is Ellipsis for i in items):
+        return items[-1] is Ellipsis or last_is_all
+    taken = sum(
+        0 if i is None else i.dim() if isinstance(i, torch.Tensor) and i.dtype == torch.bool else 1 for i in items
+    )
+    return taken < dims or (taken == dims and last_is_all)
+
+
+def _contiguous(x: Logits, **kwargs: Any) -> Any:
+    if kwargs:
+        return NotImplemented
+    return x if x._like.is_contiguous() else _copy(x, _hidden(x))
+
+
+def _cast(dtype: torch.dtype) -> Callable[[Logits], Any]:
+    return lambda x: x if dtype == x._like.dtype else _copy(x, _hidden(x), dtype)
+
+
+def _to(x: Logits, *args: Any, **kwargs: Any) -> Any:
+    if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype) and args[0].is_floating_point:
+        return _cast(args[0])(x)
+    return NotImplemented
+
+
+def _clone(x: Logits, **kwargs: Any) -> Any:
+    return NotImplemented if kwargs else _copy(x, _hidden(x).clone())
+
+
+def _cross_entropy(
+    x: Logits, target: Any, weight: T | None = None, size_average: Any = None, ignore_index: int = -100,
+    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    hidden, moment = _hidden(x), x._moment
+    by_class = isinstance(target, torch.Tensor) and not target.is_floating_point() and target.shape == hidden.shape[:-1]
+    old = size_average is not None or reduce is not None
+    both = weight is not None and label_smoothing > 0
+    if hidden.dim() != 2 or not by_class or old or both or reduction not in ("mean", "sum", "none"):
+        return NotImplemented
+    with moment.again(hidden.device):
+        loss = cross_entropy(
+            moment.head.scorers(), hidden, target, weight=weight, ignore_index=ignore_index, reduction=reduction,
+            label_smoothing=label_smoothing,
+        )  # fmt: skip
+    return loss if moment.autocast is not None else loss.to(x._like.dtype)
+
+
+def _hook(x: Logits, hook: Any) -> Any:
+    """FSDP wants to know when the backward begins, and does not look at the gradient; others get that of the logits."""
+    if not type(getattr(hook, "__self__", None)).__module__.startswith("torch.distributed.fsdp"):
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's own
+
+
+def _get(name: str) -> Any:
+    """How torch calls the reading of an attribute."""
+    return getattr(T, name).__get__
+
+
+_SHAPE = (
+    T.size, T.dim, T.numel, T.nelement, T.stride, T.is_contiguous, T.is_floating_point, T.is_complex, T.element_size,
+    _get("shape"), _get("dtype"), _get("ndim"),
+)  # fmt: skip
+"""What the tensor without memory can answer."""
+
+_PLACE = (
+    T.get_device, *map(_get, ("device", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_nested")),
+    *map(_get, ("requires_grad", "grad_fn", "is_leaf", "is_quantized")),
+)  # fmt: skip
+"""What the hidden states answer as the logits would."""
+
+_LAZY: dict[Any, Callable[..., Any]] = {
+    F.cross_entropy: _cross_entropy,
+    T.__getitem__: _indexed,
+    T.contiguous: _contiguous,
+    T.float: _cast(torch.float32),
+    T.double: _cast(torch.float64),
+    T.to: _to,
+    T.clone: _clone,
+    T.register_hook: _hook,
+    _get("_base"): lambda x: x._root,
+    **{f: _reshaped(f) for f in (T.view, T.reshape, T.flatten, T.unflatten, T.squeeze, T.unsqueeze)},
+    **{f: _reshaped(f) for f in (torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze)},
+    **{f: lambda x, *args, f=f, **kwargs: f(x._like, *args, **kwargs) for f in _SHAPE},
+    **{f: lambda x, *args, f=f: f(_hidden(x), *args) for f in _PLACE},
+}

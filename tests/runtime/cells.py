@@ -1,0 +1,142 @@
+"""The cells of the parity matrix: every plan with at most two choices beside `dp`, for every job and type. They come from
+the table of what composes with what; here is only told what a CPU does not tell apart, and what it cannot do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+
+import parity
+import small_jobs
+
+from drumline.errors import PlanError
+from drumline.plan import Plan
+from drumline.plan.combinations import FREE, HELD, conflict, refusal
+from drumline.runtime.verify import COMPUTES
+
+RANKS = (1, 2, 3, 4)
+CHOICES = 2
+"""Keys of a plan that differ from their defaults, beside `dp`."""
+TRIED: dict[str, tuple[object, ...]] = {**parity.TRIED, "bucket": (256,)}
+"""Of the keys that may have any value: these."""
+COMPILED_RANKS = 2
+"""Compiling takes most of an hour by itself, and what is compiled on a rank knows nothing of the others."""
+
+_DEFAULTS = {f.name: f.default for f in fields(Plan)}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One job under one plan, computed in one type."""
+
+    job: str
+    plan: str
+    computed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a cell that is not run."""
+
+    kind: str
+    """`same`, `refused`, `not here` or `not run`."""
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """A choice that does nothing here that the default does not."""
+
+    holds: Callable[[Plan], bool]
+    back: tuple[str, ...]
+    """The keys that go back to their defaults."""
+    reason: str
+
+
+SAMES = (
+    Same(lambda p: p.offload != "none", ("offload",), "a CPU's memory is the host's: nothing moves"),
+    Same(lambda p: p.precision == "tf32", ("precision",), "a CPU does not round to tf32"),
+    Same(lambda p: p.backend == "gloo", ("backend",), "the ranks have joined by gloo already"),
+    Same(lambda p: p.ranks == 1 and p.compress != "none", ("compress",), "one rank sends nothing"),
+    Same(lambda p: p.ranks == 1 and p.static, ("static",), "one rank does not replicate"),
+    Same(lambda p: p.shard == p.dp, ("shard",), "all replicas share one copy anyway"),
+    Same(
+        lambda p: p.bucket != _DEFAULTS["bucket"] and p.zero not in (1, 2), ("bucket",),
+        "these models are smaller than the smallest bucket of torch's, 1 MiB",
+    ),
+)  # fmt: skip
+"""In this order."""
+
+
+def plans(dp: int) -> Iterator[tuple[dict[str, object], Plan | PlanError]]:
+    """Every plan with at most two choices: its table, and the plan, or why it is none."""
+    values = {**HELD, **{key: TRIED[key] for key in sorted(FREE) if key != "dp"}}
+    chosen = {key: [v for v in found if v != _DEFAULTS[key]] for key, found in values.items()}
+    for n in range(CHOICES + 1):
+        for keys in itertools.combinations(chosen, n):
+            for picked in itertools.product(*(chosen[key] for key in keys)):
+                table = dict(zip(keys, picked, strict=True))
+                try:
+                    yield table, Plan.from_table({"dp": dp, **table}, "the matrix")
+                except PlanError as e:
+                    yield table, e
+
+
+def types_of(plan: Plan) -> tuple[str, str]:
+    """What a plan is verified in: float64, and the type of its own precision."""
+    return "float64", COMPUTES[plan.precision]
+
+
+def refused(plan: Plan | PlanError) -> str:
+    """Why the engine does not run it, for any job."""
+    if isinstance(plan, PlanError):
+        return plan.rule or plan.what
+    found = conflict(plan)
+    return found.reason if found else refusal(plan)
+
+
+def same_as(plan: Plan, computed: str) -> tuple[Plan, str]:
+    """The plan that does the same here in this type, and why; itself where it is one of its own."""
+    made, reasons = plan, []
+    for rule in SAMES:
+        if rule.holds(made):
+            made = replace(made, **{key: _DEFAULTS[key] for key in rule.back})
+            reasons.append(rule.reason)
+    if computed == "float64" and made.precision != "fp32":
+        made = replace(made, precision="fp32")
+        reasons.append("float64 shows the plan's arithmetic, not its precision")
+    if computed == "float64" and made.compress != "none":
+        made = replace(made, compress="none")
+        reasons.append("float64 shows the plan's arithmetic, not what compression loses")
+    return made, "; ".join(reasons)
+
+
+def not_here(job: str, plan: Plan) -> str:
+    """Why this machine cannot run it."""
+    if plan.backend == "nccl":
+        return "nccl joins GPUs"
+    words = [plan.precision, *(["chunk"] if plan.chunk > 1 else [])]
+    found = [parity.NOT_HERE[job, word] for word in words if (job, word) in parity.NOT_HERE]
+    return small_jobs.missing(job) or "; ".join(found)
+
+
+def fate(cell: Cell) -> Fate | None:
+    """What becomes of a cell of a plan that is one; None: it is run."""
+    plan = Plan.parse(cell.plan)
+    if why := refused(plan):
+        return Fate("refused", why)
+    if why := not_here(cell.job, plan):
+        return Fate("not here", why)
+    other, why = same_as(plan, cell.computed)
+    if other != plan:
+        return Fate("same", f"{other}: {why}")
+    if plan.compile and plan.ranks != COMPILED_RANKS:
+        return Fate("not run", f"compiling takes long; see {COMPILED_RANKS} ranks, whose number is not compiled")
+    return None
+
+
+def world_of(plan: Plan) -> tuple[int, str]:
+    """The ranks that a plan runs on: how many processes, and how they have joined."""
+    return plan.processes, "shm" if plan.backend == "shm" else "gloo"

@@ -1,0 +1,251 @@
+"""The whole parity matrix: `make parity`, or a part of it, `make parity ARGS="--jobs gpt --ranks 2"`.
+
+A cell ends as `held` with its largest error, FAILED, `same` as another cell on a CPU, `refused` by the table of
+combinations, `not here` or `not run`; each with its reason. The table goes to build/parity.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import queue
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import cells
+import parity
+import small_jobs
+import torch
+from cells import Cell
+from world import World
+
+from drumline.plan import Plan
+from drumline.runtime.engine import Engine, initialize
+from drumline.runtime.unused import unused_parameters
+from drumline.runtime.verify import BOUNDS, COMPRESSED, Outcome, errors_of, run_one_device, run_plan
+
+STEPS = 10
+LIMIT, COMPILE_LIMIT = 120.0, 600.0
+"""Seconds that a cell may take before its ranks are said to hang."""
+PAGE = Path(__file__).parents[2] / "build" / "parity.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a cell ended."""
+
+    kind: str
+    """`held`, `FAILED`, `same`, `refused`, `not here` or `not run`."""
+    error: float = 0.0
+    words: str = ""
+    seconds: float = 0.0
+
+
+# -- on the ranks
+
+_references: dict[Any, Outcome] = {}
+_unused: dict[str, bool] = {}
+
+
+def run_cell(cell: Cell, steps: int) -> tuple[dict[str, float], float] | None:
+    """On every rank: train under the plan; the first rank gets the errors, and the largest of any step's loss."""
+
+    def remembered(job: Any) -> bool:
+        if cell.job not in _unused:
+            _unused[cell.job] = unused_parameters(job)
+        return _unused[cell.job]
+
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # or torch would go on without compiling
+    with parity.as_in_life(cell.plan), mock.patch("drumline.runtime.build.unused_parameters", remembered):
+        dtype = torch.float64 if cell.computed == "float64" else None
+        engine = initialize(small_jobs.make(cell.job), cell.plan, dtype=dtype)
+        mine = run_plan(engine, steps, set(), locate=False)
+        return errors_of(mine, _reference(engine, cell, steps), cell.computed) if engine.rank == 0 else None
+
+
+def _reference(engine: Engine, cell: Cell, steps: int) -> Outcome:
+    """One device does the same whatever the plan, but for the micro-batches, the type and fp16's scale."""
+    scale = engine.scaler.scale if engine.scaler else 1.0
+    key = (cell.job, engine.plan.micro, cell.computed, steps, scale)
+    if key not in _references:
+        _references[key] = run_one_device(engine, steps)
+    return _references[key]
+
+
+# -- here
+
+
+def judged(cell: Cell, parts: Mapping[str, float], later: float) -> Result:
+    """Whether the errors of a cell are within its bounds."""
+    parts = {k: e if e == e else math.inf for k, e in parts.items()}  # what is no number is no small one
+    plan, worst = Plan.parse(cell.plan), max(parts.values())
+    if not worst <= BOUNDS[cell.computed]:
+        part = max(parts, key=lambda k: parts[k])
+        return Result("FAILED", worst, f"{part} off by {worst:.1e}, at most {BOUNDS[cell.computed]:g}")
+    if plan.compress != "none" and not later <= COMPRESSED[plan.compress]:
+        return Result("FAILED", later, f"losses off by {later:.1e}, at most {COMPRESSED[plan.compress]:g}")
+    return Result("held", max(worst, later) if plan.compress != "none" else worst)
+
+
+def run_one(world: World, cell: Cell, steps: int) -> Result:
+    """A cell on its ranks."""
+    start = time.monotonic()
+    try:
+        limit = COMPILE_LIMIT if "compile=true" in cell.plan else LIMIT
+        result = judged(cell, *world.run(run_cell, cell, steps, timeout=limit)[0])
+    except Exception as e:
+        result = Result("FAILED", math.inf, f"{type(e).__name__}: {' '.join(str(e).split())[:300]}")
+    return Result(result.kind, result.error, result.words, time.monotonic() - start)
+
+
+def run_all(todo: Sequence[Cell], steps: int, at_once: int) -> dict[Cell, Result]:
+    """Every cell. Ranks live for one job and world size: they keep the groups and compiled layers of their plans."""
+    units: dict[tuple[str, int, str], list[Cell]] = {}
+    for cell in todo:
+        units.setdefault((cell.job, *cells.world_of(Plan.parse(cell.plan))), []).append(cell)
+    waiting: queue.SimpleQueue[list[Cell]] = queue.SimpleQueue()
+    for unit in sorted(units, key=lambda u: -u[1] * len(units[u])):  # the longest first
+        waiting.put(units[unit])
+    results: dict[Cell, Result] = {}
+
+    def work() -> None:
+        while True:
+            try:
+                unit = waiting.get_nowait()
+            except queue.Empty:
+                return
+            world = World(*cells.world_of(Plan.parse(unit[0].plan)))
+            try:
+                for cell in unit:
+                    results[cell] = run_one(world, cell, steps)
+                    _tell(cell, results[cell], len(results), len(todo))
+            finally:
+                world.stop()
+
+    workers = [threading.Thread(target=work) for _ in range(at_once)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return results
+
+
+def _tell(cell: Cell, result: Result, done: int, of: int) -> None:
+    if result.kind == "FAILED":
+        print(f"FAILED {cell.job} {cell.plan} {cell.computed}: {result.words}", file=sys.stderr, flush=True)
+    elif done % 100 == 0:
+        print(f"{done} of {of} cells", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A plan on some ranks."""
+
+    plan: str
+    fate: str
+    """Of the whole row, where it does not depend on the job."""
+    cells: tuple[Cell, ...] = ()
+
+
+def rows_of(jobs: Sequence[str], ranks: int, only: str = "", skip: str = "") -> list[Row]:
+    """The table of one number of ranks."""
+    rows = []
+    for table, plan in cells.plans(ranks):
+        name = str(Plan.from_table({"dp": 1, **{k: v for k, v in table.items() if k != "shard"}}, "")).removeprefix("dp=1")
+        name = name.lstrip(",") + (f",shard={table['shard']}" if "shard" in table else "")
+        if only not in name or (skip and skip in name):
+            continue
+        if (why := cells.refused(plan)) or not isinstance(plan, Plan):
+            rows.append(Row(name or "dp", f"refused: {why}"))
+            continue
+        rows.append(Row(name or "dp", "", tuple(Cell(j, str(plan), t) for j in jobs for t in cells.types_of(plan))))
+    return rows
+
+
+def draw(rows: Sequence[Row], jobs: Sequence[str], ranks: int, results: Mapping[Cell, Result]) -> list[str]:
+    """Plans as rows, jobs as columns: the errors in float64 and in the plan's own type."""
+    width = max((len(row.plan) for row in rows), default=4)
+    lines = [f"{ranks} rank{'s' if ranks > 1 else ''}", f"{'':{width}}  " + "  ".join(f"{j:>17}" for j in jobs)]
+    for row in rows:
+        if row.fate:
+            lines.append(f"{row.plan:{width}}  {row.fate}")
+            continue
+        found = {cell: results[cell] for cell in row.cells}
+        whole = {(r.kind, r.words) for r in found.values()}
+        if len(whole) == 1 and (r := next(iter(found.values()))).words and r.kind != "FAILED":
+            lines.append(f"{row.plan:{width}}  {r.kind}: {r.words}")
+            continue
+        columns = [" ".join(_short(found[c]) for c in row.cells if c.job == j) for j in jobs]
+        lines.append(f"{row.plan:{width}}  " + "  ".join(f"{c:>17}" for c in columns))
+        notes = dict.fromkeys(f"{c.computed} {r.kind}: {r.words}" if r.kind == "same" else f"{c.job} {c.computed} {r.kind}: {r.words}" for c, r in found.items() if r.words)
+        lines += [f"{'':{width}}    {note}" for note in notes]
+    return lines
+
+
+def _short(result: Result) -> str:
+    return f"{result.error:.0e}" if result.kind == "held" else {"not here": "-", "not run": "."}.get(result.kind, result.kind)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the matrix, or what is asked for; 1 when a cell fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", default=",".join(small_jobs.JOBS), help="names with commas between them")
+    parser.add_argument("--ranks", default=",".join(map(str, cells.RANKS)), help="numbers of ranks")
+    parser.add_argument("--plans", default="", help="only plans with this text in them, such as zero=1")
+    parser.add_argument("--skip", default="", help="no plans with this text in them, such as compile")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--at-once", type=int, default=2, help="worlds of ranks at a time")
+    parser.add_argument("--list", action="store_true", help="count the cells and run none")
+    chosen = parser.parse_args(arguments)
+    jobs = chosen.jobs.split(",")
+    if unknown := [j for j in jobs if j not in small_jobs.JOBS]:
+        parser.error(f"no job {unknown[0]!r}: {', '.join(small_jobs.JOBS)}")
+    start = time.monotonic()
+    tables = {n: rows_of(jobs, n, chosen.plans, chosen.skip) for n in map(int, chosen.ranks.split(","))}
+    results: dict[Cell, Result] = {}
+    todo = []
+    refused = 0
+    for row in itertools.chain.from_iterable(tables.values()):
+        refused += 2 * len(jobs) if row.fate else 0
+        for cell in row.cells:
+            fate = cells.fate(cell)
+            if fate is None:
+                todo.append(cell)
+            else:
+                results[cell] = Result(fate.kind, words=fate.words)
+    if chosen.list:
+        print(f"{len(todo)} cells to run; {Counter(r.kind for r in results.values())}, {refused} refused")
+        return 0
+    results |= run_all(todo, chosen.steps, chosen.at_once)
+    lines = [line for n, rows in tables.items() for line in [*draw(rows, jobs, n, results), ""]]
+    lines += summary(results, refused, time.monotonic() - start)
+    print("\n".join(lines))
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text("\n".join(lines) + "\n")
+    return 1 if any(r.kind == "FAILED" for r in results.values()) else 0
+
+
+def summary(results: Mapping[Cell, Result], refused: int, seconds: float) -> list[str]:
+    """How many cells ended how, and the largest error of each type."""
+    counts = Counter(r.kind for r in results.values())
+    counts["refused"] += refused
+    kinds = ("held", "FAILED", "same", "refused", "not here", "not run")
+    lines = [f"{sum(counts.values())} cells: " + ", ".join(f"{counts[k]} {k}" for k in kinds) + f"; {seconds / 60:.0f} minutes"]
+    for computed, bound in BOUNDS.items():
+        held = [r.error for c, r in results.items() if r.kind == "held" and c.computed == computed and "compress" not in c.plan]
+        if held:
+            lines.append(f"{computed}: {len(held)} held, largest error {max(held):.1e}, at most {bound:g}")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""compile=true: layers are compiled where they stand, and the result equals one device. The quick tests let torch trace
+the graphs and run them as they are; the slow ones let it write and build code, which takes minutes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import parity
+import pytest
+import small_jobs
+import torch
+from torch import nn
+from world import World
+
+from drumline.runtime.compiling import compile_layers, inside_compiled
+from drumline.runtime.verify import Verification
+
+Worlds = Callable[[int], World]
+
+
+def traced(job: str, plan: str, backend: str) -> tuple[Verification | None, int]:
+    """Verify with graphs of torch's compiler, and how many of them there were."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with (
+        mock.patch("torch.compile", functools.partial(torch.compile, backend=backend)),
+        mock.patch("torch._dynamo.config.fail_on_recompile_limit_hit", True),  # or it would go on without compiling
+    ):
+        found = parity.run_verify(job, plan, 3)
+    return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize(("job", "plan"), [
+    ("mlp", "dp=2"), ("gpt", "dp=2,zero=3"), ("gpt", "dp=2,recompute=full"), ("mlp", "dp=2,zero=2,micro=2"),
+])  # fmt: skip
+def test_graphs_equal_one_device(world: Worlds, job: str, plan: str) -> None:
+    results = world(2).run(traced, job, f"{plan},compile=true", "eager")
+    parity.check(results[0][0])
+    assert all(graphs > 0 for _, graphs in results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=3", "dp=2,precision=bf16", "dp=2,recompute=full"])
+@pytest.mark.parametrize("job", ["mlp", "gpt", "cnn"])
+def test_compiled_code_equals_one_device(world: Worlds, job: str, plan: str) -> None:
+    results = world(2).run(traced, job, f"{plan},compile=true", "inductor", timeout=280)
+    parity.check(results[0][0])
+    assert all(graphs > 0 for _, graphs in results)
+
+
+def test_layers_are_compiled_in_place() -> None:
+    """Names stay; blocks are compiled, not what stands around them; what is inside of them is not looked at."""
+    made: list[Any] = []
+
+    def compiled(forward: Any) -> Any:
+        made.append(forward.__self__)
+        return forward
+
+    model = small_jobs.GPT()
+    names = [name for name, _ in model.named_modules()], list(model.state_dict())
+    with mock.patch("torch.compile", compiled):
+        compile_layers(model)
+    assert made == list(model.blocks)
+    assert ([name for name, _ in model.named_modules()], list(model.state_dict())) == names
+    assert inside_compiled(model) == {m for b in model.blocks for m in b.modules()} - set(model.blocks)
+
+
+def test_a_model_without_blocks_is_compiled_as_one() -> None:
+    made: list[Any] = []
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    with mock.patch("torch.compile", lambda forward: made.append(forward.__self__) or forward):
+        compile_layers(model)
+    assert made == [model]
+    assert inside_compiled(model) == set(model.children())

@@ -1,0 +1,95 @@
+"""The matrix that `make parity` runs: complete, every cell with its reason, and able to fail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import cells
+import matrix
+import pytest
+import small_jobs
+from cells import Cell
+from world import World
+
+from drumline.plan import Plan
+from drumline.plan.combinations import HELD, refusal
+
+Worlds = Callable[[int], World]
+
+
+@pytest.mark.parametrize("ranks", cells.RANKS)
+def test_every_cell_is_run_or_has_its_reason(ranks: int) -> None:
+    """What is the same as another cell names one that is run, and is of the matrix."""
+    names = {str(plan) for _, plan in cells.plans(ranks) if isinstance(plan, Plan)}
+    run = 0
+    for _, plan in cells.plans(ranks):
+        if not isinstance(plan, Plan) or refusal(plan):
+            assert cells.refused(plan)
+            continue
+        assert not cells.refused(plan)
+        for computed in cells.types_of(plan):
+            fate = cells.fate(Cell("mlp", str(plan), computed))
+            run += fate is None
+            if fate is not None:
+                assert fate.words
+                assert fate.kind in ("same", "not here", "not run")
+            if fate is not None and fate.kind == "same":
+                other, _ = cells.same_as(plan, computed)
+                assert str(other) in names
+                again = cells.fate(Cell("mlp", str(other), computed))
+                assert again is None or again.kind == "not run"
+    assert run > 80
+
+
+def test_every_choice_is_there() -> None:
+    """Every value that the planner may choose, and every two of them, at some number of ranks."""
+    met = {tuple(sorted(table.items())) for table, _ in cells.plans(4)}
+    singles = [(key, value) for key, values in HELD.items() for value in values if value != cells._DEFAULTS[key]]
+    assert {((key, value),) for key, value in singles} <= met
+    pairs = {tuple(sorted([a, b])) for a in singles for b in singles if a[0] < b[0]}
+    assert pairs <= met
+
+
+def test_what_is_judged() -> None:
+    cell = Cell("mlp", "dp=2", "float64")
+    assert matrix.judged(cell, {"losses": 1e-12, "gradients": 2e-11}, 1.0) == matrix.Result("held", 2e-11)
+    for wrong in (1e-9, math.inf, math.nan):
+        failed = matrix.judged(cell, {"losses": 0.0, "gradients": wrong}, 0.0)
+        assert failed.kind == "FAILED"
+        assert failed.words.startswith("gradients off by")
+    compressed = Cell("mlp", "dp=2,compress=fp16", "float32")
+    assert matrix.judged(compressed, {"losses": 0.0}, 1e-3).kind == "held"
+    assert matrix.judged(compressed, {"losses": 0.0}, 1e-1).words == "losses off by 1.0e-01, at most 0.01"
+
+
+def test_a_cell_that_holds_and_one_that_does_not(world: Worlds) -> None:
+    for computed in ("float64", "float32"):
+        found = matrix.run_one(world(2), Cell("mlp", "dp=2,zero=1", computed), 4)
+        assert (found.kind, found.error < 1e-5) == ("held", True)
+    found = matrix.run_one(world(2), Cell("mlp", "dp=3", "float64"), 4)
+    assert found.kind == "FAILED"
+    assert found.words.startswith("PlanError: the plan dp=3 is for 3 ranks, but 2 were started")
+
+
+def test_the_table_is_drawn_with_its_reasons() -> None:
+    rows = [r for r in matrix.rows_of(["mlp", "lstm"], 2) if r.plan in ("dp", "precision=fp16", "offload=optimizer", "zero=1,static=true")]
+    results = {}
+    for cell in (c for row in rows for c in row.cells):
+        fate = cells.fate(cell)
+        results[cell] = matrix.Result(fate.kind, words=fate.words) if fate else matrix.Result("held", 3e-15)
+    text = "\n".join(matrix.draw(rows, ["mlp", "lstm"], 2, results))
+    assert "3e-15 3e-15" in text
+    assert "zero=1,static=true  refused: a static graph is an option of replication" in text
+    assert "offload=optimizer   same: dp=2: a CPU's memory is the host's: nothing moves" in text
+    assert "lstm float16 not here: oneDNN computes no LSTM in fp16" in text
+    assert matrix.summary(results, 4, 60.0)[0] == "16 cells: 5 held, 0 FAILED, 5 same, 4 refused, 2 not here, 0 not run; 1 minutes"
+
+
+def test_jobs_of_another_library_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cells.fate(Cell("bert", "dp=2", "float64")) == cells.Fate(
+        "not here", "transformers is not installed: pip install drumline[hf]"
+    )
+    assert cells.fate(Cell("mlp", "dp=2", "float64")) is None
+    assert set(small_jobs.HF) == {"bert", "llama"}

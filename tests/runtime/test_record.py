@@ -1,0 +1,136 @@
+"""The recorder: phases and messages of any of the last steps, with their bytes, seen under every way of sending."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import record_functions as on_ranks
+import torch
+from world import World
+
+from drumline.runtime.record import KEEP, Recorder
+
+Worlds = Callable[..., World]
+CPU = torch.device("cpu")
+
+
+def test_phases_of_a_step() -> None:
+    recorder = Recorder(3, CPU)
+    with recorder.phase("data"):
+        time.sleep(0.002)
+    recorder.begin(7)
+    for name in ("forward", "backward", "forward", "backward", "optimizer"):
+        with recorder.phase(name):
+            time.sleep(0.001)
+    recorder.end()
+    spans = recorder.spans(7)
+    assert [s.name for s in spans] == ["data", "forward", "backward", "forward", "backward", "optimizer"]
+    assert [s.lane for s in spans] == ["data"] + ["compute"] * 5 and {s.rank for s in spans} == {3}
+    assert spans[0].start >= 0 and all(a.end <= b.start for a, b in pairwise(spans))
+    clock = recorder.clock()
+    assert clock["data"] >= 0.002 and clock["forward"] >= 0.002 and clock["optimizer"] >= 0.001
+    assert recorder.timeline(7).notes == ("step 7",) and recorder.timeline().seconds >= 0.007
+
+
+def test_loops_that_do_not_say_when_a_step_ends() -> None:
+    recorder = Recorder(0, CPU)
+    for _ in range(3):
+        for name in ("forward", "backward", "forward", "backward", "optimizer"):
+            with recorder.phase(name):
+                pass
+    assert [len(recorder.spans(i)) for i in range(3)] == [5, 5, 5] and recorder.numbers == (0, 1)
+
+
+def test_the_last_steps_are_kept() -> None:
+    recorder = Recorder(0, CPU)
+    for i in range(KEEP + 5):
+        recorder.begin(i)
+        with recorder.phase("forward"):
+            pass
+        recorder.end()
+    assert recorder.numbers == tuple(range(5, KEEP + 5))
+    assert recorder.spans(4) == [] and len(recorder.spans(5)) == 1
+    assert recorder.timeline(4).spans == () and recorder.clock(4) == {} and Recorder(0, CPU).clock() == {}
+
+
+def test_messages_of_one_who_waits() -> None:
+    recorder = Recorder(0, CPU)
+    recorder.begin(0)
+    with recorder.phase("backward"), recorder.message("all_reduce", torch.zeros(3, 4)):
+        time.sleep(0.001)
+    recorder.end()
+    [message] = [s for s in recorder.spans() if s.lane == "communication"]
+    assert message.name == "all_reduce" and message.bytes == 48 and message.end - message.start >= 0.001
+
+
+def test_time_of_ones_own() -> None:
+    """A message that lasts until its phase ends is a wait for others."""
+    recorder = Recorder(0, CPU)
+    recorder.begin(0)
+    with recorder.phase("backward"):
+        early = recorder.open("all_reduce", 8.0)
+        early.end()
+        time.sleep(0.02)
+        last = recorder.open("all_reduce", 8.0)
+        time.sleep(0.04)
+        last.end()
+    with recorder.phase("optimizer"):
+        time.sleep(0.01)
+    recorder.end()
+    own = recorder.own()
+    assert 0.02 <= own["backward"] < 0.035 and own["optimizer"] >= 0.01
+    assert recorder.clock()["backward"] >= 0.06
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_events_of_a_gpu() -> None:
+    """The phases of a GPU are those of its stream: the host is done long before."""
+    device = torch.device("cuda")
+    recorder, x = Recorder(0, device), torch.randn(4096, 4096, device=device)
+    x @ x
+    for i in range(3):
+        recorder.begin(i)
+        with recorder.phase("forward"):
+            for _ in range(20):
+                x @ x
+        with recorder.message("all_reduce", x):
+            x.add(1)
+        recorder.end()
+    assert recorder.clock(2)["forward"] > 20 * 2 * 4096**3 / 1e15  # no GPU multiplies faster
+    forward, message = recorder.spans(2)
+    assert forward.end <= message.start + 1e-6 and message.bytes == x.nbytes
+
+
+@pytest.mark.parametrize(("backend", "plan"), [
+    ("gloo", "dp=2"), ("gloo", "dp=2,micro=2"), ("gloo", "dp=2,zero=3"), ("gloo", "dp=2,zero=1"), ("gloo", "dp=2,zero=2"),
+    ("shm", "dp=2"), ("shm", "dp=2,zero=3"), ("shm", "dp=2,zero=1"), ("shm", "dp=2,zero=2"),
+])  # fmt: skip
+def test_messages_of_a_step(world: Worlds, backend: str, plan: str) -> None:
+    """The bytes of what is seen are those that the strategy must send."""
+    for found in world(2, backend).run(on_ranks.messages, plan):
+        parameters = found["parameters"]
+        sent = {name: sum(m for n, m in found["messages"] if n.startswith(name)) for name in ("all_reduce", "all_gather", "reduce_scatter")}
+        if "zero" not in plan:
+            assert parameters <= sent["all_reduce"] <= parameters + 4096 and not sent["all_gather"]
+        else:
+            assert parameters <= sent["reduce_scatter"] <= 1.3 * parameters + 4096
+            gathers = 2 if plan.endswith("zero=3") else 1  # units that are dropped after their forward come twice
+            assert parameters <= sent["all_gather"] <= 1.3 * gathers * parameters + 4096
+        assert found["phases"] >= {"data", "forward", "backward", "optimizer"}
+        assert found["steps"] == (0, 1, 2)
+        assert found["inside"], "messages lie within their step"
+
+
+def test_a_group_is_not_watched_outside_of_steps(world: Worlds) -> None:
+    assert world(2, "shm").run(on_ranks.outside) == [(True, True)] * 2
+
+
+def test_who_is_slow(world: Worlds) -> None:
+    """A rank that computes longer shows it in its own time, though all ranks take the same time for a step."""
+    for backend in ("shm", "gloo"):
+        fast, slow = world(2, backend).run(on_ranks.one_is_slow, "dp=2")
+        assert slow["own"] > 0.1 > fast["own"], backend
+        assert fast["all"] > 0.1

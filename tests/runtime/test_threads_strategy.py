@@ -1,0 +1,113 @@
+"""backend=threads: replicas as threads of one process equal one device, and a replica that fails takes all down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import parity
+import pytest
+import small_jobs
+import torch
+from torch import nn
+from world import World
+
+from drumline.errors import JobError, PlanError
+from drumline.runtime.engine import initialize
+
+Worlds = Callable[[int], World]
+
+
+class Fails(nn.Module):
+    """One replica raises before its norm, where the others wait for it."""
+
+    def __init__(self, which: float) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.which = which
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x[0, 0]) == self.which:
+            raise ValueError("this replica fails")
+        return self.head(self.norm(self.first(x)))
+
+
+class Summed(nn.Module):
+    """Its output is one number for all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x).mean(0)
+
+
+def failing(which: float) -> None:
+    engine = initialize(small_jobs.make("mlp", model=lambda: Fails(which)), "dp=3,backend=threads")
+    rows = torch.arange(7.0)[:, None].expand(7, 6).contiguous()
+    engine.step((rows, torch.zeros(7, dtype=torch.long)))
+
+
+def summing() -> None:
+    engine = initialize(small_jobs.make("mlp", model=Summed), "dp=2,backend=threads")
+    engine.step(next(engine.data(1)))
+
+
+def few(samples: int, replicas: int) -> list[float]:
+    """Losses on batches that have fewer samples than there are threads."""
+    engine = initialize(small_jobs.make("cnn"), f"dp={replicas},backend=threads", dtype=torch.float64)
+    batch = torch.utils.data.default_collate([small_jobs.Samples("image")[i] for i in range(samples)])
+    return [engine.step(batch) for _ in range(3)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("job", ["mlp", "cnn", "named", "gpt", "masked"])
+def test_threads_equal_one_device(world: Worlds, job: str, replicas: int) -> None:
+    """The cnn's norms meet; the output of `named` is a dict."""
+    parity.check(world(1).run(parity.run_verify, job, f"dp={replicas},backend=threads")[0])
+
+
+@pytest.mark.parametrize("choice", ["micro=3", "precision=bf16", "chunk=3"])
+def test_threads_with_another_choice(world: Worlds, choice: str) -> None:
+    parity.check(world(1).run(parity.run_verify, "gpt", f"dp=3,backend=threads,{choice}")[0])
+
+
+def test_running_statistics(world: Worlds) -> None:
+    expected = parity.serial("cnn")
+    [found] = world(1).run(parity.run_losses, "cnn", "dp=3,backend=threads")
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-10)
+    for name, value in expected["buffers"].items():
+        torch.testing.assert_close(found["buffers"][name], value, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_fewer_samples_than_threads(world: Worlds) -> None:
+    [expected] = world(1).run(few, 2, 1)
+    assert world(1).run(few, 2, 4) == [pytest.approx(expected, rel=1e-10)]
+
+
+@pytest.mark.parametrize("which", [0.0, 3.0, 5.0])
+def test_a_replica_that_raises(world: Worlds, which: float) -> None:
+    """The first, the second or the third of three: the others wait in the norm, and must not wait for ever."""
+    with pytest.raises(ValueError, match="this replica fails"):
+        world(1).run(failing, which)
+
+
+def test_the_replica_that_raises_is_one_of_them(world: Worlds) -> None:
+    """Slices of 7 samples begin at 0, 3 and 5: elsewhere nobody fails."""
+    assert world(1).run(failing, 1.0) == [None]
+
+
+def test_an_output_without_samples(world: Worlds) -> None:
+    with pytest.raises(JobError, match=r"output of shape \(3,\) does not count samples along its first dim"):
+        world(1).run(summing)
+
+
+def test_threads_are_one_process(world: Worlds) -> None:
+    with pytest.raises(PlanError, match="backend=threads is one process"):
+        world(2).run(small_step, "dp=2,backend=threads")
+
+
+def small_step(plan: str) -> Any:
+    engine = initialize(small_jobs.make("mlp"), plan)
+    return engine.step(next(engine.data(1)))

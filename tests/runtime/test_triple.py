@@ -1,0 +1,277 @@
+"""Forward, backward, step in one's own loop: the same weights as a plain loop, under every zero, on 1, 2 and 3 ranks."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import parity
+import pytest
+import torch
+import triple_functions as on_ranks
+from world import World
+
+import drumline as dl
+from drumline.errors import GaveUp, InputError, JobError, PlanError
+from drumline.plan.deepspeed import Named
+from drumline.runtime.given import Given
+from drumline.runtime.named_optimizer import named_optimizer
+from drumline.runtime.unused import unused_parameters
+
+Worlds = Callable[[int], World]
+ZEROS = [0, 1, 2, 3]
+
+
+def check(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    """Weights, losses and norms of every rank against the plain loop's, to 1e-10."""
+    for rank, mine in enumerate(found):
+        assert mine["losses"] == pytest.approx(expected["losses"][rank], rel=1e-10)
+        assert mine["norms"] == pytest.approx(expected["norms"], rel=1e-10)
+        assert set(mine["weights"]) == set(expected["weights"])
+        for name, w in expected["weights"].items():
+            torch.testing.assert_close(mine["weights"][name], w, rtol=1e-10, atol=1e-12, msg=f"rank {rank}: {name}")
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(("name", "micro", "clip", "optimizer"), [("mlp", 1, 0.5, "two"), ("mlp", 2, 0.0, "one"), ("gpt", 2, 0.1, "two"), ("partial", 2, 0.5, "two")])
+def test_the_same_weights_as_a_plain_loop(world: Worlds, ranks: int, zero: int, name: str, micro: int, clip: float, optimizer: str) -> None:
+    """Two epochs, each with a ragged last batch; the ranks' models began differently."""
+    found = world(ranks).run(on_ranks.triple, name, zero, micro, clip, optimizer)
+    check(found, on_ranks.plain(name, ranks, micro, clip, optimizer))
+    for mine in found:
+        assert mine["boundaries"] == ([False] * (micro - 1) + [True]) * 4
+        assert (mine["steps"], mine["length"], mine["scheduler"]) == (4, 2 * micro, "CurveLR")
+        assert mine["sizes"] == (12, 12 // (ranks * micro), micro)
+        assert mine["rates"][-1] == pytest.approx([r * 0.9**4 for r in ([0.01, 0.003] if optimizer == "two" else [0.1])])
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("optimizer", ["one", "two"])
+def test_adapters_on_a_frozen_model(world: Worlds, ranks: int, zero: int, optimizer: str) -> None:
+    """Only the adapters train, only they have optimizer state; under zero=3 frozen weights are sharded too."""
+    found = world(ranks).run(on_ranks.triple, "lora", zero, 2, 0.5, optimizer)
+    expected = on_ranks.plain("lora", ranks, 2, 0.5, optimizer)
+    check(found, expected)
+    start = on_ranks.model_of("lora").state_dict()
+    adapters = {name for name in start if name.endswith((".down", ".up"))}
+    for name, w in start.items():
+        assert torch.equal(found[0]["weights"][name], w) == (name not in adapters), name
+    assert set().union(*(mine["state"] for mine in found)) == adapters
+    frozen = {name: w.numel() for name, w in start.items() if name not in adapters}
+    held = [{name: mine["shares"][name] for name in frozen} for mine in found]
+    if zero == 3 and ranks == 2:
+        assert {n: held[0][n] + held[1][n] for n in frozen} == frozen
+        assert sum(held[0].values()) < 0.6 * sum(frozen.values())
+    else:
+        assert held == [frozen] * ranks
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+def test_own_batches(world: Worlds, zero: int) -> None:
+    [one] = world(1).run(on_ranks.own_batches, 0)
+    assert len(one) == 4
+    two = world(2).run(on_ranks.own_batches, zero)
+    assert two[0] == pytest.approx(world(2).run(on_ranks.own_batches, 0)[0], rel=1e-10)
+    assert two[0] == two[1]
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+def test_both_loops_are_one(world: Worlds, zero: int) -> None:
+    for three, one in world(2).run(on_ranks.both_loops, zero):
+        assert three == pytest.approx(one, rel=1e-10)
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+def test_an_overflow_in_fp16_skips_the_step(world: Worlds, zero: int) -> None:
+    assert world(2).run(on_ranks.overflowing, zero) == [(1, 1, 8.0, True)] * 2
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_masks_differ_and_the_users_random_numbers_stay(world: Worlds, zero: int) -> None:
+    found = world(2).run(on_ranks.dropout_masks, zero)
+    assert len({mask for masks, _ in found for mask in masks}) == 4
+    assert all(same for _, same in found)
+
+
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,recompute=full,bucket=1MiB"])
+def test_an_optimizer_with_a_past(world: Worlds, plan: str) -> None:
+    """A plan in the place of a config."""
+    [expected] = world(1).run(on_ranks.resumed_optimizer, "dp=1")
+    model = on_ranks.model_of("mlp")
+    optimizer = on_ranks.optimizer_of("two", model)
+    data = on_ranks.samples_of("mlp")
+    for _ in range(4):
+        torch.nn.functional.cross_entropy(model(data.x.double()), data.label).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for found in (expected, *world(2).run(on_ranks.resumed_optimizer, plan)):
+        for name, w in model.state_dict().items():
+            torch.testing.assert_close(found[name], w, rtol=1e-10, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 3), (1, 2), (3, 1)])
+def test_resumed_under_another_stage(world: Worlds, tmp_path: Path, first: int, second: int) -> None:
+    """Weights, state, rates and the place in the data go on where they stood."""
+    for whole, again, _ in world(2).run(on_ranks.saved_and_resumed, str(tmp_path), first, second):
+        assert set(whole) == set(again)
+        for name, w in whole.items():
+            torch.testing.assert_close(again[name], w, rtol=1e-10, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize(("name", "unused"), [("mlp", False), ("gpt", False), ("partial", True)])
+def test_looking_for_unused_parameters_leaves_a_given_model_alone(name: str, unused: bool) -> None:
+    model = on_ranks.model_of(name)
+    data = on_ranks.samples_of(name)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    job = dl.Job(model=Given(model), loss=partial(on_ranks.loss_of, name), optimizer=list, data=lambda: data, batch_size=2)
+    if name != "gpt":  # the samples are of another type than the model
+        model.float()
+    assert unused_parameters(job) is unused
+    model.double()
+    assert all(p.grad is None and type(p) is torch.nn.Parameter for p in model.parameters())
+    for k, v in model.state_dict().items():
+        torch.testing.assert_close(v, before[k], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("which", "words"), [
+    ("step", r"step\(\) without a backward\n  rule:  forward, backward, step: in this order"),
+    ("backward", r"backward\(\) without a forward"), ("forward", r"a forward between backward\(\) and step\(\)"),
+    ("loss", r"the loss is \(2, 3\)\n  rule:  the loss is one number"), ("number", "the loss is float"),
+])  # fmt: skip
+def test_an_order_that_cannot_be(world: Worlds, which: str, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        world(1).run(on_ranks.wrong_order, which)
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+def test_a_forward_that_fails(world: Worlds, zero: int) -> None:
+    expected = world(2).run(on_ranks.failed_forward, zero, False)
+    assert world(2).run(on_ranks.failed_forward, zero, True) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+def test_numbers_that_are_not_finite(world: Worlds, zero: int) -> None:
+    for steps, skipped, loss, same in world(2).run(on_ranks.not_finite, zero, "skip"):
+        assert (steps, skipped, same) == (2, 1, "[False, True, False]")
+        assert math.isfinite(loss)
+    with pytest.raises(GaveUp, match=r"loss nan, norm of the gradients nan, at step 1\n  where: rank \d, .*\n.*\n  try:   Guards"):
+        world(2).run(on_ranks.not_finite, zero, "stop")
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_a_scheduler_that_was_made_already(world: Worlds, zero: int) -> None:
+    for rates in world(2).run(on_ranks.scheduled, zero):
+        assert rates == pytest.approx([0.05, 0.05, 0.1, 0.05, 0.025])
+
+
+def test_a_schedule_whose_length_is_left_open(world: Worlds) -> None:
+    [rates] = world(1).run(on_ranks.left_open)
+    assert rates == pytest.approx([0, 0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0])
+
+
+def test_a_scheduler_that_wants_a_metric(world: Worlds) -> None:
+    with pytest.raises(JobError, match="ReduceLROnPlateau cannot be stepped by the engine"):
+        world(1).run(on_ranks.refused, {"plateau": True})
+
+
+SGD = {"type": "SGD", "params": {"lr": 0.1}}
+
+
+@pytest.mark.parametrize(("changes", "error", "words"), [
+    ({}, JobError, r"there is no optimizer\n  where: the config\n  try:   initialize\(optimizer=...\)"),
+    ({"frozen": True, "config": {"optimizer": {"type": "SGD"}}}, JobError, "MLP has no parameter to train"),
+    ({"foreign": True}, JobError, "SGD has parameters that the model has not"),
+    ({"few": True}, JobError, r"SGD has not the parameter 'blocks.0.up.weight' \(8 are missing\)\n.*\n  try:   requires_grad_\(False\)"),
+    ({"model": 3}, JobError, r"initialize\(model=int\)\n  rule:  model is a torch.nn.Module"),
+    ({"config": {"pipeline": {"stages": 1}, "optimizer": SGD}, "data": [1, 2]}, JobError, "the size of a batch is not known"),
+    ({"config": {"optimizer": SGD, "train_batch_size": 4}, "data": []}, JobError, "the dataset is empty"),
+    ({"config": {"optimizer": SGD, "train_batch_size": 4, "dataloader_drop_last": True}, "data": [1, 2]}, JobError, "2 samples for batches of 4"),
+    ({"config": {"optimizer": SGD}, "plan": "dp=1"}, JobError, "a config and a plan"),
+    ({"config": {"optimizer": {"type": "Lamb"}}}, JobError, "the optimizer Lamb is DeepSpeed's own"),
+    ({"config": {"optimizer": SGD, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}}}, JobError, "lacks 'total_num_steps'\n  where: the config: scheduler"),
+    ({"config": {"optimizer": SGD, "sequence_parallel_size": 2}}, InputError, "1 ranks for tp=1, pp=1, cp=2"),
+])  # fmt: skip
+def test_refused(world: Worlds, changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        world(1).run(on_ranks.refused, changes)
+
+
+def test_pipelines_are_refused_with_the_way_out(world: Worlds) -> None:
+    with pytest.raises(PlanError, match=r"one by one, with pp=2\n.*\n.*interleaved.*\n  try:   write a Job, and call engine.step\(batch\)"):
+        world(2).run(on_ranks.refused, {"config": {"pipeline": {"stages": 2}, "optimizer": SGD}})
+
+
+def test_one_way_in_or_the_other() -> None:
+    job = dl.Job(model=list, loss=max, optimizer=list, data=list, batch_size=1)
+    with pytest.raises(JobError, match="with parts of a job beside it\n  rule:  either"):
+        dl.initialize(job, model=torch.nn.Linear(1, 1))  # type: ignore[call-overload]
+    with pytest.raises(JobError, match=r"initialize\(\) was given a Linear for a job"):
+        dl.initialize(torch.nn.Linear(1, 1))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_loader(world: Worlds, drop: bool) -> None:
+    """With workers as without; every rank has as many micro-batches, and every sample comes once an epoch at least."""
+    data = on_ranks.samples_of("mlp").x[:, 0].tolist()
+    for ranks in (1, 2):
+        plain = world(ranks).run(on_ranks.loaded, 1, 0, drop)
+        assert world(ranks).run(on_ranks.loaded, 1, 1, drop) == plain
+        for length, seen in plain:
+            assert length == (2 if drop else 4)
+            assert len(seen) == 2 * length
+        for epoch in range(2):
+            rows = [x for length, seen in plain for part in seen[epoch * length : (epoch + 1) * length] for x in part]
+            assert len(rows) == (12 if drop else 17)
+            assert set(rows) <= set(data)
+            assert len(set(rows)) == len(rows)
+
+
+def test_keys_without_effect_are_told(world: Worlds, caplog: pytest.LogCaptureFixture) -> None:
+    from drumline.plan.deepspeed import read
+    from drumline.runtime.compat import _say
+
+    with caplog.at_level(logging.INFO, logger="drumline"):
+        _say(read({"steps_per_print": 5, "sparse_attention": {"mode": "fixed"}, "zero_optimisation": {}}, 1))
+    told = {(r.levelname, r.getMessage()) for r in caplog.records}
+    assert ("WARNING", "config: unknown key zero_optimisation. Did you mean 'zero_optimization'?") in told
+    assert any(level == "WARNING" and "sparse_attention has no effect: it changes what is computed" in text for level, text in told)
+    assert any(level == "INFO" and "steps_per_print has no effect" in text for level, text in told)
+
+
+@pytest.mark.parametrize(("named", "made", "values"), [
+    (Named("Adam", {"lr": 0.1}), torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.0}),
+    (Named("adam", {"adam_w_mode": False, "weight_decay": 0.1}), torch.optim.Adam, {"weight_decay": 0.1}),
+    (Named("AdamW", {"betas": [0.8, 0.9], "torch_adam": True}), torch.optim.AdamW, {"betas": (0.8, 0.9), "weight_decay": 0.01}),
+    (Named("SGD", {"lr": 0.1, "momentum": 0.5}), torch.optim.SGD, {"momentum": 0.5}),
+    (Named("Adagrad"), torch.optim.Adagrad, {"lr": 0.01}),
+])  # fmt: skip
+def test_optimizers_by_name(named: Named, made: type, values: dict[str, Any]) -> None:
+    optimizer = named_optimizer(named, "c.json")([torch.nn.Parameter(torch.zeros(2))])
+    assert type(optimizer) is made
+    assert {key: optimizer.param_groups[0][key] for key in values} == values
+
+
+@pytest.mark.parametrize(("named", "words"), [
+    (Named("AdamV"), r"unknown optimizer 'AdamV'\n  where: c.json: optimizer.type\n.*\n  try:   Did you mean 'Adam"),
+    (Named("OneBitAdam"), "the optimizer OneBitAdam is DeepSpeed's own"), (Named("os.system"), "unknown optimizer 'os.system'"),
+    (Named("Adam", {"lrr": 1}), r"unknown key 'lrr' of the optimizer Adam\n  where: c.json: optimizer.params.lrr\n  try:   Did you mean 'lr'\?"),
+    (Named("Adam", {"lr": -1.0}), "Invalid learning rate"), (Named("Adam", {"bias_correction": False}), "without bias correction"),
+])  # fmt: skip
+def test_optimizers_that_cannot_be(named: Named, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        named_optimizer(named, "c.json")
+
+
+@pytest.mark.parametrize("plan", ["dp=1", "dp=2,zero=2,micro=2"])
+def test_workers_change_nothing(world: Worlds, plan: str) -> None:
+    """A job with workers: the same losses, step by step, also on ranks that are daemons."""
+    ranks = dl.Plan.parse(plan).ranks
+    plain = world(ranks).run(parity.run_losses, "mlp", plan, 4, {"workers": 0})
+    ahead = world(ranks).run(parity.run_losses, "mlp", plan, 4, {"workers": 1})
+    assert [r["losses"] for r in ahead] == [r["losses"] for r in plain]

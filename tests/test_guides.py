@@ -1,0 +1,48 @@
+"""The guides are executed: each of their programs runs as it stands, and prints what it says it prints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+GUIDES = ["learning-rate.md", "from-deepspeed.md"]
+
+
+def programs() -> list[tuple[str, str]]:
+    found = []
+    for name in GUIDES:
+        found += [(name, text) for text in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.S)]
+    return found
+
+
+@pytest.mark.parametrize(("name", "text"), programs(), ids=[f"{n} {i}" for i, (n, _) in enumerate(programs())])
+def test_a_program_of_a_guide(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "guide.py").write_text(text)
+    done = subprocess.run([sys.executable, "guide.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    promised = re.search(r"print\(.*\)(?:  # (.*)|((?:\n# .*)+))\n?\Z|print\(.*\)  # (.*)", text)
+    assert promised
+    words = next(g for g in promised.groups() if g)
+    lines = [line.removeprefix("# ") for line in words.strip().splitlines()]
+    for line, printed in zip(lines, done.stdout.splitlines(), strict=False):
+        assert printed.startswith(line.partition(" ...")[0]), done.stdout
+
+
+def test_the_loop_on_two_ranks(tmp_path: Path) -> None:
+    (text,) = [text for name, text in programs() if name == "from-deepspeed.md"]
+    (tmp_path / "train.py").write_text(text)
+    command = [sys.executable, "-m", "drumline", "run", "-n", "2", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("8 8") == 2, done.stdout
+
+
+def test_links_lead_somewhere() -> None:
+    for name in GUIDES:
+        for link in re.findall(r"\]\(([^)#]+)\)", (DOCS / name).read_text()):
+            assert (DOCS / link).exists(), f"{name}: {link}"
