@@ -94,7 +94,7 @@ def _third() -> int:
 def _section(case: str, samples: int, stage: int, found: Found) -> list[str]:
     """A stage's table, and what it says about what was promised."""
     times = found.seconds
-    lines = [f"### Stage {stage}, {samples} samples a rank ({case})", ""]
+    lines = [f"### Stage {stage}, {samples} sample{'s' if samples > 1 else ''} a rank ({case})", ""]
     lines += ["| contestant | step | / Drumline | / Drumline, shm | last loss |", "|---|---|---|---|---|"]
     for name in [*times, *found.refused]:
         label = f"{name}: {LABELS[stage]}" if name == HAND else name
@@ -118,9 +118,9 @@ def _promises(found: Found) -> list[str]:
         lines.append(f"- {blocks} blocks of {n} step{'s' if n > 1 else ''}; communication is {share:.0%} of {HAND}.")
     if DRUMLINE in times:
         for name in others:
-            bound = 1.02 if name == HAND else 1.0
             r = ratio(times[DRUMLINE], times[name])
-            lines.append(f"- Drumline takes {r} of {name}; at most {bound:.2f}: {r.at_most(bound)}.")
+            verdict = f"at most 1.02: {r.at_most(1.02)}" if name == HAND else r.not_behind()
+            lines.append(f"- Drumline takes {r} of {name}; {verdict}.")
     if SHM in times and others:
         fastest = min(others, key=lambda name: statistics.median(times[name]))
         r = ratio(times[fastest], times[SHM])

@@ -91,7 +91,7 @@ def shares(emit: Callable[[dict[str, Any]], None], rounds: int) -> dict[int, flo
         pairs = [(_block(alone, WARM + i, 1)[0], _block(full, WARM + i, 1)[0]) for i in range(rounds)]
         found[samples] = 1 - statistics.median(a / b for a, b in pairs)
         emit({"samples": samples, "share": found[samples]})
-        if found[samples] < 0.25:
+        if max(list(found.values())[-2:]) < 0.25 and len(found) > 1:  # one alone may be a disturbance
             break
     return found
 

@@ -25,6 +25,10 @@ class Ratio:
         """Whether it is shown to lie below a bound."""
         return "kept" if self.high <= bound else "missed" if self.low > bound else "open: the interval holds the bound"
 
+    def not_behind(self) -> str:
+        """Whether it is not shown to lie above 1; contestants on the same DDP cannot be told apart."""
+        return "behind" if self.low > 1 else "ahead" if self.high < 1 else "level"
+
     def at_least(self, bound: float) -> str:
         """Whether it is shown to lie above a bound."""
         return "kept" if self.low >= bound else "missed" if self.high < bound else "open: the interval holds the bound"

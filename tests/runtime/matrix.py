@@ -30,7 +30,7 @@ from world import World
 from drumline.plan import Plan
 from drumline.runtime.engine import Engine, initialize
 from drumline.runtime.unused import unused_parameters
-from drumline.runtime.verify import BOUNDS, COMPRESSED, Outcome, errors_of, run_one_device, run_plan
+from drumline.runtime.verify import BOUNDS, COMPRESSED, Outcome, errors_of, limits_of, run_one_device, run_plan
 
 STEPS = 10
 LIMIT, COMPILE_LIMIT = 120.0, 600.0
@@ -88,9 +88,10 @@ def judged(cell: Cell, parts: Mapping[str, float], later: float) -> Result:
     """Whether the errors of a cell are within its bounds."""
     parts = {k: e if e == e else math.inf for k, e in parts.items()}  # what is no number is no small one
     plan, worst = Plan.parse(cell.plan), max(parts.values())
-    if not worst <= BOUNDS[cell.computed]:
+    bound = limits_of(cell.computed, plan)[0]
+    if not worst <= bound:
         part = max(parts, key=lambda k: parts[k])
-        return Result("FAILED", worst, f"{part} off by {worst:.1e}, at most {BOUNDS[cell.computed]:g}")
+        return Result("FAILED", worst, f"{part} off by {worst:.1e}, at most {bound:g}")
     if plan.compress != "none" and not later <= COMPRESSED[plan.compress]:
         return Result("FAILED", later, f"losses off by {later:.1e}, at most {COMPRESSED[plan.compress]:g}")
     return Result("held", max(worst, later) if plan.compress != "none" else worst)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from world import World
 
-from drumline.errors import InputError
+from drumline.errors import InputError, PlanError
 from drumline.plan import Plan
 from drumline.runtime.culprit import Finding, blamed, explain
 from drumline.runtime.digest import CHUNK, digest
-from drumline.runtime.guard import Guards, Spikes
+from drumline.runtime.guard import Guard, Guards, Spikes
 from drumline.runtime.moving import Moving
 
 Worlds = Callable[..., World]
@@ -141,6 +141,13 @@ def test_overflows_of_fp16_are_no_faults(world: Worlds) -> None:
 def test_guards_that_cannot_be(values: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         Guards(**values)  # type: ignore[arg-type]
+
+
+def test_leftovers_of_compression_cannot_be_skipped() -> None:
+    plan = Plan.parse("dp=2,compress=powersgd")
+    with pytest.raises(PlanError, match="nonfinite=skip with compress=powersgd\n  where: plan dp=2,compress=powersgd\n  rule:  what a bad"):
+        Guard(Guards(nonfinite="skip"), plan)
+    Guard(Guards(), plan)
 
 
 # -- who is to blame

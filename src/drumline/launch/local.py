@@ -54,6 +54,7 @@ def run_ranks(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["drumline.runtime.preload"])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are for those who write torch
     threads = threads or max(1, (os.cpu_count() or 1) // ranks)
     with tempfile.TemporaryDirectory(prefix="drumline-") as folder:
         store = os.path.join(folder, "store")

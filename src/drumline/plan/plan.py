@@ -209,7 +209,10 @@ def _read(key: str, value: Any, where: str) -> Any:
             return {"true": True, "false": False}[str(value).lower()]
         return str(value)
     except (ValueError, KeyError, TypeError):
-        kind = {"bucket": "a size such as 25MiB", "tile": "rows x columns such as 2x2", "compile": "true or false", "static": "true or false"}
+        kind = {
+            "bucket": "a size such as 25MiB", "tile": "rows x columns such as 2x2", "compile": "true or false",
+            "static": "true or false",
+        }  # fmt: skip
         raise PlanError(
             f"{key}={value}", where=where, rule=f"{key} is {kind.get(key, 'a whole number')}"
         ) from None

@@ -80,7 +80,7 @@ class Engine:
         """Optimizer steps applied so far."""
         self.position = 0
         """Batches of the job's data used so far; those that were skipped are in it."""
-        self.guard = Guard(guards or Guards())
+        self.guard = Guard(guards or Guards(), plan)
         self.note = ""
         """What a person should know of the last step: that its loss is a spike, or why it was skipped."""
         self.local_loss = torch.zeros(())

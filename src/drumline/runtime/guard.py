@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from ..errors import GaveUp, InputError, nearest
+from ..errors import GaveUp, InputError, PlanError, nearest
+from ..plan import Plan
 from .culprit import Culprit, investigate
 from .digest import Ballot, Drift, tell_all, vote
 
@@ -57,7 +58,13 @@ class Guards:
 class Guard:
     """The guards of one engine, with what they remember."""
 
-    def __init__(self, guards: Guards) -> None:
+    def __init__(self, guards: Guards, plan: Plan) -> None:
+        if guards.nonfinite == "skip" and plan.compress == "powersgd":
+            raise PlanError(
+                "nonfinite=skip with compress=powersgd", where=f"plan {plan}",
+                rule="what a bad gradient leaves over is added to all later ones, so no later step would be finite",
+                fix="nonfinite=stop, or compress=fp16",
+            )  # fmt: skip
         self.guards = guards
         self.skipped: list[Culprit] = []
         """Every step that was skipped, and why."""

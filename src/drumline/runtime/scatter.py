@@ -20,7 +20,7 @@ def reduce_scatter(
     output: torch.Tensor,
     input: torch.Tensor,
     *,
-    group: dist.ProcessGroup,
+    group: dist.ProcessGroup | None,
     op: Any = dist.ReduceOp.SUM,
     async_op: bool = False,
 ) -> Any:
@@ -38,7 +38,9 @@ def reduce_scatter(
 class _Exchange:
     """Shards on their way to their owners; `wait` adds them up."""
 
-    def __init__(self, output: torch.Tensor, input: torch.Tensor, group: dist.ProcessGroup, *, mean: bool) -> None:
+    def __init__(
+        self, output: torch.Tensor, input: torch.Tensor, group: dist.ProcessGroup | None, *, mean: bool
+    ) -> None:
         self._output, self._p = output, dist.get_world_size(group)
         self._mean = mean
         self._came: torch.Tensor | None = torch.empty_like(input)

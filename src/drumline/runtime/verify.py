@@ -76,12 +76,13 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
         found = _compare(engine, steps, exact, notes)
         if found is not None:
             parts[name], first, later = found
-            if finding is None and max(parts[name].values()) > BOUNDS[name]:
+            if finding is None and max(parts[name].values()) > limits_of(name, plan)[0]:
                 finding = first
     if engine is None or engine.rank > 0:
         return None
     errors = {name: max(p.values()) for name, p in parts.items()}
-    passed = all(errors[name] <= BOUNDS[name] for name in errors)
+    bounds = {name: limits_of(name, plan)[0] for name in dtypes}
+    passed = all(errors[name] <= bounds[name] for name in errors)
     if plan.compress != "none":
         passed = passed and later <= COMPRESSED[plan.compress]
         notes.add(
@@ -93,7 +94,7 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
         ranks=plan.ranks,
         steps=steps,
         errors=errors,
-        bounds={name: BOUNDS[name] for name in dtypes},
+        bounds=bounds,
         first_divergence=None if passed else (finding.module if finding else "(not located)"),
         phase="" if passed or finding is None else finding.phase,
         parts=parts,
@@ -126,7 +127,7 @@ def _compare(
     theirs = run_one_device(engine, steps)
     computed = computed_in(engine)
     parts, later = errors_of(mine, theirs, computed)
-    bound, share = BOUNDS[computed], SHARES[computed]
+    bound, share = limits_of(computed, engine.plan)
     # a gradient seen by a rank is that of its own loss, which counts `ranks` times (they are averaged)
     finding = compare_outputs(outputs, theirs.witness.outputs, bound, share)
     finding = finding or compare_gradients(
@@ -160,6 +161,12 @@ def errors_of(mine: Outcome, theirs: Outcome, computed: str) -> tuple[dict[str, 
         final = _settled(mine.parameters, theirs.parameters, theirs.witness.largest)
         parts["parameters"] = largest_error(final, theirs.parameters)
     return parts, max(off)
+
+
+def limits_of(computed: str, plan: Plan) -> tuple[float, float]:
+    """The bound and the share for a type; gradients that travel compressed are not better than half precision."""
+    kinds = [computed] if computed == "float64" or plan.compress == "none" else [computed, "float16"]
+    return max(BOUNDS[k] for k in kinds), max(SHARES[k] for k in kinds)
 
 
 def _settled(

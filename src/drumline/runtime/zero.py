@@ -89,7 +89,8 @@ class Shard(Strategy):
         for module in self._model.modules():
             group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
             if group is not None:
-                group.post_backward = functools.partial(self._came, group, group.post_backward, names)
+                then = functools.partial(self._came, group, group.post_backward, names)
+                group.post_backward = then  # type: ignore[method-assign]  # observed, not changed
 
     def _came(self, group: Any, then: Callable[..., Any], names: Mapping[int, str], *args: Any) -> Any:
         """A unit's backward is over: which of its parameters have gradients?"""

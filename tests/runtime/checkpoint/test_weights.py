@@ -192,7 +192,7 @@ def test_no_weights(tmp_path: Path, text: str) -> None:
         load_weights(fakes.engine(), tmp_path / text)
 
 
-@pytest.mark.parametrize("plan", ["dp=1", "dp=2", "dp=3,zero=1", "dp=2,zero=3", "dp=4,zero=3,shard=2"])
+@pytest.mark.parametrize("plan", ["dp=1", "dp=2", "dp=3,zero=1", "dp=2,zero=3", "dp=2,zero=1,chunk=2", "dp=4,zero=3,shard=2"])
 @pytest.mark.parametrize("name", ["gpt", "cnn", "partial"])
 def test_into_any_plan(world: Worlds, tmp_path: Path, name: str, plan: str) -> None:
     """The weights of one model, drawn with another seed, and the loss of its next step."""
@@ -209,7 +209,7 @@ def test_into_any_plan(world: Worlds, tmp_path: Path, name: str, plan: str) -> N
     assert len(losses) == 1
 
 
-@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=3"])
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=3", "dp=2,zero=3,chunk=2"])
 def test_export_of_any_plan(world: Worlds, tmp_path: Path, plan: str) -> None:
     [state, *_] = world(2).run(on_ranks.save, "gpt", plan, str(tmp_path / "c"), 2)
     [path] = export(tmp_path / "c", tmp_path / "out")
@@ -217,3 +217,5 @@ def test_export_of_any_plan(world: Worlds, tmp_path: Path, plan: str) -> None:
     safetensors.torch.load_model(plain, path, strict=True)
     for name, p in plain.named_parameters():
         assert torch.equal(p, state[f"model/{name}"]), name
+    with safetensors.safe_open(path, framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "head.weight": "token.weight"}

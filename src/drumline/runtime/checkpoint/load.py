@@ -59,6 +59,8 @@ def load(engine: Engine, path: str | Path, *, other_data: bool = False) -> Loade
         notes += restore(reader, engine)
     except DrumlineError as e:
         error = e
+    except OSError as e:
+        error = CorruptFile(f"{folder.name} cannot be read: {e.strerror}", where=str(e.filename or folder))
     agree(engine, error)
     if engine.rank == 0:
         for note in notes:

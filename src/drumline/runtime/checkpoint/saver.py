@@ -245,7 +245,12 @@ def about(engine: Engine) -> dict[str, Any]:
             if not hasattr(part, "state_dict"):
                 raise InputError(f"the {key} has no state_dict()", rule="what is saved must be able to say its state")
             state[key] = encode(part.state_dict(), f"the {key}'s state")
+    # what has no numbers lies in no file, but it is there
     empty = {f"model/{n}": (k.shape, k.dtype, True) for n, k in engine.kinds.items() if 0 in k.shape}
+    for piece in (p for p in engine.pieces if 0 in p.shape):
+        for key, value in view.states_of(engine, piece).items():
+            if isinstance(value, torch.Tensor) and not view.is_number(key, value, piece):
+                empty[f"optimizer/{key}/{piece.name}"] = (tuple(value.shape), value.dtype, True)
     for name, b, kept in view.buffers(engine.model):
         if not b.numel():
             empty[f"buffer/{name}"] = (tuple(b.shape), b.dtype, kept)

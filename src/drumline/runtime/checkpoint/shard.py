@@ -162,7 +162,8 @@ class Shards:
         except (SafetensorError, IndexError, ValueError) as e:
             raise CorruptFile(f"{name} has no {key!r}", where=where, rule=str(e)[:200]) from None
         if dtype not in _NAMES:
-            found = found.view(dtype) if found.numel() % dtype.itemsize == 0 else found
+            # a mapped file begins anywhere, and torch reads wide numbers only from where they may lie
+            found = found.clone().view(dtype) if found.numel() % dtype.itemsize == 0 else found
         if found.dtype != dtype or found.dim() != 1:
             raise CorruptFile(
                 f"{key!r} is {found.dtype} of {found.dim()} dims", where=where, rule=f"the manifest says {dtype}, flat"

@@ -1,0 +1,177 @@
+"""Every kind of state that torch's optimizers, schedules and modules keep is saved and comes back as it was."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fakes
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as rates
+
+from drumline.errors import InputError
+from drumline.runtime.checkpoint import Saver, load
+from drumline.runtime.checkpoint.codec import decode, encode
+from drumline.runtime.checkpoint.during import Keeper, Saves
+
+VALUES = [
+    None, True, 3, 2**70, 0.1, math.inf, -math.inf, "text", [1, (2, [3.5])], {"a": (1,)}, {1: 2, None: 3}, {"~": "marked"},
+    Counter({3: 1}), deque([1, 2]), (), {},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_values(value: Any) -> None:
+    found = decode(encode(value, "it"), "there")
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex128])
+def test_tensors(dtype: torch.dtype) -> None:
+    for value in (torch.ones(2, 3).to(dtype), torch.ones(()).to(dtype), torch.ones(0).to(dtype)):
+        found = decode(encode(value, "it"), "there")
+        assert found.dtype == dtype and found.shape == value.shape and torch.equal(found, value)
+    assert math.isnan(decode(encode(math.nan, "it"), "there"))
+
+
+def test_what_is_no_data() -> None:
+    for value in ({"a": [print]}, object(), {1, 2}, nn.Linear(1, 1)):
+        with pytest.raises(InputError, match=r"the state.* is of type .*, which a checkpoint cannot hold"):
+            encode(value, "the state")
+    deep: list[Any] = []
+    for _ in range(60):
+        deep = [deep]
+    with pytest.raises(InputError, match="nested too deeply"):
+        encode(deep, "the state")
+
+
+Maker = Callable[[Any], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Maker] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.003),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.003, momentum=0.9, nesterov=True),
+    "adam with a tensor for a rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), amsgrad=True),
+    "fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "nadam": lambda p: torch.optim.NAdam(p),
+    "adagrad": lambda p: torch.optim.Adagrad(p),
+    "rprop": lambda p: torch.optim.Rprop(p),
+    "adafactor": lambda p: torch.optim.Adafactor(p),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5),
+    "asgd": lambda p: torch.optim.ASGD(p),
+}
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "milestones": lambda o: rates.MultiStepLR(o, [2, 3], 0.5),
+    "one cycle": lambda o: rates.OneCycleLR(o, 0.1, total_steps=20),
+    "lambda": lambda o: rates.LambdaLR(o, lambda n: 0.9**n),
+    "restarts": lambda o: rates.CosineAnnealingWarmRestarts(o, 3),
+    "in turn": lambda o: rates.SequentialLR(o, [rates.LinearLR(o), rates.CosineAnnealingLR(o, 8)], [2]),
+}
+
+
+class Odd(nn.Module):
+    """Numbers of unusual types, a parameter of no numbers, and a state beside its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.none = nn.Linear(4, 3), nn.Parameter(torch.zeros(0, 2))
+        self.register_buffer("waves", torch.ones(3, dtype=torch.complex128) * 1j)
+        self.register_buffer("empty", torch.zeros(0))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.waves *= 1j
+        return self.layer(x)
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+def made(optimizer: Maker, schedule: Callable[[Any], Any] | None) -> Any:
+    torch.manual_seed(0)
+    engine = fakes.engine(model=Odd())
+    engine.optimizer = optimizer(list(engine.model.parameters()))
+    engine.schedule = schedule(engine.optimizer) if schedule else None
+    return engine
+
+
+def train(engine: Any, steps: int) -> None:
+    for _ in range(steps):
+        engine.optimizer.zero_grad()
+        engine.model(torch.randn(5, 4, generator=torch.Generator().manual_seed(engine.steps))).square().sum().backward()
+        engine.optimizer.step()
+        if engine.schedule:
+            engine.schedule.step()
+        engine.steps += 1
+
+
+def restarted(tmp_path: Path, optimizer: Maker, schedule: Callable[[Any], Any] | None = None) -> None:
+    straight, first, second = (made(optimizer, schedule) for _ in range(3))
+    train(straight, 6)
+    train(first, 3)
+    with Saver(first, tmp_path) as saver:
+        saver.save(wait=False)
+    load(second, tmp_path)
+    train(second, 3)
+    for (name, a), (_, b) in zip(straight.model.state_dict().items(), second.model.state_dict().items(), strict=True):
+        assert (a == b) if name == "_extra_state" else torch.equal(a, b), name
+    for a, b in zip(straight.model.parameters(), second.model.parameters(), strict=True):
+        ours, theirs = straight.optimizer.state[a], second.optimizer.state[b]
+        assert ours.keys() == theirs.keys()
+        for key, value in ours.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs[key])) if value is not None else theirs[key] is None
+            assert not isinstance(value, torch.Tensor) or value.shape == theirs[key].shape, key
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(tmp_path: Path, name: str) -> None:
+    restarted(tmp_path, OPTIMIZERS[name])
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules(tmp_path: Path, name: str) -> None:
+    restarted(tmp_path, OPTIMIZERS["momentum"], SCHEDULES[name])
+
+
+def test_a_run_goes_on_when_a_save_fails(tmp_path: Path) -> None:
+    """It is told of, and the next save is complete."""
+    engine = fakes.engine(saver=None)
+    engine.finish_saves = lambda: engine.saver.close()
+    said: list[str] = []
+    keeper = Keeper(engine, Saves(str(tmp_path), every=1), said.append)
+    keeper.begin()
+    disk = fakes.Faulty(None, fakes.FULL, only="write")
+    engine.saver._disk, good = disk, engine.saver._disk
+    disk.at = 0
+    fakes.train(engine, 1)
+    assert not keeper.after_step()
+    fakes.train(engine, 1)
+    engine.saver._join()
+    engine.saver._disk = good
+    assert not keeper.after_step()
+    keeper.end()
+    assert said == ["step 1 was not saved: No space left on device; it is tried again", f"saved: {tmp_path / 'step-00000002'}"]
+
+
+def test_a_run_is_asked_to_stop(tmp_path: Path) -> None:
+    engine = fakes.engine(saver=None)
+    engine.finish_saves = lambda: engine.saver.close()
+    said: list[str] = []
+    keeper = Keeper(engine, Saves(str(tmp_path)), said.append)
+    keeper.begin()
+    fakes.train(engine, 1)
+    assert not keeper.after_step()
+    (tmp_path / "STOP").touch()
+    fakes.train(engine, 1)
+    assert keeper.after_step() and keeper.preempted
+    assert keeper.end() == str(tmp_path / "step-00000002") and not (tmp_path / "STOP").exists()
+    assert said == ["asked to end: saving", f"saved: {tmp_path / 'step-00000002'}"]
