@@ -152,6 +152,8 @@ class Device:
     """Time that one operator costs however small it is."""
     context: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
     """Memory that the framework takes before the first tensor."""
+    workspace: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
+    """Memory that the libraries take with the first products, where torch counts it as its own."""
     threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """Of a CPU rank: how many it was measured with, and is run with; 0 leaves it to the launcher."""
     situ: dict[str, Annotated[float, Field(ge=1, le=100)]] = field(default_factory=dict)

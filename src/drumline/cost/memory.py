@@ -26,11 +26,12 @@ class Memory:
     optimizer: float
     activations: float
     communication: float
+    workspace: float = 0.0
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.communication
+        return sum(self.parts().values())
 
     def parts(self) -> dict[str, float]:
         """Bytes by part."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..cluster import Cluster
 from ..model.profile import Layer, Profile
@@ -93,7 +93,8 @@ class Steps:
         if plan not in self._memory:
             n = largest_share(self._profile.batch_size, plan)
             device = self._cluster.device.kind
-            self._memory[plan] = peak_memory(self._profile, as_it_runs(plan, self._cluster), n, device=device)
+            memory = peak_memory(self._profile, as_it_runs(plan, self._cluster), n, device=device)
+            self._memory[plan] = replace(memory, workspace=self._cluster.device.workspace)
         return self._memory[plan]
 
     def excess(self, plan: Plan) -> float:

@@ -7,6 +7,7 @@ run may be resumed at any step, with any number of workers, and changes nothing 
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import multiprocessing
 import signal
@@ -72,7 +73,7 @@ class Loader:
             prefetch_factor=_AHEAD, pin_memory=self.pin, worker_init_fn=_end_with_the_rank,
             multiprocessing_context=context,
         )  # fmt: skip
-        with _may_have_children(), _without_alarm():
+        with _may_have_children(), _without_alarm(), _nothing_to_collect():
             return iter(loader)
 
     def __enter__(self) -> Loader:
@@ -80,6 +81,17 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def _nothing_to_collect() -> Iterator[None]:
+    """A worker that is forked here never collects what was there: a CUDA event that ends in a worker aborts it."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -34,6 +35,18 @@ def measure_host(device: torch.device, memory: float) -> Host:
     optimizer.step()
     rate = ADAM * p.numel() / _seconds(lambda: optimizer.step())
     return Host(memory, rate / STREAM, copy)  # it is priced at that share of the memory's bandwidth
+
+
+def measure_workspace(device: torch.device) -> float:
+    """What the libraries keep of the allocator's memory: with kernels measured before, a product and its backward show
+    it once their own tensors are gone.
+    """
+    x = torch.ones(64, 64, device=device, requires_grad=True)
+    (x @ x).sum().backward()
+    del x
+    gc.collect()
+    torch.cuda.synchronize(device)
+    return float(torch.cuda.memory_allocated(device))
 
 
 def _seconds(run: Callable[[], object]) -> float:

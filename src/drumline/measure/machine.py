@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ..cluster import Cluster, Curve, Device, Link, Node, Table
 from ..comm.environment import connect, device_of
 from .fit import alpha_beta
-from .host import measure_host
+from .host import measure_host, measure_workspace
 from .kernels import Point, geometric_mean, measure_kernels, measure_launch
 from .links import measure_collectives, measure_overlap, measure_pair
 from .situ import Waiting, measure_situ, measure_waiting
@@ -71,6 +71,7 @@ def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         "device": device.type,
         "device_name": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
         "memory": _memory(device),
+        "workspace": measure_workspace(device) if device.type == "cuda" else 0.0,
         "host": measure_host(device, _memory(torch.device("cpu")) / where.size) if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -107,6 +108,7 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
             threads=first["threads"] if cpu else 0,
             situ={k: statistics.mean(r["situ"][k] for r in results) for k in first["situ"]},
             host=first["host"],
+            workspace=first["workspace"],
             curve=curves,
         ),
         node=Node(ranks, Link(alpha, 1 / beta)),
@@ -140,6 +142,7 @@ def _origins(first: dict[str, Any], ranks: int, left: float) -> dict[str, str]:
         "device.peak": f"{stamp}: the best matmul",
         "device.situ": f"{stamp}: two small training steps",
         "device.bandwidth": f"{stamp}: the best stream",
+        "device.workspace": f"{stamp}: what is left after a product and its backward",
         "device.host": f"{stamp}: pinned copies both ways, Adam's fused kernel in host memory",
         "device.memory": f"what was free when measured, shared by {ranks} ranks" if cpu else "told by the driver",
         "node.devices": "ranks that were started to measure",

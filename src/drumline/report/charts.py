@@ -48,7 +48,7 @@ def memory_bars(bars: Sequence[tuple[str, dict[str, float], float]], limit: floa
 
 def _segment(part: str, at: float, size: float, y: int, scale: float) -> Html:
     box = {"x": f"{100 * at / scale:.3f}%", "y": y, "width": f"{100 * size / scale:.3f}%", "height": _BAR}
-    kind = part if part in MEMORY_PARTS else "other"
+    kind = part if part in MEMORY_PARTS and part != "workspace" else "other"
     rect = tag("rect", tag("title", f"{part}\n{format_bytes(size)}"), class_=f"s room k-{kind}", **box)
     text = tag("text", part, x=6, y=_BAR / 2 + 4, class_=f"in k-{kind}")
     return tag("g", rect, tag("svg", text, **box) if size > 0.02 * scale else None)

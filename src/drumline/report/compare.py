@@ -13,7 +13,7 @@ from .run import Run
 NEAR, FAR = 0.10, 0.25
 """Errors up to the first are good, up to the second fair, beyond it poor."""
 
-MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "communication", "other")
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "communication", "workspace", "other")
 
 
 def verdict(run: Run) -> str:

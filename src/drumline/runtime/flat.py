@@ -49,6 +49,8 @@ class Bucket:
         self.names = {p: name for name, p in parameters}
         self.buffer: torch.Tensor | None = None
         """The whole gradients, while they are here."""
+        self._views: dict[nn.Parameter, torch.Tensor] = {}
+        """Each parameter's part of it."""
         self.reduced: torch.Tensor | None = None
         """The gradients of this rank's shard, summed over the shard group."""
         self.arrived: set[nn.Parameter] = set()
@@ -75,10 +77,9 @@ class Bucket:
     def take(self, p: nn.Parameter, *, keep: bool) -> None:
         """A gradient has come: put it into the buffer. `keep`: later micro-batches add to it there, in place."""
         assert p.grad is not None
-        if self.buffer is None:
-            self.buffer = torch.empty_like(self.flat)
-        view = self.buffer[self.places[p]].view(p.shape)
-        if p.grad.data_ptr() != view.data_ptr():
+        self._room()
+        view = self._views[p]
+        if p.grad is not view:
             view.copy_(p.grad)
         p.grad = view if keep else None
         self.arrived.add(p)
@@ -91,12 +92,21 @@ class Bucket:
 
     def complete(self, came: set[nn.Parameter]) -> torch.Tensor:
         """The buffer, with zeros where nothing came."""
-        if self.buffer is None:
-            self.buffer = torch.empty_like(self.flat)
+        buffer = self._room()
         for p, place in self.places.items():
             if p not in came:
-                self.buffer[place] = 0
-        self.buffer[max(place.stop for place in self.places.values()) :] = 0
+                buffer[place] = 0
+        buffer[max(place.stop for place in self.places.values()) :] = 0
+        return buffer
+
+    def release(self) -> None:
+        """The buffer lives as long as its flight."""
+        self.buffer, self._views = None, {}
+
+    def _room(self) -> torch.Tensor:
+        if self.buffer is None:
+            self.buffer = torch.empty_like(self.flat)
+            self._views = {p: self.buffer[place].view(p.shape) for p, place in self.places.items()}
         return self.buffer
 
 
@@ -175,7 +185,7 @@ class FlatShard(Strategy):
                 work = self.tell("reduce_scatter", work, buffer)
             self._flights.append((bucket, buffer, mine, work))
             if not self._holds:
-                bucket.buffer = None  # it lives as long as its flight
+                bucket.release()
         self._launched = max(self._launched, until)
 
     def _land(self, left: int) -> None:

@@ -36,6 +36,12 @@ MOST_LOOKS = 64
 TELLS = "op_output" in inspect.signature(SelectiveCheckpointContext.__init__).parameters
 """Whether torch asks what to do with a result when it is there; releases before 2.12 ask before it is."""
 
+SAC_IGNORED_OPS.update({
+    torch.ops.profiler._record_function_enter_new.default, torch.ops.profiler._record_function_exit._RecordFunction,
+    torch.ops.profiler._record_function_enter.default, torch.ops.profiler._record_function_exit.default,
+})  # fmt: skip
+"""Names for the profiler are no results: a sharded part inside of a layer opens others the second time."""
+
 Moved = list[tuple[torch.Tensor, torch.Tensor]]
 
 
