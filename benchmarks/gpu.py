@@ -29,7 +29,7 @@ import drumline as dl
 from drumline.cluster import load
 from drumline.cost import estimate
 from drumline.runtime.engine import initialize
-from drumline.runtime.verify import verify
+from drumline.runtime.proof.verify import verify
 from drumline.trace import trace
 from drumline.units import format_bytes, format_seconds
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from .launch import spawn
     from .model import Profile
     from .plan import Plan
-    from .runtime import rates
-    from .runtime.compat import initialize
+    from .runtime.adopt.compat import initialize
     from .runtime.engine import Engine
-    from .runtime.guard import Guards
+    from .runtime.guards.guard import Guards
+    from .runtime.learning import rates
     from .trace import trace as profile
 
 __version__ = "0.1.0"
@@ -53,13 +53,13 @@ _LAZY = {
     "Cluster": "cluster.Cluster",
     "Engine": "runtime.engine.Engine",
     "Estimate": "cost.Estimate",
-    "Guards": "runtime.guard.Guards",
+    "Guards": "runtime.guards.guard.Guards",
     "Plan": "plan.Plan",
     "Profile": "model.Profile",
-    "initialize": "runtime.compat.initialize",
+    "initialize": "runtime.adopt.compat.initialize",
     "profile": "trace.trace",
     "rank_zero_first": "comm.environment.rank_zero_first",
-    "rates": "runtime.rates",
+    "rates": "runtime.learning.rates",
     "spawn": "launch.spawn",
 }
 """Where each name lives. None of them is the name of a room, which would hide it."""

@@ -13,7 +13,7 @@ from torch import nn
 
 import drumline as dl
 from drumline.plan import Plan
-from drumline.runtime.verify import verify
+from drumline.runtime.proof.verify import verify
 
 _REFERENCE = {"running": False}
 """The reference runs on the first rank too; a fault of that rank must not be in both."""

@@ -13,7 +13,7 @@ import drumline as dl
 from drumline.data.stream import split
 from drumline.errors import GaveUp
 from drumline.runtime.engine import Engine, initialize
-from drumline.runtime.guard import Guards, drifted, nothing_to_compare
+from drumline.runtime.guards.guard import Guards, drifted, nothing_to_compare
 
 BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
 

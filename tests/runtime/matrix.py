@@ -29,8 +29,8 @@ from world import World
 
 from drumline.plan import Plan
 from drumline.runtime.engine import Engine, initialize
+from drumline.runtime.proof.verify import BOUNDS, COMPRESSED, Outcome, errors_of, limits_of, run_one_device, run_plan
 from drumline.runtime.unused import unused_parameters
-from drumline.runtime.verify import BOUNDS, COMPRESSED, Outcome, errors_of, limits_of, run_one_device, run_plan
 
 STEPS = 10
 LIMIT, COMPILE_LIMIT = 120.0, 600.0

@@ -17,8 +17,8 @@ from drumline.errors import PlanError
 from drumline.plan import Plan
 from drumline.plan.combinations import FREE, HELD, refusal
 from drumline.runtime.engine import initialize
-from drumline.runtime.reference import run_reference
-from drumline.runtime.verify import Verification, verify
+from drumline.runtime.proof.reference import run_reference
+from drumline.runtime.proof.verify import Verification, verify
 
 SEEDS = 6
 """Beginnings that are tried for each row of the cover."""

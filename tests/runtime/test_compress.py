@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from world import World
 
-from drumline.runtime.compress import RANK, START, bound
 from drumline.runtime.engine import initialize
+from drumline.runtime.strategies.compress import RANK, START, bound
 
 Worlds = Callable[..., World]
 STEPS = START + 3

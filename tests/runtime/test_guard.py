@@ -13,10 +13,10 @@ from world import World
 
 from drumline.errors import InputError, PlanError
 from drumline.plan import Plan
-from drumline.runtime.culprit import Finding, blamed, explain
-from drumline.runtime.digest import CHUNK, digest
-from drumline.runtime.guard import Guard, Guards, Spikes
-from drumline.runtime.moving import Moving
+from drumline.runtime.guards.culprit import Finding, blamed, explain
+from drumline.runtime.guards.digest import CHUNK, digest
+from drumline.runtime.guards.guard import Guard, Guards, Spikes
+from drumline.runtime.guards.moving import Moving
 
 Worlds = Callable[..., World]
 PLANS = ["dp=2", "dp=2,micro=2", "dp=3,zero=1", "dp=2,zero=2,micro=2", "dp=2,zero=3", "dp=4,shard=2,zero=3", "dp=4,shard=2,zero=2"]

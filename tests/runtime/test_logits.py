@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from drumline.runtime.logits import Logits
-from drumline.runtime.tiling import made_whole, tile
+from drumline.runtime.memory.logits import Logits
+from drumline.runtime.memory.tiling import made_whole, tile
 
 EQUAL = {"rtol": 1e-12, "atol": 1e-12}
 

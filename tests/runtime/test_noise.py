@@ -12,7 +12,7 @@ import triple_functions as on_ranks
 from world import World
 
 from drumline.errors import JobError, PlanError
-from drumline.runtime.noise import Noise, NoiseAverage, Norms, judge
+from drumline.runtime.learning.noise import Noise, NoiseAverage, Norms, judge
 
 D, SIGMA = 5, 2.0
 DELTA = torch.tensor([0.5, -0.5, 0.5, 0.3, -0.4], dtype=torch.float64)

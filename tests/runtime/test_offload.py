@@ -11,8 +11,8 @@ from torch import nn
 from world import World
 
 from drumline.runtime.engine import initialize
-from drumline.runtime.offload import Host
-from drumline.runtime.pieces import Piece
+from drumline.runtime.memory.offload import Host
+from drumline.runtime.strategies.pieces import Piece
 
 Worlds = Callable[[int], World]
 

@@ -11,7 +11,7 @@ import torch
 from world import World
 
 from drumline.plan.combinations import FREE, HELD, refusal
-from drumline.runtime.verify import Verification
+from drumline.runtime.proof.verify import Verification
 
 Worlds = Callable[[int], World]
 

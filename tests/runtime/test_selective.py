@@ -24,8 +24,8 @@ from drumline.errors import PlanError
 from drumline.model import Profile
 from drumline.model.selective import choices
 from drumline.plan import Plan, check
-from drumline.runtime.recompute import recompute
-from drumline.runtime.selective import MOST_LOOKS, SelectiveLayer, recompute_selectively
+from drumline.runtime.memory.recompute import recompute
+from drumline.runtime.memory.selective import MOST_LOOKS, SelectiveLayer, recompute_selectively
 from drumline.trace import trace
 
 WIDE = 96

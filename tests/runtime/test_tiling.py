@@ -18,9 +18,9 @@ from world import World
 
 from drumline.errors import PlanError
 from drumline.plan import Plan
-from drumline.runtime.pieces import Part
-from drumline.runtime.tiled import PartOf
-from drumline.runtime.tiling import choose, parts_of, tile
+from drumline.runtime.memory.tiled import PartOf
+from drumline.runtime.memory.tiling import choose, parts_of, tile
+from drumline.runtime.strategies.pieces import Part
 
 Worlds = Callable[[int], World]
 EQUAL = {"rtol": 1e-12, "atol": 1e-12}

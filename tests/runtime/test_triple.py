@@ -18,8 +18,8 @@ from world import World
 import drumline as dl
 from drumline.errors import GaveUp, InputError, JobError, PlanError
 from drumline.plan.deepspeed import Named
-from drumline.runtime.given import Given
-from drumline.runtime.named_optimizer import named_optimizer
+from drumline.runtime.adopt.given import Given
+from drumline.runtime.adopt.named_optimizer import named_optimizer
 from drumline.runtime.unused import unused_parameters
 
 Worlds = Callable[[int], World]
@@ -234,7 +234,7 @@ def test_the_loader(world: Worlds, drop: bool) -> None:
 
 def test_keys_without_effect_are_told(world: Worlds, caplog: pytest.LogCaptureFixture) -> None:
     from drumline.plan.deepspeed import read
-    from drumline.runtime.compat import _say
+    from drumline.runtime.adopt.compat import _say
 
     with caplog.at_level(logging.INFO, logger="drumline"):
         _say(read({"steps_per_print": 5, "sparse_attention": {"mode": "fixed"}, "zero_optimisation": {}}, 1))

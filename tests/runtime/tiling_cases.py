@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from drumline.runtime.pieces import Part
-from drumline.runtime.tiling import parts_of, tile
+from drumline.runtime.memory.tiling import parts_of, tile
+from drumline.runtime.strategies.pieces import Part
 from drumline.trace.fake import call
 
 WORDS = 40

@@ -11,7 +11,7 @@ from tiling_cases import shard
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from drumline.runtime.tiling import tile
+from drumline.runtime.memory.tiling import tile
 
 
 class Wide(nn.Module):

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 import drumline as dl
 from drumline.data import split
 from drumline.data.stream import Stream
-from drumline.runtime.guard import Guards
+from drumline.runtime.guards.guard import Guards
 
 DOUBLE = torch.float64
 BATCH = 12
@@ -401,7 +401,7 @@ def loaded(zero: int, workers: int, drop: bool) -> tuple[int, list[list[float]]]
 
 def noise(plan: str, parts: int) -> tuple[float, float, str, bool]:
     """The noise scale of a regression, under a plan; the weights and the position stay."""
-    from drumline.runtime.noise import noise_scale
+    from drumline.runtime.learning.noise import noise_scale
 
     engine = dl.initialize(regression(), plan, dtype=DOUBLE)
     before = [p.value.detach().clone() for p in engine.pieces]

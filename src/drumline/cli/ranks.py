@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..cluster import Device
     from ..runtime.checkpoint.during import Saves
-    from ..runtime.guard import Guards
-    from ..runtime.verify import Verification
+    from ..runtime.guards.guard import Guards
+    from ..runtime.proof.verify import Verification
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -36,6 +36,6 @@ def verify_rank(emit: Emit, reference: str, plan: str, steps: int) -> Verificati
     """One rank's part of a verification; the first rank returns the result."""
     from ..job import Job
     from ..plan import Plan
-    from ..runtime.verify import verify
+    from ..runtime.proof.verify import verify
 
     return verify(Job.load(reference), Plan.parse(plan), steps=steps)

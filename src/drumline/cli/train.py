@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ..plan import Plan
     from ..report import Run, StepRecord
     from ..runtime.checkpoint.during import Saves
-    from ..runtime.guard import Guards
-    from ..runtime.log import Log
-    from ..runtime.sinks import Sink
+    from ..runtime.guards.guard import Guards
+    from ..runtime.observe.log import Log
+    from ..runtime.observe.sinks import Sink
     from ..search import Answer
     from ..timeline import Span
 
@@ -118,8 +118,8 @@ def train_now(
     from ..plan import check
     from ..report import Run
     from ..report.page import write_page
-    from ..runtime.guard import Guards
-    from ..runtime.log import Facts, Log
+    from ..runtime.guards.guard import Guards
+    from ..runtime.observe.log import Facts, Log
     from ..simulate.step import simulate_step
     from ..timeline import Timeline
     from ..trace import trace
@@ -219,7 +219,7 @@ def _write_trace(path: str, spans: list[Span], step: int) -> None:
 
 def _sinks(shown: Shown, folder: Path, config: dict[str, Any]) -> list[Sink]:
     """Where records go beside the screen; what is not installed is refused before the training."""
-    from ..runtime.sinks import JsonFile, TensorBoard, Wandb
+    from ..runtime.observe.sinks import JsonFile, TensorBoard, Wandb
 
     sinks: list[Sink] = [TensorBoard(shown.tensorboard)] if shown.tensorboard else []
     if shown.wandb:

@@ -11,7 +11,7 @@ from ..errors import InputError, PlanError, VerificationError
 
 if TYPE_CHECKING:
     from ..plan import Plan
-    from ..runtime.verify import Verification
+    from ..runtime.proof.verify import Verification
 
 
 def verify(

@@ -1,5 +1,1 @@
 """Running a job under a plan, on torch's own engines."""
-
-from . import rates
-
-__all__ = ["rates"]

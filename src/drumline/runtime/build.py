@@ -12,21 +12,21 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from ..job import Job
 from ..plan import Plan
+from .adopt.given import Given
 from .batchnorm import Spanning, span_statistics
 from .compiling import compile_layers
-from .flat import FlatShard
-from .given import Given
-from .pieces import Part
+from .memory.recompute import recompute
+from .memory.selective import recompute_selectively
+from .memory.tiling import tile
 from .precision import HALVES
-from .recompute import recompute
-from .replicate import Replicate
-from .selective import recompute_selectively
-from .strategy import Strategy
-from .threads import Threads
-from .tiling import tile
+from .strategies.flat import FlatShard
+from .strategies.pieces import Part
+from .strategies.replicate import Replicate
+from .strategies.strategy import Strategy
+from .strategies.threads import Threads
+from .strategies.zero import Shard
 from .unused import unused_parameters
 from .weights import fill, seeded_model, shape_of_model
-from .zero import Shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ from ..plan import Plan, check
 from ..trace.fake import call
 from .build import build, choose
 from .elementwise import check_elementwise
-from .guard import Guard, Guards
-from .moving import Moving
-from .pieces import Part, Piece, assemble, kinds_of, rename
+from .guards.guard import Guard, Guards
+from .guards.moving import Moving
+from .observe.record import Recorder
 from .precision import computing, multiplying, to_device
-from .record import Recorder
 from .scaler import LossScale
+from .strategies.pieces import Part, Piece, assemble, kinds_of, rename
 from .update import Update
 from .weights import seed_everything
 

@@ -15,7 +15,7 @@ from torch import nn
 from ..errors import JobError
 from ..job import Job, guard
 from ..trace.fused import prefer_fused
-from .pieces import Kind, Piece
+from .strategies.pieces import Kind, Piece
 
 
 def make_optimizer(job: Job, pieces: Sequence[Piece], kinds: Mapping[str, Kind]) -> torch.optim.Optimizer:

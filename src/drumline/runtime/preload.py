@@ -6,6 +6,7 @@ import torch.distributed.tensor
 import torch.nn.parallel
 import torch.profiler
 
-from . import engine, verify
+from . import engine
+from .proof import verify
 
 __all__ = ["engine", "torch", "verify"]

@@ -13,9 +13,9 @@ from ..data.stream import Batch
 from ..trace.kinds import tensors
 from .checkpoint.during import Keeper, Saves, steps_left
 from .engine import Engine
-from .guard import nothing_to_compare
-from .probe import Probe
-from .slowest import EVERY, slowest
+from .guards.guard import nothing_to_compare
+from .observe.probe import Probe
+from .observe.slowest import EVERY, slowest
 
 WARM_UP = 2
 """Steps that are not counted in the measured step time; the next one is looked at under the profiler."""

@@ -9,7 +9,7 @@ import torch
 from ..errors import DrumlineError
 from ..job import Job
 from ..trace.fake import call, fake_batch, fake_mode, fake_model, first_sample
-from .given import Absent
+from .adopt.given import Absent
 
 
 def unused_parameters(job: Job) -> bool:

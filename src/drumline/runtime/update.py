@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ..job import Job, guard
-from .offload import Host
+from .memory.offload import Host
 from .optimizer import make_optimizer
-from .pieces import Kind, Piece
-from .strategy import Strategy
+from .strategies.pieces import Kind, Piece
+from .strategies.strategy import Strategy
 
 
 class Update:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import JobError
 from ..job import Job, guard
 from ..trace.kinds import tensors
-from .pieces import Part
+from .strategies.pieces import Part
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 """What every module keeps: its parameters and buffers are sent under their own names."""

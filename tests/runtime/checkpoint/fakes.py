@@ -13,7 +13,7 @@ from torch import nn
 
 from drumline.plan import Plan
 from drumline.runtime.checkpoint.disk import Disk
-from drumline.runtime.pieces import Kind, Piece
+from drumline.runtime.strategies.pieces import Kind, Piece
 
 
 class Model(nn.Module):

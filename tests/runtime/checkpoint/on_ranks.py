@@ -12,7 +12,7 @@ import drumline as dl
 from drumline.errors import DrumlineError, GaveUp
 from drumline.runtime.checkpoint import Saver
 from drumline.runtime.checkpoint.disk import Disk
-from drumline.runtime.pieces import assemble
+from drumline.runtime.strategies.pieces import assemble
 
 
 def engine_of(name: str, plan: str, **changes: Any) -> dl.Engine:

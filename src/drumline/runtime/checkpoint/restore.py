@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..offload import values_up
-from ..pieces import Piece
+from ..memory.offload import values_up
+from ..strategies.pieces import Piece
 from . import view
 from .codec import decode, dtype_of
 from .match import group_of, states

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...errors import InputError
-from ..pieces import Piece
+from ..strategies.pieces import Piece
 from ..weights import shape_of_model
 from .codec import encode
 

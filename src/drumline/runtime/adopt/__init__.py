@@ -1,0 +1,1 @@
+"""Ways in for those who have a model, an optimizer and a loop already."""

@@ -1,0 +1,68 @@
+"""The optimizer that a config names: torch's own, with the numbers of the config. Names are looked up in a list."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import JobError, nearest
+from ...plan.deepspeed import Named
+
+_NAMES = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+OPTIMIZERS: dict[str, Any] = {name.lower(): getattr(torch.optim, name) for name in _NAMES}
+"""By name, in small letters, as DeepSpeed compares them. All of them are element-wise."""
+
+OF_DEEPSPEED = {
+    "lamb": "Lamb", "lion": "Lion", "muon": "Muon", "onebitadam": "OneBitAdam", "onebitlamb": "OneBitLamb",
+    "zerooneadam": "ZeroOneAdam", "muadam": "MuAdam", "muadamw": "MuAdamW", "musgd": "MuSGD",
+}  # fmt: skip
+"""Those that torch has not, or has in another way."""
+
+_HABITS = frozenset({"torch_adam", "adam_w_mode", "bias_correction", "max_grad_norm"})
+"""Keys of DeepSpeed's Adam that torch's has not."""
+
+
+def named_optimizer(named: Named, where: str) -> Callable[[Any], torch.optim.Optimizer]:
+    """(parameters) -> the optimizer. What cannot be made is refused here, before there are parameters."""
+    kind, params = named.kind.lower(), dict(named.params)
+    if kind in OF_DEEPSPEED:
+        raise JobError(
+            f"the optimizer {OF_DEEPSPEED[kind]} is DeepSpeed's own", where=f"{where}: optimizer.type",
+            fix="make the optimizer yourself, and give it as optimizer=; or AdamW in the config",
+        )  # fmt: skip
+    if kind not in OPTIMIZERS:
+        known = [c.__name__ for c in OPTIMIZERS.values()]
+        raise JobError(
+            f"unknown optimizer {named.kind!r}", where=f"{where}: optimizer.type", rule=", ".join(known),
+            fix=nearest(named.kind, known),
+        )  # fmt: skip
+    if kind == "adam" and params.get("adam_w_mode", True):
+        kind = "adamw"  # so does DeepSpeed: its Adam decays weights as AdamW does, unless told otherwise
+    if kind == "adamw" and not params.get("torch_adam"):
+        params.setdefault("weight_decay", 0.0)  # DeepSpeed's default; torch's is 0.01
+    if params.get("bias_correction", True) is not True:
+        raise JobError(
+            "Adam without bias correction is DeepSpeed's own", where=f"{where}: optimizer.params.bias_correction"
+        )
+    made = OPTIMIZERS[kind]
+    known = [name for name in inspect.signature(made.__init__).parameters if name not in ("self", "params")]
+    for key in params:
+        if key not in known and key not in _HABITS:
+            raise JobError(
+                f"unknown key {key!r} of the optimizer {named.kind}", where=f"{where}: optimizer.params.{key}",
+                fix=nearest(key, known),
+            )  # fmt: skip
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in params.items() if k in known}
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = made(parameters, **values)
+        return optimizer
+
+    try:
+        make([torch.nn.Parameter(torch.zeros(1))])
+    except (TypeError, ValueError) as e:
+        raise JobError(f"the optimizer {named.kind} of {values}", where=f"{where}: optimizer", rule=str(e)) from None
+    return make

@@ -1,0 +1,1 @@
+"""Learning rates and batch sizes: schedules, scaling rules, the gradient noise scale."""

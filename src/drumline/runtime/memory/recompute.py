@@ -1,0 +1,71 @@
+"""Full recomputation: a layer keeps its input alone, and runs its forward again when its backward needs the rest."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from ...errors import PlanError
+from ...trace.layers import LayerSpec, layers_of
+
+Contexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
+
+
+def recompute(model: nn.Module) -> None:
+    """Make every layer that holds other modules compute its forward again in the backward."""
+    for spec in recomputed_layers(model, "full"):
+        recompute_layer(spec.module, functools.partial(_contexts, spec.module))
+
+
+def recomputed_layers(model: nn.Module, word: str) -> list[LayerSpec]:
+    """The layers that recomputation works on."""
+    layers = [spec for spec in layers_of(model) if spec.composite]
+    if not layers:
+        raise PlanError(
+            f"recompute={word} saves nothing for {type(model).__name__}",
+            rule="a layer that holds other modules keeps less than they do; this model has none",
+            fix="recompute=none, or group the modules into blocks",
+        )
+    return layers
+
+
+def recompute_layer(module: nn.Module, contexts: Contexts) -> None:
+    """Run a layer's forward within the first context, and once more within the second when its backward begins."""
+    module.forward = functools.partial(  # the name of the module must not change
+        checkpoint, module.forward, use_reentrant=False, context_fn=contexts
+    )
+
+
+def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    moved: list[tuple[torch.Tensor, torch.Tensor]] = []
+    return first_time(module, moved), once_more(moved)
+
+
+@contextmanager
+def first_time(module: nn.Module, moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+    """Remember the buffers that the forward moves (running statistics, vectors of a spectral norm) as they were."""
+    # torch's norms move theirs without counting it as a change
+    norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.training]
+    statistics = {id(b) for m in norms for b in m.buffers(recurse=False)}
+    before = [(b, b._version, b.clone()) for b in module.buffers()]
+    yield
+    moved += [(b, old) for b, version, old in before if b._version != version or id(b) in statistics]
+
+
+@contextmanager
+def once_more(moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+    """The second forward starts from what the first started from, and leaves what the first left."""
+    now = [b.clone() for b, _ in moved]
+    for b, old in moved:
+        b.copy_(old)
+    try:
+        yield
+    finally:
+        for (b, _), value in zip(moved, now, strict=True):
+            b.copy_(value)

@@ -1,0 +1,204 @@
+"""Memory-centric tiling, `chunk=n`: the largest layers are cut into n parts of rows, and run part by part.
+
+With zero=3 each part is gathered, used and dropped before the next, so a layer may be larger than the device. The
+logits of a head are not kept either: the loss takes them part by part (logits.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.parameter import UninitializedParameter
+
+from ...data.stream import split
+from ...errors import PlanError
+from ..strategies.pieces import Part
+from .logits import settle
+from .tiled import EmbeddingInParts, LinearInParts, PartOf, Parts
+from .tiled_state import keep_names
+
+_Layer = nn.Linear | nn.Embedding
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is cut in a model."""
+
+    cut: dict[str, _Layer]
+    """The layers by name."""
+    left: dict[str, str]
+    """Layers that are as large and are left whole, and why."""
+
+
+def choose(model: nn.Module) -> Choice:
+    """The layers to cut: linear and embedding layers whose weight has at least half as many numbers as the largest's.
+
+    Layers that are tied to each other are cut together. A layer is left whole when somebody else uses its weight, or
+    when its forward is not torch's. Convolutions, recurrent layers and the projection into queries, keys and values of
+    `nn.MultiheadAttention` are never cut.
+    """
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, _Layer)}
+    reasons = _reasons(model, layers)
+    sizes = {name: _weight(m).numel() for name, m in layers.items() if not reasons[name]}
+    least = max(sizes.values(), default=0) / 2
+    cut = {name: layers[name] for name, size in sizes.items() if size >= least}
+    left = {name: why for name, why in reasons.items() if why and _size(layers[name]) >= least}
+    return Choice(cut, left)
+
+
+def tile(model: nn.Module, n: int, *, lazy: bool = True) -> dict[str, Part]:
+    """Cut the largest layers of a model into n parts (of one row at least), in place, on any device.
+
+    Returns which rows of which parameter of the user's each new parameter is. With `lazy` the head's output is put off
+    until the loss asks for it; not for callers that collect outputs from threads or a compiler.
+    """
+    if n == 1:
+        return {}
+    choice = choose(model)
+    if not choice.cut:
+        why = "; ".join(f"{name}: {reason}" for name, reason in choice.left.items()) or "it has none"
+        raise PlanError(
+            f"chunk={n} cuts nothing in {type(model).__name__}",
+            where=why,
+            rule="linear and embedding layers are cut, where their forward is torch's and their weight is theirs",
+            fix="chunk=1",
+        )
+    names = {id(p): name for name, p in model.named_parameters()}
+    heads = _heads(model, choice) if lazy else set()
+    made: dict[int, Part] = {}
+    done: dict[int, Parts] = {}
+    for module in choice.cut.values():
+        weight = _weight(module)
+        if id(weight) not in done:
+            owners = [m for m in choice.cut.values() if _weight(m) is weight]
+            bias = next((m.bias for m in owners if isinstance(m, nn.Linear) and m.bias is not None), None)
+            done[id(weight)] = _parts(weight, bias, n, names, made)
+    if heads:
+        model.register_forward_hook(settle)
+    owned = {id(m): done[id(_weight(m))] for m in choice.cut.values()}
+    for module in choice.cut.values():
+        _convert(module, owned[id(module)], puts_off=id(module) in heads)
+    return {name: made[id(p)] for name, p in model.named_parameters() if id(p) in made}
+
+
+def parts_of(model: nn.Module) -> list[PartOf]:
+    """The parts of all layers that were cut, each once: what is sharded as units of their own."""
+    return [m for m in model.modules() if isinstance(m, PartOf)]
+
+
+def made_whole(model: nn.Module) -> dict[str, str]:
+    """The heads whose logits somebody asked for, by name, and by which function."""
+    found = ((name, m) for name, m in model.named_modules() if isinstance(m, LinearInParts))
+    return {name: m.whole_because for name, m in found if m.whole_because}
+
+
+# -- which
+
+
+def _weight(module: _Layer) -> nn.Parameter:
+    weight = module._parameters["weight"]
+    assert weight is not None
+    return weight
+
+
+def _size(module: _Layer) -> int:
+    """Also of a layer whose weight is computed."""
+    n = module.in_features * module.out_features if isinstance(module, nn.Linear) else 0
+    return n or (module.num_embeddings * module.embedding_dim if isinstance(module, nn.Embedding) else 0)
+
+
+def _reasons(model: nn.Module, layers: Mapping[str, _Layer]) -> dict[str, str]:
+    """Why each layer cannot be cut; nothing for those that can."""
+    reasons = {name: _own_reason(m) for name, m in layers.items()}
+    users: dict[int, set[str]] = {}
+    for name, module in model.named_modules():
+        for p in module._parameters.values():
+            if p is not None:
+                users.setdefault(id(p), set()).add(name)
+    for _ in layers:  # what is tied to a layer that stays whole stays whole
+        for name, module in layers.items():
+            if not reasons[name]:
+                reasons[name] = _shared_reason(name, module, layers, reasons, users)
+    return reasons
+
+
+def _own_reason(m: _Layer) -> str:
+    weight = m._parameters.get("weight")
+    torchs = nn.Linear.forward if isinstance(m, nn.Linear) else nn.Embedding.forward
+    if weight is None or isinstance(weight, UninitializedParameter):
+        return "its weight is computed, or not there yet"
+    if not weight.numel():
+        return "it has no numbers"
+    if type(m).forward is not torchs or "forward" in vars(m):
+        return "its forward is not torch's"
+    if isinstance(m, NonDynamicallyQuantizableLinear):
+        return "nn.MultiheadAttention reads its weight"
+    if any(p is not None and (p._backward_hooks or p._post_accumulate_grad_hooks) for p in m._parameters.values()):
+        return "a hook is on its parameter"
+    if isinstance(m, nn.Embedding):
+        words = [k for k in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(m, k)]
+        return f"{words[0]} looks at all rows at once" if words else ""
+    return ""
+
+
+def _shared_reason(
+    name: str, m: _Layer, layers: Mapping[str, _Layer], reasons: Mapping[str, str], users: Mapping[int, set[str]]
+) -> str:
+    others = users[id(_weight(m))] - {name}
+    for other in sorted(others):
+        if other not in layers or reasons[other] or layers[other].weight is not m.weight:
+            return f"its weight is also that of {other or 'the model itself'}, which stays whole"
+    if isinstance(m, nn.Linear) and m.bias is not None:
+        if len(users[id(m.bias)]) > 1:
+            return "its bias is used elsewhere too"
+        if any(getattr(layers[other], "bias", None) is not None for other in others):
+            return "two layers share its weight and have a bias each"
+    return ""
+
+
+def _heads(model: nn.Module, choice: Choice) -> set[int]:
+    """The cut layers whose output is put off: tied to an embedding, or the last linear layer, and wider than its input.
+
+    A wrong guess costs nothing: an output that something else than the loss uses is made whole at once.
+    """
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    tied = {id(_weight(m)) for m in choice.cut.values() if isinstance(m, nn.Embedding)}
+    return {
+        id(m) for m in choice.cut.values()
+        if isinstance(m, nn.Linear) and m.out_features > m.in_features
+        and (id(m.weight) in tied or m is linears[-1])
+    }  # fmt: skip
+
+
+# -- how
+
+
+def _parts(
+    weight: nn.Parameter, bias: nn.Parameter | None, n: int, names: Mapping[int, str], made: dict[int, Part]
+) -> Parts:
+    """The parts of a weight (and its bias); what they are of the user's parameters goes into `made`."""
+
+    def take(p: nn.Parameter, rows: range) -> nn.Parameter:
+        new = nn.Parameter(p.detach()[rows.start : rows.stop].clone(), requires_grad=p.requires_grad)
+        made[id(new)] = Part(names[id(p)], tuple(p.shape), rows.start * p[0].numel())
+        return new
+
+    cuts = split(weight.shape[0], min(n, weight.shape[0]))
+    return Parts(PartOf(r, take(weight, r), None if bias is None else take(bias, r)) for r in cuts)
+
+
+def _convert(module: _Layer, parts: Parts, *, puts_off: bool) -> None:
+    """Give a layer its parts in the place of its parameters; its class becomes a subclass of what it was."""
+    kind = LinearInParts if isinstance(module, nn.Linear) else EmbeddingInParts
+    had_bias = module._parameters.get("bias") is not None
+    for name in ("weight", "bias"):
+        module._parameters.pop(name, None)
+    cls = type(module)
+    module.__class__ = type(f"{cls.__name__}InParts", (kind, cls), {})
+    module.parts = parts
+    if isinstance(module, LinearInParts):
+        module.has_bias, module.puts_off = had_bias, puts_off
+    keep_names(module)

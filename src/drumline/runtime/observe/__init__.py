@@ -1,0 +1,1 @@
+"""What a run shows: spans, lines, files, one step under the profiler."""

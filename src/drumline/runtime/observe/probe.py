@@ -1,0 +1,155 @@
+"""One step under the profiler: the measured timeline and the peak of live memory, with the parts that are known.
+
+Every other step runs without it, so the measured step time does not include its cost.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on stderr otherwise
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from ...timeline import Span
+from ...trace.kinds import tensors
+from ...trace.layers import layers_of
+from ..engine import Engine
+
+_PHASES = ("communication", "optimizer")
+
+
+class Probe:
+    """What one rank did in one step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.loss = 0.0
+        self.seconds = 0.0
+        self.spans: list[Span] = []
+        self.peak_bytes = 0.0
+        self.parts: dict[str, float] = {}
+        self._marks: list[tuple[str, float]] = []
+        self._gradients = 0.0
+
+    def run(self, batch: Any) -> float:
+        """Run one engine step and look at it."""
+        engine = self._engine
+        cuda = engine.device.type == "cuda"
+        held = self._held(batch)
+        hooks = self._watch()
+        engine.gradients_ready = self._ready  # type: ignore[method-assign]  # this is what it is for
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        with profile(activities=activities, profile_memory=not cuda) as profiler:
+            start = time.perf_counter()
+            with torch.profiler.record_function("drumline:step"):
+                self.loss = engine.step(batch)
+            self.seconds = time.perf_counter() - start
+        for hook in hooks:
+            hook.remove()
+        del engine.gradients_ready
+        peak = torch.cuda.max_memory_allocated() if cuda else held["all"] + _allocated(profiler)
+        self.peak_bytes = float(peak)
+        self.parts = {
+            "parameters": held["parameters"], "gradients": self._gradients, "optimizer": held["optimizer"],
+        }  # fmt: skip
+        self.parts["activations"] = max(0.0, self.peak_bytes - sum(self.parts.values()))
+        self._build(start, profiler)
+        return self.loss
+
+    # -- memory
+
+    def _held(self, batch: Any) -> dict[str, float]:
+        """Bytes that are there before the step: told by the tensors themselves, and by DDP for its buckets."""
+        engine = self._engine
+        kind = engine.device.type
+        held = [p.home if p.home is not None else p.value for p in [*engine.pieces, *engine.frozen]]
+        parameters = _bytes(t for t in held if t.device.type == kind) + _bytes(engine.model.buffers())
+        states = (t for s in engine.optimizer.state.values() for t in tensors(s) if t.dim() > 0)
+        optimizer = _bytes(t for t in states if t.device.type == kind)
+        inputs = _bytes(t for m in getattr(batch, "micros", ()) for t in tensors((m.input, m.target)))
+        buckets = _bytes(engine.strategy.buffers())
+        if isinstance(engine.module, nn.parallel.DistributedDataParallel):
+            told = engine.module._get_ddp_logging_data()
+            sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
+            buckets = float(sum(int(n) for n in str(sizes).replace(",", " ").split()))
+        return {
+            "parameters": parameters, "optimizer": optimizer, "all": parameters + optimizer + inputs + buckets,
+        }  # fmt: skip
+
+    def _ready(self) -> None:
+        engine = self._engine
+        kind = engine.device.type
+        self._gradients = _bytes(g for _, g in engine.update.gradients() if g.device.type == kind)
+
+    # -- time
+
+    def _watch(self) -> list[Any]:
+        hooks: list[Any] = []
+        for spec in layers_of(self._engine.model):
+            hooks.append(spec.module.register_forward_pre_hook(self._begins(spec.name)))
+            hooks.append(spec.module.register_forward_hook(self._ends(spec.name)))
+        return hooks
+
+    def _begins(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self._marks.append((f"forward {name}", time.perf_counter()))
+
+        return hook
+
+    def _ends(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._marks.append(("", time.perf_counter()))
+            found = [t.grad_fn for t in tensors(output) if t.grad_fn is not None]
+            if found:  # its backward begins when the gradient of its output is there
+                found[0].register_prehook(lambda g: self._marks.append((f"backward {name}", time.perf_counter())))
+
+        return hook
+
+    def _build(self, start: float, profiler: Any) -> None:
+        """Layers by our own clock, phases and messages by the profiler's, on one scale that begins with the step."""
+        rank = self._engine.rank
+        events = profiler.events()
+        step = next(e for e in events if e.name == "drumline:step")
+        ranges: list[tuple[str, float, float]] = []
+        for e in events:
+            begin = (e.time_range.start - step.time_range.start) * 1e-6
+            end = (e.time_range.end - step.time_range.start) * 1e-6
+            if e.name.startswith("drumline:") and e.name != "drumline:step":
+                ranges.append((e.name.removeprefix("drumline:"), begin, end))
+            elif e.name.startswith(("gloo:", "nccl:", "shm:", "mpi4py:", "ncclDevKernel")):
+                self.spans.append(Span(rank, "communication", e.name.partition(":")[2] or e.name, begin, end))
+        marks = sorted((t - start, name) for name, t in self._marks)
+        for phase, begin, end in ranges:
+            inside = [(t, name) for t, name in marks if begin <= t <= end] if phase in ("forward", "backward") else []
+            points = [(begin, phase if phase in _PHASES else f"{phase} (model)"), *inside, (end, "")]
+            for (a, name), (b, _) in pairwise(points):
+                if b - a > 1e-6:
+                    self.spans.append(Span(rank, "compute", name or f"{phase} (model)", a, b))
+
+
+def _allocated(profiler: Any) -> float:
+    """The most bytes that the step had taken at once beyond what was there, as the allocator told the profiler."""
+    most = 0.0
+    pending = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while pending:
+        event = pending.pop()
+        pending += event.children
+        if event.name == "[memory]":
+            most = max(most, float(event.extra_fields.total_allocated))
+    return most
+
+
+def _bytes(found: Any) -> float:
+    """Bytes of the distinct storages behind tensors."""
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found if t.numel()}
+    return float(sum(sizes.values()))

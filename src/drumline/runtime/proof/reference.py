@@ -1,0 +1,72 @@
+"""The reference: one device running the same micro-batches, in a plain loop that shares no code with the engine's step.
+
+It is what every plan must equal. The batch is cut into the plan's micro-batches, because samples of a micro-batch may
+affect each other (BatchNorm statistics).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from ...data.stream import Stream
+from ...job import Job
+from ...trace.fake import call
+from ..precision import computing, to_device
+from ..weights import seeded_model
+
+
+def run_reference(
+    job: Job,
+    *,
+    micro: int,
+    steps: int,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    precision: str,
+    scale: float = 1.0,
+    prepare: Callable[[nn.Module], None],
+    before_micro: Callable[[int, int], None],
+    before_update: Callable[[int, nn.Module], None],
+) -> tuple[list[float], nn.Module]:
+    """Train `steps` steps on one device; the loss of each, and the model after the last.
+
+    `scale` is a fixed loss scale, without which fp16 gradients vanish.
+    """
+    model = seeded_model(job, dtype).to(device).train()
+    prepare(model)
+    optimizer = job.optimizer([p for p in model.parameters() if p.requires_grad])
+    schedule = job.schedule(optimizer) if job.schedule else None
+    stream = Stream(job, job.data(), micro=micro)
+    losses = []
+    for step in range(steps):
+        loss_sum, weight_sum = 0.0, 0.0
+        for i, part in enumerate(stream.batch(step).micros):
+            before_micro(step, i)
+            value, target = to_device(part.input, device, dtype), to_device(part.target, device, dtype)
+            with computing(precision, device):
+                loss = job.loss(call(model, value), target)
+            if isinstance(loss, tuple | list):
+                total, weight = loss[0], float(loss[1])
+            else:
+                weight = float(job.sample_weight(value, target)) if job.sample_weight else float(part.samples)
+                total = torch.where(torch.tensor(weight > 0, device=loss.device), loss * weight, 0.0)
+            (total * scale).backward()
+            loss_sum, weight_sum = loss_sum + float(total.detach()), weight_sum + weight
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        for g in gradients:
+            g.div_(weight_sum * scale)
+        if job.clip is not None:
+            norm = torch.sqrt(torch.stack([g.double().square().sum() for g in gradients]).sum())
+            share = min(1.0, job.clip / (float(norm) + 1e-6))
+            for g in gradients:
+                g.mul_(share)
+        before_update(step, model)
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        optimizer.zero_grad()
+        losses.append(loss_sum / weight_sum)
+    return losses, model

@@ -1,0 +1,115 @@
+"""What a run leaves behind to be compared: the output of every module, the gradient of every output, the gradient of
+every parameter, in the order in which they came to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+from ...trace.kinds import tensors
+
+Key = tuple[str, int, int, int]
+"""Module, micro-batch, call, which output."""
+
+
+class Witness:
+    """Records the first step of a model."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[Key, torch.Tensor] = {}
+        """In the order in which modules finished."""
+        self.output_gradients: dict[Key, torch.Tensor] = {}
+        self.gradients: list[dict[str, torch.Tensor]] = []
+        """Of the first step and of the last, by parameter."""
+        self.largest: dict[str, torch.Tensor] = {}
+        """Of each number of each parameter, the largest gradient of all steps."""
+        self._micro = 0
+        self._calls: dict[str, int] = {}
+        self._hooks: list[Any] = []
+
+    def watch(self, model: nn.Module, blind: Collection[nn.Module] = ()) -> None:
+        """Begin to record; `blind` are modules that cannot be looked at."""
+        for name, module in model.named_modules():
+            if module not in blind:
+                self._hooks.append(module.register_forward_hook(self._seen(name)))
+
+    def micro(self, i: int) -> None:
+        """The next micro-batch begins."""
+        self._micro, self._calls = i, {}
+
+    def forget(self) -> None:
+        """The batch is run again: what was seen of it does not count."""
+        self.outputs.clear()
+        self.output_gradients.clear()
+
+    def stop(self) -> None:
+        """Record no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _seen(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not torch.is_grad_enabled():
+                return
+            call = self._calls.get(name, 0)
+            self._calls[name] = call + 1
+            for i, t in enumerate(tensors(output)):
+                key = (name, self._micro, call, i)
+                if key in self.outputs or not t.is_floating_point():
+                    continue  # a module that is recomputed is seen once
+                self.outputs[key] = t.detach().clone()
+                if t.requires_grad:
+                    t.register_hook(self._gradient(key))
+
+        return hook
+
+    def _gradient(self, key: Key) -> Callable[[torch.Tensor], None]:
+        def hook(gradient: torch.Tensor) -> None:
+            self.output_gradients[key] = gradient.detach().clone()
+
+        return hook
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[bool]:
+    """Dropout does nothing inside; yields whether the model has any."""
+    found = False
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            found |= module.p > 0
+            module.p = 0.0
+        elif isinstance(share := getattr(module, "dropout", None), float):
+            found |= share > 0
+            module.dropout = 0.0  # type: ignore[assignment]  # a plain number, not a module
+    mode = _NoDropout()
+    with mode:
+        yield found
+
+
+class _NoDropout(TorchFunctionMode):
+    """Functional dropout becomes the identity."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            if "dropout_p" in kwargs:
+                kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+
+_DROPOUTS = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
+    torch.dropout, torch.dropout_, torch.feature_dropout, torch.alpha_dropout,
+}  # fmt: skip

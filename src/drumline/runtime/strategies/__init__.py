@@ -1,0 +1,1 @@
+"""How the data-parallel ranks hold one model: replicated, in flat shards, sharded, as threads."""

@@ -1,0 +1,282 @@
+"""ZeRO-1 and ZeRO-2, with flat shards of our own: every rank holds the whole parameters, and updates an equal part.
+
+The trained parameters lie in buckets, in the order in which the backward reaches them. A bucket is one flat buffer, cut
+into as many equal shards as there are ranks in the shard group, whatever the sizes of its parameters; the model's
+parameters are views of it. When the backward has filled a bucket's gradients, they are summed and scattered while it
+goes on; the optimizer updates this rank's shard; then the shards are gathered into the buffers again.
+
+`zero=1` keeps the whole gradients over the micro-batches of a step, and sends them once, with the last. `zero=2` sends
+those of every micro-batch and keeps the shard alone: gradients take 1/n of the memory, and travel `micro` times.
+With `shard` < `dp`, the shards' gradients are then summed over the replicas of the shard group.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...plan import Plan
+from .pieces import Piece
+from .scatter import reduce_scatter
+from .strategy import Strategy
+
+FIRST_BUCKET = 2**20
+"""Bytes of the bucket that is filled first: small, so that sending begins early."""
+IN_FLIGHT = 2
+"""Buckets of zero=2 whose gradients may be on the way at once."""
+
+_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+"""Newer releases of torch have a new name for it."""
+
+
+class Bucket:
+    """Parameters that travel together."""
+
+    def __init__(self, parameters: list[tuple[str, nn.Parameter]], shards: int, index: int) -> None:
+        numbers = sum(p.numel() for _, p in parameters)
+        like = parameters[0][1]
+        self.size = -(-numbers // shards)
+        """Numbers of one shard; the last one is padded."""
+        self.flat = torch.zeros(self.size * shards, dtype=like.dtype, device=like.device)
+        self.own = slice(index * self.size, (index + 1) * self.size)
+        self.places: dict[nn.Parameter, slice] = {}
+        self.names = {p: name for name, p in parameters}
+        self.buffer: torch.Tensor | None = None
+        """The whole gradients, while they are here."""
+        self._views: dict[nn.Parameter, torch.Tensor] = {}
+        """Each parameter's part of it."""
+        self.reduced: torch.Tensor | None = None
+        """The gradients of this rank's shard, summed over the shard group."""
+        self.arrived: set[nn.Parameter] = set()
+        """Whose gradients of this micro-batch have come."""
+        self.seen: set[nn.Parameter] = set()
+        """Whose gradients have come in any micro-batch of the step."""
+        offset = 0
+        for _, p in parameters:
+            place = slice(offset, offset + p.numel())
+            view = self.flat[place].view(p.shape)
+            view.copy_(p.detach())
+            p.data = view
+            self.places[p] = place
+            offset += p.numel()
+
+    def pieces(self) -> Iterator[tuple[Piece, slice]]:
+        """The parameters' runs that lie in this rank's shard, and where in it."""
+        for p, place in self.places.items():
+            start, stop = max(place.start, self.own.start), min(place.stop, self.own.stop)
+            if start < stop:
+                piece = Piece(self.names[p], tuple(p.shape), start - place.start, nn.Parameter(self.flat[start:stop]))
+                yield piece, slice(start - self.own.start, stop - self.own.start)
+
+    def take(self, p: nn.Parameter, *, keep: bool) -> None:
+        """A gradient has come: put it into the buffer. `keep`: later micro-batches add to it there, in place."""
+        assert p.grad is not None
+        self._room()
+        view = self._views[p]
+        if p.grad is not view:
+            view.copy_(p.grad)
+        p.grad = view if keep else None
+        self.arrived.add(p)
+        self.seen.add(p)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all gradients of this micro-batch are there."""
+        return len(self.arrived) == len(self.places)
+
+    def complete(self, came: set[nn.Parameter]) -> torch.Tensor:
+        """The buffer, with zeros where nothing came."""
+        buffer = self._room()
+        for p, place in self.places.items():
+            if p not in came:
+                buffer[place] = 0
+        buffer[max(place.stop for place in self.places.values()) :] = 0
+        return buffer
+
+    def release(self) -> None:
+        """The buffer lives as long as its flight."""
+        self.buffer, self._views = None, {}
+
+    def _room(self) -> torch.Tensor:
+        if self.buffer is None:
+            self.buffer = torch.empty_like(self.flat)
+            self._views = {p: self.buffer[place].view(p.shape) for p, place in self.places.items()}
+        return self.buffer
+
+
+class FlatShard(Strategy):
+    """Whole parameters on every rank, equal flat shards of optimizer state and, with `zero=2`, of gradients."""
+
+    def __init__(self, plan: Plan, shard: dist.ProcessGroup, replica: dist.ProcessGroup | None) -> None:
+        self.group = shard
+        self._replica = replica
+        self._holds = plan.zero == 1
+        self._bytes = plan.bucket
+        self._model: nn.Module
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[nn.Parameter, Bucket] = {}
+        self._pieces: list[tuple[Piece, Bucket, slice]] = []
+        self._flights: list[tuple[Bucket, torch.Tensor, torch.Tensor, Any]] = []
+        """What is on the way: a bucket, its whole gradients, where this rank's shard goes, what to wait for."""
+        self._launched = 0
+        self._sends = False
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._model = model
+        shards, index = dist.get_world_size(self.group), dist.get_rank(self.group)
+        for parameters in _in_buckets(model, self._bytes):
+            bucket = Bucket(parameters, shards, index)
+            self._buckets.append(bucket)
+            for _, p in parameters:
+                self._bucket_of[p] = bucket
+                p.register_post_accumulate_grad_hook(_told(weakref.ref(self)))
+        self._pieces = [(piece, b, place) for b in self._buckets for piece, place in b.pieces()]
+        return model
+
+    def pieces(self) -> list[Piece]:
+        order = {name: i for i, (name, _) in enumerate(self._model.named_parameters())}
+        frozen = [
+            Piece(name, tuple(p.shape), 0, p, everywhere=True)
+            for name, p in self._model.named_parameters()
+            if not p.requires_grad
+        ]
+        return sorted([*(piece for piece, _, _ in self._pieces), *frozen], key=lambda piece: order[piece.name])
+
+    # -- the backward
+
+    @contextmanager
+    def accumulate(self, *, last: bool) -> Iterator[None]:
+        self._sends = last or not self._holds
+        self._launched = 0
+        for bucket in self._buckets:
+            bucket.arrived.clear()
+        yield
+        if self._sends:
+            self._launch(len(self._buckets))
+        if not last:
+            self._land(0)
+
+    def _came(self, p: torch.Tensor) -> None:
+        assert isinstance(p, nn.Parameter)
+        self._bucket_of[p].take(p, keep=self._holds)
+        if self._sends:
+            full = self._launched
+            while full < len(self._buckets) and self._buckets[full].is_full:
+                full += 1
+            self._launch(full)
+
+    def _launch(self, until: int) -> None:
+        """Send the buckets up to one: always in their order, which is the same on every rank."""
+        for bucket in self._buckets[self._launched : until]:
+            if not self._holds:
+                self._land(IN_FLIGHT - 1)
+            buffer = bucket.complete(bucket.seen if self._holds else bucket.arrived)
+            mine, work = buffer[bucket.own], None
+            if dist.get_world_size(self.group) > 1:
+                if not self._holds:
+                    mine = torch.empty_like(mine)  # it outlives the buffer
+                work = reduce_scatter(mine, buffer, group=self.group, async_op=True)
+                work = self.tell("reduce_scatter", work, buffer)
+            self._flights.append((bucket, buffer, mine, work))
+            if not self._holds:
+                bucket.release()
+        self._launched = max(self._launched, until)
+
+    def _land(self, left: int) -> None:
+        """Wait until no more than `left` buckets are on the way."""
+        while len(self._flights) > left:
+            bucket, _, mine, work = self._flights.pop(0)
+            if work is not None:
+                work.wait()
+            if self._holds or bucket.reduced is None:
+                bucket.reduced = mine
+            else:
+                bucket.reduced += mine
+
+    # -- the update
+
+    def unseen(self) -> int:
+        return sum(len(b.places) - len(b.seen) for b in self._buckets)
+
+    def gather_gradients(self) -> None:
+        self._land(0)
+        if self._replica is not None:
+            works = [
+                self.tell("all_reduce", dist.all_reduce(b.reduced, group=self._replica, async_op=True), b.flat[b.own])
+                for b in self._buckets
+            ]
+            for work in works:
+                work.wait()
+        for piece, bucket, place in self._pieces:
+            assert bucket.reduced is not None
+            piece.value.grad = bucket.reduced[place]
+
+    def drop_unseen(self) -> None:
+        """One device would leave them as they are; an optimizer with weight decay would move them by a zero."""
+        everyone = [(p, b) for b in self._buckets for p in b.places]
+        device = self._buckets[0].flat.device
+        reached = torch.tensor([p in b.seen for p, b in everyone], dtype=torch.int32, device=device)
+        for group in (self.group, self._replica):
+            if group is not None:
+                dist.all_reduce(reached, dist.ReduceOp.MAX, group=group)
+        missed = {b.names[p] for (p, b), found in zip(everyone, reached.tolist(), strict=True) if not found}
+        for piece, _, _ in self._pieces:
+            if piece.name in missed:
+                piece.value.grad = None
+
+    @torch.no_grad()
+    def updated(self) -> None:
+        self.forget()
+        if dist.get_world_size(self.group) > 1:
+            works = [
+                self.tell("all_gather", _gather(b.flat, b.flat[b.own], group=self.group, async_op=True), b.flat)
+                for b in self._buckets
+            ]
+            for work in works:
+                work.wait()
+
+    def buffers(self) -> list[torch.Tensor]:
+        return [b.buffer for b in self._buckets if b.buffer is not None]
+
+    def forget(self) -> None:
+        for piece, _, _ in self._pieces:
+            piece.value.grad = None
+        for bucket in self._buckets:
+            bucket.reduced = None
+            bucket.seen.clear()
+            for p in bucket.places:
+                p.grad = None
+
+
+def _told(strategy: weakref.ref[FlatShard]) -> Callable[[torch.Tensor], None]:
+    """A parameter's hook, which does not keep the strategy alive: torch holds hooks where no collector looks."""
+
+    def came(p: torch.Tensor) -> None:
+        owner = strategy()
+        if owner is not None:
+            owner._came(p)
+
+    return came
+
+
+def _in_buckets(model: nn.Module, largest: int) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    """The trained parameters from the last to the first, in runs of one type and about `largest` bytes."""
+    run: list[tuple[str, nn.Parameter]] = []
+    filled, limit = 0, min(FIRST_BUCKET, largest)
+    for name, p in reversed(list(model.named_parameters())):
+        if not p.requires_grad:
+            continue
+        size = p.numel() * p.element_size()
+        if run and (filled + size > limit or p.dtype != run[0][1].dtype):
+            yield run
+            run, filled, limit = [], 0, largest
+        run.append((name, p))
+        filled += size
+    if run:
+        yield run

@@ -1,0 +1,84 @@
+"""Replication, on torch's DDP: every rank holds the whole model and runs its slice of the batch.
+
+Gradients are summed over the ranks in buckets of `bucket` bytes while the backward still runs: the bucket of the last
+layers travels while the first layers compute. With several micro-batches only the last one sends.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...plan import Plan
+from .compress import compress
+from .pieces import Piece
+from .strategy import Strategy
+
+_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
+_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers": False
+}
+"""Statistics are equal already, because they span all ranks. Newer releases of torch have a new name for it."""
+
+
+DEFAULT_BUCKET = Plan().bucket
+"""With torch's own default the first bucket is small, so that sending begins early."""
+
+
+class Replicate(Strategy):
+    """One copy a rank."""
+
+    def __init__(self, group: dist.ProcessGroup, plan: Plan, *, unused: bool) -> None:
+        self._ranks, self._plan, self._unused = group, plan, unused
+        self._model: nn.Module
+        self._parameters: list[nn.Parameter] = []
+        self._ddp: DistributedDataParallel | None = None
+        self.divides = dist.get_world_size(group)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._model, self._parameters = model, list(model.parameters())
+        if dist.get_world_size(self._ranks) == 1:
+            return model
+        device = next(model.parameters()).device
+        bucket = self._plan.bucket
+        self._ddp = DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            process_group=self._ranks,
+            bucket_cap_mb=None if bucket == DEFAULT_BUCKET else max(1, bucket // 2**20),
+            gradient_as_bucket_view=True,
+            find_unused_parameters=self._unused and not self._plan.static,
+            static_graph=self._plan.static,
+            **_BUFFERS,
+        )
+        compress(self._ddp, self._plan.compress, self._ranks)
+        if self.record and self._plan.compress == "none" and self.record.watch_buckets(self._ddp, self._ranks):
+            self.divides = 1
+        return self._ddp
+
+    def pieces(self) -> list[Piece]:
+        return [Piece(name, tuple(p.shape), 0, p, everywhere=True) for name, p in self._model.named_parameters()]
+
+    @contextmanager
+    def accumulate(self, *, last: bool) -> Iterator[None]:
+        if self._ddp is None or last:
+            yield
+        else:
+            with self._ddp.no_sync():
+                yield
+
+    def gather_gradients(self) -> None:
+        """DDP has filled them in while the backward ran."""
+
+    def updated(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        for p in self._parameters:
+            p.grad = None

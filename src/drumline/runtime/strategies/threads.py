@@ -1,0 +1,249 @@
+"""Replicas as threads of one process, as torch's `nn.DataParallel` has them. It is kept to be measured, not to be used.
+
+Every forward lays the batch out over replicas that share (on several GPUs: copy) the one set of weights, runs each in a
+thread, and brings the outputs together, where the loss is. Its bottlenecks: one interpreter lock for all replicas, and
+one device that holds the outputs and sums all gradients.
+
+Statistics of BatchNorm span the replicas: they meet in the forward, and because they are one process with one autograd
+graph, the backward follows by itself. Dropout masks come from the process's one generator, in the order in which
+threads ask it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ...data.stream import split
+from ...errors import JobError
+from ...trace.kinds import tensors
+from .pieces import Piece
+from .strategy import Strategy
+
+
+class Threads(Strategy):
+    """One copy of the weights, and `replicas` threads that compute with it."""
+
+    def __init__(self, replicas: int, device: torch.device) -> None:
+        count = torch.cuda.device_count() if device.type == "cuda" else 1
+        self._devices = [torch.device(device.type, i % count) if count > 1 else device for i in range(replicas)]
+        self._model: nn.Module
+        self._parameters: list[nn.Parameter] = []
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._model, self._parameters = model, list(model.parameters())
+        return _Scattered(model, self._devices)
+
+    def pieces(self) -> list[Piece]:
+        return [Piece(name, tuple(p.shape), 0, p, everywhere=True) for name, p in self._model.named_parameters()]
+
+    @contextmanager
+    def accumulate(self, *, last: bool) -> Iterator[None]:
+        yield
+
+    def gather_gradients(self) -> None:
+        """The backward has summed them where the weights are."""
+
+    def updated(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        for p in self._parameters:
+            p.grad = None
+
+
+class _Scattered(nn.Module):
+    """Scatter, run, gather."""
+
+    def __init__(self, model: nn.Module, devices: list[torch.device]) -> None:
+        super().__init__()
+        self.model, self._devices = model, devices
+        self._pool = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
+        self._meeting = _Meeting()
+        for module in model.modules():
+            if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+                # replicas are shallow copies, which keep this; each call is given the module that it stands in
+                module.forward = _Norm(module, self._meeting)  # type: ignore[assignment,method-assign]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        n = _samples((args, kwargs))
+        parts = [part for part in split(n, len(self._devices)) if part]
+        self._meeting.begin(len(parts))
+        state = _State()
+        futures = [
+            self._pool.submit(self._run, i, state, _slice(args, n, part, d), _slice(kwargs, n, part, d), d)
+            for i, (part, d) in enumerate(zip(parts, self._devices, strict=False))
+        ]
+        outputs: list[Any] = []
+        failed: Exception | None = None
+        for future in futures:
+            try:
+                outputs.append(future.result())
+            except threading.BrokenBarrierError as e:
+                failed = failed or e
+            except Exception as e:
+                failed = e
+        if failed is not None:
+            raise failed
+        return _join(outputs, [len(p) for p in parts], self._devices[0])
+
+    def _run(self, index: int, state: _State, args: Any, kwargs: Any, device: torch.device) -> Any:
+        """One replica, with the caller's modes, which belong to a thread."""
+        try:
+            with state.again(), self._meeting.seat(index):
+                model = self.model if device == self._devices[0] else _copy(self.model, device)
+                return model(*args, **kwargs)
+        except BaseException:
+            self._meeting.leave()
+            raise
+
+
+class _State:
+    """The caller's gradient mode and autocast, to be set in another thread."""
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._casts = {
+            kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+        }
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        with torch.set_grad_enabled(self._grad):
+            if not self._casts:
+                yield
+                return
+            ((kind, dtype),) = self._casts.items()
+            # a weight's cast copy belongs to the thread that made it
+            with torch.autocast(kind, dtype=dtype):
+                yield
+
+
+class _Meeting:
+    """Where the replicas of one forward exchange what their norms have found."""
+
+    def __init__(self) -> None:
+        self._seat = threading.local()
+        self.begin(1)
+
+    def begin(self, n: int) -> None:
+        """`n` replicas take part."""
+        self._n = n
+        self._table: list[Any] = [None] * n
+        self._barrier = threading.Barrier(n)
+
+    @contextmanager
+    def seat(self, index: int) -> Iterator[None]:
+        """This thread is replica `index`."""
+        self._seat.index = index
+        yield
+
+    @property
+    def index(self) -> int:
+        """Which replica this thread is."""
+        return int(self._seat.index)
+
+    def exchange(self, mine: Any) -> list[Any]:
+        """What every replica gave, in their order."""
+        self._table[self.index] = mine
+        self._barrier.wait()
+        everyone = list(self._table)
+        self._barrier.wait()  # nobody writes the next while another still reads
+        return everyone
+
+    def leave(self) -> None:
+        """This replica has failed: nobody must wait for it."""
+        self._barrier.abort()
+
+
+class _Norm:
+    """A BatchNorm's forward with the statistics of all replicas."""
+
+    def __init__(self, module: _BatchNorm, meeting: _Meeting) -> None:
+        self._module, self._meeting = module, meeting
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        m = self._module
+        m._check_input_dim(x)
+        if not m.training and m.running_mean is not None:
+            return type(m).forward(m, x)
+        x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        dims = [0, *range(2, x.dim())]
+        n = x.numel() / x.shape[1]
+        met = self._meeting.exchange((x.mean(dims), x.var(dims, correction=0), n))
+        means = [(m.to(x.device), k) for m, _, k in met]
+        variances = [(v.to(x.device), k) for _, v, k in met]
+        count = sum(k for _, k in means)
+        mean = torch.stack([m * k for m, k in means]).sum(0) / count
+        spread = [(v + (m - mean).square()) * k for (v, k), (m, _) in zip(variances, means, strict=True)]
+        variance = torch.stack(spread).sum(0) / count
+        if self._meeting.index == 0:
+            self._remember(mean.detach(), variance.detach(), count)
+        shape = (1, -1, *([1] * (x.dim() - 2)))
+        y: torch.Tensor = (x - mean.view(shape)) * torch.rsqrt(variance + m.eps).view(shape)
+        if m.weight is None:
+            return y
+        return y * m.weight.to(x).view(shape) + m.bias.to(x).view(shape)
+
+    def _remember(self, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:
+        m = self._module
+        if not m.training or m.running_mean is None or m.running_var is None:
+            return
+        assert m.num_batches_tracked is not None
+        m.num_batches_tracked.add_(1)
+        factor = m.momentum if m.momentum is not None else 1.0 / float(m.num_batches_tracked)
+        m.running_mean.lerp_(mean.to(m.running_mean), factor)
+        m.running_var.lerp_((variance * (count / max(count - 1, 1))).to(m.running_var), factor)
+
+
+def _copy(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on another device; its copied weights lead back to the ones that they were copied from."""
+    from torch.nn.parallel import replicate
+
+    return replicate(model, [device.index or 0])[0]
+
+
+def _samples(value: Any) -> int:
+    found = tensors(value)
+    if not found or not found[0].dim():
+        raise JobError("the model's input holds no tensor with samples", rule="backend=threads cuts inputs by samples")
+    return found[0].shape[0]
+
+
+def _slice(value: Any, n: int, part: range, device: torch.device) -> Any:
+    """One replica's samples; what has no samples goes to all."""
+    if isinstance(value, torch.Tensor):
+        whole = value[part.start : part.stop] if value.dim() and value.shape[0] == n else value
+        return whole.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {k: _slice(v, n, part, device) for k, v in value.items()}
+    return type(value)(_slice(v, n, part, device) for v in value) if isinstance(value, tuple | list) else value
+
+
+def _join(outputs: list[Any], sizes: list[int], device: torch.device) -> Any:
+    """The replicas' outputs, sample after sample."""
+    first = outputs[0]
+    if len(outputs) == 1:
+        return first
+    if isinstance(first, torch.Tensor):
+        if not all(t.dim() and t.shape[0] == n for t, n in zip(outputs, sizes, strict=True)):
+            raise JobError(
+                f"the model's output of shape {tuple(first.shape)} does not count samples along its first dim",
+                rule="backend=threads lays the replicas' outputs one after the other",
+                fix="processes instead of threads: leave backend away",
+            )
+        return torch.cat([t.to(device) for t in outputs])
+    if isinstance(first, dict):
+        made = {k: _join([o[k] for o in outputs], sizes, device) for k in first}
+        return made if type(first) is dict else type(first)(**made)
+    if isinstance(first, tuple | list):
+        joined = [_join(list(column), sizes, device) for column in zip(*outputs, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    return first

@@ -1,0 +1,147 @@
+"""ZeRO-3, on torch's FSDP2: parameters, gradients and optimizer state lie in equal shards over the ranks.
+
+Before a layer runs, its parameters are gathered; after it they are dropped again; in the backward they are gathered
+once more, and the gradients are summed and scattered. Every micro-batch does so: no rank ever holds a whole gradient.
+Under bf16 and fp16 the gathered copy is of that type (half the bytes travel), and gradients are summed in fp32. With
+`shard` < `dp` a copy lies over `shard` ranks, and the copies' gradients are added up after that. With `offload=all` the
+shards live in host memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from ...errors import PlanError
+from ...plan import Plan
+from ...trace.layers import layers_of
+from ..memory.tiled import InParts
+from ..memory.tiling import parts_of
+from ..precision import HALVES
+from .pieces import Piece
+from .strategy import Strategy
+
+
+class Shard(Strategy):
+    """One copy over the ranks of the mesh's axis `shard`."""
+
+    def __init__(self, mesh: DeviceMesh, plan: Plan, device: torch.device) -> None:
+        names = mesh.mesh_dim_names or ()
+        self._mesh = mesh
+        self._axis = mesh["shard"] if len(names) > 1 else mesh
+        self.group = self._axis.get_group()
+        self.divides = mesh.size()
+        self._policy = MixedPrecisionPolicy()
+        if plan.precision in HALVES:
+            # autocast decides what is computed in half precision; here only the gathered copy is, and inputs stay
+            self._policy = MixedPrecisionPolicy(
+                param_dtype=HALVES[plan.precision], reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
+        self._offload = OffloadPolicy()
+        if plan.offload == "all" and device.type != "cpu":
+            self._offload = CPUOffloadPolicy(pin_memory=True)
+        self._model: nn.Module
+        self._held: list[tuple[Piece, nn.Parameter]] = []
+        self._seen: set[str] = set()
+        """The parameters that this rank's backward has reached in any micro-batch of the step."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._model = model
+        for name, p in model.named_parameters():
+            if p.dim() == 0:
+                raise PlanError(
+                    f"parameter {name!r} cannot be sharded",
+                    rule="zero=3 cuts parameters along their first dim; a single number has none",
+                    fix="zero=2, or make it a tensor of one number",
+                )
+        for part in parts_of(model):
+            unit = self._shard(part, reshard=True)
+            unit.set_modules_to_backward_prefetch([unit])  # none but itself: no second part is here beside it
+        for spec in layers_of(model):
+            if spec.unit and not isinstance(spec.module, InParts):
+                self._shard(spec.module, reshard=True)
+        self._see(self._shard(model, reshard=None))
+        if self.record is not None:
+            self.record.watch_shards(model)
+        return model
+
+    def _shard(self, module: nn.Module, *, reshard: bool | None) -> FSDPModule:
+        return fully_shard(
+            module, mesh=self._mesh, reshard_after_forward=reshard, mp_policy=self._policy,
+            offload_policy=self._offload,
+        )  # fmt: skip
+
+    def _see(self, root: FSDPModule) -> None:
+        """Let every rank send the same, whatever its backward reached, and remember what it did reach."""
+        if hasattr(root, "set_reduce_scatter_unused_params"):  # older releases of torch send what they have
+            root.set_reduce_scatter_unused_params(True)
+        names = {id(m): name for name, m in self._model.named_modules()}
+        for module in self._model.modules():
+            group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+            if group is not None:
+                then = functools.partial(self._came, group, group.post_backward, names)
+                group.post_backward = then  # type: ignore[method-assign]  # observed, not changed
+
+    def _came(self, group: Any, then: Callable[..., Any], names: Mapping[int, str], *args: Any) -> Any:
+        """A unit's backward is over: which of its parameters have gradients?"""
+        for p in group.fsdp_params:
+            whole = getattr(p, "_unsharded_param", None)
+            if whole is not None and (whole.grad is not None or p.unsharded_accumulated_grad is not None):
+                info = p._module_info
+                prefix = names[id(info.module)]
+                self._seen.add(f"{prefix}.{info.param_name}" if prefix else info.param_name)
+        return then(*args)
+
+    def pieces(self) -> list[Piece]:
+        self._held = [(self._piece(name, p), p) for name, p in self._model.named_parameters()]
+        return [piece for piece, _ in self._held]
+
+    def _piece(self, name: str, p: nn.Parameter) -> Piece:
+        """The optimizer works on plain tensors, which costs far less per call than on distributed ones."""
+        local = p.to_local() if isinstance(p, DTensor) else p
+        rows = -(-p.shape[0] // self._axis.size())
+        start = min(rows * self._axis.get_local_rank(), p.shape[0]) * prod(p.shape[1:])
+        value = nn.Parameter(local.detach(), requires_grad=p.requires_grad)
+        return Piece(name, tuple(p.shape), start, value)
+
+    @contextmanager
+    def accumulate(self, *, last: bool) -> Iterator[None]:
+        yield
+
+    def gather_gradients(self) -> None:
+        for piece, p in self._held:
+            piece.value.grad = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+
+    def unseen(self) -> int:
+        return sum(p.requires_grad and p.grad is not None and name not in self._seen for name, p in self._named())
+
+    def drop_unseen(self) -> None:
+        """One device would leave them as they are; an optimizer with weight decay would move them by a zero."""
+        names = [name for name, _ in self._named()]
+        reached = torch.tensor([name in self._seen for name in names], dtype=torch.int32, device=self._mesh.device_type)
+        for axis in range(self._mesh.ndim):
+            dist.all_reduce(reached, dist.ReduceOp.MAX, group=self._mesh.get_group(axis))
+        for (piece, _), found in zip(self._held, reached.tolist(), strict=True):
+            if not found:
+                piece.value.grad = None
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((piece.name, p) for piece, p in self._held)
+
+    def updated(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._seen.clear()
+        for piece, p in self._held:
+            piece.value.grad = p.grad = None
