@@ -34,6 +34,7 @@ def test_quick() -> None:
     assert "operations" not in done.stdout
 
 
+@pytest.mark.slow
 def test_everything_as_json() -> None:
     done = drumline("--json")
     assert done.returncode == 0, done.stdout + done.stderr

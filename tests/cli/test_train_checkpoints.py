@@ -104,7 +104,8 @@ def test_export_refuses(tmp_path: Path) -> None:
             export(**{**given, **arguments})
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_preemption(folder: Path, number: signal.Signals) -> None:
     """The step is finished, the checkpoint complete, the exit code 0; the next run goes on from there."""
     line = command("train", "j.py:slow", "--plan", "dp=2", "--cluster", "dgx-h100", "-o", "run", "--save-every", 1000)

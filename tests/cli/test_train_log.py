@@ -59,6 +59,7 @@ def test_json_lines_and_a_trace(folder: Path) -> None:
     assert names >= {"data", "forward", "backward", "optimizer", "all_reduce"}
 
 
+@pytest.mark.slow
 def test_stop_names_the_sample(folder: Path) -> None:
     done = train(folder, name="spoiled")
     assert done.returncode == 5 and "Traceback" not in done.stderr
@@ -73,6 +74,7 @@ def test_stop_names_the_sample(folder: Path) -> None:
     assert steps(folder)[bad]["loss"] == "nan"
 
 
+@pytest.mark.slow
 def test_a_vote_with_nothing_to_compare(folder: Path) -> None:
     done = train(folder, "--vote", "2", plan="dp=2,zero=3")
     assert done.returncode == 0, done.stderr

@@ -19,12 +19,13 @@ MESSAGES = (
 BACKEND = ("every_operation", "large_and_odd_tensors", "groups_of_some", "training", "a_wrong_call_is_named")
 
 
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 @pytest.mark.parametrize("name", mpiexec.NAMES)
 def test_messages_joining_and_backend(name: str, n: int, tmp_path: Path) -> None:
     mpiexec.run(name, n, tmp_path, *MESSAGES, "peers_are_found", *BACKEND)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mpiexec.NAMES)
 def test_joining_across_hosts(name: str, tmp_path: Path) -> None:
     from drumline.comm.meet import own_addresses

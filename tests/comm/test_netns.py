@@ -12,6 +12,7 @@ from netns import Unable, two_hosts
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", ["gloo", "shm"])
 def test_all_reduce_over_two_hosts(inside: str) -> None:
     try:

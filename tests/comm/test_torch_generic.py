@@ -35,6 +35,7 @@ def words(*names: str) -> list[str]:
     return [part for name in names for part in ("-k", name)]
 
 
+@pytest.mark.slow
 def test_a_handful_of_torchs_tests_pass(tmp_path: Path) -> None:
     found = run(tmp_path, "-n", "2", *words(
         "test_all_reduce_sum_async", "test_broadcast_full_group", "test_batch_isend_irecv_gloo", "test_scatter_complex",

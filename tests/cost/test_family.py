@@ -53,18 +53,18 @@ def test_what_each_level_holds() -> None:
     """At the optimizer two temporaries of the largest piece are alive: of 3000 numbers, of 1000 in a flat shard of
     1000, and of 750 where each parameter is cut in four."""
     assert memory("dp=4") == {
-        "parameters": 16000, "gradients": 16000, "optimizer": 32000, "activations": 24000, "communication": 0
+        "parameters": 16000, "gradients": 16000, "optimizer": 32000, "activations": 24000, "communication": 0, "workspace": 0,
     }
     assert memory("dp=4,zero=1") == {
-        "parameters": 16000, "gradients": 16000, "optimizer": 8000, "activations": 8000, "communication": 0
+        "parameters": 16000, "gradients": 16000, "optimizer": 8000, "activations": 8000, "communication": 0, "workspace": 0,
     }
     # while gradients travel: a quarter of them, and no more buckets in flight than there are gradients
     assert memory("dp=4,zero=2,micro=2") == {
-        "parameters": 16000, "gradients": 4000, "optimizer": 8000, "activations": 0, "communication": 16000
+        "parameters": 16000, "gradients": 4000, "optimizer": 8000, "activations": 0, "communication": 16000, "workspace": 0,
     }
     # b: its parameters gathered and copied out, its gradients copied in
     assert memory("dp=4,zero=3,micro=2") == {
-        "parameters": 4000, "gradients": 4000, "optimizer": 8000, "activations": 0, "communication": 36000
+        "parameters": 4000, "gradients": 4000, "optimizer": 8000, "activations": 0, "communication": 36000, "workspace": 0,
     }
 
 

@@ -136,6 +136,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_one_script_three_ways(tmp_path: Path) -> None:
     """Alone, under torchrun and in `dl.spawn`, the same script has the same losses."""
     script = tmp_path / "script.py"

@@ -118,16 +118,16 @@ def check_lost_micro(plan: str) -> Any:
 
 
 def _verify(job: dl.Job, plan: str) -> Any:
-    from drumline.runtime import verify as module
+    from drumline.runtime.proof import verify as module
 
-    plain = module._run_reference
+    plain = module.run_one_device
 
-    def marked(*arguments: Any) -> Any:
+    def marked(*arguments: Any, **named: Any) -> Any:
         _REFERENCE["running"] = True
         try:
-            return plain(*arguments)
+            return plain(*arguments, **named)
         finally:
             _REFERENCE["running"] = False
 
-    with mock.patch.object(module, "_run_reference", marked):
+    with mock.patch.object(module, "run_one_device", marked):
         return verify(job, Plan.parse(plan), steps=2)

@@ -35,7 +35,7 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> None:
             assert value == b[name], name
 
 
-@pytest.mark.parametrize("name", ["gpt", "cnn", "partial"])
+@pytest.mark.parametrize("name", ["gpt", *(pytest.param(n, marks=pytest.mark.slow) for n in ("cnn", "partial"))])
 @pytest.mark.parametrize("plan", ["dp=4", "dp=4,zero=2", "dp=4,zero=3", "dp=4,zero=3,shard=2"])
 def test_saved_on_four_loaded_on_any(world: Worlds, tmp_path: Path, name: str, plan: str) -> None:
     [state, *_] = run(world, plan, on_ranks.save, name, plan, str(tmp_path), 2)
@@ -54,7 +54,7 @@ def test_saved_on_fewer_loaded_on_four(world: Worlds, tmp_path: Path, plan: str)
 
 
 @pytest.mark.parametrize("plan", ["dp=1", "dp=2,micro=2", "dp=2,zero=1", "dp=2,zero=3", "dp=2,zero=3,precision=bf16", "dp=2,zero=1,chunk=2"])
-@pytest.mark.parametrize("name", ["dropout", "cnn", "gpt"])
+@pytest.mark.parametrize("name", ["dropout", "cnn", pytest.param("gpt", marks=pytest.mark.slow)])
 def test_k_restart_k_is_2k(world: Worlds, tmp_path: Path, name: str, plan: str) -> None:
     for k in (1, 3):
         folder = str(tmp_path / str(k))

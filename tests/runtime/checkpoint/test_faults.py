@@ -87,7 +87,7 @@ POINTS = 25
 
 @pytest.mark.parametrize("wait", [pytest.param(True, marks=pytest.mark.slow), False])
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("start", ["empty", "full"])
+@pytest.mark.parametrize("start", ["empty", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_kill_at_every_operation(tmp_path: Path, template: Path, start: str, how: str, wait: bool) -> None:
     at = -1
     while True:

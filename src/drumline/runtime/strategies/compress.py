@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -48,13 +47,3 @@ class _Waiting:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(dist, name)
-
-
-def least_start() -> int:
-    """Steps that run exactly under `powersgd`."""
-    return START
-
-
-def bound(how: str, dtype: torch.dtype) -> float:
-    """The relative error of a step's gradients that compression may bring."""
-    return {"none": 0.0, "fp16": 2.0**-10}.get(how, 1.0)
