@@ -68,6 +68,7 @@ def checkpoints(folder: Path, run: str = "run") -> list[str]:
     return sorted(p.name for p in (folder / run / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
 def test_save_resume_export(folder: Path) -> None:
     train(folder, "--steps", 8, run="straight")
     straight = losses(folder, "straight")

@@ -43,6 +43,7 @@ def test_importing_meets_nobody_and_stays_light() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transport", "post"), [("", "ShmPost"), ("shm", "ShmPost"), ("gloo", "GlooPost")])
 def test_a_program_of_mpi4py_runs_when_its_import_changes(tmp_path: Path, transport: str, post: str) -> None:
     done = started(tmp_path, HELLO.format(package="drumline"), ranks=2, env={"DRUMLINE_TRANSPORT": transport})

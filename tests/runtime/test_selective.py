@@ -383,6 +383,7 @@ def test_a_model_without_blocks_is_refused() -> None:
         recompute_selectively(nn.Linear(3, 3), "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("job", "plan"), [
     ("gpt", "dp=2,micro=2"), ("gpt", "dp=3,zero=3"), ("dropout", "dp=2,zero=2,micro=2"), ("gpt", "dp=2,precision=bf16"),
     ("gpt", "dp=2,zero=3,precision=fp16"), ("gpt", "dp=1,chunk=2"),

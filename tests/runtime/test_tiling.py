@@ -238,6 +238,7 @@ def test_nothing_to_cut() -> None:
 # -- under the engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("job", "plan"), [
     ("gpt", "dp=1,chunk=3"), ("gpt", "dp=2,chunk=2"), ("gpt", "dp=2,zero=1,chunk=3,micro=2"), ("gpt", "dp=2,zero=2,chunk=64"),
     ("gpt", "dp=2,zero=3,chunk=4"), ("gpt", "dp=4,zero=3,shard=2,chunk=3,micro=2"), ("masked", "dp=3,zero=3,chunk=3,micro=3"),

@@ -54,7 +54,7 @@ def test_saved_on_fewer_loaded_on_four(world: Worlds, tmp_path: Path, plan: str)
 
 
 @pytest.mark.parametrize("plan", ["dp=1", "dp=2,micro=2", "dp=2,zero=1", "dp=2,zero=3", "dp=2,zero=3,precision=bf16", "dp=2,zero=1,chunk=2"])
-@pytest.mark.parametrize("name", ["dropout", "cnn", pytest.param("gpt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["dropout", *(pytest.param(n, marks=pytest.mark.slow) for n in ("cnn", "gpt"))])
 def test_k_restart_k_is_2k(world: Worlds, tmp_path: Path, name: str, plan: str) -> None:
     for k in (1, 3):
         folder = str(tmp_path / str(k))
