@@ -90,3 +90,13 @@ def test_a_vote_with_nothing_to_compare(folder: Path) -> None:
 def test_what_is_refused(folder: Path, arguments: tuple[str, ...], words: str) -> None:
     done = train(folder, *arguments)
     assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_threads_are_one_process(folder: Path) -> None:
+    """`backend=threads` is started as one rank, and held as such."""
+    from drumline.cli.verify import verify_now
+    from drumline.plan import Plan
+
+    example = Path(__file__).parents[2] / "examples" / "gpt.py"
+    assert verify_now(str(example), Plan.parse("dp=2,backend=threads"), steps=2).passed

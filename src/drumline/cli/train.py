@@ -257,7 +257,7 @@ def _run(
         with out, stopping(saves):
             results = run_ranks(
                 train_rank, reference, str(plan), steps, evaluate, machines.device if machines.measured else None,
-                guards, saves, ranks=plan.ranks, threads=machines.device.threads or None, on_event=on_event,
+                guards, saves, ranks=plan.processes, threads=machines.device.threads or None, on_event=on_event,
             )  # fmt: skip
     finally:
         for sink in sinks:

@@ -65,7 +65,7 @@ def verify_now(target: str, plan: Plan, steps: int) -> Verification:
     from .ranks import verify_rank
 
     check(plan)
-    result: Verification = run_ranks(verify_rank, target, str(plan), steps, ranks=plan.ranks)[0]
+    result: Verification = run_ranks(verify_rank, target, str(plan), steps, ranks=plan.processes)[0]
     return result  # named, so that its type is
 
 
