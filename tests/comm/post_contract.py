@@ -18,6 +18,7 @@ class Desk:
     def __init__(self) -> None:
         self.frames: list[tuple[int, bytes, bytes]] = []
         self.begun: list[tuple[int, bytes, int]] = []
+        self.settled = 0
 
     def begin(self, src: int, head: bytes, size: int) -> memoryview:
         self.begun.append((src, head, size))
@@ -41,11 +42,19 @@ def until(post: Post, ready: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def settle(post: Post, expected: int) -> None:
-    """Until `expected` frames are there, and everyone has said so: nobody leaves while others wait."""
-    until(post, lambda: len(post.desk.frames) >= expected)
+    """Until `expected` frames are there, and everyone has said so: nobody leaves while others wait.
+
+    Each call waits for words of its own, so that none of them is left for the office that comes next.
+    """
+
+    def words() -> int:
+        return len([f for f in post.desk.frames if f[1] == b"settled"])
+
+    until(post, lambda: len(post.desk.frames) - words() >= expected)
+    post.desk.settled += post.size
     for dst in range(post.size):
         post.put(dst, b"settled", memoryview(b""))
-    until(post, lambda: len([f for f in post.desk.frames if f[1] == b"settled"]) >= post.size)
+    until(post, lambda: words() >= post.desk.settled)
 
 
 def frames_arrive_whole_and_in_order(post: Post) -> None:
