@@ -270,6 +270,11 @@ class TestLoop:
 def test_simulate() -> None:
     done = drumline("simulate", "pipeline:1f1b", "--ranks", 4, "--micro", 8, "--json")
     assert json.loads(done.stdout)["bubble"] == pytest.approx(3 / 11)
+    done = drumline("simulate", "pipeline:zero-bubble", "--ranks", 4, "--micro", 8, "--virtual", 2, "--json")
+    assert json.loads(done.stdout)["step_seconds"] == pytest.approx(25.5) and json.loads(done.stdout)["held"] == 4
+    orders = json.loads(drumline("simulate", "pipeline", "--ranks", 4, "--micro", 8, "--json").stdout)["orders"]
+    assert [row["step_seconds"] for row in orders if row["virtual"] == 1] == pytest.approx([96, 33, 33, 27])
+    assert "gpipe takes virtual=1" in refused(2, "simulate", "pipeline:gpipe", "--virtual", 2)
     done = drumline("simulate", "all_reduce:ring", "--ranks", 4, "--bytes", "4MB", "--cluster", "dgx-h100", "--json")
     assert json.loads(done.stdout)["step_seconds"] == pytest.approx(6 * (3e-6 + 1e6 / 450e9))
     done = drumline("simulate", "gpt:7b", "--plan", "dp=8,zero=3,micro=64", "--cluster", "dgx-h100", "--json")

@@ -111,6 +111,13 @@ def test_a_far_limit_is_said_and_a_near_one_drawn() -> None:
     assert "11.0 MiB below the larger bar: it does not fit" in said(over)
 
 
+def test_host_memory_is_said_where_something_is_offloaded() -> None:
+    run = make_run()
+    assert "host memory" not in said(run)
+    there = dataclasses.replace(run.estimate, host_bytes=3 * MIB, host_limit=64 * MIB)
+    assert "3.00 MiB in host memory, of 64.0 MiB a rank." in said(dataclasses.replace(run, estimate=there))
+
+
 def test_thirty_candidates_and_the_count_of_the_rest() -> None:
     run = make_run()
     text = said(dataclasses.replace(run, answer=make_answer(str(run.plan), 75)))

@@ -33,6 +33,33 @@ class Flat(nn.Module):
         return self.b(torch.tanh(self.a(x)))
 
 
+class Doubled(nn.Linear):
+    """A forward of its own."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * 2
+
+
+class OwnLayers(nn.Module):
+    """One layer that can be cut among larger ones that cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 6), *(Doubled(6, 6) for _ in range(5)), nn.Linear(6, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def said_in_training(plan: str, model: type[nn.Module]) -> list[str]:
+    """The sentences that a rank tells its launcher in a run of two steps."""
+    from drumline.runtime.train import train
+
+    told: list[dict[str, Any]] = []
+    train(initialize(small_jobs.make("mlp", model=model), plan), told.append, steps=2, evaluate=False)
+    return [e["said"] for e in told if "said" in e]
+
+
 class Lamb(torch.optim.Optimizer):
     """The step of a tensor is scaled by its norm: not element-wise."""
 

@@ -21,9 +21,9 @@ from drumline.cli.screen import Screen
 from drumline.cli.train import Shown
 from drumline.cluster import load
 from drumline.data.stream import Stream
-from drumline.errors import InputError
+from drumline.errors import CorruptFile, InputError
 from drumline.report import StepRecord
-from drumline.report.steps import read_steps, step_line
+from drumline.report.steps import earlier_steps, read_steps, step_line
 from drumline.runtime.observe.log import Facts, Log, fit, fold, peak_of, words
 from drumline.runtime.observe.sinks import JsonFile, JsonStream, TensorBoard, Wandb, numbers
 from drumline.runtime.observe.slowest import compare
@@ -154,6 +154,30 @@ def test_the_file_grows_by_the_step_and_reads_back(tmp_path: Path) -> None:
     assert "mfu" in step_line(records[0]) and "checkpoint_age" not in step_line(records[0])
     with pytest.raises(InputError, match="cannot be written"):
         JsonFile(tmp_path / "none" / "steps.jsonl")
+
+
+def test_a_run_that_goes_on_adds_to_the_file(tmp_path: Path) -> None:
+    """Steps that are taken once more replace what was there; half a line, of a run that was killed, is no obstacle."""
+    path, log = tmp_path / "steps.jsonl", Log(FACTS)
+    assert earlier_steps(path) == ()
+    records = [log.record(told(i)) for i in range(6)]
+    path.write_text("".join(map(step_line, records[:5])) + '{"step": 5, "lo')
+    assert earlier_steps(path) == tuple(records[:5])
+    before = path.read_bytes()
+    sink = JsonFile(path, goes_on=True)
+    assert path.read_bytes() == before  # until a step is taken
+    again = [dataclasses.replace(r, loss=1.0) for r in records[3:]]
+    for record in again:
+        sink.write(record)
+    sink.close()
+    assert read_steps(path) == (*records[:3], *again)
+    path.write_text(step_line(records[0]) + '{"st{"step": 2}\n' + step_line(records[2]))
+    assert earlier_steps(path) == (records[0], records[2])  # the disk was full for a while
+    path.write_text('{"step": "no number"}\n')
+    with pytest.raises(CorruptFile, match="steps.jsonl"):
+        earlier_steps(path)
+    JsonFile(path).close()
+    assert path.read_bytes() == b""  # a run that begins anew
 
 
 def test_a_stream_is_left_open() -> None:

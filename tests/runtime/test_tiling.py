@@ -262,6 +262,14 @@ def test_evaluation_under_the_engine(world: Worlds, plan: str) -> None:
         assert found == pytest.approx(wanted, rel=1e-12)
 
 
+def test_what_is_left_whole_is_said_once(world: Worlds) -> None:
+    words = "chunk=2 leaves whole: layers.1, layers.2, layers.3 and 2 more (its forward is not torch's)"
+    for plan in ("dp=2,chunk=2", "dp=2,zero=3,chunk=2"):
+        assert world(2).run(engine_functions.said_in_training, plan, engine_functions.OwnLayers) == [[words], []]
+    for plan, model in (("dp=2", engine_functions.OwnLayers), ("dp=2,chunk=2", engine_functions.Flat)):
+        assert world(2).run(engine_functions.said_in_training, plan, model) == [[], []]
+
+
 def test_an_optimizer_that_sees_whole_tensors_is_refused(world: Worlds) -> None:
     with pytest.raises(PlanError, match="Lamb cannot be sharded"):
         world(1).run(engine_functions.with_optimizer, "lamb", "dp=1,chunk=2")

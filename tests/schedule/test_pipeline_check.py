@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from drumline.errors import InputError, VerificationError
-from drumline.schedule import Action, Pipeline, one_f_one_b, pipeline_order, prove_pipeline
+from drumline.schedule import Action, Pipeline, check_skips, one_f_one_b, pipeline_order, prove_pipeline
 
 
 def mutate(pipeline: Pipeline, change: Callable[[list[list[Action]]], object]) -> Pipeline:
@@ -80,6 +80,13 @@ def test_orders_with_weights_apart_and_several_stages_a_rank() -> None:
     assert order.splits_backward
     assert order.label(lane[1]) == "F0@1"
     assert prove_pipeline(order).in_flight == (1, 1)
+    assert prove_pipeline(order).held == (2,)
+    at_once = dataclasses.replace(order, lanes=((F(0), F(1), B(1), W(1), B(0), W(0)),))
+    assert prove_pipeline(at_once).held == (2,)
+    two = Pipeline("by hand", 1, 2, (tuple(Action(k, 0, i) for k, i in (("F", 0), ("B", 0), ("F", 1), ("B", 1))),))
+    assert prove_pipeline(two).held == (1,)
+    late = tuple(Action(k, 0, i) for k, i in (("F", 0), ("B", 0), ("F", 1), ("B", 1), ("W", 0), ("W", 1)))
+    assert prove_pipeline(dataclasses.replace(two, lanes=(late,))).held == (2,)  # until W, where there is one
     assert refused(dataclasses.replace(order, lanes=(lane[:-1],))) == "W0 of stage 0 is missing | by hand: rank 0"
     early = (F(0), F(1), W(1), B(1), B(0), W(0))
     assert refused(dataclasses.replace(order, lanes=(early,))).startswith(
@@ -95,7 +102,20 @@ def test_it_prints_itself() -> None:
 def test_wrong_calls() -> None:
     with pytest.raises(InputError, match=r"unknown pipeline order '1f1'(.|\n)*Did you mean '1f1b'\?"):
         pipeline_order("1f1", 2, 2)
-    with pytest.raises(InputError, match=r"a pipeline of 0 stages\n.*stages >= 1"):
+    with pytest.raises(InputError, match=r"a pipeline of 0 ranks\n.*ranks >= 1"):
         pipeline_order("1f1b", 0, 2)
     with pytest.raises(InputError, match=r"a pipeline of 0 micro-batches"):
         one_f_one_b(2, 0)
+    with pytest.raises(InputError, match=r"a pipeline of 0 stages a rank"):
+        pipeline_order("interleaved", 2, 2, 0)
+    with pytest.raises(
+        InputError, match=r"zero-bubble with 3 stages a rank\n.*virtual=1 or 2\n.*schedule=interleaved takes virtual=3"
+    ):
+        pipeline_order("zero-bubble", 2, 2, 3)
+    for name in ("naive", "gpipe", "1f1b"):
+        with pytest.raises(InputError, match=rf"{name} with 2 stages a rank\n.*takes virtual=1\n"):
+            pipeline_order(name, 2, 2, 2)
+    for skip in ((0, 1), (2, 0), (1, 4), (-1, 2)):
+        with pytest.raises(InputError, match=r"a skip from stage .* of 4\n.*beyond the next one"):
+            check_skips((skip,), 4)
+    check_skips(((0, 2), (1, 3), (0, 3)), 4)

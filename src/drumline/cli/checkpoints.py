@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import InputError
+
 if TYPE_CHECKING:
     from ..runtime.checkpoint.during import Saves
 
@@ -23,17 +25,46 @@ class Checkpoints:
     keep: int = 2
     resume: str | None = None
     """`auto`, or a path."""
+    mtbf: str = "24h"
+    """The mean time between failures, for the advice on `every`."""
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is measured or started."""
         from ..runtime.checkpoint.during import Saves
 
+        self._mtbf()
         if self.every or self.resume is not None:
             Saves("", self.every, self.keep)
         if self.resume not in (None, "auto"):
             from ..runtime.checkpoint.folder import find
 
             find(Path(str(self.resume)))
+
+    def advice(self, stall: float | None, step: float) -> str:
+        """How often to save, when a save has kept the training waiting for `stall` seconds; nothing where none has."""
+        if not self.every or not stall or not step:
+            return ""
+        from ..cost.interval import save_interval
+        from ..units import format_seconds
+
+        mtbf = self._mtbf()
+        best = save_interval(stall, mtbf)
+        steps = max(1, round(best / step))
+        return (
+            f"a save stalls the training for {format_seconds(stall)}: with a failure every {format_seconds(mtbf)}, "
+            f"least time is lost by saving every {format_seconds(best)} (Young/Daly), --save-every {steps}"
+        )
+
+    def _mtbf(self) -> float:
+        from ..units import parse_seconds
+
+        try:
+            found = parse_seconds(self.mtbf)
+        except ValueError as e:
+            raise InputError(f"--mtbf {self.mtbf}", rule=str(e)) from None
+        if found <= 0:
+            raise InputError(f"--mtbf {self.mtbf}", rule="more than no time")
+        return found
 
     def of(self, job: str, folder: Path) -> Saves | None:
         """What the ranks are to do, in the run folder `folder`; nothing when nothing was asked for."""
@@ -47,6 +78,13 @@ class Checkpoints:
             if resume is None:
                 print("no checkpoint to go on from: the run starts at step 0")
         return Saves(str(folder / FOLDER), self.every, self.keep, resume)
+
+
+def goes_on(saves: Saves | None, folder: Path) -> bool:
+    """Whether the run continues the one that the run folder holds, and not a copy or another one."""
+    if saves is None or saves.resume is None:
+        return False
+    return Path(saves.resume).resolve().is_relative_to(folder.resolve())
 
 
 def _newest(job: str, folder: Path) -> str | None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..cost import Estimate
 
 
 def plan(
@@ -43,13 +48,14 @@ def plan(
                 "plans": [
                     {
                         "plan": c.plan, "step_seconds": c.step_seconds, "memory_bytes": c.memory_bytes,
-                        "fits": c.fits, "reason": c.reason,
+                        "fits": c.fits, "reason": c.reason, **host_bytes(estimates[c.plan]),
                     }
                     for c in answer.candidates[:top]
                 ],
                 "candidates": len(answer.candidates), "seconds": answer.seconds, "explanation": answer.explanation,
                 "cluster": machines.name, "devices": machines.devices, "batch_size": found.batch_size,
                 "parts": estimates[best.plan].parts, "memory_parts": estimates[best.plan].memory_parts,
+                **host_bytes(estimates[best.plan]),
             }
         )  # fmt: skip
         return
@@ -65,3 +71,8 @@ def plan(
     out.print(f"{len(answer.candidates)} candidates in {answer.seconds:.2f} s; rates: {origin}")
     if output:
         out.print(f"written to {output}")
+
+
+def host_bytes(e: Estimate) -> dict[str, float]:
+    """What a rank has in host memory and may have, where something is offloaded."""
+    return {"host_bytes": e.host_bytes, "host_limit": e.host_limit} if e.host_bytes else {}

@@ -92,8 +92,8 @@ class Screen:
         """Lines on a terminal are folded to it; elsewhere a line stays a line."""
         return self._console.width if self._console.is_terminal else 10_000
 
-    def end(self, run: Run, folder: Path, page: Path, phases: dict[str, float]) -> None:
-        """The prediction against what was measured, in parts, and where everything lies."""
+    def end(self, run: Run, folder: Path, page: Path, phases: dict[str, float], *, taken: int) -> None:
+        """The prediction against what was measured in the steps `taken` now, in parts, and where everything lies."""
         from ..report.text import against
         from ..units import format_bytes, format_seconds
 
@@ -111,7 +111,7 @@ class Screen:
         if run.memory_parts:
             parts = ", ".join(f"{k} {format_bytes(v)}" for k, v in run.memory_parts.items() if v)
             out.print(f"memory by part: {parts}")
-        if len(run.steps) < 4:
+        if taken < 4:
             out.print("note: fewer than 4 steps, so the measured time holds warm-up and recording")
         if run.steps and run.steps[-1].skipped:
             out.print(f"skipped: {run.steps[-1].skipped} of {len(run.steps)} steps, which were not finite")

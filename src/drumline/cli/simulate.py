@@ -11,20 +11,24 @@ from ..errors import InputError, nearest
 
 def simulate(
     target: str = typer.Argument(
-        ..., metavar="JOB|SCHEDULE", help="A job, a zoo name, or a schedule such as all_reduce:ring or pipeline:1f1b."
+        ..., metavar="JOB|SCHEDULE",
+        help="A job, a zoo name, or a schedule: all_reduce:ring, pipeline:1f1b; pipeline alone lists all orders.",
     ),
     plan: str = typer.Option("dp=1", "--plan", help="The plan of a job."),
     cluster: str = typer.Option(None, "--cluster", help="A cluster file or a name of the catalogue (default: here)."),
-    ranks: int = typer.Option(4, "--ranks", "-n", help="Ranks of a collective, or stages of a pipeline."),
+    ranks: int = typer.Option(4, "--ranks", "-n", help="Ranks of a collective or a pipeline."),
     size: str = typer.Option("1MiB", "--bytes", help="Bytes of a collective's buffer."),
     micro: int = typer.Option(8, "--micro", help="Micro-batches of a pipeline."),
+    virtual: int = typer.Option(1, "--virtual", help="Stages a rank of a pipeline."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Replay a step, a collective or a pipeline."""
     start = time.perf_counter()
     kind, _, name = target.partition(":")
-    if kind == "pipeline":
-        _pipeline(name, ranks, micro, as_json, start)
+    if target == "pipeline":
+        _orders(ranks, micro, as_json, start)
+    elif kind == "pipeline":
+        _pipeline(name, ranks, micro, virtual, as_json, start)
     elif kind in _collectives():
         _collective(kind, name, ranks, size, cluster, as_json, start)
     else:
@@ -37,32 +41,49 @@ def _collectives() -> dict[str, dict[str, object]]:
     return ALGORITHMS  # type: ignore[return-value]  # only its keys are looked at
 
 
-def _pipeline(name: str, stages: int, micro: int, as_json: bool, start: float) -> None:
+def _pipeline(name: str, ranks: int, micro: int, virtual: int, as_json: bool, start: float) -> None:
     from ..report.draw import draw_pipeline
     from ..report.text import console
-    from ..schedule import ORDERS, pipeline_order
-    from ..simulate import bubble, replay_pipeline
+    from ..schedule import pipeline_order, prove_pipeline
+    from ..simulate import bubble, replay_in_thirds
     from .common import print_json
 
-    if name not in ORDERS:
-        raise InputError(f"no pipeline order {name!r}", rule=f"one of {', '.join(ORDERS)}", fix=nearest(name, ORDERS))
-    if stages < 1 or micro < 1:
-        raise InputError(f"{stages} stages and {micro} micro-batches", rule="at least one of each")
-    order = pipeline_order(name, stages, micro)
-    timeline = replay_pipeline(order, forward=1.0, backward=2.0)
+    order = pipeline_order(name, ranks, micro, virtual)
+    timeline = replay_in_thirds(order)
     share = bubble(timeline)
+    held = max(prove_pipeline(order).held) / virtual
     if as_json:
         parts = {"compute": timeline.seconds * (1 - share), "bubble": timeline.seconds * share}
         print_json(
             {
                 "step_seconds": timeline.seconds, "parts": parts, "critical_path": _last(timeline), "bubble": share,
-                "seconds": time.perf_counter() - start,
+                "held": held, "seconds": time.perf_counter() - start,
             }
         )  # fmt: skip
         return
     out = console()
     out.print(draw_pipeline(order, width=out.width))
-    out.print(f"bubble {100 * share:.1f}% (forward 1, backward 2 units of time)")
+    out.print(f"bubble {100 * share:.1f}% (a rank's forward 1, backward 2 units of time a micro-batch)")
+    out.print(f"at most {held:g} micro-batches of a rank's activations at once")
+
+
+def _orders(ranks: int, micro: int, as_json: bool, start: float) -> None:
+    """All orders side by side, on the same work: the one table of the choice."""
+    from ..report.orders import order_rows, orders_table
+    from ..report.text import console
+    from .common import print_json
+
+    rows = order_rows(ranks, micro)
+    if as_json:
+        orders = [
+            {"order": r.name, "virtual": r.virtual, "step_seconds": r.seconds, "bubble": r.bubble, "held": r.held}
+            for r in rows
+        ]
+        print_json({"orders": orders, "seconds": time.perf_counter() - start})
+        return
+    console().print(orders_table(rows))
+    console().print("time of a step, where a rank's forward takes 1 and its backward 2 a micro-batch;")
+    console().print("held: the most micro-batches of a rank's activations at once")
 
 
 def _collective(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..errors import InputError, nearest
-from .checkpoints import Checkpoints, stopping
+from .checkpoints import Checkpoints, goes_on, stopping
 from .screen import FORMATS, Screen
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def train(
     save_every: int = typer.Option(0, "--save-every", metavar="N", help="Save a checkpoint every N steps (0: none)."),
     keep: int = typer.Option(2, "--keep", metavar="K", help="Checkpoints that stay (2 at least)."),
     resume: str = typer.Option(None, "--resume", metavar="auto|PATH", help="Go on from the newest checkpoint, or one."),
+    mtbf: str = typer.Option("24h", "--mtbf", help="Time between failures, for the advice on --save-every."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document at the end."),
 ) -> None:
     """Train a job; compare it with its prediction."""
@@ -55,7 +56,7 @@ def train(
     run, folder = train_now(
         target, plan=plan, ranks=ranks, steps=steps, cluster=cluster, output=output, quiet=as_json,
         shown=Shown(log_format, log_every, tensorboard, wandb, trace),
-        guards={"nonfinite": on_nonfinite, "vote": vote}, checkpoints=Checkpoints(save_every, keep, resume),
+        guards={"nonfinite": on_nonfinite, "vote": vote}, checkpoints=Checkpoints(save_every, keep, resume, mtbf),
     )  # fmt: skip
     if as_json:
         print_json(summary(run, folder))
@@ -84,12 +85,14 @@ class Shown:
 
 def summary(run: Run, folder: Path) -> dict[str, Any]:
     """What `--json` prints of a run."""
+    from .plan import host_bytes
+
     return {
         "run": str(folder), "plan": str(run.plan), "steps": len(run.steps), "losses": _losses(run),
         "step_seconds": run.step_seconds, "predicted_step_seconds": run.estimate.step_seconds,
         "peak_bytes": run.peak_bytes, "predicted_peak_bytes": run.estimate.memory_bytes,
         "time_error": run.time_error, "memory_error": run.memory_error, "evaluation": run.evaluation,
-        "skipped": run.steps[-1].skipped if run.steps else 0,
+        "skipped": run.steps[-1].skipped if run.steps else 0, **host_bytes(run.estimate),
     }  # fmt: skip
 
 
@@ -118,8 +121,10 @@ def train_now(
     from ..plan import check
     from ..report import Run
     from ..report.page import write_page
+    from ..report.steps import STEPS, earlier_steps
     from ..runtime.guards.guard import Guards
     from ..runtime.observe.log import Facts, Log
+    from ..runtime.observe.sinks import JsonFile
     from ..simulate.step import simulate_step
     from ..timeline import Timeline
     from ..trace import trace
@@ -148,7 +153,9 @@ def train_now(
     _prepare(folder, overwrite=overwrite or bool(saves and saves.resume))
     count = steps or job.steps
     out = Screen(count, quiet=quiet, form=shown.form, every=shown.every)
-    sinks = _sinks(shown, folder, {"job": job.source, "plan": str(chosen), "steps": count})
+    earlier = earlier_steps(folder / STEPS) if goes_on(saves, folder) else ()
+    config = {"job": job.source, "plan": str(chosen), "steps": count}
+    sinks = [JsonFile(folder / STEPS, goes_on=bool(earlier)), *_sinks(shown, folder, config)]
     out.start(job.source, chosen, predicted)
     log = Log(Facts.of(count, chosen, profile, machines, predicted))
     evaluates = bool(job.evaluate or job.validation)
@@ -159,7 +166,8 @@ def train_now(
         name=folder.name, job=job.source, digest=job.digest, command=tuple(sys.argv),
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), machine=_machine(),
         versions=_versions(), ranks=chosen.ranks, device=first["device"], batch_size=job.batch_size, plan=chosen,
-        cluster=machines, profile=profile, estimate=predicted, answer=answer, steps=tuple(records),
+        cluster=machines, profile=profile, estimate=predicted, answer=answer,
+        steps=(*(s for s in earlier if s.step < records[0].step), *records),
         predicted=simulate_step(profile, chosen, machines, predicted, speed=speed or 1.0),
         measured=Timeline(
             "measured", tuple(s for r in results for s in r["spans"]),
@@ -172,7 +180,10 @@ def train_now(
     page = write_page(run, folder)
     if shown.trace:
         _write_trace(shown.trace, [s for r in results for s in r["last"]], records[-1].step)
-    out.end(run, folder, page, first["seconds_by_phase"])
+    out.end(run, folder, page, first["seconds_by_phase"], taken=len(records))
+    advice = checkpoints.advice(first["save_stall"], run.step_seconds) if checkpoints else ""
+    if advice:
+        out.say(advice)
     if first["preempted"]:
         print("preempted: go on with --resume auto", file=sys.stderr)
     return run, folder
@@ -218,13 +229,13 @@ def _write_trace(path: str, spans: list[Span], step: int) -> None:
 
 
 def _sinks(shown: Shown, folder: Path, config: dict[str, Any]) -> list[Sink]:
-    """Where records go beside the screen; what is not installed is refused before the training."""
-    from ..runtime.observe.sinks import JsonFile, TensorBoard, Wandb
+    """Where records go beside the screen and the run folder; what is not installed is refused before the training."""
+    from ..runtime.observe.sinks import TensorBoard, Wandb
 
     sinks: list[Sink] = [TensorBoard(shown.tensorboard)] if shown.tensorboard else []
     if shown.wandb:
         sinks.append(Wandb(folder.name, folder, config))
-    return [JsonFile(folder / "steps.jsonl"), *sinks]
+    return sinks
 
 
 def _run(

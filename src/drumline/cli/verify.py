@@ -40,13 +40,22 @@ def verify(
             sign = "<=" if error <= result.bounds[name] else ">"
             parts = ", ".join(f"{k} {v:.1e}" for k, v in result.parts[name].items())
             out.print(f"{name}: largest relative error {error:.1e} {sign} {result.bounds[name]:.0e} ({parts})")
-        out.print(f"reference: {result.reference}; {steps} steps on {result.ranks} ranks")
+        out.print(f"reference: {result.reference}; {_many(steps, 'step')} on {workers(chosen)}")
         for note in result.notes:
             out.print(f"note: {note}")
         if result.passed:
             out.print(f"passed: {result.plan} computes what one device computes")
     if not result.passed:
         raise failure(result)
+
+
+def workers(plan: Plan) -> str:
+    """`2 ranks`, or `2 threads` where the replicas are threads of one process."""
+    return _many(plan.ranks, "thread" if plan.backend == "threads" else "rank")
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def failure(result: Verification) -> VerificationError:

@@ -19,10 +19,11 @@ HELD: dict[str, tuple[object, ...]] = {
     "compress": ("none", "fp16", "powersgd"),
     "compile": (False, True),
     "static": (False, True),
+    "schedule": ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble"),
 }
 """Keys of which some values are held by parity tests, every pair of them among each other."""
 
-FREE = frozenset({"dp", "shard", "micro", "bucket", "chunk"})
+FREE = frozenset({"dp", "shard", "micro", "bucket", "chunk", "pp", "virtual", "split", "tp", "cp", "tile"})
 """Keys of which any value is held."""
 
 
@@ -83,6 +84,34 @@ CONFLICTS = (
         "recompute=selective with compile", lambda p: p.recompute == "selective" and p.compile,
         "a compiled layer is one operator: there is nothing to choose among, and the compiler chooses inside of it",
         "recompute=full, or compile=false",
+    ),
+    Conflict(
+        "zero=3 with a split model", lambda p: p.zero == 3 and p.splits_model,
+        "a captured graph holds its parameters whole while it runs; zero=3 gathers them unit by unit of the modules",
+        "zero=1 or 2, or more pp or tp",
+    ),
+    Conflict(
+        "zero=2 with pp", lambda p: p.zero == 2 and p.pp > 1,
+        "a pipeline keeps a stage's gradients until its last micro-batch, so they are sent once", "zero=1",
+    ),
+    Conflict(
+        "a split model with backend=threads", lambda p: p.splits_model and p.backend == "threads",
+        "threads share one copy of the model", "processes instead of threads",
+    ),
+    Conflict(
+        "a split model with compress, static, chunk or compile",
+        lambda p: p.splits_model and (p.compress != "none" or p.static or p.chunk > 1 or p.compile),
+        "these work on the user's modules, and what runs is a captured graph", "leave it out",
+    ),
+    Conflict(
+        "a split model with recompute or offload",
+        lambda p: p.splits_model and (p.recompute != "none" or p.offload != "none"),
+        "these work on the user's modules, and what runs is a captured graph", "recompute=none, offload=none",
+    ),
+    Conflict(
+        "virtual, split or schedule without pp",
+        lambda p: p.pp == 1 and (p.virtual > 1 or bool(p.split) or p.schedule != "1f1b"),
+        "they say how a pipeline runs", "pp=2 or more",
     ),
     Conflict(
         "backend=threads with compile", lambda p: p.backend == "threads" and p.compile,

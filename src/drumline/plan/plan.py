@@ -111,6 +111,11 @@ class Plan:
         return 1 if self.backend == "threads" else self.ranks
 
     @property
+    def splits_model(self) -> bool:
+        """Whether ranks have different parts of the model, or of a sample."""
+        return self.pp * self.tp * self.cp * self.tile[0] * self.tile[1] > 1
+
+    @property
     def equation(self) -> str:
         """The product that must equal the number of ranks: `pp(2) x dp(4)`."""
         tiles = self.tile[0] * self.tile[1]

@@ -148,6 +148,10 @@ def _memory(run: Run) -> Html:
     if run.peak_bytes:
         bars.append(("Measured", ordered(run.memory_parts, MEMORY_PARTS) or {"other": run.peak_bytes}, run.peak_bytes))
     most = max(total for _, _, total in bars)
+    host = tag(
+        "p", f"Beside it, as predicted: {format_bytes(e.host_bytes)} in host memory, of {format_bytes(e.host_limit)} a "
+        "rank.", class_="note",
+    ) if e.host_bytes else None  # fmt: skip
     if most <= 0:
         return tag("p", "No memory was predicted, and none measured.", class_="lead")
     share = f"The limit of {format_bytes(e.memory_limit)} is "
@@ -158,7 +162,7 @@ def _memory(run: Run) -> Html:
     else:
         lead = f"{share}{format_bytes(most - e.memory_limit)} below the larger bar: it does not fit."
     return join(
-        tag("p", lead, class_="lead"), tag("figure", memory_bars(bars, e.memory_limit)), memory_table(run)
+        tag("p", lead, class_="lead"), tag("figure", memory_bars(bars, e.memory_limit)), memory_table(run), host
     )  # fmt: skip
 
 

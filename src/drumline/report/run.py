@@ -21,7 +21,7 @@ from ..model.profile import Profile
 from ..plan.plan import Plan
 from ..search.answer import Answer
 from ..timeline import Timeline
-from .steps import StepRecord, finite, read_steps, step_line
+from .steps import STEPS, StepRecord, finite, read_steps, step_line
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class Run:
             "plan.toml": self.plan.save,
             "estimate.json": self.estimate.save,
             "answer.json": self.answer.save if self.answer else None,
-            "steps.jsonl": lambda path: files.write_text(path, "".join(map(step_line, self.steps))),
+            STEPS: lambda path: files.write_text(path, "".join(map(step_line, self.steps))),
             "predicted.json": self.predicted.save,
             "measured.json": self.measured.save if self.measured else None,
         }
@@ -115,7 +115,7 @@ class Run:
         """Read the folder form back; what is damaged is refused with the file named."""
         folder = Path(folder)
         head = _read_head(folder)
-        for name in ("cluster.toml", "profile.json", "plan.toml", "estimate.json", "steps.jsonl", "predicted.json"):
+        for name in ("cluster.toml", "profile.json", "plan.toml", "estimate.json", STEPS, "predicted.json"):
             if name not in head.files:
                 raise CorruptFile(f"{folder / HEAD} is damaged", where=str(folder / HEAD), rule=f"it lists no {name}")
         for name, written in head.files.items():
@@ -132,7 +132,7 @@ class Run:
             plan=part("plan.toml", Plan.load),
             estimate=part("estimate.json", Estimate.load),
             answer=part("answer.json", Answer.load) if "answer.json" in head.files else None,
-            steps=part("steps.jsonl", read_steps),
+            steps=part(STEPS, read_steps),
             predicted=part("predicted.json", Timeline.load),
             measured=part("measured.json", Timeline.load) if "measured.json" in head.files else None,
         )

@@ -14,6 +14,9 @@ from pydantic import ConfigDict
 from .. import files
 from ..errors import CorruptFile
 
+STEPS = "steps.jsonl"
+"""The file of a run folder with a record a line."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
@@ -58,7 +61,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """What steps.jsonl holds: all of it is checked at once, because a long training has many lines."""
+    """What such a file holds: all of it is checked at once, because a long training has many lines."""
 
     lines: tuple[StepRecord, ...]
 
@@ -79,6 +82,38 @@ def read_steps(path: Path) -> tuple[StepRecord, ...]:
         except (json.JSONDecodeError, RecursionError) as e:
             raise CorruptFile(f"{path} is damaged", where=f"{path}, line {i}", rule=f"JSON: {e}") from None
     return files.from_plain(_Steps, {"lines": tables}, str(path), CorruptFile).lines
+
+
+def earlier_steps(path: Path) -> tuple[StepRecord, ...]:
+    """What a run that is gone on with has left; nothing where there is no file.
+
+    A run that was killed, or whose disk was full, may have left half a line: that is no reason not to go on.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return ()
+    tables = [table for table in map(_parsed, lines) if table is not None]
+    return files.from_plain(_Steps, {"lines": tables}, str(path), CorruptFile).lines
+
+
+def length_before(path: Path, first: int) -> int:
+    """How many bytes of a file that grows hold whole lines of earlier steps than `first`."""
+    length = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        table = _parsed(line)
+        if not line.endswith(b"\n") or (isinstance(table, dict) and table.get("step", -1) >= first):
+            break
+        length += len(line)
+    return length
+
+
+def _parsed(line: bytes) -> Any:
+    """The JSON of a line; None for what is none."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def finite(value: Any) -> Any:

@@ -17,7 +17,7 @@ from .batchnorm import Spanning, span_statistics
 from .compiling import compile_layers
 from .memory.recompute import recompute
 from .memory.selective import recompute_selectively
-from .memory.tiling import tile
+from .memory.tiling import left_whole, tile
 from .precision import HALVES
 from .strategies.flat import FlatShard
 from .strategies.pieces import Part
@@ -39,6 +39,8 @@ class Built:
     """What is called."""
     parts: Mapping[str, Part]
     """The parameters that are parts of one of the user's."""
+    left: Mapping[str, str]
+    """Layers that `chunk` leaves whole although they are as large as those that it cuts, and why."""
     norms: list[Spanning]
     """The norms whose statistics span ranks."""
     group: dist.ProcessGroup
@@ -86,7 +88,9 @@ def build(
     if not sharded and not host:
         model.to(device)
     parts: Mapping[str, Part] = {}
+    left: Mapping[str, str] = {}
     if plan.chunk > 1:
+        left = left_whole(model)
         # threads lay their outputs side by side, which asks for all of the logits anyway
         parts = tile(model, plan.chunk, lazy=plan.backend != "threads")
     # torch's own BatchNorm refuses the half-precision weights that a sharded plan gathers
@@ -101,4 +105,4 @@ def build(
     module = strategy.wrap(model)
     if sharded:
         fill(model, source, group, device, parts=parts, host=host)
-    return Built(model, module, parts, norms, group)
+    return Built(model, module, parts, left, norms, group)

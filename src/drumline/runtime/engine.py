@@ -26,12 +26,14 @@ from .guards.moving import Moving
 from .observe.record import Recorder
 from .precision import computing, multiplying, to_device
 from .scaler import LossScale
-from .strategies.pieces import Part, Piece, assemble, kinds_of, rename
+from .strategies.pieces import Kind, Part, Piece, assemble, kinds_of, rename
 from .update import Update
 from .weights import seed_everything
 
 if TYPE_CHECKING:
+    from .build import Built
     from .checkpoint import Loaded, Saver
+    from .parallel import SplitModel
 
 
 def initialize(
@@ -87,22 +89,31 @@ class Engine:
         """The sum of this rank's own losses of the last step."""
         self.grad_norm = 0.0
         """Global norm of the last step's gradients, before clipping."""
-        if plan.zero or plan.chunk > 1:
+        if plan.zero or plan.chunk > 1 or plan.splits_model:
             check_elementwise(job, str(plan))
-        self.strategy, self.group = choose(job, plan, device)
-        self.record = self.strategy.record = Recorder(self.rank, device, self.group)
-        """What the last steps did, and when."""
-        built = build(job, plan, self.strategy, self.group, device, dtype)
+        self.split: SplitModel | None = None
+        """The model, where the plan splits it."""
+        self.data_ranks, self.data_index = self.ranks, self.rank
+        """How many slices a batch has, and which one is this rank's."""
+        if plan.splits_model:
+            built = self._split(where)
+        else:
+            self.strategy, self.group = choose(job, plan, device)
+            self.record = self.strategy.record = Recorder(self.rank, device, self.group)
+            """What the last steps did, and when."""
+            built = build(job, plan, self.strategy, self.group, device, dtype)
         self.model, self.module, self._norms = built.model, built.module, built.norms
         """The user's module, under its own names; what is called; norms whose statistics span the ranks."""
         self._parts = built.parts
+        self.left_whole = built.left
+        """Large layers that the plan's `chunk` does not cut, by name, and why."""
         self.module.train()
         self.moving = Moving(self.model)
         """The buffers as they were before the step."""
-        self.kinds = kinds_of(self.model, built.parts)
+        self.kinds = self._kinds()
         """Every parameter of the user's model, whole."""
         held = rename(self.strategy.pieces(), built.parts)
-        trained = _trained(self.model, built.parts)
+        trained = _trained(self.split.template if self.split else self.model, built.parts)
         self.frozen = [p for p in held if p.name not in trained]
         """What this rank holds of the parameters that are not trained."""
         self.update = Update(
@@ -111,7 +122,34 @@ class Engine:
         )  # fmt: skip
         self.scaler = LossScale() if plan.precision == "fp16" else None
         self.saver: Saver | None = None
-        self.stream = Stream(job, guard(job.data, "the job's data()"), dp=self.ranks, index=self.rank, micro=plan.micro)
+        self.stream = Stream(
+            job, guard(job.data, "the job's data()"), dp=self.data_ranks, index=self.data_index, micro=plan.micro
+        )
+
+    def _split(self, where: Place) -> Built:
+        """Set up a plan that splits the model itself."""
+        from .parallel import SplitModel, set_up
+
+        built, split, self.strategy, self.group, self.record = set_up(
+            self.job, self.plan, where.rank, self.device, self.dtype, weigh
+        )
+        assert isinstance(split, SplitModel)
+        self.split = split
+        self.data_ranks, self.data_index = split.data
+        return built
+
+    def _kinds(self) -> dict[str, Kind]:
+        return self.split.kinds if self.split else kinds_of(self.model, self._parts)
+
+    @property
+    def holds(self) -> frozenset[str] | None:
+        """The buffers that this rank answers for; None where every rank has them all."""
+        return self.split.answers if self.split else None
+
+    @property
+    def replica(self) -> bool:
+        """Whether this rank is of the first copy of the model."""
+        return self.split.first_copy if self.split else True
 
     @property
     def pieces(self) -> list[Piece]:
@@ -195,8 +233,10 @@ class Engine:
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         scale = self.scaler.scale if self.scaler else 1.0
         weighted = False
-        for i, micro in enumerate(batch.micros):
-            seed_everything(_mix(self.job.seed, self.position, i, self.rank))
+        if self.split and self.split.pipelined:
+            weighted = self._in_stages(batch, sums, scale)
+        for i, micro in enumerate(batch.micros if not self.plan.pp > 1 else ()):
+            seed_everything(_mix(self.job.seed, self.position, i, self.data_index))
             with self.strategy.accumulate(last=i == len(batch.micros) - 1), multiplying(self.plan.precision):
                 with self._phase("forward"), computing(self.plan.precision, self.device):
                     total, weight, given = self.loss_of(micro)
@@ -206,6 +246,8 @@ class Engine:
                     (total * (self.strategy.divides * scale / batch.samples)).backward()
                 sums[:2] += torch.stack([total.detach().double(), weight])
         self.local_loss = sums[0].clone()
+        if self.split and not self.split.counts:
+            sums.zero_()  # another rank counts these samples
         with self._phase("communication"):
             sums[2] = self.strategy.unseen()
             if self.ranks > 1:
@@ -222,6 +264,21 @@ class Engine:
         self.grad_norm = factor * math.sqrt(square) if square >= 0 else math.nan
         return loss, factor
 
+    def _in_stages(self, batch: Batch, sums: torch.Tensor, scale: float) -> bool:
+        """The micro-batches through the stages of a pipeline; whether the loss has weights of its own."""
+        assert self.split is not None
+        factor = self.strategy.divides * scale / batch.samples
+        with self.strategy.accumulate(last=False), multiplying(self.plan.precision):
+            losses, weighted = self.split.train(
+                batch.micros, factor, lambda s, i: seed_everything(_mix(self.job.seed, self.position, i, self.data_index, s)),
+                self._phase,
+            )  # fmt: skip
+        for total, weight in losses:
+            sums[:2] += torch.stack([total.double(), weight.double()])
+        with self._phase("communication"):
+            self.split.finish()
+        return weighted
+
     def _overflowed(self, scaler: LossScale) -> None:
         """The gradients are not finite: in fp16 the scale was too large, and the batch is run again."""
         self.strategy.forget()
@@ -235,6 +292,8 @@ class Engine:
 
     def loss_of(self, micro: Micro) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """Sum and weight of the loss of one micro-batch, and whether the weight is the job's own."""
+        if self.split:
+            return self.split.loss_of(micro)
         self.begin(micro)
         value = to_device(micro.input, self.device, self.dtype)
         target = to_device(micro.target, self.device, self.dtype)
@@ -295,6 +354,7 @@ class Engine:
         total = torch.tensor([float(n)], dtype=torch.float64, device=self.device)
         if self.ranks > 1:
             dist.all_reduce(total, group=self.group)
+            total *= self.data_ranks / self.ranks
         parts = [part for part in split(n, self.plan.micro) if part]
         if len(parts) < self.plan.micro:
             raise JobError(
@@ -302,7 +362,7 @@ class Engine:
                 rule="each rank gives at least one sample to every micro-batch",
             )
         micros = [Micro(_cut(batch[0], part), _cut(batch[1], part), len(part), 0) for part in parts]
-        return Batch(self.steps, tuple(micros), int(total.item()))
+        return Batch(self.steps, tuple(micros), round(total.item()))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

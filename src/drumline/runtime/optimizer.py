@@ -56,5 +56,5 @@ def _made(job: Job, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def _part(value: Any, piece: Piece) -> Any:
     """What a piece has of a state that was made for the whole parameter."""
     if isinstance(value, torch.Tensor) and tuple(value.shape) == piece.shape:
-        return value.flatten()[piece.start : piece.stop].clone().view(piece.value.shape)
+        return piece.of(value).clone().view(piece.value.shape)
     return value.clone() if isinstance(value, torch.Tensor) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -72,15 +72,29 @@ def train(
         "seconds_by_phase": _by_phase(engine, first + probed),
         "evaluation": engine.evaluate() if evaluate and not preempted else {},
         "preempted": preempted,
+        "save_stall": statistics.median(keeper.stalls) if keeper is not None and keeper.stalls else None,
         "device": engine.device.type,
     }
 
 
 def _begin(engine: Engine, emit: Emit) -> None:
-    """Say before the first step what a guard that was asked for cannot do under this plan."""
+    """Say before the first step what was asked for and cannot be done under this plan, or for this model."""
+    if engine.rank > 0:
+        return
     why = nothing_to_compare(engine) if engine.guard.guards.vote else ""
-    if why and engine.rank == 0:
+    if why:
         emit({"said": f"--vote: {why}"})
+    if engine.left_whole:
+        emit({"said": f"chunk={engine.plan.chunk} leaves whole: {_by_reason(engine.left_whole)}"})
+
+
+def _by_reason(left: Mapping[str, str]) -> str:
+    """`a, b, c and 9 more (why); d (why)`: blocks that are alike have the same reason."""
+    found: dict[str, list[str]] = {}
+    for name, reason in left.items():
+        found.setdefault(reason, []).append(name)
+    more = {reason: f" and {len(names) - 3} more" if len(names) > 3 else "" for reason, names in found.items()}
+    return "; ".join(f"{', '.join(names[:3])}{more[reason]} ({reason})" for reason, names in found.items())
 
 
 def tokens(batch: Batch) -> int:

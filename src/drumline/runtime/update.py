@@ -31,7 +31,7 @@ class Update:
 
     def square(self) -> torch.Tensor:
         """The square of the global norm, on the device: the same number on every rank and under every plan."""
-        gradients = self._gradients()
+        gradients = [g for piece, g in self.gradients() if piece.counts and g.numel()]
         total = torch.zeros(1, dtype=torch.float64, device=self._device)
         if gradients:
             norms = torch.stack(torch._foreach_norm(gradients)).double()

@@ -1,7 +1,7 @@
 """Schedules are data: collectives and pipeline orders, written once, for many readers."""
 
 from .barriers import central_barrier, dissemination_barrier
-from .check import PipelineProof, Proof, prove, prove_pipeline
+from .check import Proof, prove
 from .collectives import ALGORITHMS, IN_RANK_ORDER, collective_schedule
 from .compose import reordered, segmented
 from .contracts import (
@@ -38,7 +38,23 @@ from .halving import (
 )
 from .hierarchical import hierarchical_all_reduce
 from .listing import Row, listing
-from .pipeline import ORDERS, Action, Pipeline, one_f_one_b, pipeline_order
+from .pipeline import (
+    ORDERS,
+    Action,
+    Pipeline,
+    PipelineProof,
+    Skips,
+    check_order,
+    check_skips,
+    gpipe,
+    interleaved,
+    naive,
+    one_f_one_b,
+    pipeline_order,
+    prove_pipeline,
+    zero_bubble_h1,
+    zero_bubble_v,
+)
 from .rings import chain_broadcast, chain_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from .scans import doubling_exscan, doubling_scan, linear_exscan, linear_scan
 from .spec import Contract, Round, Rounds, Schedule, Send, Traffic, messages
@@ -77,6 +93,7 @@ __all__ = [
     "Row",
     "Schedule",
     "Send",
+    "Skips",
     "Traffic",
     "binomial_broadcast",
     "binomial_gather",
@@ -87,6 +104,8 @@ __all__ = [
     "central_barrier",
     "chain_broadcast",
     "chain_reduce",
+    "check_order",
+    "check_skips",
     "collective_schedule",
     "direct_all_reduce",
     "direct_reduce_scatter",
@@ -100,14 +119,17 @@ __all__ = [
     "flat_gather",
     "flat_reduce",
     "flat_scatter",
+    "gpipe",
     "halving_all_reduce",
     "halving_reduce_scatter",
     "hierarchical_all_reduce",
+    "interleaved",
     "linear_exscan",
     "linear_scan",
     "listing",
     "logp_broadcast",
     "messages",
+    "naive",
     "naive_all_reduce",
     "one_f_one_b",
     "pairwise_all_to_all",
@@ -121,4 +143,6 @@ __all__ = [
     "scatter_allgather_broadcast",
     "segmented",
     "server_all_reduce",
+    "zero_bubble_h1",
+    "zero_bubble_v",
 ]

@@ -1,4 +1,4 @@
-"""The checker: follows a schedule with symbols instead of numbers and proves what it leaves on every rank."""
+"""The checker of collectives: follows one with symbols instead of numbers and proves what it leaves on every rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..errors import VerificationError
-from .pipeline import Action, Kind, Pipeline
 from .spec import Schedule, Send
 
 
@@ -25,18 +24,6 @@ class Proof:
     def __str__(self) -> str:
         bits = "the same bits on all ranks" if self.identical else "bits may differ between ranks"
         return f"proved: {self.schedule} ({self.rounds} rounds, {self.sends} sends, {bits})"
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineProof:
-    """That a pipeline order is complete and cannot deadlock, and how many activations it holds."""
-
-    pipeline: str
-    in_flight: tuple[int, ...]
-    """By stage: the most micro-batches that are forwarded and not yet backwarded."""
-
-    def __str__(self) -> str:
-        return f"proved: {self.pipeline}; activations in flight by stage: {', '.join(map(str, self.in_flight))}"
 
 
 class _Value(NamedTuple):
@@ -168,76 +155,3 @@ def _wrong(s: Schedule, what: str, k: int, rank: int, chunk: int) -> Verificatio
     return VerificationError(
         what, where=f"{s.name} p={s.p}: {when}, rank {rank}, chunk {chunk}", rule=f"{s.collective}: {s.contract.text}"
     )
-
-
-def prove_pipeline(pipeline: Pipeline) -> PipelineProof:
-    """Prove that each stage runs each micro-batch once, each action after what it needs; else VerificationError."""
-    _complete(pipeline)
-    _no_deadlock(pipeline)
-    return PipelineProof(str(pipeline), _in_flight(pipeline))
-
-
-def _complete(pipeline: Pipeline) -> None:
-    """Every action there once, and all actions of a stage in one lane."""
-    kinds: tuple[Kind, ...] = ("F", "B", "W") if pipeline.splits_backward else ("F", "B")
-    homes, seen = pipeline.homes(), set[Action]()
-    for rank, lane in enumerate(pipeline.lanes):
-        for action in lane:
-            name = f"{action} of stage {action.stage}"
-            if not (0 <= action.stage < pipeline.stages and 0 <= action.micro < pipeline.micros):
-                rule = f"{pipeline.stages} stages, {pipeline.micros} micro-batches"
-                raise _broken(pipeline, f"there is no {name}", rank, rule)
-            if action in seen:
-                raise _broken(pipeline, f"{name} stands twice", rank, "each once")
-            if homes[action.stage] != rank:
-                raise _broken(pipeline, f"{name} is apart from its stage", rank, f"stage on rank {homes[action.stage]}")
-            seen.add(action)
-    for stage in range(pipeline.stages):
-        for micro in range(pipeline.micros):
-            for kind in kinds:
-                if Action(kind, stage, micro) not in seen:
-                    raise _broken(
-                        pipeline, f"{kind}{micro} of stage {stage} is missing", homes.get(stage, -1), "each once"
-                    )
-
-
-def _no_deadlock(pipeline: Pipeline) -> None:
-    """Run whatever can run until all is done; what then waits, waits for ever."""
-    done: set[Action] = set()
-    place = [0] * len(pipeline.lanes)
-    progress = True
-    while progress:
-        progress = False
-        for rank, lane in enumerate(pipeline.lanes):
-            while place[rank] < len(lane) and done.issuperset(lane[place[rank]].needs(pipeline.stages)):
-                done.add(lane[place[rank]])
-                place[rank] += 1
-                progress = True
-    waiting = {r: lane[place[r]] for r, lane in enumerate(pipeline.lanes) if place[r] < len(lane)}
-    if not waiting:
-        return
-    homes, seen, rank = pipeline.homes(), set[int](), min(waiting)
-    # Most ranks only wait for others that wait: go from rank to rank until the circle closes.
-    while rank not in seen:
-        seen.add(rank)
-        last, head = rank, waiting[rank]
-        need = next(n for n in head.needs(pipeline.stages) if n not in done)
-        rank = homes[need.stage]
-    raise _broken(
-        pipeline, f"deadlock: {head} of stage {head.stage} waits for {need} of stage {need.stage}", last,
-        f"what an action needs comes before it; rank {rank} is at {waiting[rank]} of stage {waiting[rank].stage}",
-    )  # fmt: skip
-
-
-def _in_flight(pipeline: Pipeline) -> tuple[int, ...]:
-    """The order of a lane alone fixes this, whatever the times are."""
-    now, most = [0] * pipeline.stages, [0] * pipeline.stages
-    for lane in pipeline.lanes:
-        for action in lane:
-            now[action.stage] += {"F": 1, "B": -1, "W": 0}[action.kind]
-            most[action.stage] = max(most[action.stage], now[action.stage])
-    return tuple(most)
-
-
-def _broken(pipeline: Pipeline, what: str, rank: int, rule: str) -> VerificationError:
-    return VerificationError(what, where=f"{pipeline.name}: rank {rank}" if rank >= 0 else pipeline.name, rule=rule)

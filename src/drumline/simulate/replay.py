@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ..cost.lanes import Durations, play
 from ..cost.links import Links, Port, as_topology
-from ..errors import InputError
-from ..schedule import Action, Pipeline, Schedule, Send, messages
+from ..schedule import Pipeline, Schedule, Send, messages
 from ..timeline import Span, Timeline
 from .loop import Loop
 from .turns import turns
-
-Durations = float | Sequence[float]
-"""Seconds: the same for all stages, or one number per stage."""
 
 
 def replay(schedule: Schedule, message_bytes: int, links: Links, *, itemsize: int = 1) -> Timeline:
@@ -150,19 +147,32 @@ def replay_pipeline(
     forward: Durations,
     backward: Durations,
     weight: Durations = 0.0,
-    transfer: float = 0.0,
+    transfer: Durations = 0.0,
+    skips: Mapping[tuple[int, int], float] | None = None,
 ) -> Timeline:
-    """A pipeline order: every rank runs its lane in order, each action as soon as what it needs has arrived.
+    """A pipeline order as `cost.lanes.play` counts it, in spans on the lanes `compute` and `link` of the ranks.
 
-    Durations are per micro-batch. Where the order has W actions, `backward` is the part for the input and `weight` the
-    part for the weights. What goes to a stage on another rank takes `transfer` seconds, one after the other on each
-    link in each direction, behind computation. Spans lie on the lanes `compute` and `link` of the ranks.
+    Every rank runs its lane in order, each action as soon as what it needs has arrived. Messages of no length have no
+    span.
     """
-    seconds = {
-        kind: _per_stage(word, given, pipeline.stages)
-        for kind, word, given in (("F", "forward", forward), ("B", "backward", backward), ("W", "weight", weight))
-    }
-    return _PipelineReplay(pipeline, seconds, transfer).run()
+    played = play(pipeline, forward=forward, backward=backward, weight=weight, transfer=transfer, skips=skips)
+    spans = [Span(t.rank, "compute", pipeline.label(t.action), t.start, t.end) for t in played.actions]
+    for hop in played.hops:
+        if hop.end > hop.start:
+            name = f"{pipeline.label(hop.action)} {hop.src}->{hop.dst}"
+            spans.append(Span(hop.src, "link", name, hop.start, hop.end))
+    return Timeline("predicted", tuple(spans))
+
+
+def replay_in_thirds(pipeline: Pipeline) -> Timeline:
+    """An order on the work by which orders are compared: a rank's forward takes 1, its backward 2 a micro-batch.
+
+    Of the backward, half is for the weights; a rank's stages share its work equally.
+    """
+    share = len(pipeline.lanes) / pipeline.stages
+    return replay_pipeline(
+        pipeline, forward=share, backward=share if pipeline.splits_backward else 2 * share, weight=share
+    )
 
 
 def bubble(timeline: Timeline) -> float:
@@ -170,67 +180,3 @@ def bubble(timeline: Timeline) -> float:
     ranks = timeline.ranks
     whole = len(ranks) * timeline.seconds
     return 1 - sum(timeline.busy(rank, "compute") for rank in ranks) / whole if whole else 0.0
-
-
-class _PipelineReplay:
-    """The state of one replay of a pipeline order."""
-
-    def __init__(self, pipeline: Pipeline, seconds: dict[str, tuple[float, ...]], transfer: float) -> None:
-        self.pipeline, self.seconds, self.transfer, self.loop = pipeline, seconds, transfer, Loop()
-        self.homes = pipeline.homes()
-        self.place = [0] * len(pipeline.lanes)
-        self.busy = [False] * len(pipeline.lanes)
-        self.arrived: set[tuple[int, Action]] = set()
-        """(rank, action): the rank has what the action made."""
-        self.link_free: dict[tuple[int, int], float] = {}
-        self.spans: list[Span] = []
-
-    def run(self) -> Timeline:
-        """Play to the end."""
-        for rank in range(len(self.pipeline.lanes)):
-            self._start(rank)
-        self.loop.run()
-        stuck = [r for r, lane in enumerate(self.pipeline.lanes) if self.place[r] < len(lane)]
-        if stuck:
-            raise InputError(f"{self.pipeline.name} deadlocks on rank {stuck[0]}", fix="prove_pipeline says where")
-        return Timeline("predicted", tuple(self.spans))
-
-    def _start(self, rank: int) -> None:
-        """Begin the next action of the lane, if the rank is free and has what it needs."""
-        lane = self.pipeline.lanes[rank]
-        if self.busy[rank] or self.place[rank] == len(lane):
-            return
-        action = lane[self.place[rank]]
-        if all((rank, need) in self.arrived for need in action.needs(self.pipeline.stages)):
-            self.busy[rank] = True
-            duration = self.seconds[action.kind][action.stage]
-            self.loop.after(duration, partial(self._finish, rank, action, self.loop.now))
-
-    def _finish(self, rank: int, action: Action, since: float) -> None:
-        """The action is done: keep its result, send it on, take the next."""
-        label = self.pipeline.label(action)
-        self.spans.append(Span(rank, "compute", label, since, self.loop.now))
-        self.busy[rank] = False
-        self.place[rank] += 1
-        self._arrive(rank, action)
-        next_stage = action.stage + {"F": 1, "B": -1, "W": 0}[action.kind]
-        other = self.homes.get(next_stage, rank)
-        if other != rank:
-            start = max(self.loop.now, self.link_free.get((rank, other), 0.0))
-            end = self.link_free[rank, other] = start + self.transfer
-            if self.transfer:
-                self.spans.append(Span(rank, "link", f"{label} {rank}->{other}", start, end))
-            self.loop.at(end, partial(self._arrive, other, action))
-
-    def _arrive(self, rank: int, action: Action) -> None:
-        self.arrived.add((rank, action))
-        self._start(rank)
-
-
-def _per_stage(word: str, given: Durations, stages: int) -> tuple[float, ...]:
-    times = (float(given),) * stages if isinstance(given, int | float) else tuple(map(float, given))
-    if len(times) != stages:
-        raise InputError(f"{len(times)} {word} times for {stages} stages", rule="one number, or one per stage")
-    if any(not t >= 0 for t in times):
-        raise InputError(f"{word} times {', '.join(map(str, times))}", rule="times are not negative")
-    return times

@@ -17,10 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DrumlineError, GaveUp
+from .boxes import Box
 from .codec import dtype_name
 from .disk import Disk
 from .folder import LATEST, free_name
-from .manifest import MANIFEST, SUMS, Entry, Group, Manifest, Optimizer, check_entry, key_of, sums
+from .manifest import (
+    BOXES,
+    FORMAT,
+    MANIFEST,
+    SUMS,
+    VERSION,
+    Boxed,
+    Entry,
+    Group,
+    Manifest,
+    Optimizer,
+    check_entry,
+    key_of,
+    sums,
+)  # fmt: skip
 from .shard import FileRecord, Stored, write_tensors
 from .view import Held
 
@@ -38,10 +53,14 @@ class Order:
     world: int
     held: Sequence[Held]
     """What this rank writes."""
+    empty: Sequence[Held]
+    """What has no numbers lies in no file, but it is there."""
     groups: list[dict[str, Any]]
     numbers: dict[str, dict[str, Any]]
     about: dict[str, Any]
     """What the manifest says beside tensors; of the first rank."""
+    names: frozenset[str]
+    """Parameters and buffers that a checkpoint of the model has."""
     optimizer: str
     patience: float
 
@@ -50,12 +69,14 @@ def write_part(disk: Disk, order: Order) -> None:
     """Write this rank's numbers, then say that they are there."""
     name = f"rank-{order.rank:05d}.safetensors"
     disk.make_folder(order.temporary)
-    tensors = [Stored(key_of(h.entry, h.start), h.tensor.dtype, (h.tensor.numel(),), (h.tensor,)) for h in order.held]
+    tensors = [Stored(key_of(h.entry, h.begins), h.tensor.dtype, (h.tensor.numel(),), (h.tensor,)) for h in order.held]
     record = write_tensors(disk, order.temporary / name, tensors)
     part = {
         "file": name, "bytes": record.bytes, "sha256": record.sha256,
-        "runs": [[h.entry, h.start, h.tensor.numel()] for h in order.held],
-        "entries": {h.entry: [list(h.shape), dtype_name(h.tensor.dtype), h.kept] for h in order.held},
+        "runs": [[h.entry, h.start, h.tensor.numel(), _as_list(h.box)] for h in order.held],
+        "entries": {
+            h.entry: [list(h.shape), dtype_name(h.tensor.dtype), h.kept] for h in (*order.held, *order.empty)
+        },
         "groups": order.groups, "numbers": order.numbers,
     }  # fmt: skip
     disk.replace_file(_part(order.temporary, order.rank), json.dumps(part).encode(), "new")
@@ -99,13 +120,13 @@ def _wait(order: Order, rank: int, abort: threading.Event) -> dict[str, Any]:
 
 def _merge(order: Order, parts: list[dict[str, Any]]) -> Manifest:
     """One manifest from all parts; every number of every tensor must be there once."""
-    runs: dict[str, list[tuple[int, int, str]]] = {}
+    runs: dict[str, dict[Box | None, list[tuple[int, int, str]]]] = {}
     shapes: dict[str, tuple[list[int], str, bool]] = {}
     groups: list[tuple[dict[str, None], dict[str, Any]]] = []
     numbers: dict[str, dict[str, Any]] = {}
     for part in parts:
-        for entry, start, length in part["runs"]:
-            runs.setdefault(entry, []).append((start, length, part["file"]))
+        for entry, start, length, box in part["runs"]:
+            runs.setdefault(entry, {}).setdefault(_as_box(box), []).append((start, length, part["file"]))
         shapes.update(part["entries"])
         for name, values in part["numbers"].items():
             numbers.setdefault(name, {}).update(values)
@@ -114,19 +135,38 @@ def _merge(order: Order, parts: list[dict[str, Any]]) -> Manifest:
                 groups.append(({}, group["values"]))
             groups[i][0].update(dict.fromkeys(group["names"]))
     tensors = {
-        name: Entry(tuple(shape), dtype, tuple((f, a, n) for a, n, f in sorted(runs[name])), kept)
+        name: _entry(tuple(shape), dtype, runs.get(name, {}), kept=kept)
         for name, (shape, dtype, kept) in shapes.items()
     }
-    for name, entry in order.about["empty"].items():
-        tensors.setdefault(name, entry)
     records = {p["file"]: FileRecord(p["bytes"], p["sha256"]) for p in parts}
+    missing = sorted(order.names - tensors.keys())
+    if missing:
+        raise GaveUp(f"no rank has written {missing[0]!r}", where=str(order.temporary), rule="a checkpoint has all")
     for name, entry in tensors.items():
         check_entry(name, entry, records, str(order.temporary))
     made = tuple(Group(tuple(names), values) for names, values in groups)
-    about = {k: v for k, v in order.about.items() if k != "empty"}
     return Manifest(
-        world=order.world, files=records, tensors=tensors, optimizer=Optimizer(order.optimizer, made, numbers), **about
-    )
+        format=FORMAT, version=BOXES if any(e.boxes for e in tensors.values()) else VERSION, world=order.world,
+        files=records, tensors=tensors, optimizer=Optimizer(order.optimizer, made, numbers), **order.about,
+    )  # fmt: skip
+
+
+def _entry(
+    shape: tuple[int, ...], dtype: str, found: dict[Box | None, list[tuple[int, int, str]]], *, kept: bool
+) -> Entry:
+    """A tensor, of what the ranks have written of it."""
+    runs = {box: tuple((f, a, n) for a, n, f in sorted(some)) for box, some in found.items()}
+    plain = runs.pop(None, ())
+    boxes = (Boxed(box, some) for box, some in runs.items() if box is not None)
+    return Entry(shape, dtype, plain, kept, tuple(sorted(boxes, key=lambda boxed: boxed.box.ranges)))
+
+
+def _as_list(box: Box | None) -> list[Any] | None:
+    return None if box is None else [box.dim, box.ranges]
+
+
+def _as_box(told: list[Any] | None) -> Box | None:
+    return None if told is None else Box(told[0], tuple((a, b) for a, b in told[1]))
 
 
 def _part(folder: Path, rank: int) -> Path:

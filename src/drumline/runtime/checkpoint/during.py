@@ -53,6 +53,8 @@ class Keeper:
         self.preempted = False
         """Whether the run was asked to end."""
         self._before: dict[signal.Signals, Any] = {}
+        self.stalls: list[float] = []
+        """Seconds that each save has kept the training waiting."""
 
     def begin(self) -> None:
         """Go on from the checkpoint that was named; refuse now what could not be saved later."""
@@ -108,6 +110,7 @@ class Keeper:
                 saver.finish()
             else:
                 saver.save(wait=wait)
+                self.stalls.append(saver.stall)
         except GaveUp as e:
             self._tell(f"{e.what}; it is tried again")
             saver.save(wait=wait)

@@ -20,15 +20,28 @@ from pydantic import ConfigDict
 
 from ... import files
 from ...errors import CorruptFile, nearest
+from .boxes import Box
 from .codec import dtype_of
 from .disk import open_plain
 from .shard import FileRecord, digest_of
 
-FORMAT, VERSION = "drumline-checkpoint", 1
+FORMAT, VERSION, BOXES = "drumline-checkpoint", 1, 2
+"""`BOXES` is the version of a manifest with tensors in boxes; all others are as they were before there were any."""
 MANIFEST, SUMS = "manifest.json", "SHA256SUMS"
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.safetensors\Z")
 _LARGEST = 2**30
 _STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class Boxed:
+    """A part of a tensor that one rank of a split model had, and where its numbers lie."""
+
+    __pydantic_config__ = _STRICT
+
+    box: Box
+    runs: tuple[tuple[str, int, int], ...]
+    """(file, first number of the flattened box, how many), in the order of the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,8 @@ class Entry:
     """(file, first number, how many), in the order of the numbers."""
     kept: bool = True
     """Whether a state dict has it: buffers that are not persistent are saved, but not exported."""
+    boxes: tuple[Boxed, ...] = ()
+    """Where it was split along a dim; then it has no other runs."""
 
     @property
     def numel(self) -> int:
@@ -103,7 +118,7 @@ class Manifest:
 
 
 def key_of(entry: str, start: int) -> str:
-    """What a run is called in its file."""
+    """What a run is called in its file: `start` is the number of the whole tensor that it begins with."""
     return f"{entry}@{start}"
 
 
@@ -135,9 +150,10 @@ def parse(text: bytes, path: Path) -> Manifest:
         raise CorruptFile(f"{path.name} is damaged", where=str(path), rule=f"JSON: {e}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise CorruptFile(f"{path} is no manifest of a checkpoint", where=str(path), rule=f"format is {FORMAT!r}")
-    if data.get("version") != VERSION:
+    if data.get("version") not in (VERSION, BOXES):
         raise CorruptFile(
-            f"{path.name} has version {data.get('version')!r}", where=str(path), rule=f"this program reads {VERSION}",
+            f"{path.name} has version {data.get('version')!r}", where=str(path),
+            rule=f"this program reads {VERSION} and {BOXES}",
             fix="load it with the release that wrote it",
         )  # fmt: skip
     manifest = files.from_plain(Manifest, data, str(path), CorruptFile)
@@ -156,8 +172,33 @@ def check_entry(name: str, entry: Entry, records: Iterable[str], where: str) -> 
     dtype_of(entry.dtype, where)
     if any(n < 0 for n in entry.shape):
         raise CorruptFile(f"{name!r} has the shape {entry.shape}", where=where)
+    if not entry.boxes:
+        _check_runs(name, entry.runs, entry.numel, records, where)
+        return
+    _check_boxes(name, entry, where)
+    for boxed in entry.boxes:
+        _check_runs(f"{name} ({boxed.box})", boxed.runs, boxed.box.numel(entry.shape), records, where)
+
+
+def _check_boxes(name: str, entry: Entry, where: str) -> None:
+    """The boxes of a tensor are cut along one dim, and have each place along it once."""
+    dim = entry.boxes[0].box.dim
+    ranges = sorted(r for boxed in entry.boxes for r in boxed.box.ranges)
+    ends = [0, *(stop for _, stop in ranges)]
+    whole = 0 <= dim < len(entry.shape) and entry.numel > 0 and not entry.runs
+    fits = whole and all(b.box.dim == dim and b.box.ranges for b in entry.boxes) and ends[-1] == entry.shape[dim]
+    if not fits or any(start != end or stop <= start for end, (start, stop) in zip(ends, ranges, strict=False)):
+        raise CorruptFile(
+            f"the boxes of {name!r} do not cover it", where=where,
+            rule=f"its shape is {entry.shape}, and along one dim every place is in one box",
+        )  # fmt: skip
+
+
+def _check_runs(
+    name: str, runs: Iterable[tuple[str, int, int]], numel: int, records: Iterable[str], where: str
+) -> None:
     place = 0
-    for file, start, length in entry.runs:
+    for file, start, length in runs:
         if file not in records:
             raise CorruptFile(
                 f"{name!r} lies in {file!r}, which the manifest does not list", where=where,
@@ -166,8 +207,8 @@ def check_entry(name: str, entry: Entry, records: Iterable[str], where: str) -> 
         if start != place or length < 1:
             raise CorruptFile(f"number {place} of {name!r} is in no file", where=where, rule=f"next is number {start}")
         place += length
-    if place != entry.numel:
-        raise CorruptFile(f"{name!r} has {place} of its {entry.numel} numbers", where=where)
+    if place != numel:
+        raise CorruptFile(f"{name!r} has {place} of its {numel} numbers", where=where)
 
 
 def check_file(folder: Path, name: str, record: FileRecord) -> None:

@@ -18,12 +18,12 @@ Kinds = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and type by name."""
 
 
-def kinds_of(engine: Engine) -> dict[str, tuple[tuple[int, ...], str]]:
+def kinds_of(engine: Engine, outline: view.Outline) -> dict[str, tuple[tuple[int, ...], str]]:
     """What the engine's model is made of: parameters and the buffers of its state dict."""
     kinds = {f"model/{name}": (tuple(kind.shape), dtype_name(kind.dtype)) for name, kind in engine.kinds.items()}
-    for name, buffer, kept in view.buffers(engine.model):
-        if kept:
-            kinds[f"buffer/{name}"] = (tuple(buffer.shape), dtype_name(buffer.dtype))
+    for name, buffer in outline.buffers.items():
+        if buffer.kept:
+            kinds[f"buffer/{name}"] = (buffer.shape, dtype_name(buffer.dtype))
     return kinds
 
 
@@ -34,7 +34,9 @@ def check_model(manifest: Manifest, engine: Engine) -> list[str]:
         for name, entry in manifest.tensors.items()
         if name.startswith(("model/", "buffer/")) and entry.kept
     }
-    return compare(kinds_of(engine), saved, f"the checkpoint of step {manifest.step}")
+    outline = view.outline(engine)
+    view.extra_modules(engine, outline)
+    return compare(kinds_of(engine, outline), saved, f"the checkpoint of step {manifest.step}")
 
 
 def compare(wanted: Kinds, saved: Kinds, where: str) -> list[str]:

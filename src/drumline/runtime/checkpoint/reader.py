@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from .boxes import Box, fill_box
 from .codec import dtype_of
-from .manifest import Manifest, key_of
+from .manifest import Boxed, Entry, Manifest, key_of
 from .shard import Shards
+
+Runs = tuple[tuple[str, int, int], ...]
 
 
 class Reader:
@@ -20,20 +24,25 @@ class Reader:
         self._shards = Shards(folder)
 
     @torch.no_grad()
-    def fill(self, name: str, start: int, out: torch.Tensor) -> None:
-        """Numbers `start` and on of the flattened tensor `name`, as many as `out` has; converted to its type."""
-        flat = out.detach().view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
+    def fill(self, name: str, start: int, out: torch.Tensor, box: Box | None = None) -> None:
+        """Numbers `start` and on of the flattened tensor `name`, as many as `out` has; converted to its type.
+
+        With a box, they are counted in the flattened box.
+        """
         entry = self.manifest.tensors[name]
-        dtype = dtype_of(entry.dtype, str(self.folder))
-        assert start + out.numel() <= entry.numel, f"{name}: {start} + {out.numel()} of {entry.numel}"
-        starts = [run[1] for run in entry.runs]
-        place, stop = start, start + out.numel()
-        while place < stop:
-            file, first, length = entry.runs[bisect_right(starts, place) - 1]
-            end = min(stop, first + length)
-            part = self._shards.flat(file, key_of(name, first), dtype, place - first, end - first)
-            flat[place - start : end - start].copy_(part)
-            place = end
+        same = next((b for b in entry.boxes if b.box == box), None)
+        if box is not None and same is None:
+            fill_box(partial(self.fill, name), entry.shape, box, start, out)
+            return
+        size = entry.numel if box is None else box.numel(entry.shape)
+        assert start + out.numel() <= size, f"{name}: {start} + {out.numel()} of {size}"
+        flat = out.detach().view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
+        if same is not None:
+            self._read(name, entry, same.runs, same, start, flat)
+        elif entry.boxes:
+            self._gather(name, entry, start, flat)
+        else:
+            self._read(name, entry, entry.runs, None, start, flat)
         if not out.is_contiguous():
             out.copy_(flat.view(out.shape))
 
@@ -43,3 +52,36 @@ class Reader:
         out = torch.empty(entry.shape, dtype=dtype_of(entry.dtype, str(self.folder)))
         self.fill(name, 0, out)
         return out
+
+    def _read(self, name: str, entry: Entry, runs: Runs, boxed: Boxed | None, start: int, flat: torch.Tensor) -> None:
+        """Numbers as they lie in the files, counted in the tensor or in a box of it."""
+        dtype = dtype_of(entry.dtype, str(self.folder))
+        starts = [run[1] for run in runs]
+        place, stop = start, start + flat.numel()
+        while place < stop:
+            file, first, length = runs[bisect_right(starts, place) - 1]
+            end = min(stop, first + length)
+            key = key_of(name, boxed.box.place(entry.shape, first) if boxed else first)
+            part = self._shards.flat(file, key, dtype, place - first, end - first)
+            flat[place - start : end - start].copy_(part)
+            place = end
+
+    def _gather(self, name: str, entry: Entry, start: int, flat: torch.Tensor) -> None:
+        """Numbers of the tensor, out of the boxes that it was saved in."""
+        stop, dtype = start + flat.numel(), dtype_of(entry.dtype, str(self.folder))
+        shape, some = entry.shape, entry.boxes[0].box
+        if all(b.box.in_long_runs(shape, dtype.itemsize) for b in entry.boxes):
+            for boxed in entry.boxes:
+                for there, here, n in boxed.box.within(shape, start, stop):
+                    self._read(name, entry, boxed.runs, boxed, here, flat[there - start : there - start + n])
+            return
+        row = some.row(shape)
+        for first, count in some.windows(shape, start // row, -(-stop // row), dtype.itemsize):
+            rows = torch.empty(count * row, dtype=dtype)
+            for boxed in entry.boxes:
+                mine = boxed.box.mine(shape)
+                part = torch.empty(count * mine, dtype=dtype)
+                self._read(name, entry, boxed.runs, boxed, first * mine, part)
+                boxed.box.put(shape, rows, part)
+            low, high = max(start, first * row), min(stop, (first + count) * row)
+            flat[low - start : high - start].copy_(rows[low - first * row : high - first * row])

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...errors import PlanError
+from ...plan import Plan
 from ..memory.offload import values_up
 from ..strategies.pieces import Piece
 from . import view
+from .boxes import place_of
 from .codec import decode, dtype_of
 from .match import group_of, states
 from .reader import Reader
@@ -48,7 +51,8 @@ def restore(reader: Reader, engine: Engine) -> list[str]:
 def restore_model(reader: Reader, engine: Engine) -> None:
     """Parameters, trained and frozen, and buffers."""
     for piece in [*engine.pieces, *engine.frozen]:
-        reader.fill(f"model/{piece.name}", piece.start, piece.value)
+        start, box = place_of(piece)
+        reader.fill(f"model/{piece.name}", start, piece.value, box)
     settle(engine)
     for name, buffer, _ in view.buffers(engine.model):
         entry = reader.manifest.tensors.get(f"buffer/{name}")
@@ -66,17 +70,19 @@ def settle(engine: Engine) -> None:
 def _restore_state(reader: Reader, engine: Engine, piece: Piece, saved: dict[str, str]) -> None:
     """The optimizer's state of one piece, from entries by key; one that had none has none again."""
     manifest, where = reader.manifest, str(reader.folder)
+    start, box = place_of(piece)
     before = engine.optimizer.state.get(piece.value, {})
     made: dict[str, Any] = {}
     for key, name in saved.items():
         entry = manifest.tensors[name]
-        shape = piece.value.shape if entry.shape == tuple(piece.shape) else torch.Size(entry.shape)
+        alike = entry.shape == tuple(piece.shape)
+        shape = piece.value.shape if alike else torch.Size(entry.shape)
         same = entry.dtype == manifest.tensors[f"model/{piece.name}"].dtype
         room = before.get(key)
         if not isinstance(room, torch.Tensor) or room.shape != shape:
             dtype = piece.value.dtype if same else dtype_of(entry.dtype, where)
             room = torch.empty(shape, dtype=dtype, device=piece.value.device)
-        reader.fill(name, piece.start if entry.shape == tuple(piece.shape) else 0, room)
+        reader.fill(name, start if alike else 0, room, box if alike else None)
         made[key] = room
     group = next(g for g in engine.optimizer.param_groups if any(p is piece.value for p in g["params"]))
     on_device = group.get("capturable") or group.get("fused")
@@ -109,11 +115,20 @@ def _restore_scaler(reader: Reader, engine: Engine) -> list[str]:
 
 
 def _restore_random(reader: Reader, engine: Engine) -> None:
-    """Each rank's generators, when there are as many ranks as there were."""
+    """Each rank's generators, when there are as many ranks as there were, and the model is split as it was."""
     manifest = reader.manifest
-    if manifest.world != engine.ranks:
+    if manifest.world != engine.ranks or not _split_alike(manifest.plan, engine.plan):
         return  # the engine seeds every step by (seed, step, rank); nothing else is promised to other ranks
     for name in manifest.tensors:
         kind, _, rest = name.partition("/")
         if kind == "random" and rest.endswith(f"/{engine.rank}"):
             view.set_random_state(rest.rpartition("/")[0], reader.whole(name))
+
+
+def _split_alike(text: str, plan: Plan) -> bool:
+    """Whether two plans split the model alike: then the ranks that hold the same tensors are the same."""
+    try:
+        old = Plan.parse(text)
+    except PlanError:
+        return False  # a release that knows more keys has written it
+    return all(getattr(old, key) == getattr(plan, key) for key in ("tp", "cp", "ep", "pp", "tile"))

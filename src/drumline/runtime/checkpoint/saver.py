@@ -25,11 +25,10 @@ import torch
 from ...errors import DrumlineError, InputError
 from . import commit, view
 from .agree import agree, first_error, tell
-from .codec import dtype_name, encode
+from .codec import encode
 from .disk import Disk
 from .folder import clean, prune
 from .lock import Lock, check_shared
-from .manifest import FORMAT, VERSION, Entry
 from .share import share
 from .snapshot import Block
 
@@ -63,6 +62,8 @@ class Saver:
         self._nonce = tell(engine, secrets.token_hex(6) if engine.rank == 0 else None)
         agree(engine, self._prepare() if engine.rank == 0 else None)
         agree(engine, self._prepare() if engine.rank else None)
+        self._copies = view.copies_of_pieces(engine)
+        self._outline: view.Outline | None = None
 
     def _prepare(self) -> DrumlineError | None:
         """Take the folder, and sweep out what saves that did not end have left; the other ranks must see that."""
@@ -170,16 +171,18 @@ class Saver:
                 clean(self._disk, self.folder)  # of a save that failed
             if engine.device.type == "cuda":
                 torch.cuda.synchronize(engine.device)  # another thread, and another stream, will read
-            copies = view.copies_of_pieces(engine)
-            held = share(view.sharded(engine), copies)
+            outline = self._outline or view.outline(engine)
+            if view.in_parts(engine):
+                self._outline = outline  # it takes a while to make, and stays as it is
+            held = share(view.sharded(engine), self._copies)
             held += share(view.common(engine), view.Copies(engine.ranks, engine.rank))
-            held += view.own(engine)
-            first = copies.index == 0
+            held += view.own(engine, outline)
             order = commit.Order(
                 folder=self.folder, temporary=self.folder / f".writing-{self._nonce}-{engine.steps:08d}",
                 rank=engine.rank, world=engine.ranks, held=self._block.copy(held) if copy else held,
-                groups=view.groups(engine), numbers=view.numbers(engine) if first else {},
-                about=about(engine) if engine.rank == 0 else {}, optimizer=type(engine.optimizer).__name__,
+                empty=view.empty(engine, outline), names=view.names(engine, outline), groups=view.groups(engine),
+                numbers=view.numbers(engine) if self._copies.index == 0 else {},
+                about=about(engine, outline) if engine.rank == 0 else {}, optimizer=type(engine.optimizer).__name__,
                 patience=self._patience,
             )  # fmt: skip
         except DrumlineError as e:
@@ -232,30 +235,21 @@ def checked(keep: int) -> int:
     return keep
 
 
-def about(engine: Engine) -> dict[str, Any]:
+def about(engine: Engine, outline: view.Outline) -> dict[str, Any]:
     """What the manifest says beside tensors."""
     from ... import __version__
 
     job = engine.job
     dataset = getattr(engine.stream, "dataset", None)
-    state: dict[str, Any] = {"extra": _extra(engine.model)}
+    state: dict[str, Any] = {"extra": _extra(engine, outline)}
     for key in ("schedule", "scaler"):
         part = getattr(engine, key, None)
         if part is not None:
             if not hasattr(part, "state_dict"):
                 raise InputError(f"the {key} has no state_dict()", rule="what is saved must be able to say its state")
             state[key] = encode(part.state_dict(), f"the {key}'s state")
-    # what has no numbers lies in no file, but it is there
-    empty = {f"model/{n}": (k.shape, k.dtype, True) for n, k in engine.kinds.items() if 0 in k.shape}
-    for piece in (p for p in engine.pieces if 0 in p.shape):
-        for key, value in view.states_of(engine, piece).items():
-            if isinstance(value, torch.Tensor) and not view.is_number(key, value, piece):
-                empty[f"optimizer/{key}/{piece.name}"] = (tuple(value.shape), value.dtype, True)
-    for name, b, kept in view.buffers(engine.model):
-        if not b.numel():
-            empty[f"buffer/{name}"] = (tuple(b.shape), b.dtype, kept)
     return {
-        "format": FORMAT, "version": VERSION, "step": engine.steps, "plan": str(engine.plan),
+        "step": engine.steps, "plan": str(engine.plan),
         "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "job": {"source": job.source, "digest": job.digest},
         "versions": {"drumline": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -263,15 +257,11 @@ def about(engine: Engine) -> dict[str, Any]:
             "position": engine.position, "seed": job.seed, "batch_size": job.batch_size,
             **({"samples": len(dataset)} if dataset is not None else {}),
         },
-        "tied": view.tied(engine), "state": state,
-        "empty": {n: Entry(shape, dtype_name(dtype), (), kept) for n, (shape, dtype, kept) in empty.items()},
+        "tied": outline.tied, "state": state,
     }  # fmt: skip
 
 
-def _extra(model: torch.nn.Module) -> dict[str, Any]:
-    """What modules keep beside their tensors, by `get_extra_state()`."""
-    found = {}
-    for name, module in model.named_modules():
-        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
-            found[name] = encode(module.get_extra_state(), f"the extra state of module {name!r}")
-    return found
+def _extra(engine: Engine, outline: view.Outline) -> dict[str, Any]:
+    """What modules keep beside their tensors."""
+    modules = view.extra_modules(engine, outline)
+    return {name: encode(m.get_extra_state(), f"the extra state of module {name!r}") for name, m in modules.items()}

@@ -19,6 +19,7 @@ from torch import nn
 from ...errors import InputError
 from ..strategies.pieces import Piece
 from ..weights import shape_of_model
+from .boxes import Box, place_of
 from .codec import encode
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _NAMES = ("params", "param_names")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Numbers `start` and on of the flattened tensor `entry`; `tensor` is the rank's own memory of them."""
+    """Numbers `start` and on of the flattened tensor `entry`, or of a box of it; `tensor` is the rank's own memory."""
 
     entry: str
     shape: tuple[int, ...]
@@ -39,11 +40,12 @@ class Held:
     start: int
     tensor: torch.Tensor
     kept: bool = True
+    box: Box | None = None
 
     @property
-    def stop(self) -> int:
-        """One past its last number."""
-        return self.start + self.tensor.numel()
+    def begins(self) -> int:
+        """The number of the whole tensor that it begins with."""
+        return self.start if self.box is None else self.box.place(self.shape, self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,46 +57,66 @@ class Copies:
 
 
 def copies_of_pieces(engine: Engine) -> Copies:
-    """The ranks that hold the same shards: one in each sharded copy."""
+    """The ranks that hold the same pieces: one in each copy. All ranks call it together."""
     group = engine.strategy.group
     if group is None or engine.ranks == 1:
         return Copies(engine.ranks, engine.rank)
-    members = dist.get_process_group_ranks(group)
-    # the mesh has the shards innermost: copies lie side by side, 0 1 | 2 3
-    assert members[-1] - members[0] == len(members) - 1, f"a sharded copy lies on the ranks {members}"
-    return Copies(engine.ranks // len(members), members[0] // len(members))
+    first = min(dist.get_process_group_ranks(group))
+    mine = torch.tensor([first], dtype=torch.int64, device=engine.device)
+    table = [torch.empty_like(mine) for _ in range(engine.ranks)]
+    dist.all_gather(table, mine, group=engine.group)
+    copies = sorted({int(n) for n in table})
+    assert len(copies) * dist.get_world_size(group) == engine.ranks, f"copies that begin at the ranks {copies}"
+    return Copies(len(copies), copies.index(first))
 
 
 def sharded(engine: Engine) -> list[Held]:
-    """What lies over the ranks of one copy: parameters and their optimizer state."""
-    return _of_pieces(engine, everywhere=False)
+    """What lies over the ranks of one copy and this rank answers for: parameters and their optimizer state."""
+    return [h for h in _of_pieces(engine, everywhere=False) if h.tensor.numel()]
 
 
 def common(engine: Engine) -> list[Held]:
     """What every rank has alike: replicated parameters and their optimizer state."""
-    return _of_pieces(engine, everywhere=True)
+    return [h for h in _of_pieces(engine, everywhere=True) if h.tensor.numel()]
 
 
 def _of_pieces(engine: Engine, *, everywhere: bool) -> list[Held]:
-    chosen = [p for p in [*engine.pieces, *engine.frozen] if p.everywhere == everywhere]
-    found = [Held(f"model/{p.name}", p.shape, p.start, p.value) for p in chosen]
+    chosen = [p for p in [*engine.pieces, *engine.frozen] if p.everywhere == everywhere and (everywhere or p.counts)]
+    found = [_held(f"model/{p.name}", p, p.value) for p in chosen]
     for piece in chosen:
         for key, value in states_of(engine, piece).items():
             if isinstance(value, torch.Tensor) and not is_number(key, value, piece):
                 found.append(_state(piece, key, value))
-    return [h for h in found if h.tensor.numel()]
-
-
-def own(engine: Engine) -> list[Held]:
-    """What this rank alone writes: the state of its random generators; the first rank also the buffers.
-
-    A model may keep a buffer that is not the same on every rank; the first rank's counts, as it does for torch's DDP.
-    """
-    found = [Held(f"random/{kind}/{engine.rank}", (t.numel(),), 0, t) for kind, t in random_state().items()]
-    for name, buffer, kept in buffers(engine.model) if engine.rank == 0 else ():
-        if buffer.numel():
-            found.append(Held(f"buffer/{name}", tuple(buffer.shape), 0, buffer, kept))
     return found
+
+
+def _held(entry: str, piece: Piece, tensor: torch.Tensor) -> Held:
+    start, box = place_of(piece)
+    return Held(entry, piece.shape, start, tensor, box=box)
+
+
+def own(engine: Engine, outline: Outline) -> list[Held]:
+    """What this rank alone writes: the state of its random generators, and the buffers that it answers for."""
+    found = [Held(f"random/{kind}/{engine.rank}", (t.numel(),), 0, t) for kind, t in random_state().items()]
+    return found + [h for h in _buffers(engine, outline) if h.tensor.numel()]
+
+
+def empty(engine: Engine, outline: Outline) -> list[Held]:
+    """What this rank answers for and has no numbers, on no rank."""
+    held = [*_of_pieces(engine, everywhere=False), *_of_pieces(engine, everywhere=True), *_buffers(engine, outline)]
+    return [h for h in held if 0 in h.shape]
+
+
+def _buffers(engine: Engine, outline: Outline) -> Iterator[Held]:
+    """Where every rank has all of them, the first rank's count, as they do for torch's DDP; else those of the stages.
+
+    A model may keep a buffer that is not the same on every rank.
+    """
+    holds = getattr(engine, "holds", None)
+    answers = engine.rank == 0 if holds is None else getattr(engine, "replica", True)
+    for name, buffer, _ in buffers(engine.model):
+        if answers and (holds is None or name in holds):
+            yield Held(f"buffer/{name}", tuple(buffer.shape), 0, buffer, outline.buffers[name].kept)
 
 
 def states_of(engine: Engine, piece: Piece) -> dict[str, Any]:
@@ -113,7 +135,7 @@ def _state(piece: Piece, key: str, value: torch.Tensor) -> Held:
         raise InputError(f"the optimizer's state {key!r} has a '/' in its name", rule="names of states are plain")
     entry = f"optimizer/{key}/{piece.name}"
     if value.shape == piece.value.shape:
-        return Held(entry, piece.shape, piece.start, value)
+        return _held(entry, piece, value)
     if piece.is_whole:
         return Held(entry, tuple(value.shape), 0, value)
     raise InputError(
@@ -161,10 +183,65 @@ def buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
                 yield f"{prefix}.{name}" if prefix else name, buffer, kept
 
 
-def tied(engine: Engine) -> dict[str, str]:
-    """Other names of parameters and buffers, and the first name of each, in the user's own model."""
-    # layers in parts have other names; then the model is built once more, without memory
-    model = shape_of_model(engine.job) if engine.plan.chunk > 1 else engine.model
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer of the user's model."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    kept: bool
+    """Whether a state dict has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What the user's own model is made of, beside its parameters; the same on every rank, whatever each holds."""
+
+    buffers: dict[str, Buffer]
+    tied: dict[str, str]
+    """Other names of parameters and buffers, and the first name of each."""
+    extra: tuple[str, ...]
+    """Modules that keep a state beside tensors, by `get_extra_state()`."""
+
+
+def outline(engine: Engine) -> Outline:
+    """The outline of an engine's model; where the engine has it in parts, it is built once more, without memory."""
+    model = shape_of_model(engine.job) if in_parts(engine) else engine.model
+    found = {}
+    for name, b, kept in buffers(model):
+        cast = engine.dtype is not None and b.is_floating_point()
+        found[name] = Buffer(tuple(b.shape), engine.dtype if cast and engine.dtype else b.dtype, kept)
+    extra = [
+        name for name, m in model.named_modules() if type(m).get_extra_state is not nn.Module.get_extra_state
+    ]  # fmt: skip
+    return Outline(found, _tied(model), tuple(extra))
+
+
+def names(engine: Engine, outline: Outline) -> frozenset[str]:
+    """What a checkpoint of the model has at the least."""
+    return frozenset([*(f"model/{name}" for name in engine.kinds), *(f"buffer/{name}" for name in outline.buffers)])
+
+
+def extra_modules(engine: Engine, outline: Outline) -> dict[str, nn.Module]:
+    """The modules that keep a state beside tensors; refused where the engine runs the model without its modules."""
+    here = dict(engine.model.named_modules())
+    for name in outline.extra:
+        if name not in here or type(here[name]).get_extra_state is nn.Module.get_extra_state:
+            raise InputError(
+                f"module {name!r} keeps a state beside its tensors, by get_extra_state()", where=f"plan {engine.plan}",
+                rule="a plan that splits the model runs its operators without its modules, and would lose the state",
+                fix="keep it in a buffer, or a plan without tp, cp, tile and pp",
+            )  # fmt: skip
+    return {name: here[name] for name in outline.extra}
+
+
+def in_parts(engine: Engine) -> bool:
+    """Whether the engine's model is not the user's own: layers in parts, a graph of operators, or stages of one."""
+    plan = engine.plan
+    return plan.chunk > 1 or plan.tp * plan.cp * plan.ep * plan.pp * plan.tile[0] * plan.tile[1] > 1
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     others: dict[str, str] = {}
     for items in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):

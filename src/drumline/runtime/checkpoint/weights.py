@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import torch
 from ...errors import DrumlineError, InputError
 from . import view
 from .agree import agree
+from .boxes import Box, fill_box, place_of
 from .match import compare, kinds_of
 from .restore import settle
 from .sources import Source, open_source
@@ -43,8 +45,9 @@ def load_weights(engine: Engine, path: str | Path, *, strict: bool = True) -> No
 
 def match(engine: Engine, source: Source, where: str, *, strict: bool) -> dict[str, list[str]]:
     """For each tensor of the model, its names in the source."""
-    wanted = {name.partition("/")[2]: kind for name, kind in kinds_of(engine).items()}
-    first = {**{name: name for name in wanted}, **view.tied(engine)}
+    outline = view.outline(engine)
+    wanted = {name.partition("/")[2]: kind for name, kind in kinds_of(engine, outline).items()}
+    first = {**{name: name for name in wanted}, **outline.tied}
     found: dict[str, list[str]] = {}
     unknown: list[str] = []
     for name in source.kinds:
@@ -77,20 +80,29 @@ def match(engine: Engine, source: Source, where: str, *, strict: bool) -> dict[s
 def _fill(engine: Engine, source: Source, names: dict[str, list[str]]) -> None:
     for piece in [*engine.pieces, *engine.frozen]:
         if piece.name in names and piece.value.numel():
-            _fill_one(source, names[piece.name], piece.start, piece.value)
-    for name, buffer, kept in view.buffers(engine.model):
-        if kept and name in names:
-            _fill_one(source, names[name], 0, buffer)
+            start, box = place_of(piece)
+            _fill_one(source, names[piece.name], start, piece.value, box)
+    kept = {name for name in names if name not in engine.kinds}
+    for name, buffer, _ in view.buffers(engine.model):
+        if name in kept:
+            _fill_one(source, names[name], 0, buffer, None)
 
 
-def _fill_one(source: Source, names: list[str], start: int, out: torch.Tensor) -> None:
+def _fill_one(source: Source, names: list[str], start: int, out: torch.Tensor, box: Box | None) -> None:
     """Numbers that are there under several names must be the same under each."""
-    source.fill(names[0], start, out)
+    _fill_box(source, names[0], start, out, box)
     for other in names[1:]:
         again = torch.empty_like(out)
-        source.fill(other, start, again)
+        _fill_box(source, other, start, again, box)
         if not torch.equal(out, again):
             raise InputError(
                 f"{names[0]!r} and {other!r} differ", rule="the model has one weight for both names",
                 fix="untie them in the model, or leave one of them out",
             )  # fmt: skip
+
+
+def _fill_box(source: Source, name: str, start: int, out: torch.Tensor, box: Box | None) -> None:
+    if box is None:
+        source.fill(name, start, out)
+    else:
+        fill_box(partial(source.fill, name), source.kinds[name][0], box, start, out)

@@ -84,6 +84,11 @@ def tile(model: nn.Module, n: int, *, lazy: bool = True) -> dict[str, Part]:
     return {name: made[id(p)] for name, p in model.named_parameters() if id(p) in made}
 
 
+def left_whole(model: nn.Module) -> dict[str, str]:
+    """The large layers that `tile` would leave whole, and why; to be asked before it has cut."""
+    return choose(model).left
+
+
 def parts_of(model: nn.Module) -> list[PartOf]:
     """The parts of all layers that were cut, each once: what is sharded as units of their own."""
     return [m for m in model.modules() if isinstance(m, PartOf)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ...errors import InputError
-from ...report.steps import StepRecord, step_line
+from ...report.steps import StepRecord, length_before, step_line
 
 
 class Sink(ABC):
@@ -28,17 +28,24 @@ class Sink(ABC):
 
 
 class JsonFile(Sink):
-    """A file that grows by a line a step, so that a run that ends early leaves what it had."""
+    """A file that grows by a line a step, so that a run that ends early leaves what it had.
 
-    def __init__(self, path: Path) -> None:
+    A run that `goes_on` with the one of the file adds to it; steps that are taken once more replace what was there.
+    """
+
+    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
+        self._path, self._cut = path, goes_on
         try:
-            self._file: TextIO = path.open("w", encoding="utf-8", buffering=1)
+            self._file: TextIO = path.open("a" if goes_on else "w", encoding="utf-8", buffering=1)
         except OSError as e:
             raise InputError(f"{path} cannot be written: {e.strerror}") from None
 
     def write(self, record: StepRecord) -> None:
         """One line; a full disk must not end a training."""
         try:
+            if self._cut:  # only now is it known where the run goes on, and that it does
+                self._file.truncate(length_before(self._path, record.step))
+                self._cut = False
             self._file.write(step_line(record))
         except OSError:
             return

@@ -8,6 +8,9 @@ goes on; the optimizer updates this rank's shard; then the shards are gathered i
 `zero=1` keeps the whole gradients over the micro-batches of a step, and sends them once, with the last. `zero=2` sends
 those of every micro-batch and keeps the shard alone: gradients take 1/n of the memory, and travel `micro` times.
 With `shard` < `dp`, the shards' gradients are then summed over the replicas of the shard group.
+
+Plans that split the model itself use it too, with `zero=0` as one shard: `split` names the ranks over which one copy of
+the model lies.
 """
 
 from __future__ import annotations
@@ -113,10 +116,17 @@ class Bucket:
 class FlatShard(Strategy):
     """Whole parameters on every rank, equal flat shards of optimizer state and, with `zero=2`, of gradients."""
 
-    def __init__(self, plan: Plan, shard: dist.ProcessGroup, replica: dist.ProcessGroup | None) -> None:
-        self.group = shard
+    def __init__(
+        self, plan: Plan, shard: dist.ProcessGroup | None, replica: dist.ProcessGroup | None, *,
+        split: dist.ProcessGroup | None = None,
+    ) -> None:  # fmt: skip
+        self.group = split or shard
+        self._shard = shard
+        self._shards = dist.get_world_size(shard) if shard is not None else 1
+        self._index = dist.get_rank(shard) if shard is not None else 0
         self._replica = replica
-        self._holds = plan.zero == 1
+        self._splits = split is not None
+        self._holds = plan.zero <= 1
         self._bytes = plan.bucket
         self._model: nn.Module
         self._buckets: list[Bucket] = []
@@ -129,9 +139,8 @@ class FlatShard(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._model = model
-        shards, index = dist.get_world_size(self.group), dist.get_rank(self.group)
         for parameters in _in_buckets(model, self._bytes):
-            bucket = Bucket(parameters, shards, index)
+            bucket = Bucket(parameters, self._shards, self._index)
             self._buckets.append(bucket)
             for _, p in parameters:
                 self._bucket_of[p] = bucket
@@ -142,7 +151,7 @@ class FlatShard(Strategy):
     def pieces(self) -> list[Piece]:
         order = {name: i for i, (name, _) in enumerate(self._model.named_parameters())}
         frozen = [
-            Piece(name, tuple(p.shape), 0, p, everywhere=True)
+            Piece(name, tuple(p.shape), 0, p, everywhere=not self._splits, counts=not self._splits or self._index == 0)
             for name, p in self._model.named_parameters()
             if not p.requires_grad
         ]
@@ -162,6 +171,11 @@ class FlatShard(Strategy):
         if not last:
             self._land(0)
 
+    def send(self) -> None:
+        """All gradients of the step are here, and none was sent while they came."""
+        self._sends, self._launched = True, 0
+        self._launch(len(self._buckets))
+
     def _came(self, p: torch.Tensor) -> None:
         assert isinstance(p, nn.Parameter)
         self._bucket_of[p].take(p, keep=self._holds)
@@ -178,10 +192,10 @@ class FlatShard(Strategy):
                 self._land(IN_FLIGHT - 1)
             buffer = bucket.complete(bucket.seen if self._holds else bucket.arrived)
             mine, work = buffer[bucket.own], None
-            if dist.get_world_size(self.group) > 1:
+            if self._shards > 1:
                 if not self._holds:
                     mine = torch.empty_like(mine)  # it outlives the buffer
-                work = reduce_scatter(mine, buffer, group=self.group, async_op=True)
+                work = reduce_scatter(mine, buffer, group=self._shard, async_op=True)
                 work = self.tell("reduce_scatter", work, buffer)
             self._flights.append((bucket, buffer, mine, work))
             if not self._holds:
@@ -222,7 +236,7 @@ class FlatShard(Strategy):
         everyone = [(p, b) for b in self._buckets for p in b.places]
         device = self._buckets[0].flat.device
         reached = torch.tensor([p in b.seen for p, b in everyone], dtype=torch.int32, device=device)
-        for group in (self.group, self._replica):
+        for group in (self._shard, self._replica):
             if group is not None:
                 dist.all_reduce(reached, dist.ReduceOp.MAX, group=group)
         missed = {b.names[p] for (p, b), found in zip(everyone, reached.tolist(), strict=True) if not found}
@@ -233,9 +247,9 @@ class FlatShard(Strategy):
     @torch.no_grad()
     def updated(self) -> None:
         self.forget()
-        if dist.get_world_size(self.group) > 1:
+        if self._shards > 1:
             works = [
-                self.tell("all_gather", _gather(b.flat, b.flat[b.own], group=self.group, async_op=True), b.flat)
+                self.tell("all_gather", _gather(b.flat, b.flat[b.own], group=self._shard, async_op=True), b.flat)
                 for b in self._buckets
             ]
             for work in works:

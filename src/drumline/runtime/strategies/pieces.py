@@ -1,22 +1,56 @@
 """How the parameters lie on a rank: runs of numbers of flattened parameters, whatever the strategy.
 
 The update, the checkpoint and the verification know nothing else of a strategy. A parameter that is whole on every rank
-is one piece that begins at 0; a shard of rows, a flat shard and a part of a tiled layer are runs that begin later.
+is one piece that begins at 0; a shard of rows, a flat shard and a part of a tiled layer are runs that begin later. Where
+a plan splits the model itself, a rank has a `Cut` of a parameter, and a piece is a run of numbers of this cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...partition.layout import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A rank's part of a parameter along one dim."""
+
+    split: Split
+    index: int
+    """The rank's place on the axis."""
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """The part's shape."""
+        dim = self.split.dim
+        return (*whole[:dim], self.split.length(self.index), *whole[dim + 1 :])
+
+    def runs(self, whole: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Numbers start .. stop of the flattened part, as runs of the flattened whole: (in the whole, in these, n)."""
+        dim = self.split.dim
+        inner = math.prod(whole[dim + 1 :])
+        row, mine = whole[dim] * inner, self.split.length(self.index) * inner
+        if not mine:
+            return
+        for outer in range(start // mine, -(-stop // mine)):
+            local = outer * mine
+            for run in self.split.ranges(self.index):
+                size = len(run) * inner
+                first, last = max(start, local), min(stop, local + size)
+                if first < last:
+                    yield outer * row + run.start * inner + first - local, first - start, last - first
+                local += size
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Numbers `start` to `stop` of the flattened parameter `name`."""
+    """Numbers `start` to `stop` of the flattened parameter `name`, or of the rank's cut of it."""
 
     name: str
     """As the user's model names it."""
@@ -29,6 +63,10 @@ class Piece:
     """Whether every rank holds this very piece; otherwise each number lies on one rank of the strategy's group."""
     home: torch.Tensor | None = None
     """Where an offloaded value goes back to after the update."""
+    cut: Cut | None = None
+    """Where the model is split, the part of the parameter that `start` counts in."""
+    counts: bool = True
+    """Whether this rank answers for these numbers; others may hold them too, and update them alike."""
 
     @property
     def stop(self) -> int:
@@ -38,16 +76,32 @@ class Piece:
     @property
     def is_whole(self) -> bool:
         """Whether it is all of the parameter, in its shape."""
-        return tuple(self.value.shape) == self.shape
+        return self.cut is None and tuple(self.value.shape) == self.shape
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Where its numbers lie in the flattened parameter: (there, here, how many)."""
+        if self.cut is None:
+            yield self.start, 0, self.value.numel()
+        else:
+            yield from self.cut.runs(self.shape, self.start, self.stop)
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Its numbers of a whole tensor, flat."""
+        flat = whole.reshape(-1)
+        if self.cut is None:
+            return flat[self.start : self.stop]
+        return torch.cat([flat[a : a + n] for a, _, n in self.runs()] or [flat[:0]])
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A parameter of the model that is a run of rows of a larger one, which the user's model has under `name`."""
+    """A parameter of the model that is a run of rows, or a cut, of a larger one, which the user has under `name`."""
 
     name: str
     shape: tuple[int, ...]
-    start: int
+    start: int = 0
+    cut: Cut | None = None
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +115,12 @@ class Kind:
 def rename(pieces: Iterable[Piece], parts: Mapping[str, Part]) -> list[Piece]:
     """The pieces under the names of the user's model, where some of its parameters were cut into parts."""
     return [
-        replace(p, name=part.name, shape=part.shape, start=part.start + p.start) if (part := parts.get(p.name)) else p
+        replace(
+            p, name=part.name, shape=part.shape, start=part.start + p.start, cut=part.cut,
+            counts=part.counts and p.counts,
+        ) if (part := parts.get(p.name)) else p
         for p in pieces
-    ]
+    ]  # fmt: skip
 
 
 def kinds_of(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, Kind]:
@@ -92,7 +149,10 @@ def assemble(
     for piece, tensor in found:
         if piece.name not in whole:
             whole[piece.name] = torch.zeros(kinds[piece.name].shape, dtype=tensor.dtype, device=device).flatten()
-        whole[piece.name][piece.start : piece.start + tensor.numel()] = tensor.detach().flatten().to(device)
+        if piece.counts:
+            flat = tensor.detach().flatten().to(device)
+            for there, here, n in piece.runs():
+                whole[piece.name][there : there + n] = flat[here : here + n]
         if not piece.everywhere:
             spread[piece.name] = tensor.dtype
     if group is not None and dist.get_world_size(group) > 1:

@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...plan import Plan
 from .compress import compress
-from .pieces import Piece
-from .strategy import Strategy
+from .whole import Whole
 
 _ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
 _BUFFERS: dict[str, Any] = {
@@ -31,18 +30,17 @@ DEFAULT_BUCKET = Plan().bucket
 """With torch's own default the first bucket is small, so that sending begins early."""
 
 
-class Replicate(Strategy):
+class Replicate(Whole):
     """One copy a rank."""
 
     def __init__(self, group: dist.ProcessGroup, plan: Plan, *, unused: bool) -> None:
+        super().__init__()
         self._ranks, self._plan, self._unused = group, plan, unused
-        self._model: nn.Module
-        self._parameters: list[nn.Parameter] = []
         self._ddp: DistributedDataParallel | None = None
         self.divides = dist.get_world_size(group)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._model, self._parameters = model, list(model.parameters())
+        self.hold(model)
         if dist.get_world_size(self._ranks) == 1:
             return model
         device = next(model.parameters()).device
@@ -62,9 +60,6 @@ class Replicate(Strategy):
             self.divides = 1
         return self._ddp
 
-    def pieces(self) -> list[Piece]:
-        return [Piece(name, tuple(p.shape), 0, p, everywhere=True) for name, p in self._model.named_parameters()]
-
     @contextmanager
     def accumulate(self, *, last: bool) -> Iterator[None]:
         if self._ddp is None or last:
@@ -72,13 +67,3 @@ class Replicate(Strategy):
         else:
             with self._ddp.no_sync():
                 yield
-
-    def gather_gradients(self) -> None:
-        """DDP has filled them in while the backward ran."""
-
-    def updated(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        for p in self._parameters:
-            p.grad = None

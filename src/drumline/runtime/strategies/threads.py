@@ -24,39 +24,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...data.stream import split
 from ...errors import JobError
 from ...trace.kinds import tensors
-from .pieces import Piece
-from .strategy import Strategy
+from .whole import Whole
 
 
-class Threads(Strategy):
+class Threads(Whole):
     """One copy of the weights, and `replicas` threads that compute with it."""
 
     def __init__(self, replicas: int, device: torch.device) -> None:
+        super().__init__()
         count = torch.cuda.device_count() if device.type == "cuda" else 1
         self._devices = [torch.device(device.type, i % count) if count > 1 else device for i in range(replicas)]
-        self._model: nn.Module
-        self._parameters: list[nn.Parameter] = []
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._model, self._parameters = model, list(model.parameters())
+        self.hold(model)
         return _Scattered(model, self._devices)
-
-    def pieces(self) -> list[Piece]:
-        return [Piece(name, tuple(p.shape), 0, p, everywhere=True) for name, p in self._model.named_parameters()]
 
     @contextmanager
     def accumulate(self, *, last: bool) -> Iterator[None]:
         yield
-
-    def gather_gradients(self) -> None:
-        """The backward has summed them where the weights are."""
-
-    def updated(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        for p in self._parameters:
-            p.grad = None
 
 
 class _Scattered(nn.Module):

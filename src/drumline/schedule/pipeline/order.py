@@ -1,14 +1,17 @@
-"""Pipeline orders, each written once: which rank runs which stage on which micro-batch, in which order."""
+"""What a pipeline order is: actions in lanes, one lane a rank. The values that every order and every reader share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import InputError, nearest
+from ...errors import InputError
 
 Kind = Literal["F", "B", "W"]
+KINDS: tuple[Kind, ...] = ("F", "B", "W")
+
+Skips = tuple[tuple[int, int], ...]
+"""Pairs of stages (from, to), to > from + 1, where a value goes directly and its gradient comes directly back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,10 @@ class Action:
     micro: int
 
     def needs(self, stages: int) -> tuple[Action, ...]:
-        """What must be done before, by the data that flows: never more than two actions."""
+        """What must be done before, by the data that flows: never more than two actions.
+
+        A value that skips stages adds nothing: what its giver did lies behind the stage before, along the chain.
+        """
         if self.kind == "F":
             return (Action("F", self.stage - 1, self.micro),) if self.stage else ()
         if self.kind == "W":
@@ -68,41 +74,19 @@ class Pipeline:
         )
 
 
-def one_f_one_b(stages: int, micros: int) -> Pipeline:
-    """Warm-up forwards, then one forward and one backward in turn, then the backwards that are left.
-
-    Stage s holds the activations of at most min(stages - s, micros) micro-batches. With equal stages the bubble is
-    (stages - 1) / (micros + stages - 1) of the time.
-    """
-    _check(stages, micros)
-    return Pipeline("1f1b", stages, micros, tuple(_one_f_one_b(stages, micros, s) for s in range(stages)))
-
-
-def _one_f_one_b(stages: int, micros: int, stage: int) -> tuple[Action, ...]:
-    warm = min(stages - 1 - stage, micros)
-    # Warm-up: enough forwards that the first backward arrives when they are done.
-    lane = [Action("F", stage, i) for i in range(warm)]
-    # Steady state: a forward, then the backward that frees what the forward took.
-    for i in range(micros - warm):
-        lane += [Action("F", stage, warm + i), Action("B", stage, i)]
-    # Cool-down: the backwards of the warm-up.
-    return (*lane, *(Action("B", stage, i) for i in range(micros - warm, micros)))
-
-
-ORDERS: dict[str, Callable[[int, int], Pipeline]] = {"1f1b": one_f_one_b}
-"""The plan notation's `schedule` -> (stages, micro-batches) -> order."""
-
-
-def pipeline_order(name: str, stages: int, micros: int) -> Pipeline:
-    """The order by the name that a plan gives it."""
-    if name not in ORDERS:
-        raise InputError(
-            f"unknown pipeline order {name!r}", rule=f"known: {', '.join(ORDERS)}", fix=nearest(name, ORDERS)
-        )
-    return ORDERS[name](stages, micros)
-
-
-def _check(stages: int, micros: int) -> None:
-    for word, n in (("stages", stages), ("micro-batches", micros)):
+def at_least_one(**counts: int) -> None:
+    """Refuse a pipeline of nothing."""
+    for word, n in counts.items():
         if n < 1:
+            word = word.replace("micros", "micro-batches").replace("virtual", "stages a rank")
             raise InputError(f"a pipeline of {n} {word}", rule=f"{word} >= 1")
+
+
+def check_skips(skips: Skips, stages: int) -> None:
+    """Refuse a pair that is no skip: values go to later stages, and the next one is served by the chain."""
+    for start, end in skips:
+        if not (0 <= start < start + 1 < end < stages):
+            raise InputError(
+                f"a skip from stage {start} to stage {end} of {stages}",
+                rule="a skip goes to a later stage, beyond the next one",
+            )

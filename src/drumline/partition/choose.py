@@ -1,0 +1,293 @@
+"""Which parameters tensor parallelism splits, found from the graph.
+
+A weight that sums over split features (a row) ends what the weights before it began (columns). So for every product
+with a weight, the weights that lead to its input are looked up, split tentatively, and the rules carry the splits
+forward: if they arrive at the product without anything being gathered, the group is taken. So attention is split by
+heads because its views allow nothing else, a gated MLP by its hidden features, two convolutions by the channels between
+them. Then come the tables: embeddings by rows, and the last projection by classes where the loss can take that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+
+from .capture import Captured
+from .layout import Split, evenly
+from .moves import Axis
+from .spread import Pass, Value
+from .weights import Weighing, weighing
+
+aten = torch.ops.aten
+FAR = 400
+"""Nodes between two products beyond which no group is looked for."""
+LOSSES = (aten.cross_entropy_loss.default,)
+
+
+@dataclass(eq=False)
+class Choice:
+    """What tensor parallelism does with a graph's parameters."""
+
+    splits: dict[str, Split] = field(default_factory=dict)
+    """Placeholder -> its split."""
+    groups: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+    """(columns, row), by the parameters' names, as they were found."""
+    left: dict[str, str] = field(default_factory=dict)
+    """Parameter -> why it stays whole on every rank."""
+
+
+def choose(captured: Captured, n: int) -> Choice:
+    """Find the groups of a captured graph for n ranks."""
+    return _Chooser(captured, n).run()
+
+
+class _Chooser:
+    def __init__(self, captured: Captured, n: int) -> None:
+        self.captured, self.n = captured, n
+        self.axis = Axis("tp", n, 0)
+        self.order = {node: i for i, node in enumerate(captured.graph.nodes)}
+        found = (weighing(node) for node in captured.graph.nodes)
+        self.weighings: dict[Node, Weighing] = {w.node: w for w in found if w}
+        self.choice = Choice()
+        self.why: dict[str, str] = {}
+
+    def run(self) -> Choice:
+        for w in self.weighings.values():
+            self._row(w)
+        self._tables()
+        for w in self.weighings.values():
+            if w.weight.name not in self.choice.splits:
+                self._alone(w)
+        for node in self.captured.placeholders("parameter").values():
+            if node.name not in self.choice.splits:
+                self.choice.left[node.meta["name"]] = self.why.get(node.name, "no product is split by it")
+        return self.choice
+
+    # -- columns and a row
+
+    def _row(self, row: Weighing) -> None:
+        """Try the weights before a product as columns, and the product as their row."""
+        if row.summed is None or row.weight.name in self.choice.splits:
+            return
+        columns = self._columns(row)
+        if not columns:
+            return
+        for segments in self._segments(columns):
+            found = self._trial(columns, row, segments)
+            if found is not None:
+                self.choice.splits.update(found)
+                names = tuple(c.weight.meta["name"] for c in columns)
+                self.choice.groups.append((names, row.weight.meta["name"]))
+                return
+        for c in columns:
+            self.why.setdefault(c.weight.name, f"{self.n} ranks cannot share what it gives to {row.module}")
+
+    def _columns(self, row: Weighing) -> list[Weighing]:
+        """The products that lead to a product's input without another one between."""
+        found: dict[Node, Weighing] = {}
+        seen: set[Node] = set()
+        todo = [row.input]
+        while todo:
+            node = todo.pop()
+            if node in seen or self.order[row.node] - self.order[node] > FAR:
+                continue
+            seen.add(node)
+            w = self.weighings.get(node)
+            if w is not None:
+                if w.weight.name in self.choice.splits or w.given is None:
+                    return []
+                found[node] = w
+            else:
+                todo += [a for a in node.all_input_nodes if _floats(a) and a.op == "call_function"]
+        return sorted(found.values(), key=lambda w: self.order[w.node])
+
+    def _segments(self, columns: Sequence[Weighing]) -> Iterator[int]:
+        """How many equal segments the columns' outputs may have: one, or as many as they are taken apart into."""
+        yield 1
+        counts = set()
+        for c in columns:
+            size = c.weight.meta["val"].shape[c.given or 0]
+            for node in self._after(c.node, 12):
+                val = node.meta.get("val")
+                if isinstance(val, list | tuple):
+                    counts.add(len(val))
+                elif isinstance(val, torch.Tensor):
+                    counts |= {d for d in val.shape if 1 < d <= 8}
+            counts = {k for k in counts if size % (k * self.n) == 0}
+        yield from sorted(counts - {1})
+
+    def _after(self, node: Node, reach: int) -> Iterator[Node]:
+        todo = [node]
+        for _ in range(reach):
+            if not todo:
+                return
+            n = todo.pop(0)
+            yield n
+            todo += list(n.users)
+
+    def _trial(self, columns: Sequence[Weighing], row: Weighing, segments: int) -> dict[str, Split] | None:
+        """Split the columns, carry the splits to the row: its split, or None where something had to be gathered."""
+        seeds: dict[str, Split] = {}
+        for c in columns:
+            assert c.given is not None
+            size = c.weight.meta["val"].shape[c.given]
+            if size % (segments * self.n):
+                return None
+            seeds[c.weight.name] = evenly(c.given, size, self.n, segments)
+            if c.bias is not None:
+                seeds[c.bias.name] = evenly(0, size, self.n, segments)
+        walk = _Walk(self.captured, self.axis, {**self.choice.splits, **seeds})
+        arrived = walk.to(columns, row)
+        if arrived is None or row.summed is None:
+            return None
+        seeds[row.weight.name] = arrived.at(row.summed)
+        return {**seeds, **walk.taken}
+
+    # -- tables
+
+    def _tables(self) -> None:
+        """Embeddings by rows, and projections to classes whose loss takes parts."""
+        heads = [w for w in self.weighings.values() if w.given is not None and self._to_loss(w)]
+        for w in heads:
+            size = w.weight.meta["val"].shape[w.given or 0]
+            if w.weight.name in self.choice.splits or size % self.n:
+                continue
+            seeds = {w.weight.name: evenly(w.given or 0, size, self.n)}
+            if w.bias is not None:
+                seeds[w.bias.name] = evenly(0, size, self.n)
+            self.choice.splits.update(seeds)
+            self.choice.groups.append(((w.weight.meta["name"],), "the loss, by classes"))
+        for node in self.captured.graph.nodes:
+            if node.target is aten.embedding.default and node.args[0].op == "placeholder":
+                table = node.args[0]
+                size = table.meta["val"].shape[0]
+                if table.name not in self.choice.splits:
+                    if size % self.n or size < 16 * self.n:
+                        self.why.setdefault(table.name, f"a table of {size} rows")
+                        continue
+                    self.choice.splits[table.name] = evenly(0, size, self.n)
+                    self.choice.groups.append(((table.meta["name"],), "a table, by rows"))
+
+    def _to_loss(self, w: Weighing) -> bool:
+        """Whether a product's output reaches a loss by views alone, as its logits."""
+        node = w.node
+        for _ in range(12):
+            users = [u for u in node.users if u.op == "call_function"]
+            if len(users) != 1:
+                return False
+            user = users[0]
+            if user.target in LOSSES:
+                weights = user.args[2] if len(user.args) > 2 else None
+                return user.args[0] is node and weights is None
+            if not _rearranges(user):
+                return False
+            node = user
+        return False
+
+    def _alone(self, w: Weighing) -> None:
+        """A large weight that found no partner: by columns, and its output is gathered."""
+        total = sum(math.prod(p.meta["val"].shape) for p in self.captured.placeholders("parameter").values())
+        size = math.prod(w.weight.meta["val"].shape)
+        if w.given is None or size * 50 < total:
+            self.why.setdefault(w.weight.name, "small, and no other weight takes its parts")
+            return
+        rows = w.weight.meta["val"].shape[w.given]
+        if rows % self.n:
+            self.why.setdefault(w.weight.name, f"{rows} outputs: {rows} % {self.n} != 0")
+            return
+        self.choice.splits[w.weight.name] = evenly(w.given, rows, self.n)
+        if w.bias is not None:
+            self.choice.splits[w.bias.name] = evenly(0, rows, self.n)
+        self.choice.groups.append(((w.weight.meta["name"],), "its output is gathered"))
+
+
+class _Walk:
+    """Carries tentative splits through a part of the graph."""
+
+    def __init__(self, captured: Captured, axis: Axis, seeds: dict[str, Split]) -> None:
+        self.captured, self.seeds = captured, seeds
+        self.pass_ = Pass(captured.graph, axis, captured.mode, seeds)
+        self.taken: dict[str, Split] = {}
+        """Parameters on the way that must be cut as well: a norm's weight between two convolutions."""
+
+    def to(self, columns: Iterable[Weighing], row: Weighing) -> Split | None:
+        """The split of the row's input, if nothing on the way asks for a whole tensor."""
+        order = {node: i for i, node in enumerate(self.captured.graph.nodes)}
+        nodes = self._between(columns, row, order)
+        for node in nodes:
+            self._bring(node)
+            self.pass_.current = node
+            made = self.pass_._made(node)
+            if self.pass_.gathered or (_first(made) is not None and _first(made).layout is None):  # type: ignore[union-attr]
+                return None
+            self.pass_.values[node] = made
+        arrived = self.pass_.values.get(row.input)
+        ok = isinstance(arrived, Value) and arrived.layout is not None and arrived.layout.dim == row.along
+        return arrived.split if ok and isinstance(arrived, Value) else None
+
+    def _between(self, columns: Iterable[Weighing], row: Weighing, order: dict[Node, int]) -> list[Node]:
+        """What is computed from the columns and is needed by anybody but the row: in order."""
+        reached = {c.node for c in columns}
+        last = order[row.node]
+        for node in self.captured.graph.nodes:
+            near = order[node] < last + 1 and node.op == "call_function"
+            if near and node is not row.node and any(a in reached for a in node.all_input_nodes):
+                reached.add(node)
+        feeds = {row.input}
+        for node in reversed(list(self.captured.graph.nodes)):
+            if node in reached and any(u in feeds for u in node.users):
+                feeds.add(node)
+        return [node for node in self.captured.graph.nodes if node in reached and node in feeds]
+
+    def _bring(self, node: Node) -> None:
+        """The arguments that come from outside are whole."""
+        for a in node.all_input_nodes:
+            if a in self.pass_.values:
+                continue
+            if a.op == "placeholder":
+                self.pass_.values[a] = self.pass_._placeholder(a)
+            else:
+                self.pass_.values[a] = _outside(self.pass_, a)
+
+
+def _outside(at: Pass, node: Node) -> object:
+    val = node.meta.get("val")
+    new = at.new.placeholder(f"outside_{node.name}")
+    new.meta["val"] = val.detach() if isinstance(val, torch.Tensor) else val
+    if isinstance(val, torch.Tensor):
+        return Value(new, None, val.shape)
+    if isinstance(val, list | tuple):
+        return [_item(at, new, i, v) for i, v in enumerate(val)]
+    return new
+
+
+def _item(at: Pass, new: Node, i: int, val: torch.Tensor) -> Value:
+    import operator
+
+    return Value(at.call(operator.getitem, new, i), None, val.shape)
+
+
+def _first(made: object) -> Value | None:
+    if isinstance(made, Value):
+        return made
+    if isinstance(made, list | tuple) and made and isinstance(made[0], Value):
+        return made[0]
+    return None
+
+
+def _floats(node: Node) -> bool:
+    val = node.meta.get("val")
+    if isinstance(val, list | tuple):
+        return bool(val) and isinstance(val[0], torch.Tensor) and val[0].is_floating_point()
+    return isinstance(val, torch.Tensor) and val.is_floating_point()
+
+
+def _rearranges(node: Node) -> bool:
+    from .tidy import is_view
+
+    plain = (aten.to.dtype, aten.contiguous.default, aten.clone.default, aten.alias.default)
+    return is_view(node) or node.target in plain

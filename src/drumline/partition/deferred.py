@@ -1,0 +1,121 @@
+"""Gradients of weights that wait: a backward that gives a stage's input gradients first, and the weights' later.
+
+The cut marks every operator that reads both a value that comes from the stage's inputs and one that comes from
+parameters alone. While a `Deferred` records, such an operator reads a leaf in place of the parameter, one leaf for each
+use. The backward for the inputs notes the gradient of the operator's result; later the gradient of the leaf is found
+from it, through this one operator, and goes on to the parameter. So nothing is computed twice, however often a
+parameter is used. (torch.distributed.pipelining walks the autograd graph instead. There, as of torch 2.13, a stage
+without differentiable inputs gets no gradients of its weights, and a parameter that is used twice, or an output that is
+a view, is an error.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+_RECORDING: ContextVar[Deferred | None] = ContextVar("deferred", default=None)
+
+
+@dataclass(eq=False)
+class _Use:
+    """One operator that reads parameters: its results, and the leaves that it read."""
+
+    edges: list[GradientEdge] = field(default_factory=list)
+    gradients: list[torch.Tensor | None] = field(default_factory=list)
+    """Of the results. The hooks hold this list alone: with the edges too, they would keep the graph alive for good."""
+    hooks: list[RemovableHandle] = field(default_factory=list)
+    values: list[torch.Tensor] = field(default_factory=list)
+    leaves: list[torch.Tensor] = field(default_factory=list)
+
+    def leaf_gradients(self) -> list[torch.Tensor | None]:
+        """Through this operator alone: nothing else reads its leaves."""
+        known = [(e, g) for e, g in zip(self.edges, self.gradients, strict=True) if g is not None]
+        edges, gradients = zip(*known, strict=True)
+        return list(torch.autograd.grad(edges, self.leaves, gradients, allow_unused=True))
+
+
+class Deferred:
+    """The uses of parameters in one forward of a stage, until their gradients are computed."""
+
+    def __init__(self) -> None:
+        self._uses: list[_Use] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Around the forward."""
+        token = _RECORDING.set(self)
+        try:
+            yield
+        finally:
+            _RECORDING.reset(token)
+
+    def add(self, results: Any, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """An operator has read leaves in place of values."""
+        read = [(value, leaf) for value, leaf in pairs if leaf is not value]
+        made = [r for r in _tensors(results) if r.requires_grad]
+        if not read or not made:
+            return
+        use = _Use(values=[v for v, _ in read], leaves=[leaf for _, leaf in read])
+        for i, result in enumerate(made):
+            use.edges.append(get_gradient_edge(result))
+            use.gradients.append(None)
+            use.hooks.append(result.register_hook(_noting(use.gradients, i)))
+        self._uses.append(use)
+
+    def backward(
+        self, roots: Sequence[GradientEdge], gradients: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Values that come from parameters, and their gradients; `roots` are the stage's outputs."""
+        for use in self._uses:
+            for hook in use.hooks:
+                hook.remove()
+        found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        passed = [u for u in self._uses if all(g is None for g in u.gradients)]
+        if passed and roots:
+            # no stage input lies behind these (an operator without a derivative does), so the first backward did not
+            # come by; most often nobody reads them
+            leaves = [leaf for u in passed for leaf in u.leaves]
+            late = torch.autograd.grad(roots, leaves, gradients, allow_unused=True, retain_graph=True)
+            found += zip((v for u in passed for v in u.values), late, strict=True)
+        for use in reversed(self._uses):
+            if any(g is not None for g in use.gradients):
+                found += zip(use.values, use.leaf_gradients(), strict=True)
+        self._uses.clear()
+        return [v for v, g in found if g is not None], [g for _, g in found if g is not None]
+
+
+def leaf_of(value: torch.Tensor) -> torch.Tensor:
+    """What an operator reads in place of a value that comes from parameters."""
+    if _RECORDING.get() is None or not value.requires_grad or not torch.is_grad_enabled():
+        return value
+    return value.detach().requires_grad_()
+
+
+def watch(results: Any, *pairs: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """After an operator that read leaves."""
+    deferred = _RECORDING.get()
+    if deferred is not None:
+        deferred.add(results, pairs)
+
+
+def _noting(gradients: list[torch.Tensor | None], i: int) -> Any:
+    def note(gradient: torch.Tensor) -> None:
+        gradients[i] = gradient
+
+    return note
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,166 @@
+"""Expert parallelism: every rank of an axis keeps some of the experts of every mixture, and gets the tokens for them.
+
+Routing depends on the data, so no graph tells a mixture of experts: it is known by its module. Known are `Experts`, and
+what transformers (5 and later) calls experts: batched parameters [experts, ...] and a forward of tokens, their experts
+and their weights.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ...errors import PlanError
+from ..moves import Axis
+from .dispatch import Dispatch
+from .layer import Experts
+
+_INDEX, _WEIGHT = {"top_k_index", "router_indices"}, {"top_k_weights", "routing_weights"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a parameter of this rank is of the user's: the numbers of the flattened one from `start` on."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the user's parameter."""
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """A parameter of the user's of which this rank has nothing."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """What was done to a model."""
+
+    modules: tuple[str, ...]
+    """The modules whose experts are spread."""
+    parts: Mapping[str, Rows]
+    """Every parameter of an expert that is here. Its gradient is complete here: nothing is added over the axis."""
+    away: Mapping[str, Away]
+    """Every parameter of which this rank has nothing."""
+    left: tuple[str, ...]
+    """Modules that look like experts but are not known as such: they stay whole on every rank."""
+
+
+@dataclass(slots=True)
+class _Found:
+    parts: dict[str, Rows] = field(default_factory=dict)
+    away: dict[str, Away] = field(default_factory=dict)
+
+
+def shard_experts(model: nn.Module, axis: Axis) -> Sharded:
+    """Leave this rank its experts of every mixture in the model; the others' memory is given back.
+
+    The names of what stays do not change. Parameters of experts get the gradient of all ranks' tokens. All other
+    parameters keep this rank's summand, as in any data-parallel plan.
+    """
+    known = {name: m for name, m in model.named_modules() if isinstance(m, Experts) or _is_batched(m)}
+    left = tuple(name for name, m in model.named_modules() if name not in known and _looks_like_experts(name, m))
+    if not known:
+        raise PlanError(
+            "the model has no experts that can be spread",
+            where=f"modules that look like experts: {', '.join(left)}" if left else "",
+            rule="known are drumline's Experts and the Experts modules of transformers 5",
+            fix="hold the experts in drumline.partition.experts.Experts, or leave out ep",
+        )
+    _check_alone(model, known)
+    found = _Found()
+    for name, module in known.items():
+        count = len(module) if isinstance(module, Experts) else int(module.num_experts)
+        bounds = _bounds(name, count, axis)
+        start, stop = bounds[axis.index : axis.index + 2]
+        if isinstance(module, Experts):
+            _keep_modules(name, module, start, stop, found)
+        else:
+            _keep_rows(name, module, start, stop, found)
+        module.forward = Dispatch(module, _names(module), bounds, axis)  # its name must not change
+    return Sharded(tuple(known), found.parts, found.away, left)
+
+
+def _bounds(name: str, count: int, axis: Axis) -> tuple[int, ...]:
+    """Rank r has the experts bounds[r] to bounds[r+1]."""
+    if count < axis.size:
+        raise PlanError(
+            f"{count} experts cannot be spread over {axis.size} ranks",
+            where=name,
+            rule=f"every rank has at least one expert: {count} < {axis.size}",
+            fix=f"ep={count} or less",
+        )
+    return tuple(count * r // axis.size for r in range(axis.size + 1))
+
+
+def _keep_modules(prefix: str, module: Experts, start: int, stop: int, found: _Found) -> None:
+    """The others are taken out of the list; the numbers of those that stay do not change."""
+    for i, (key, expert) in enumerate(list(module._modules.items())):
+        assert expert is not None
+        here = start <= i < stop
+        for name, p in expert.named_parameters(_joined(prefix, key)):
+            if here:
+                found.parts[name] = Rows(name, tuple(p.shape), 0)
+            else:
+                found.away[name] = Away(tuple(p.shape), p.dtype)
+        if not here:
+            del module._modules[key]
+
+
+def _keep_rows(prefix: str, module: nn.Module, start: int, stop: int, found: _Found) -> None:
+    """Every parameter becomes its rows of these experts."""
+    for key, p in list(module.named_parameters(recurse=False)):
+        name = _joined(prefix, key)
+        found.parts[name] = Rows(name, tuple(p.shape), start * p[0].numel())
+        setattr(module, key, nn.Parameter(p.detach()[start:stop].clone(), requires_grad=p.requires_grad))
+    module.num_experts = stop - start  # type: ignore[assignment]  # an int, as before
+
+
+def _joined(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}" if prefix else key
+
+
+def _check_alone(model: nn.Module, known: Mapping[str, nn.Module]) -> None:
+    """An expert that shares a parameter with anything could get no whole gradient on its owner."""
+    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    for prefix, module in known.items():
+        own = module.named_parameters(prefix, recurse=isinstance(module, Experts))
+        shared = next((name for name, p in own if uses[id(p)] > 1), None)
+        if shared:
+            raise PlanError(
+                "an expert shares a parameter with another module",
+                where=shared,
+                rule="the owner of an expert holds its parameters alone",
+                fix="give every expert parameters of its own, or leave out ep",
+            )
+
+
+def _names(module: nn.Module) -> tuple[str, ...]:
+    return tuple(inspect.signature(type(module).forward).parameters)[1:]
+
+
+def _is_batched(module: nn.Module) -> bool:
+    """Whether it is transformers' kind: by the marks that its decorator leaves, its parameters and its forward."""
+    count, own = getattr(module, "num_experts", None), list(module.parameters(recurse=False))
+    if not isinstance(count, int) or not hasattr(module, "is_transposed") or not hasattr(module, "has_gate"):
+        return False
+    names = _names(module)
+    takes = len(names) == 3 and names[1] in _INDEX and names[2] in _WEIGHT
+    rows = bool(own) and all(p.dim() > 1 and p.shape[0] == count for p in own)
+    return takes and rows and not list(module.buffers(recurse=False))
+
+
+def _looks_like_experts(name: str, module: nn.Module) -> bool:
+    """By its name: for the report only."""
+    if isinstance(module, nn.ModuleList):
+        return name.rpartition(".")[2] == "experts" and len(module) > 1
+    return type(module).__name__.endswith("Experts") and any(True for _ in module.parameters(recurse=False))

@@ -1,0 +1,148 @@
+"""Convolutions along a split dim, plain and transposed, in one to three spatial dims: the result of the whole image.
+
+A rank gets the rows that its outputs need and convolves them without padding in that dim. While the rows of others
+travel, it computes the outputs that need only its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..layout import Bounds
+from ..moves import Axis
+from ..window import Halo, Span, begin, travels, window
+from .slide import ceil_div, each, nothing, slide, slide_transposed
+
+_CONV = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+_TRANSPOSED = {1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d}
+_WORTH = 4
+"""Computing the border apart pays where it is that much smaller than the interior."""
+
+Numbers = int | Sequence[int]
+Local = Callable[[torch.Tensor], torch.Tensor]
+
+
+def conv(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers | str,
+    dilation: Numbers, groups: int, dim: int, bounds: Bounds, axis: Axis, *, overlap: bool = True,
+) -> tuple[torch.Tensor, Bounds]:  # fmt: skip
+    """This rank's rows of the convolution, and the bounds of the output. `dim` is the split dim of x, a spatial one."""
+    n = weight.dim() - 2
+    dim %= x.dim()
+    at = dim - (x.dim() - n)
+    kernel, strides, steps = tuple(weight.shape[2:]), each(stride, n), each(dilation, n)
+    before, after = paddings(padding, kernel, steps)
+    plan = slide(bounds, kernel[at], strides[at], before[at], after[at], steps[at])
+    sides = [before[i] if i != at else 0 for i in range(n)]
+    extra = [after[i] - before[i] if i != at else 0 for i in range(n)]
+
+    def local(rows: torch.Tensor) -> torch.Tensor:
+        if any(extra):
+            rows = F.pad(rows, [side for e in reversed(extra) for side in (0, e)])
+        return _CONV[n](rows, weight, bias, strides, sides, steps, groups)
+
+    halo = begin(x, dim, bounds, tuple((span,) for span in plan.wanted), axis)
+    out = plan.out(axis.index)
+    if out[0] == out[1]:
+        geometry = zip(x.shape[x.dim() - n :], kernel, strides, before, after, steps, strict=True)
+        whole = [0 if i == at else slide((0, size), *of).bounds[-1] for i, (size, *of) in enumerate(geometry)]
+        return nothing([*x.shape[: dim - at - 1], weight.shape[0], *whole], halo.rows(), weight, bias), plan.bounds
+    reach = _Reach(kernel[at], strides[at], before[at], steps[at])
+    inner = reach.interior(out, (bounds[axis.index], bounds[axis.index + 1]))
+    border = out[1] - out[0] - (inner[1] - inner[0])
+    if overlap and travels(bounds, plan.wanted) and inner[1] - inner[0] >= _WORTH * border:
+        return _overlapped(halo, local, dim, out, inner, reach), plan.bounds
+    return local(halo.rows(plan.wanted[axis.index])), plan.bounds
+
+
+def conv_transpose(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers,
+    output_padding: Numbers, groups: int, dilation: Numbers, dim: int, bounds: Bounds, axis: Axis,
+) -> tuple[torch.Tensor, Bounds]:  # fmt: skip
+    """This rank's rows of the transposed convolution, and the bounds of the output."""
+    n = weight.dim() - 2
+    dim %= x.dim()
+    at = dim - (x.dim() - n)
+    kernel, strides, steps = tuple(weight.shape[2:]), each(stride, n), each(dilation, n)
+    sides, further = list(each(padding, n)), list(each(output_padding, n))
+    reach = steps[at] * (kernel[at] - 1)
+    count = (bounds[-1] - 1) * strides[at] - 2 * sides[at] + reach + further[at] + 1
+    plan = slide_transposed(bounds, kernel[at], strides[at], sides[at], count, steps[at])
+    (first, last), (a, b) = plan.wanted[axis.index], plan.out(axis.index)
+    start, stop = first * strides[at] - sides[at], (last - 1) * strides[at] - sides[at] + reach + 1
+    sides[at] = further[at] = 0
+    rows = window(x, dim, bounds, plan.wanted, axis)
+    if first == last:
+        out = nothing(_shape_transposed(rows, weight, strides, sides, steps, further, groups, at, b - a), rows, weight)
+        return _with_bias(out, bias, n), plan.bounds
+    inside = start <= a and b <= stop  # else some outputs are of the bias alone
+    out = _TRANSPOSED[n](rows, weight, bias if inside else None, strides, sides, further, groups, steps)
+    if (start, stop) != (a, b):
+        out = F.pad(out, [*([0, 0] * (n - 1 - at)), start - a, b - stop])
+    return (out if inside else _with_bias(out, bias, n)), plan.bounds
+
+
+def paddings(
+    padding: Numbers | str, kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Rows of padding before and after, per spatial dim. 'same' has one more after, where it is uneven."""
+    if padding == "valid":
+        padding = 0
+    if isinstance(padding, str):
+        assert padding == "same", padding
+        total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    sides = each(padding, len(kernel))
+    return sides, sides
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """A kernel along the split dim."""
+
+    kernel: int
+    stride: int
+    before: int
+    dilation: int
+
+    def needed(self, out: Span) -> Span:
+        """The rows that outputs need."""
+        last = (out[1] - 1) * self.stride - self.before + (self.kernel - 1) * self.dilation
+        return out[0] * self.stride - self.before, last + 1
+
+    def interior(self, out: Span, own: Span) -> Span:
+        """The outputs that need only own rows."""
+        first = max(out[0], ceil_div(own[0] + self.before, self.stride))
+        last = min(out[1], (own[1] - 1 + self.before - (self.kernel - 1) * self.dilation) // self.stride + 1)
+        return (first, last) if first < last else (out[0], out[0])
+
+
+def _overlapped(halo: Halo, local: Local, dim: int, out: Span, inner: Span, reach: _Reach) -> torch.Tensor:
+    """The interior while the halo travels, then the borders."""
+    middle = local(halo.here(*reach.needed(inner)))
+    sides = [(out[0], inner[0]), (inner[1], out[1])]
+    top, bottom = ([local(halo.rows(reach.needed(side)))] if side[0] < side[1] else [] for side in sides)
+    halo.finish()  # also a rank that only sends waits until it has sent
+    parts = [*top, middle, *bottom]
+    return middle if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def _shape_transposed(
+    x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    further: Sequence[int], groups: int, at: int, rows: int,
+) -> list[int]:  # fmt: skip
+    n = weight.dim() - 2
+    sizes = [
+        (x.shape[i - n] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (weight.shape[2 + i] - 1) + further[i] + 1
+        for i in range(n)
+    ]
+    sizes[at] = rows
+    return [*x.shape[: x.dim() - n - 1], weight.shape[1] * groups, *sizes]
+
+
+def _with_bias(out: torch.Tensor, bias: torch.Tensor | None, n: int) -> torch.Tensor:
+    return out if bias is None else out + bias.view(-1, *([1] * n))

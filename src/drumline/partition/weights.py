@@ -1,0 +1,80 @@
+"""Products with a parameter: which dim of the weight they sum over, and which one gives the result its features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighing:
+    """One product with a weight."""
+
+    node: Node
+    input: Node
+    along: int
+    """The dim of the input that is summed over."""
+    weight: Node
+    """A placeholder."""
+    summed: int | None
+    """The weight's dim that is summed over; None where it cannot be split."""
+    given: int | None
+    """The weight's dim that becomes the result's features; None where it cannot be split."""
+    bias: Node | None
+
+    @property
+    def module(self) -> str:
+        """Where it is."""
+        return str(self.node.meta.get("module", ""))
+
+
+CONVOLUTIONS = (
+    aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.conv1d.padding, aten.conv2d.padding,
+    aten.conv3d.padding,
+)  # fmt: skip
+TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+
+
+def weighing(node: Node) -> Weighing | None:
+    """What a node is as a product with a parameter, if it is one."""
+    if node.op != "call_function":
+        return None
+    args = list(node.args)
+    if node.target is aten.linear.default and _is_parameter(args[1]):
+        bias = args[2] if len(args) > 2 else None
+        return _made(node, args[0], -1, args[1], 1, 0, bias)
+    if node.target is aten.addmm.default and _is_parameter(args[2]):
+        return _made(node, args[1], -1, args[2], 0, 1, args[0])
+    if node.target in (aten.mm.default, aten.matmul.default) and _is_parameter(args[1]):
+        if args[1].meta["val"].dim() == 2:  # type: ignore[union-attr]
+            return _made(node, args[0], -1, args[1], 0, 1, None)
+    if node.target in CONVOLUTIONS and _is_parameter(args[1]):
+        groups = args[6] if len(args) > 6 else 1
+        bias = args[2] if len(args) > 2 else None
+        if groups == 1:
+            return _made(node, args[0], 1, args[1], 1, 0, bias)
+    if node.target in TRANSPOSED and _is_parameter(args[1]):
+        groups = args[6] if len(args) > 6 else 1
+        if groups == 1:
+            return _made(node, args[0], 1, args[1], 0, 1, args[2] if len(args) > 2 else None)
+    return None
+
+
+def _made(
+    node: Node, given: object, along: int, weight: object, summed: int, features: int, bias: object
+) -> Weighing | None:
+    if not isinstance(given, Node) or not isinstance(weight, Node):
+        return None
+    dims = given.meta["val"].dim()
+    along = along + dims if along < 0 else along
+    own = bias if isinstance(bias, Node) and _is_parameter(bias) else None
+    splittable = bias is None or own is not None
+    return Weighing(node, given, along, weight, summed, features if splittable else None, own)
+
+
+def _is_parameter(node: object) -> bool:
+    return isinstance(node, Node) and node.op == "placeholder" and node.meta.get("role") == "parameter"

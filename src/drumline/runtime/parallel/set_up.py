@@ -1,0 +1,33 @@
+"""Sets an engine up for a plan that splits the model itself."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from ...job import Job
+from ...plan import Plan
+from ..build import Built
+from ..observe.record import Recorder
+from ..strategies.flat import FlatShard
+from .groups import COPIES, Groups
+from .model import SplitModel, Weigh
+
+
+def set_up(
+    job: Job, plan: Plan, rank: int, device: torch.device, dtype: torch.dtype | None, weigh: Weigh
+) -> tuple[Built, SplitModel, FlatShard, dist.ProcessGroup, Recorder]:
+    """The model, the strategy that adds up its gradients, the group of all ranks, and the recorder."""
+    world = dist.group.WORLD
+    assert world is not None
+    groups = Groups(plan, rank)
+    record = Recorder(rank, device, world)
+    split = SplitModel(job, plan, groups, device, dtype, weigh, watch=lambda axis, name, t: record.message(name, t))
+    strategy = FlatShard(
+        plan, groups.group(["shard"]), groups.group(["replica", *COPIES]),
+        split=groups.group(["pp", "shard", "tp"]),
+    )  # fmt: skip
+    strategy.record = record
+    split.use(strategy)
+    module = strategy.wrap(split.root)
+    return Built(split.root, module, split.parts, {}, [], world), split, strategy, world, record

@@ -1,0 +1,139 @@
+"""From a job's captured graph to what one rank of a plan runs: the axes are spread one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph
+
+from ...errors import PlanError
+from ...partition import rules as _rules  # registers them
+from ...partition.capture import Captured
+from ...partition.choose import Choice, choose
+from ...partition.layout import Split, even, evenly
+from ...partition.moves import Axis
+from ...partition.shared_gradients import leave_summands
+from ...partition.spread import Pass
+from ...plan import Plan
+from .groups import Groups
+
+assert _rules
+AXIS_KEYS = {"rows": "tile", "columns": "tile", "cp": "cp", "tp": "tp"}
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """A graph with this rank's shapes."""
+
+    graph: Graph
+    gathered: Mapping[str, Mapping[str, Sequence[str]]]
+    """Axis -> operator -> the modules where its inputs were made whole."""
+
+
+class Spreader:
+    """Spreads graphs of one job over the axes of one plan; parameters are split alike in all of them."""
+
+    def __init__(self, plan: Plan, groups: Groups, watch: Callable[..., Any] | None = None) -> None:
+        self.plan, self.groups = plan, groups
+        self.axes = {
+            name: Axis(name, groups.sizes[name], groups.at[name], groups.group([name]), watch)
+            for name in ("rows", "columns", "cp", "tp")
+            if groups.sizes[name] > 1
+        }
+        self.choice: Choice | None = None
+        """What tensor parallelism splits, by the parameters' names."""
+        self.splits: dict[str, Split] = {}
+
+    def decide(self, captured: Captured) -> None:
+        """Choose once what is split; later graphs follow."""
+        if "tp" in self.axes:
+            self.choice = choose(captured, self.plan.tp)
+            names = {n.name: n.meta["name"] for n in captured.graph.nodes if n.op == "placeholder"}
+            self.splits = {names[k]: s for k, s in self.choice.splits.items()}
+            if not self.splits:
+                raise PlanError(
+                    f"tp={self.plan.tp}: no layer of this model can be split over {self.plan.tp} ranks",
+                    rule="; ".join(f"{k}: {v}" for k, v in list(self.choice.left.items())[:3]), fix="tp=1, and dp or pp",
+                )  # fmt: skip
+
+    def spread(self, captured: Captured) -> Spread:
+        """This rank's graph."""
+        graph = captured.graph
+        for i, node in enumerate(n for n in graph.nodes if n.op not in ("placeholder", "output")):
+            node.meta["origin"] = i
+        gathered: dict[str, Mapping[str, Sequence[str]]] = {}
+        for name, axis in self.axes.items():
+            seeds = self._seeds(name, axis, graph)
+            sequence = self._sequence(graph, axis) if name == "tp" else (lambda _: None)
+            work = Pass(graph, axis, captured.mode, seeds, sequence=sequence)
+            graph = work.run()
+            gathered[name] = work.gathered
+            if name != "tp":
+                leave_summands(graph, axis)
+        return Spread(graph, gathered)
+
+    # -- where an axis begins
+
+    def _seeds(self, name: str, axis: Axis, graph: Graph) -> dict[str, Split]:
+        heads = [n for n in graph.nodes if n.op == "placeholder"]
+        if name == "tp":
+            return {n.name: self.splits[n.meta["name"]] for n in heads
+                    if n.meta["role"] == "parameter" and n.meta["name"] in self.splits}  # fmt: skip
+        leaves = [n for n in heads if n.meta["role"] == "batch"]
+        found = self._tokens(leaves, axis) if name == "cp" else self._images(leaves, name, axis)
+        if not found:
+            what = "tokens: an input of (samples, tokens, ...)" if name == "cp" else "images: an input of four dims"
+            raise PlanError(f"{AXIS_KEYS[name]} for a batch without {what}", rule="the plan splits what is there")
+        return found
+
+    def _images(self, leaves: Sequence[Any], name: str, axis: Axis) -> dict[str, Split]:
+        """Images (samples, channels, rows, columns), and targets that have a number for every pixel."""
+        back = {"rows": 2, "columns": 1}[name]
+        images = [n for n in leaves if n.meta["val"].dim() == 4]
+        sizes = {n.meta["val"].shape[-back] for n in images}
+        found = {}
+        for node in leaves:
+            shape = node.meta["val"].shape
+            dense = len(shape) >= 3 and any(shape[-2:] == i.meta["val"].shape[-2:] for i in images)
+            if (node in images or dense) and shape[-back] in sizes:
+                if shape[-back] < axis.size:
+                    raise PlanError(
+                        f"tile: {shape[-back]} {name} over {axis.size} ranks", rule="every tile has a row and a column",
+                        fix=f"at most {shape[-back]} tiles that way",
+                    )  # fmt: skip
+                found[node.name] = Split(len(shape) - back, (even(shape[-back], axis.size),))
+        return found
+
+    def _tokens(self, leaves: Sequence[Any], axis: Axis) -> dict[str, Split]:
+        """Whatever has as many tokens in dim 1 as the first input that has any."""
+        lengths = [n.meta["val"].shape[1] for n in leaves if n.meta["val"].dim() >= 2]
+        if not lengths:
+            return {}
+        if lengths[0] < axis.size:
+            raise PlanError(f"cp={axis.size} for {lengths[0]} tokens", rule="every rank has a token",
+                            fix=f"cp={lengths[0]} or less")  # fmt: skip
+        return {
+            n.name: Split(1, (even(lengths[0], axis.size),))
+            for n in leaves
+            if n.meta["val"].dim() in (2, 3) and n.meta["val"].shape[1] == lengths[0]
+        }
+
+    def _sequence(self, graph: Graph, axis: Axis) -> Callable[[torch.Size], Split | None]:
+        """Between blocks, what tensor parallelism adds up lies split by tokens: norms and dropout work on parts."""
+        leaves = [n.meta["val"].shape for n in graph.nodes if n.op == "placeholder" and n.meta["role"] == "batch"]
+        shapes = {(s[0], s[1]) for s in leaves if len(s) in (2, 3)}
+
+        def sequence(shape: torch.Size) -> Split | None:
+            for samples, tokens in shapes:
+                if tokens % axis.size or tokens < 2:
+                    continue
+                if len(shape) == 3 and tuple(shape[:2]) == (samples, tokens):
+                    return evenly(1, tokens, axis.size)
+                if len(shape) == 2 and shape[0] == samples * tokens:
+                    return Split(0, (even(tokens, axis.size),) * samples)
+            return None
+
+        return sequence

@@ -1,0 +1,62 @@
+"""Runs pipeline orders on one rank, for training and for evaluation: the tables of a step are found once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from ...errors import PlanError
+from ...schedule.pipeline import Pipeline
+from .step import Hooks, MicroBatch, Result, Step
+from .tables import Tables, forward_only
+from .wires import Wires
+
+KEEP = 64
+"""Tables that are kept: micro-batches of many shapes come in ever new combinations."""
+
+
+class Runner:
+    """One rank of a pipeline."""
+
+    def __init__(
+        self, wires: Wires, hooks: Hooks | None = None, *, reads: Literal["all", "first"] = "all", ahead: int = 1
+    ) -> None:
+        """`reads`: whether every rank has the batch, or the first stage's alone; `ahead`: actions to receive for."""
+        self.wires, self.hooks, self.reads, self.ahead = wires, hooks or Hooks(), reads, ahead
+        self._known: dict[tuple[Any, ...], tuple[Pipeline, Tables]] = {}
+
+    def train(self, order: Pipeline, micros: Sequence[MicroBatch], factor: float) -> Result:
+        """Forwards and backwards of `factor` times the summed loss; gradients are added to the parameters' `.grad`."""
+        return self._step(self._tables(order, micros), micros, factor).run()
+
+    def evaluate(self, order: Pipeline, micros: Sequence[MicroBatch]) -> Result:
+        """The forwards of the order alone, without gradients."""
+        with torch.no_grad():
+            return self._step(self._tables(order, micros, forward=True), micros, None).run()
+
+    def _step(self, tables: Tables, micros: Sequence[MicroBatch], factor: float | None) -> Step:
+        return Step(self.wires, self.hooks, tables, micros, factor=factor, ahead=self.ahead)
+
+    def _tables(self, order: Pipeline, micros: Sequence[MicroBatch], *, forward: bool = False) -> Tables:
+        """Found once for an order and the shapes of its micro-batches."""
+        if len(order.lanes) != self.wires.ranks or len(micros) != order.micros:
+            raise PlanError(
+                f"{order} for {self.wires.ranks} ranks and {len(micros)} micro-batches",
+                rule="an order has a lane for every rank and is made for the number of micro-batches",
+            )
+        for i, micro in enumerate(micros):
+            if len(micro.cut.stages) != order.stages:
+                raise PlanError(
+                    f"micro-batch {i} is cut into {len(micro.cut.stages)} stages, the order has {order.stages}",
+                    rule="one cut for each stage of the order",
+                )
+        cuts = [m.cut for m in micros]
+        key = (id(order), forward, *cuts)  # cuts are compared by identity, and kept alive by the tables
+        if key not in self._known:
+            made = Tables(forward_only(order) if forward else order, cuts, reads=self.reads)
+            self._known[key] = order, made
+            if len(self._known) > KEEP:
+                self._known.pop(next(iter(self._known)))
+        return self._known[key][1]

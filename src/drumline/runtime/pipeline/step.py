@@ -1,0 +1,206 @@
+"""One step of one rank of a pipeline: the actions of its lane, one after the other, and what they read and give.
+
+Before an action, what it reads and what the next one reads is asked for; then what it reads is waited for. A value that
+stays on the rank (several stages on one rank) is handed over without a message, and is treated as a received one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import PlanError
+from ...partition.stage import Cut, From, Leaf, Port
+from ...schedule.pipeline import Action
+from .backward import Held
+from .tables import Key, Message, Tables, grad_key, leaf_key, value_key
+from .wires import Exchange, Wires
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """One micro-batch: the stages for its shapes, and its tensors by name."""
+
+    cut: Cut
+    leaves: Mapping[str, torch.Tensor]
+    """May be empty on ranks that do not read data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the caller does at moments of a step."""
+
+    seed: Callable[[int, int], None] = lambda stage, micro: None
+    """Before a forward: set the random numbers by (stage, micro-batch), so that no order changes them."""
+    around: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext()
+    """Around the computing of an action: for a recorder, and for a precision."""
+    waiting: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext()
+    """Around the wait for what an action reads."""
+    last_backward: Callable[[int], None] = lambda stage: None
+    """A stage's gradients are complete on this rank: their reduction may begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a rank has of a step."""
+
+    losses: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    """Sum and weight by micro-batch, on the rank of the last stage; elsewhere nothing."""
+    peak: int
+    """The most forwards that were held at once for their backwards."""
+
+
+class Step:
+    """One step of one rank, with backwards where there is a factor for the loss."""
+
+    def __init__(
+        self, wires: Wires, hooks: Hooks, tables: Tables, micros: Sequence[MicroBatch], *,
+        factor: float | None, ahead: int,
+    ) -> None:  # fmt: skip
+        self.hooks, self.tables, self.micros, self.factor, self.ahead = hooks, tables, micros, factor, ahead
+        self.rank, self.device = wires.rank, wires.device
+        self.lane = tables.order.lanes[self.rank]
+        self.split = tables.order.splits_backward
+        self.exchange = Exchange(wires, tables.sequences)
+        self._store: dict[Key, tuple[torch.Tensor, int]] = {}
+        """What is here, and how many are still to read it."""
+        self._held: dict[tuple[int, int], Held] = {}
+        self._losses: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._asked = 0
+        self._peak = 0
+
+    def run(self) -> Result:
+        """The whole lane."""
+        last = {action.stage: i for i, action in enumerate(self.lane) if action.kind != "F"}
+        for i, action in enumerate(self.lane):
+            self._receive(i, action)
+            outgoing = self.tables.sends[self.rank][i]
+            for message in outgoing:
+                if message.key[0] == "leaf":
+                    self.exchange.send(message, self.micros[action.micro].leaves[str(message.key[1])])
+            with self.hooks.around(action):
+                made = self._act(action)
+            for message in outgoing:
+                if message.key in made:
+                    self.exchange.send(message, made[message.key])
+            if last.get(action.stage) == i:
+                self.hooks.last_backward(action.stage)
+        self.exchange.finish()
+        assert not self._store and not self._held, f"{self.tables.order} left values or forwards behind"
+        return Result(tuple(self._losses[i] for i in sorted(self._losses)), self._peak)
+
+    def _receive(self, i: int, action: Action) -> None:
+        receives = self.tables.receives[self.rank]
+        while self._asked < min(i + 1 + self.ahead, len(self.lane)):
+            for message in receives[self._asked]:
+                self.exchange.ask(message)
+            self._asked += 1
+        with self.hooks.waiting(action):
+            for message in receives[i]:
+                self._put(message.key, self.exchange.take(message), self._readers(message))
+
+    def _act(self, action: Action) -> dict[Key, torch.Tensor]:
+        """Compute; what it gives, by key. What other stages of this rank read is put into the store."""
+        if action.kind == "F":
+            return self._forward(action)
+        if action.kind == "B":
+            return self._backward(action)
+        self._held.pop((action.stage, action.micro)).weights()
+        return {}
+
+    # -- forward
+
+    def _forward(self, action: Action) -> dict[Key, torch.Tensor]:
+        s, micro = action.stage, action.micro
+        stage = self.micros[micro].cut.stages[s]
+        inputs = [self._input(source, micro) for source in stage.inputs]
+        held = Held(stage, inputs, split=self.split)
+        self.hooks.seed(s, micro)
+        outputs = held.forward()
+        if self.factor is not None:
+            self._held[s, micro] = held
+            self._peak = max(self._peak, len(self._held))
+        if s == self.tables.order.stages - 1:
+            total, weight = outputs[:2]
+            self._losses[micro] = total.detach(), weight.detach()
+            return {}
+        made = {}
+        for k, (port, output) in enumerate(zip(stage.outputs, outputs, strict=True)):
+            _check(port, output, f"output {k} of stage {s} for micro-batch {micro}")
+            key = value_key(From(s, k), micro)
+            made[key] = output.detach()
+            self._put(key, made[key], len(self.tables.wanted_here(port, self.rank)))
+        return made
+
+    def _input(self, source: Leaf | From, micro: int) -> torch.Tensor:
+        cut = self.micros[micro].cut
+        if isinstance(source, From):
+            value = self._take(value_key(source, micro)).detach()
+            port = cut.stages[source.stage].outputs[source.output]
+            return value.requires_grad_(port.grad and self.factor is not None)
+        if leaf_key(source.name, micro) in self._store:
+            return self._take(leaf_key(source.name, micro))
+        value = self.micros[micro].leaves[source.name]
+        _check(cut.leaves[source.name], value, f"{source.name} of micro-batch {micro}")
+        return value
+
+    # -- backward
+
+    def _backward(self, action: Action) -> dict[Key, torch.Tensor]:
+        s, micro = action.stage, action.micro
+        cut = self.micros[micro].cut
+        stage = cut.stages[s]
+        held = self._held[s, micro] if self.split else self._held.pop((s, micro))
+        gradients = held.backward(self._output_gradients(s, micro))
+        made = {}
+        for source, gradient in zip(stage.inputs, gradients, strict=True):
+            if not isinstance(source, From):
+                continue
+            port = cut.stages[source.stage].outputs[source.output]
+            if port.grad:
+                key = grad_key(source, micro, s)
+                # a reader that makes no use of a value says so by zeros: the producer waits for an answer
+                zeros = torch.zeros(port.shape, dtype=port.dtype, device=self.device) if gradient is None else gradient
+                made[key] = zeros
+                self._put(key, zeros, int(self.tables.homes[source.stage] == self.rank))
+        return made
+
+    def _output_gradients(self, s: int, micro: int) -> dict[int, torch.Tensor]:
+        if s == self.tables.order.stages - 1:
+            assert self.factor is not None
+            return {0: torch.full_like(self._losses[micro][0], self.factor)}
+        found: dict[int, torch.Tensor] = {}
+        for k, port in enumerate(self.micros[micro].cut.stages[s].outputs):
+            if port.grad:
+                # always in the order of the readers, whoever answered first
+                first, *others = [self._take(grad_key(From(s, k), micro, t)) for t in port.wanted]
+                found[k] = sum(others, first)
+        return found
+
+    # -- what is here
+
+    def _put(self, key: Key, value: torch.Tensor, readers: int) -> None:
+        if readers:
+            self._store[key] = value, readers
+
+    def _take(self, key: Key) -> torch.Tensor:
+        value, readers = self._store.pop(key)
+        if readers > 1:
+            self._store[key] = value, readers - 1
+        return value
+
+    def _readers(self, message: Message) -> int:
+        return 1 if message.key[0] == "grad" else len(self.tables.wanted_here(message.port, self.rank))
+
+
+def _check(port: Port, value: torch.Tensor, what: str) -> None:
+    if (tuple(value.shape), value.dtype) != (port.shape, port.dtype):
+        raise PlanError(
+            f"{what} is {value.dtype} {list(value.shape)}, and was captured as {port.dtype} {list(port.shape)}",
+            rule="other ranks make room for what was captured",
+            fix="capture the model for every shape of a micro-batch, and under the precision that it runs in",
+        )

@@ -1,0 +1,122 @@
+"""Messages under way between the ranks of a pipeline: receives are asked for early, sends are kept until they are done.
+
+Where a backend has no tags, a pair of ranks needs a line of its own for each direction: on one line a send that waits
+for its receive would stand in the way of the receive that the other rank waits for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...errors import GaveUp, PlanError
+from .tables import Key, Message
+
+Follow = Callable[[str, Any, torch.Tensor], Any]
+"""(name, work, tensor) -> what is waited for: a recorder sees the messages there."""
+
+
+class Wires:
+    """The lines of one rank to the others of its pipeline."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, back: dist.ProcessGroup | None = None, *,
+        device: torch.device | None = None, follow: Follow | None = None,
+    ) -> None:  # fmt: skip
+        """`group` carries what goes to higher ranks, `back` what goes to lower ones: the same unless on nccl."""
+        if back is None and dist.get_backend(group) == "nccl":
+            raise PlanError(
+                "a pipeline on nccl with one process group", rule="nccl has no tags: each direction has its own group",
+                fix="give `back`, a second group of the same ranks",
+            )  # fmt: skip
+        self.group, self.back, self.follow = group, back or group, follow
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.device = device or torch.device("cpu")
+        self.bytes = 0
+        """Sent so far."""
+
+    def send(self, tensor: torch.Tensor, dst: int, tag: int, name: str = "send") -> Any:
+        """Begin to send a tensor of one run of memory; it must live until the work is done."""
+        line = self.group if dst > self.rank else self.back
+        self.bytes += tensor.nbytes
+        work = dist.isend(tensor, group=line, group_dst=dst, tag=tag)
+        return self.follow(name, work, tensor) if self.follow else work
+
+    def receive(self, tensor: torch.Tensor, src: int, tag: int) -> Any:
+        """Begin to receive into a tensor."""
+        line = self.back if src > self.rank else self.group
+        return dist.irecv(tensor, group=line, group_src=src, tag=tag)
+
+
+class Exchange:
+    """The messages of one step."""
+
+    def __init__(self, wires: Wires, sequences: dict[tuple[int, int], list[Message]]) -> None:
+        self._wires, self._sequences = wires, sequences
+        self._asked: Counter[int] = Counter()
+        """Receives that are asked for, by sender."""
+        self._arriving: dict[Key, tuple[Any, torch.Tensor]] = {}
+        self._sent: dict[int, deque[tuple[Message, Any, torch.Tensor]]] = {}
+
+    def ask(self, message: Message) -> None:
+        """Ask for a message, and for those that its sender sends before it."""
+        line = self._sequences[message.src, message.dst]
+        for m in line[self._asked[message.src] : message.turn + 1]:
+            room = m.port.room(self._wires.device)
+            self._arriving[m.key] = self._wires.receive(room, m.src, m.turn), room
+        self._asked[message.src] = max(self._asked[message.src], message.turn + 1)
+
+    def take(self, message: Message) -> torch.Tensor:
+        """Wait for a message."""
+        work, room = self._arriving.pop(message.key)
+        try:
+            work.wait()
+        except RuntimeError as e:
+            raise GaveUp(
+                f"rank {self._wires.rank} of the pipeline waited in vain for {message}", where=str(e).split("\n")[0],
+                rule="every rank runs its lane to the end", fix=f"see what rank {message.src} says",
+            ) from e  # fmt: skip
+        self._confirm(message)
+        return message.port.unpacked(room)
+
+    def send(self, message: Message, value: torch.Tensor) -> None:
+        """Begin to send."""
+        packed = message.port.packed(value)
+        work = self._wires.send(packed, message.dst, message.turn, str(message.key[0]))
+        self._sent.setdefault(message.dst, deque()).append((message, work, packed))
+
+    def _confirm(self, message: Message) -> None:
+        """A rank that sends has read all that its lane needed until then: those sends are done, and are let go."""
+        sent = self._sent.get(message.src, deque())
+        kept = []
+        for m, work, packed in sent:
+            if m.read <= message.made:
+                work.wait()
+            else:
+                kept.append((m, work, packed))
+        sent.clear()
+        sent.extend(kept)
+
+    @property
+    def under_way(self) -> Iterator[Message]:
+        """Sends that are not known to be done."""
+        return (m for line in self._sent.values() for m, _, _ in line)
+
+    def finish(self) -> None:
+        """Wait until everything sent has been received."""
+        assert not self._arriving, f"never read: {len(self._arriving)} messages"
+        for line in self._sent.values():
+            while line:
+                message, work, _ = line[0]
+                try:
+                    work.wait()
+                except RuntimeError as e:
+                    raise GaveUp(
+                        f"nobody took {message}", where=str(e).split("\n")[0],
+                        rule="every rank runs its lane to the end", fix=f"see what rank {message.dst} says",
+                    ) from e  # fmt: skip
+                line.popleft()

@@ -1,0 +1,205 @@
+"""What ranks do in the tests of ring attention: their part of it, beside torch's attention of the whole sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from drumline.partition import block
+from drumline.partition.moves import Axis
+from drumline.partition.ring import ring_attention
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention of a sequence that is split as `bounds` say."""
+
+    bounds: tuple[int, ...]
+    q_bounds: tuple[int, ...] | None = None
+    causal: bool = False
+    mask: str = ""
+    """"", or words: bool, float, learned, one (row for all), heads (one per head), blind (a row that sees nothing)."""
+    lead: tuple[int, ...] = (2, 4)
+    keys: tuple[int, ...] | None = None
+    """The leading dims of k and v, where they are others."""
+    values: int = 8
+    """Width of v; that of q and k is 8."""
+    scale: float | None = None
+    grouped: bool = False
+    dtype: torch.dtype = torch.float64
+    scores: int = block.SCORES
+
+
+def axis() -> Axis:
+    return Axis("cp", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
+
+
+def wholes(case: Case) -> tuple[list[Tensor], Tensor | None]:
+    """q, k, v and the mask, of the whole sequence; the same on every rank."""
+    torch.manual_seed(7)
+    t, u = (case.q_bounds or case.bounds)[-1], case.bounds[-1]
+    keys = case.keys or case.lead
+    shapes = [(*case.lead, t, 8), (*keys, u, 8), (*keys, u, case.values)]
+    found = [torch.randn(s, dtype=case.dtype).requires_grad_() for s in shapes]
+    if not case.mask:
+        return found, None
+    rows = 1 if "one" in case.mask else t
+    shape = (case.lead[-1], rows, u) if "heads" in case.mask else (rows, u)
+    if "bool" in case.mask:
+        mask = torch.rand(shape) < 0.7
+        mask[..., 0] = True
+        if "blind" in case.mask:
+            mask[..., rows // 2, :] = False
+        return found, mask
+    mask = torch.randn(shape, dtype=case.dtype)
+    mask[..., -1:] = -torch.inf
+    if "blind" in case.mask:
+        mask[..., rows // 2, :] = -torch.inf
+    return found, mask.requires_grad_("learned" in case.mask)
+
+
+def part(x: Tensor, bounds: tuple[int, ...], rank: int, dim: int = -2) -> Tensor:
+    return x.detach().narrow(dim, bounds[rank], bounds[rank + 1] - bounds[rank]).clone().requires_grad_(x.requires_grad)
+
+
+@contextmanager
+def at_most(scores: int) -> Iterator[None]:
+    before = block.SCORES
+    block.SCORES = scores
+    try:
+        yield
+    finally:
+        block.SCORES = before
+
+
+def ring(case: Case, **more: Any) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """This rank's output, and its inputs with their gradients for a loss of the whole."""
+    (q, k, v), mask = wholes(case)
+    r, q_bounds = dist.get_rank(), case.q_bounds or case.bounds
+    inputs = [part(q, q_bounds, r), part(k, case.bounds, r), part(v, case.bounds, r)]
+    mine = None
+    if mask is not None:
+        mine = part(mask, (0, 1) if mask.shape[-2] == 1 else q_bounds, 0 if mask.shape[-2] == 1 else r)
+    with at_most(case.scores):
+        out = ring_attention(
+            *inputs, mask=mine, is_causal=case.causal, scale=case.scale, bounds=case.bounds, q_bounds=case.q_bounds,
+            axis=axis(), enable_gqa=case.grouped, **more,
+        )  # fmt: skip
+        out.backward(part(direction(out, case), q_bounds, r))
+    return out.detach(), inputs, mine
+
+
+def direction(out: Tensor, case: Case) -> Tensor:
+    """The gradient of the whole output: random."""
+    draw = torch.Generator().manual_seed(11)
+    shape = (*out.shape[:-2], (case.q_bounds or case.bounds)[-1], out.shape[-1])
+    return torch.randn(shape, generator=draw, dtype=torch.float64).to(out.dtype)
+
+
+def errors(case: Case) -> dict[str, float]:
+    """How far this rank's output and gradients are from torch's, at most."""
+    (q, k, v), mask = wholes(case)
+    want = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=case.causal, scale=case.scale, enable_gqa=case.grouped
+    )
+    want.backward(direction(want, case))
+    out, inputs, mine = ring(case)
+    r, q_bounds = dist.get_rank(), case.q_bounds or case.bounds
+    found = {"out": far(out, part(want, q_bounds, r))}
+    for name, x, whole, bounds in zip("qkv", inputs, (q, k, v), (q_bounds, case.bounds, case.bounds), strict=True):
+        assert x.grad is not None and whole.grad is not None
+        found["d" + name] = far(x.grad, part(whole.grad, bounds, r))
+    if mine is not None and mine.requires_grad:
+        assert mine.grad is not None and mask is not None and mask.grad is not None
+        one = mask.shape[-2] == 1
+        if one:
+            dist.all_reduce(mine.grad)
+        found["dmask"] = far(mine.grad, mask.grad if one else part(mask.grad, q_bounds, r))
+    return found
+
+
+def far(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape and a.dtype == b.dtype
+    assert torch.isfinite(a).all() and torch.isfinite(b).all()
+    return float((a - b).detach().abs().max()) if a.numel() else 0.0
+
+
+def all_errors(cases: list[Case]) -> list[dict[str, float]]:
+    return [errors(case) for case in cases]
+
+
+def counted(case: Case) -> list[int]:
+    """Bytes that this rank sent, batch by batch."""
+    sent: list[int] = []
+    original = dist.batch_isend_irecv
+
+    def count(operations: list[Any]) -> Any:
+        sent.append(sum(o.tensor.nbytes for o in operations if o.op is dist.isend))
+        return original(operations)
+
+    dist.batch_isend_irecv = count
+    try:
+        ring(case)
+    finally:
+        dist.batch_isend_irecv = original
+    return sent
+
+
+def told(case: Case) -> int:
+    """Bytes that a watcher hears of."""
+    heard: list[int] = []
+
+    @contextmanager
+    def watch(name: str, message: str, tensor: Tensor) -> Iterator[None]:
+        assert (name, message) == ("cp", "ring")
+        heard.append(tensor.nbytes)
+        yield
+
+    (q, k, v), _ = wholes(case)
+    r = dist.get_rank()
+    parts = [part(x, case.bounds, r) for x in (q, k, v)]
+    ring_attention(*parts, bounds=case.bounds, axis=replace(axis(), watch=watch), is_causal=case.causal)
+    return sum(heard)
+
+
+def dropped(case: Case) -> tuple[float, float, float]:
+    """The share of probabilities that was dropped; how far a second backward is; how far from the formula dv is.
+
+    With one-hot values the output IS the row of probabilities after dropout.
+    """
+    n, r = case.bounds[-1], dist.get_rank()
+    q = torch.zeros(1, 1, case.bounds[r + 1] - case.bounds[r], 8, dtype=case.dtype, requires_grad=True)
+    k = torch.zeros(1, 1, case.bounds[r + 1] - case.bounds[r], 8, dtype=case.dtype)
+    v = part(torch.eye(n, dtype=case.dtype)[None, None], case.bounds, r).requires_grad_()
+    torch.manual_seed(3)
+    out = ring_attention(q, k, v, bounds=case.bounds, axis=axis(), dropout_p=0.25)
+    (dv,) = torch.autograd.grad(out.sum(), v, retain_graph=True)
+    (again,) = torch.autograd.grad(out.sum(), v)
+    rows = [torch.empty(1, 1, case.bounds[i + 1] - case.bounds[i], n, dtype=case.dtype) for i in range(len(case.bounds) - 1)]
+    dist.all_gather(rows, out.detach().contiguous())
+    columns = torch.cat(rows, -2).sum(-2)[0, 0, case.bounds[r] : case.bounds[r + 1]]
+    return float((out == 0).double().mean()), far(dv, again), far(dv[0, 0, :, 0], columns)
+
+
+def fake_shapes(bounds: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """On fake tensors, without a group: shapes, forward and backward."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q = torch.empty(2, 4, bounds[2] - bounds[1], 8, requires_grad=True)
+        k = torch.empty(2, 2, bounds[2] - bounds[1], 8, requires_grad=True)
+        v = torch.empty(2, 2, bounds[2] - bounds[1], 6, requires_grad=True)
+        mask = torch.zeros(q.shape[-2], bounds[-1], requires_grad=True)
+        out = ring_attention(
+            q, k, v, bounds=bounds, axis=Axis("cp", len(bounds) - 1, 1), mask=mask, enable_gqa=True, dropout_p=0.1
+        )
+        out.sum().backward()
+        assert mask.grad is not None and q.grad is not None and k.grad is not None and v.grad is not None
+        return [tuple(x.shape) for x in (out, q.grad, k.grad, v.grad, mask.grad)]

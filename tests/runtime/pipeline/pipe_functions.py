@@ -1,0 +1,296 @@
+"""What the ranks of the pipeline tests run, and orders made by hand."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pipe_models import MODELS
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from drumline.errors import GaveUp
+from drumline.partition.capture import Captured, capture
+from drumline.partition.stage import Cut
+from drumline.partition.stages import cut, operators
+from drumline.runtime.pipeline.run import Runner
+from drumline.runtime.pipeline.shared import holders, sum_shared
+from drumline.runtime.pipeline.step import Hooks, MicroBatch
+from drumline.runtime.pipeline.wires import Wires
+from drumline.schedule.pipeline import Action, Kind, Pipeline, one_f_one_b
+
+FACTOR = 0.37
+
+
+@cache
+def captured(name: str, n: int) -> Captured:
+    """A model of pipe_models with its loss, for n samples, as a graph: written down once in a process."""
+    model, loss, batches = MODELS[name]
+    return graph_of(model().double(), loss, batches(n, 0))
+
+
+def graph_of(model: nn.Module, run: Callable[[nn.Module, list[Any]], Any], leaves: list[torch.Tensor]) -> Captured:
+    """A model with its loss, as a graph."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return capture(model, run, [mode.from_tensor(x) for x in leaves], mode)
+
+
+def even_cut(graph: Captured, stages: int) -> Cut:
+    """Stages of about as many operators."""
+    n = len(operators(graph.graph))
+    return cut(graph.graph, [n * s // stages for s in range(1, stages)])
+
+
+def _all(kind: Kind, stage: int, micros: int) -> list[Action]:
+    return [Action(kind, stage, i) for i in range(micros)]
+
+
+def gpipe(p: int, m: int) -> Pipeline:
+    """All forwards, then all backwards from the last."""
+    lanes = tuple(tuple(_all("F", s, m) + _all("B", s, m)[::-1]) for s in range(p))
+    return Pipeline("gpipe", p, m, lanes)
+
+
+def backwards(p: int, m: int) -> Pipeline:
+    """GPipe with the micro-batches the other way round."""
+    lanes = tuple(tuple(_all("F", s, m)[::-1] + _all("B", s, m)) for s in range(p))
+    return Pipeline("backwards", p, m, lanes)
+
+
+def naive(p: int, m: int) -> Pipeline:
+    """One micro-batch after the other."""
+    lanes = tuple(tuple(a for i in range(m) for a in (Action("F", s, i), Action("B", s, i))) for s in range(p))
+    return Pipeline("naive", p, m, lanes)
+
+
+def apart(p: int, m: int) -> Pipeline:
+    """1F1B whose weights' backwards lag one behind."""
+    lanes = []
+    for lane in one_f_one_b(p, m).lanes:
+        new: list[Action] = []
+        waiting: list[Action] = []
+        for action in lane:
+            new.append(action)
+            if action.kind == "B":
+                waiting.append(Action("W", action.stage, action.micro))
+                if len(waiting) > 1:
+                    new.append(waiting.pop(0))
+        lanes.append(tuple(new + waiting))
+    return Pipeline("apart", p, m, tuple(lanes))
+
+
+def weights_last(p: int, m: int) -> Pipeline:
+    """GPipe, and the weights when all else is done."""
+    lanes = tuple((*lane, *_all("W", s, m)) for s, lane in enumerate(gpipe(p, m).lanes))
+    return Pipeline("weights last", p, m, lanes)
+
+
+def _several(name: str, p: int, m: int, own: Callable[[int], Sequence[int]], *, split: bool = False) -> Pipeline:
+    lanes = []
+    for r in range(p):
+        stages = sorted(own(r))
+        lane = [a for s in stages for a in _all("F", s, m)]
+        for s in reversed(stages):
+            lane += _all("B", s, m) + (_all("W", s, m) if split else [])
+        lanes.append(tuple(lane))
+    return Pipeline(name, 2 * p, m, tuple(lanes))
+
+
+def rounds(p: int, m: int) -> Pipeline:
+    """Two stages on each rank, dealt round."""
+    return _several("rounds", p, m, lambda r: (r, r + p))
+
+
+def vee(p: int, m: int) -> Pipeline:
+    """Two stages on each rank, there and back, weights apart: the turn is a handover on one rank."""
+    return _several("vee", p, m, lambda r: (r, 2 * p - 1 - r), split=True)
+
+
+ORDERS: dict[str, Callable[[int, int], Pipeline]] = {
+    "gpipe": gpipe, "naive": naive, "1f1b": one_f_one_b, "apart": apart, "weights last": weights_last,
+    "rounds": rounds, "vee": vee,
+}  # fmt: skip
+
+
+class Setup:
+    """A model in stages on this rank, beside its serial twin."""
+
+    def __init__(
+        self,
+        name: str,
+        order: Pipeline,
+        sizes: Sequence[int],
+        *,
+        reads: Any = "all",
+        hooks: Any = None,
+        group: Any = None,
+    ) -> None:
+        model, self.loss, batches = MODELS[name]
+        torch.manual_seed(5)
+        self.order = order
+        self.serial: nn.Module = model().double()
+        self.model = copy.deepcopy(self.serial)
+        self.seen: list[str] = []
+        """Messages, as a recorder sees them."""
+        self.wires = Wires(group or dist.group.WORLD, follow=self._follow)
+        self.mine = [s for s, rank in order.homes().items() if rank == self.wires.rank]
+        self.leaves = [batches(n, seed) for seed, n in enumerate(sizes)]
+        cuts: dict[int, Cut] = {}
+        for n in dict.fromkeys(sizes):
+            graph = captured(name, n)
+            cuts[n] = even_cut(graph, order.stages).bind(self.mine, self.model, graph.constants, torch.device("cpu"))
+        reading = reads == "all" or 0 in self.mine
+        self.micros = [
+            MicroBatch(cuts[n], {str(i): x for i, x in enumerate(leaves)} if reading else {})
+            for n, leaves in zip(sizes, self.leaves, strict=True)
+        ]
+        self.cut = self.micros[0].cut
+        self.runner = Runner(self.wires, hooks, reads=reads)
+
+    def _follow(self, name: str, work: Any, tensor: torch.Tensor) -> Any:
+        self.seen.append(name)
+        return work
+
+    def names(self) -> set[str]:
+        """The parameters on this rank."""
+        return {n for s in self.mine for n in self.cut.stages[s].params}
+
+
+def error(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
+    """The largest difference; none is zero."""
+    if a is None or b is None:
+        other = a if b is None else b
+        return 0.0 if other is None else float(other.abs().max())
+    return float((a.double() - b.double()).abs().max())
+
+
+def train(name: str, order: Pipeline, sizes: Sequence[int], reads: str = "all", steps: int = 1) -> dict[str, Any]:
+    """Gradients and losses against those of the serial twin."""
+    events: list[int] = []
+    here = Setup(name, order, sizes, reads=reads, hooks=Hooks(last_backward=events.append))
+    serial = []
+    for _ in range(steps):
+        serial = []
+        for leaves in here.leaves:
+            total, weight = here.loss(here.serial, leaves)
+            (total * FACTOR).backward()
+            serial.append((total.item(), weight.item()))
+        result = here.runner.train(order, here.micros, FACTOR)
+    before = {
+        n: p.grad.clone() for n, p in here.model.named_parameters() if n in here.cut.shared and p.grad is not None
+    }
+    sum_shared(dict(here.model.named_parameters()), holders(here.cut, order), here.wires)
+    twin = dict(here.serial.named_parameters())
+    names = here.names()
+    gradients = {n: error(p.grad, twin[n].grad) for n, p in here.model.named_parameters() if n in names}
+    assert all(p.grad is None for n, p in here.model.named_parameters() if n not in names)
+    buffers = dict(here.serial.named_buffers())
+    mine = {n for s in here.mine for n in here.cut.stages[s].buffers}
+    moved = [error(b, buffers[n]) for n, b in here.model.named_buffers() if n in mine]
+    return {
+        "gradients": gradients, "losses": [(float(a), float(b)) for a, b in result.losses], "serial": serial,
+        "peak": result.peak, "buffers": max(moved, default=0.0), "last": events, "stages": here.mine,
+        "shared": sorted(here.cut.shared), "bytes": here.wires.bytes,
+        "changed": {n: error(before[n], here.model.get_parameter(n).grad) for n in before},
+    }  # fmt: skip
+
+
+def evaluate(name: str, order: Pipeline, sizes: Sequence[int]) -> dict[str, Any]:
+    """The losses of a forward alone; nothing is left of it."""
+    here = Setup(name, order, sizes)
+    with torch.no_grad():
+        serial = [tuple(map(float, here.loss(here.serial, leaves))) for leaves in here.leaves]
+    losses = here.runner.evaluate(order, here.micros).losses
+    assert all(not a.requires_grad for a, _ in losses) and torch.is_grad_enabled()
+    assert all(p.grad is None for p in here.model.parameters())
+    return {"losses": [(float(a), float(b)) for a, b in losses], "serial": serial}
+
+
+def chance(orders: Sequence[Pipeline], m: int, by: str) -> list[dict[str, torch.Tensor]]:
+    """Gradients of a model with dropout under several orders; `by` says what seeds the random numbers."""
+    found = []
+    for order in orders:
+        seeds: dict[str, Callable[[int, int], None]] = {
+            "micro": lambda stage, micro: torch.manual_seed(100 * stage + micro) and None,
+            "nothing": lambda stage, micro: None,
+        }
+        torch.manual_seed(0)
+        here = Setup("dropping", order, [3] * m, hooks=Hooks(seed=seeds[by]))
+        here.runner.train(order, here.micros, FACTOR)
+        found.append({n: p.grad for n, p in here.model.named_parameters() if p.grad is not None})
+    return found
+
+
+def record(order: Pipeline, m: int) -> list[str]:
+    """The moments that hooks see."""
+    from contextlib import contextmanager
+
+    seen: list[str] = []
+
+    @contextmanager
+    def around(action: Action) -> Any:
+        seen.append(f"+{action}")
+        yield
+        seen.append(f"-{action}")
+
+    hooks = Hooks(
+        seed=lambda s, i: seen.append(f"seed {s} {i}"), around=around, last_backward=lambda s: seen.append(f"last {s}")
+    )
+    here = Setup("mlp", order, [2] * m, hooks=hooks)
+    here.runner.train(order, here.micros, FACTOR)
+    return seen
+
+
+def fails(order: Pipeline, m: int) -> str:
+    """The last rank's stage raises; what the others say."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    here = Setup("mlp", order, [2] * m, group=group)
+    last = here.wires.rank == here.wires.ranks - 1
+    if last:
+        stages = [replace(s, module=_broken) for s in here.cut.stages]
+        here.micros = [replace(m, cut=replace(m.cut, stages=tuple(stages))) for m in here.micros]
+    try:
+        here.runner.train(order, here.micros, FACTOR)
+    except (ValueError, GaveUp) as e:
+        dist.barrier()  # the one that failed stays until the others have given up
+        return f"{type(e).__name__}: {e}"
+    finally:
+        dist.destroy_process_group(group)
+    return "done"
+
+
+def side_by_side(order: Pipeline, m: int) -> dict[str, Any]:
+    """Two pipelines at a time: ranks 0 and 2, ranks 1 and 3."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    here = Setup("lm", order, [2] * m, group=groups[dist.get_rank() % 2])
+    here.runner.train(order, here.micros, FACTOR)
+    for leaves in here.leaves:
+        (here.loss(here.serial, leaves)[0] * FACTOR).backward()
+    sum_shared(dict(here.model.named_parameters()), holders(here.cut, order), here.wires)
+    errors = [error(here.model.get_parameter(n).grad, here.serial.get_parameter(n).grad) for n in here.names()]
+    for group in groups:
+        if dist.get_rank(group) >= 0:
+            dist.destroy_process_group(group)
+    return {"error": max(errors), "seen": sorted(set(here.seen))}
+
+
+def _broken(*_: Any) -> Any:
+    raise ValueError("this stage is broken")
+
+
+def leftovers(order: Pipeline, m: int) -> int:
+    """Autograd nodes and tensors that steps leave behind: the growth from the third step to the fifth."""
+    here = Setup("mlp", order, [2] * m)
+    counts = []
+    for _ in range(5):
+        here.runner.train(order, here.micros, FACTOR)
+        gc.collect()
+        counts.append(sum(type(x) in (torch.Tensor, nn.Parameter) for x in gc.get_objects()))
+    return counts[4] - counts[2]
