@@ -14,6 +14,7 @@ from world import World
 
 _WORLDS: dict[tuple[int, str], World] = {}
 _SHM = Path("/dev/shm")
+_CHILDREN = Path("/proc/self/task") / str(os.getpid()) / "children"
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the launcher sets it, and it is not a leak
 
@@ -57,13 +58,29 @@ def left_behind(before: set[int], segments: set[str]) -> list[str]:
 def _children() -> set[int]:
     """Our processes and theirs, without the two servers that Python keeps until we end."""
     servers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
-    children = psutil.Process().children(recursive=True)
-    return {c.pid for c in children if c.pid not in servers and _alive(c)}
+    return {pid for pid in _descendants() if pid not in servers and _alive(pid)}
 
 
-def _alive(process: psutil.Process) -> bool:
+def _descendants() -> set[int]:
+    """All processes that descend from this one. The kernel's own lists spare every test two looks at all of /proc."""
+    if not _CHILDREN.exists():  # the kernel may be built without them
+        return {c.pid for c in psutil.Process().children(recursive=True)}
+    found: set[int] = set()
+    ask = [os.getpid()]
+    while ask:
+        for path in Path(f"/proc/{ask.pop()}/task").glob("*/children"):
+            try:
+                new = {int(pid) for pid in path.read_text().split()} - found
+            except OSError:  # it has just ended
+                continue
+            found |= new
+            ask += new
+    return found
+
+
+def _alive(pid: int) -> bool:
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from command import here
 
 from drumline.cli.benchargs import parse_sizes
 from drumline.cluster import Cluster, Device, Link, Node, Table
@@ -35,7 +36,7 @@ def drumline(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]
 
 
 def refused(*arguments: object) -> str:
-    done = drumline(*arguments)
+    done = here("bench", *arguments)
     assert done.returncode == 2 and "Traceback" not in done.stderr and done.stdout == "", done.stderr
     return done.stderr
 
@@ -85,13 +86,13 @@ class TestCommand:
         assert "measuring 8 B over threads" in done.stderr
 
     def test_what_there_was_no_time_for_is_said(self) -> None:
-        done = drumline("all_reduce", "--transports", "threads", "--sizes", "8..1MiB:2", "--seconds", 0.02)
+        done = here("bench", "all_reduce", "--transports", "threads", "--sizes", "8..1MiB:2", "--seconds", 0.02)
         assert done.returncode == 0, done.stderr
         assert "left out, for lack of time: all_reduce of " in done.stdout and "(--seconds)" in done.stdout
 
     def test_named_algorithms_are_shown_one_by_one(self) -> None:
-        done = drumline(
-            "broadcast", "--transports", "threads", "--sizes", "64KiB", "--algorithms", "chain*4,flat", "--seconds", 1
+        done = here(
+            "bench", "broadcast", "--transports", "threads", "--sizes", "64KiB", "--algorithms", "chain*4,flat", "--seconds", 1
         )
         assert done.returncode == 0, done.stderr
         assert "chain*4" in done.stdout and "flat" in done.stdout and "binomial" not in done.stdout

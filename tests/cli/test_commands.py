@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from command import here
 
 ROOT = Path(__file__).parents[2]
 TINY = '''
@@ -72,8 +74,9 @@ def tiny(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refused(code: int, *arguments: object, cwd: Path | None = None) -> str:
-    done = drumline(*arguments, cwd=cwd)
+def refused(code: int, *arguments: object, cwd: Path | None = None, run: Any = here) -> str:
+    """In this process, unless ranks are started or the process itself is what is looked at."""
+    done = run(*arguments, cwd=cwd)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
@@ -90,7 +93,7 @@ def refused_after_start(code: int, *arguments: object, cwd: Path) -> str:
 
 class TestPlan:
     def test_json(self) -> None:
-        done = drumline("plan", "gpt:7b", "--cluster", "dgx-h100", "--devices", 64, "--json")
+        done = here("plan", "gpt:7b", "--cluster", "dgx-h100", "--devices", 64, "--json")
         found = json.loads(done.stdout)
         assert {"plans", "candidates", "seconds", "explanation"} <= set(found)
         best, *others = found["plans"]
@@ -100,13 +103,13 @@ class TestPlan:
 
     def test_writes_the_plan(self, tmp_path: Path) -> None:
         out = tmp_path / "plan.toml"
-        done = drumline("plan", "llama:8b", "--cluster", "dgx-h100", "--devices", 8, "-o", out, "--json")
+        done = here("plan", "llama:8b", "--cluster", "dgx-h100", "--devices", 8, "-o", out, "--json")
         from drumline.plan import Plan
 
         assert str(Plan.load(out)) == json.loads(done.stdout)["plans"][0]["plan"]
 
     def test_traced_job(self, tiny: Path) -> None:
-        found = json.loads(drumline("plan", "tiny.py", "--cluster", "dgx-h100", "--json", cwd=tiny).stdout)
+        found = json.loads(here("plan", "tiny.py", "--cluster", "dgx-h100", "--json", cwd=tiny).stdout)
         assert found["plans"][0]["plan"].startswith("dp=1")  # a light model on one rank wins
 
     def test_narrow_terminal(self) -> None:
@@ -115,7 +118,7 @@ class TestPlan:
         assert max(map(len, table.splitlines())) <= 40
 
     def test_does_not_fit(self) -> None:
-        text = refused(3, "plan", "gpt:175b", "--cluster", "dgx-a100", "--devices", 8)
+        text = refused(3, "plan", "gpt:175b", "--cluster", "dgx-a100", "--devices", 8, run=drumline)
         assert "no plan for gpt:175b fits 8 x A100" in text
         assert "--devices 16" in text  # with all states in host memory
 
@@ -128,7 +131,7 @@ class TestPlan:
 
 class TestBadInput:
     def test_unknown_plan_key(self, tiny: Path) -> None:
-        text = refused(2, "train", "tiny.py", "--plan", "dp=2,zer0=3", cwd=tiny)
+        text = refused(2, "train", "tiny.py", "--plan", "dp=2,zer0=3", cwd=tiny, run=drumline)
         assert "unknown key 'zer0'" in text and "Did you mean 'zero'?" in text
 
     def test_unknown_key_in_a_plan_file(self, tiny: Path) -> None:
@@ -247,7 +250,7 @@ class TestLoop:
         assert "cannot be a run folder" in refused_after_start(2, *arguments, "tiny.py", cwd=folder)
 
     def test_more_micro_batches_than_samples(self, folder: Path) -> None:
-        text = refused(2, "verify", "tiny.py", "--plan", "micro=11", cwd=folder)
+        text = refused(2, "verify", "tiny.py", "--plan", "micro=11", cwd=folder, run=drumline)
         assert "micro=11 for batches of 10" in text
 
     def test_damaged_run(self, folder: Path) -> None:
@@ -264,22 +267,22 @@ class TestLoop:
         done = drumline("run", "-n", 2, "s.py", "--ranks", cwd=folder)  # what follows the script is the script's
         assert sorted(done.stdout.split("\n")[:2]) == ["0 2 --ranks", "1 2 --ranks"]
         (folder / "f.py").write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)\n")
-        assert "rank 1 ended with exit code 7" in refused(5, "run", "-n", 2, "f.py", cwd=folder)
+        assert "rank 1 ended with exit code 7" in refused(5, "run", "-n", 2, "f.py", cwd=folder, run=drumline)
 
 
 def test_simulate() -> None:
-    done = drumline("simulate", "pipeline:1f1b", "--ranks", 4, "--micro", 8, "--json")
+    done = here("simulate", "pipeline:1f1b", "--ranks", 4, "--micro", 8, "--json")
     assert json.loads(done.stdout)["bubble"] == pytest.approx(3 / 11)
-    done = drumline("simulate", "pipeline:zero-bubble", "--ranks", 4, "--micro", 8, "--virtual", 2, "--json")
+    done = here("simulate", "pipeline:zero-bubble", "--ranks", 4, "--micro", 8, "--virtual", 2, "--json")
     assert json.loads(done.stdout)["step_seconds"] == pytest.approx(25.5) and json.loads(done.stdout)["held"] == 4
-    orders = json.loads(drumline("simulate", "pipeline", "--ranks", 4, "--micro", 8, "--json").stdout)["orders"]
+    orders = json.loads(here("simulate", "pipeline", "--ranks", 4, "--micro", 8, "--json").stdout)["orders"]
     assert [row["step_seconds"] for row in orders if row["virtual"] == 1] == pytest.approx([96, 33, 33, 27])
     assert "gpipe takes virtual=1" in refused(2, "simulate", "pipeline:gpipe", "--virtual", 2)
-    done = drumline("simulate", "all_reduce:ring", "--ranks", 4, "--bytes", "4MB", "--cluster", "dgx-h100", "--json")
+    done = here("simulate", "all_reduce:ring", "--ranks", 4, "--bytes", "4MB", "--cluster", "dgx-h100", "--json")
     assert json.loads(done.stdout)["step_seconds"] == pytest.approx(6 * (3e-6 + 1e6 / 450e9))
-    done = drumline("simulate", "gpt:7b", "--plan", "dp=8,zero=3,micro=64", "--cluster", "dgx-h100", "--json")
+    done = here("simulate", "gpt:7b", "--plan", "dp=8,zero=3,micro=64", "--cluster", "dgx-h100", "--json")
     found = json.loads(done.stdout)
     assert found["step_seconds"] == pytest.approx(sum(found["parts"].values()), rel=0.1) and found["critical_path"]
     assert "Did you mean" in refused(2, "simulate", "all_reduce:rign", "--cluster", "dgx-h100")
     assert "does not run tp=8" in refused(2, "simulate", "gpt:7b", "--plan", "tp=8", "--cluster", "dgx-h100")
-    assert "does not fit" in drumline("simulate", "gpt:7b", "--cluster", "dgx-h100").stdout
+    assert "does not fit" in here("simulate", "gpt:7b", "--cluster", "dgx-h100").stdout

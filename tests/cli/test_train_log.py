@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import here
 
 JOB = """
 import torch
@@ -88,8 +89,9 @@ def test_a_vote_with_nothing_to_compare(folder: Path) -> None:
     (("--log-format", "xml"), "--log-format is text or jsonl"), (("--log-every", "0"), "--log-every 0"),
 ])  # fmt: skip
 def test_what_is_refused(folder: Path, arguments: tuple[str, ...], words: str) -> None:
-    done = train(folder, *arguments)
-    assert done.returncode == 2 and words in done.stderr, done.stderr
+    done = here("train", "j.py:job", "--plan", "dp=2", "--cluster", "dgx-h100", "-o", "run", *arguments, cwd=folder)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not (folder / "run").exists()
 
 
 @pytest.mark.slow

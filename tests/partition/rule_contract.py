@@ -60,6 +60,8 @@ def seeds_of(case: Case, n: int) -> Iterator[tuple[str, dict[str, Split]]]:
         shape = given.shape if isinstance(given, Ids | Bits) else given
         for dim, size in enumerate(shape):
             for kind, cuts in cuts_of(size, n):
+                if n > 2 and kind != "uneven":
+                    continue  # two ranks have shown them
                 split = Split(dim, cuts)
                 yield f"{letter}{dim}/{kind}", {letter: split}
                 if kind == "even":
@@ -172,7 +174,7 @@ def got(
     for k, v in own.items():
         if k not in batch:
             put(root, k, nn.Parameter(v.clone()))
-    program = Program(root, done.new, captured.constants, torch.device("cpu"))
+    program = Program(done.new, captured.constants, root)
     made = program(*(own[k].clone() for k in batch))
     outs = [made] if isinstance(made, torch.Tensor) else list(made)
     backward(outs)

@@ -66,6 +66,11 @@ def test_a_language_model(world: Worlds) -> None:
         assert max(gradients.values()) < 2e-5, gradients
 
 
+def test_over_shared_memory(world: Callable[..., World]) -> None:
+    grid = [Case(TOKENS[2]), Case(NONE[2], k=1, only=(6,))]
+    close(world(2, "shm").run(functions.all_errors, grid), grid)
+
+
 def test_in_lower_precision(world: Worlds) -> None:
     grid = [Case(TOKENS[2], dtype=torch.float32)]
     close(world(2).run(functions.all_errors, grid), grid, 5e-6)

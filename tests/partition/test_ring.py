@@ -60,6 +60,17 @@ def test_in_lower_precision(world: Worlds, dtype: torch.dtype, bound: float) -> 
             assert max(errors.values()) < bound, f"{case}: {errors}"
 
 
+def test_over_shared_memory(world: Callable[..., World]) -> None:
+    grid = [Case(UNEVEN[3]), Case(UNEVEN[3], causal=True), Case(UNEVEN[3], q_bounds=OTHER[3], mask="learned")]
+    for found in world(3, "shm").run(functions.all_errors, grid):
+        assert max(max(errors.values()) for errors in found) < 1e-12
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_in_groups_of_the_world(world: Worlds, causal: bool) -> None:
+    assert max(world(4).run(functions.in_pairs, Case(UNEVEN[2], causal=causal))) < 1e-12
+
+
 def test_what_travels(world: Worlds) -> None:
     """Forward n-1 hops of a block's k and v. Backward the same, and n-1 hops of their gradients. Causal: half of it."""
     case = Case(EVEN[4])

@@ -23,7 +23,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import DrumlineError
 from ..trace.fake import untraceable
+from ..trace.kinds import tensors as tensors_in
 from .tidy import tidy
+
+
+Call = tuple[str, int]
+"""A module, and which of its calls."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +39,8 @@ class Captured:
     mode: FakeTensorMode
     constants: Mapping[str, torch.Tensor]
     """Tensors that the code made of numbers, by the name of their node's target."""
-    outputs: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)
-    """Module -> what it returned, tensor by tensor, the last time it was called."""
+    outputs: Mapping[Call, tuple[Node | None, ...]] = field(default_factory=dict)
+    """Call of a module -> what it returned, tensor by tensor, in the order in which the calls ended."""
 
     def placeholders(self, role: str) -> dict[str, Node]:
         """By name: those of `parameter`, `buffer` or `batch`."""
@@ -53,7 +58,7 @@ def capture(
     state = [mode.from_tensor(t.detach()) if not isinstance(t, FakeTensor) else t.detach()
              for t in (*parameters.values(), *buffers.values())]  # fmt: skip
     names = [*parameters, *buffers]
-    outputs: dict[str, tuple[Node, ...]] = {}
+    outputs: dict[Call, tuple[Node | None, ...]] = {}
 
     def program(values: list[torch.Tensor], given: list[torch.Tensor]) -> Any:
         filled = list(leaves)
@@ -97,9 +102,10 @@ def _held(model: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[None]
 
 
 @contextmanager
-def _watched(model: nn.Module, outputs: dict[str, tuple[Node, ...]]) -> Iterator[None]:
+def _watched(model: nn.Module, outputs: dict[Call, tuple[Node | None, ...]]) -> Iterator[None]:
     """Tell every node which module made it, and note what the modules return."""
     handles = []
+    calls: dict[str, int] = {}
     for name, module in model.named_modules():
 
         def before(m: nn.Module, _: Any, name: str = name) -> None:
@@ -112,9 +118,9 @@ def _watched(model: nn.Module, outputs: dict[str, tuple[Node, ...]]) -> Iterator
             traceback.current_meta["nn_module_stack"] = stack
             mode = get_proxy_mode()
             if mode is not None:
-                tensors = [t for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)]
-                nodes = [get_proxy_slot(t, mode.tracer, None, lambda p: p.proxy.node) for t in tensors]
-                outputs[name] = tuple(n for n in nodes if isinstance(n, Node))
+                nodes = [get_proxy_slot(t, mode.tracer, None, lambda p: p.proxy.node) for t in tensors_in(out)]
+                outputs[name, calls.get(name, 0)] = tuple(n if isinstance(n, Node) else None for n in nodes)
+                calls[name] = calls.get(name, 0) + 1
 
         handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
     try:

@@ -10,17 +10,21 @@ them. Then come the tables: embeddings by rows, and the last projection by class
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Node
 
+from .by_hand import by_hand
 from .capture import Captured
+from .heads import uneven_heads
 from .layout import Split, evenly
 from .moves import Axis
 from .spread import Pass, Value
-from .weights import Weighing, weighing
+from .tidy import is_view
+from .weights import Weighing, is_turned, weighing
 
 aten = torch.ops.aten
 FAR = 400
@@ -38,31 +42,38 @@ class Choice:
     """(columns, row), by the parameters' names, as they were found."""
     left: dict[str, str] = field(default_factory=dict)
     """Parameter -> why it stays whole on every rank."""
+    uneven: list[tuple[str, int, int]] = field(default_factory=list)
+    """(module, heads, n): attention whose heads n ranks cannot share, so that its projections stay whole."""
 
 
-def choose(captured: Captured, n: int) -> Choice:
-    """Find the groups of a captured graph for n ranks."""
-    return _Chooser(captured, n).run()
+def choose(captured: Captured, n: int, given: Mapping[str, str] | None = None) -> Choice:
+    """Find the groups of a captured graph for n ranks; what is `given` by hand (see by_hand.py) is as it says."""
+    return _Chooser(captured, n, given or {}).run()
 
 
 class _Chooser:
-    def __init__(self, captured: Captured, n: int) -> None:
+    def __init__(self, captured: Captured, n: int, given: Mapping[str, str]) -> None:
         self.captured, self.n = captured, n
         self.axis = Axis("tp", n, 0)
         self.order = {node: i for i, node in enumerate(captured.graph.nodes)}
         found = (weighing(node) for node in captured.graph.nodes)
         self.weighings: dict[Node, Weighing] = {w.node: w for w in found if w}
-        self.choice = Choice()
-        self.why: dict[str, str] = {}
+        self.parameters = captured.placeholders("parameter")
+        self.total = sum(math.prod(p.meta["val"].shape) for p in self.parameters.values())
+        hand = by_hand(captured, n, given, self.weighings.values())
+        self.choice = Choice(dict(hand.splits))
+        self.kept = hand.whole
+        self.why: dict[str, str] = dict.fromkeys(hand.whole, "the plan says so")
+        self.alive = _alive(captured)
 
     def run(self) -> Choice:
         for w in self.weighings.values():
             self._row(w)
         self._tables()
         for w in self.weighings.values():
-            if w.weight.name not in self.choice.splits:
+            if not self._settled(w.weight):
                 self._alone(w)
-        for node in self.captured.placeholders("parameter").values():
+        for node in self.parameters.values():
             if node.name not in self.choice.splits:
                 self.choice.left[node.meta["name"]] = self.why.get(node.name, "no product is split by it")
         return self.choice
@@ -71,13 +82,13 @@ class _Chooser:
 
     def _row(self, row: Weighing) -> None:
         """Try the weights before a product as columns, and the product as their row."""
-        if row.summed is None or row.weight.name in self.choice.splits:
+        if row.summed is None or self._settled(row.weight):
             return
-        columns = self._columns(row)
-        if not columns:
+        columns, between = self._columns(row)
+        if not columns or self._escapes(columns, between, row):
             return
         for segments in self._segments(columns):
-            found = self._trial(columns, row, segments)
+            found = self._trial(columns, between, row, segments)
             if found is not None:
                 self.choice.splits.update(found)
                 names = tuple(c.weight.meta["name"] for c in columns)
@@ -85,9 +96,19 @@ class _Chooser:
                 return
         for c in columns:
             self.why.setdefault(c.weight.name, f"{self.n} ranks cannot share what it gives to {row.module}")
+        self.choice.uneven += [(m, heads, self.n) for m, heads in uneven_heads(between, columns, self.n)]
 
-    def _columns(self, row: Weighing) -> list[Weighing]:
-        """The products that lead to a product's input without another one between."""
+    def _settled(self, weight: Node) -> bool:
+        """Whether it is known what becomes of a weight."""
+        return weight.name in self.choice.splits or weight.name in self.kept
+
+    def _escapes(self, columns: Sequence[Weighing], between: Sequence[Node], row: Weighing) -> bool:
+        """Whether anybody but the row needs what the columns give: it would have to be gathered for them."""
+        own = {*between, *(c.node for c in columns)}
+        return any(u not in own and u is not row.node and u in self.alive for node in own for u in node.users)
+
+    def _columns(self, row: Weighing) -> tuple[list[Weighing], list[Node]]:
+        """The products that lead to a product's input without another one between, and what is between."""
         found: dict[Node, Weighing] = {}
         seen: set[Node] = set()
         todo = [row.input]
@@ -98,12 +119,17 @@ class _Chooser:
             seen.add(node)
             w = self.weighings.get(node)
             if w is not None:
-                if w.weight.name in self.choice.splits or w.given is None:
-                    return []
+                if self._settled(w.weight) or w.given is None:
+                    return [], []
                 found[node] = w
             else:
                 todo += [a for a in node.all_input_nodes if _floats(a) and a.op == "call_function"]
-        return sorted(found.values(), key=lambda w: self.order[w.node])
+        reached = set(found)
+        for node in sorted(seen - reached, key=self.order.__getitem__):
+            if any(a in reached for a in node.all_input_nodes):
+                reached.add(node)
+        columns = sorted(found.values(), key=lambda w: self.order[w.node])
+        return columns, sorted(reached, key=self.order.__getitem__)
 
     def _segments(self, columns: Sequence[Weighing]) -> Iterator[int]:
         """How many equal segments the columns' outputs may have: one, or as many as they are taken apart into."""
@@ -129,7 +155,9 @@ class _Chooser:
             yield n
             todo += list(n.users)
 
-    def _trial(self, columns: Sequence[Weighing], row: Weighing, segments: int) -> dict[str, Split] | None:
+    def _trial(
+        self, columns: Sequence[Weighing], between: Sequence[Node], row: Weighing, segments: int
+    ) -> dict[str, Split] | None:
         """Split the columns, carry the splits to the row: its split, or None where something had to be gathered."""
         seeds: dict[str, Split] = {}
         for c in columns:
@@ -141,7 +169,7 @@ class _Chooser:
             if c.bias is not None:
                 seeds[c.bias.name] = evenly(0, size, self.n, segments)
         walk = _Walk(self.captured, self.axis, {**self.choice.splits, **seeds})
-        arrived = walk.to(columns, row)
+        arrived = walk.to(between, row)
         if arrived is None or row.summed is None:
             return None
         seeds[row.weight.name] = arrived.at(row.summed)
@@ -154,7 +182,7 @@ class _Chooser:
         heads = [w for w in self.weighings.values() if w.given is not None and self._to_loss(w)]
         for w in heads:
             size = w.weight.meta["val"].shape[w.given or 0]
-            if w.weight.name in self.choice.splits or size % self.n:
+            if self._settled(w.weight) or size % self.n:
                 continue
             seeds = {w.weight.name: evenly(w.given or 0, size, self.n)}
             if w.bias is not None:
@@ -165,7 +193,7 @@ class _Chooser:
             if node.target is aten.embedding.default and node.args[0].op == "placeholder":
                 table = node.args[0]
                 size = table.meta["val"].shape[0]
-                if table.name not in self.choice.splits:
+                if not self._settled(table):
                     if size % self.n or size < 16 * self.n:
                         self.why.setdefault(table.name, f"a table of {size} rows")
                         continue
@@ -190,9 +218,8 @@ class _Chooser:
 
     def _alone(self, w: Weighing) -> None:
         """A large weight that found no partner: by columns, and its output is gathered."""
-        total = sum(math.prod(p.meta["val"].shape) for p in self.captured.placeholders("parameter").values())
         size = math.prod(w.weight.meta["val"].shape)
-        if w.given is None or size * 50 < total:
+        if w.given is None or size * 50 < self.total:
             self.why.setdefault(w.weight.name, "small, and no other weight takes its parts")
             return
         rows = w.weight.meta["val"].shape[w.given]
@@ -214,34 +241,19 @@ class _Walk:
         self.taken: dict[str, Split] = {}
         """Parameters on the way that must be cut as well: a norm's weight between two convolutions."""
 
-    def to(self, columns: Iterable[Weighing], row: Weighing) -> Split | None:
+    def to(self, between: Iterable[Node], row: Weighing) -> Split | None:
         """The split of the row's input, if nothing on the way asks for a whole tensor."""
-        order = {node: i for i, node in enumerate(self.captured.graph.nodes)}
-        nodes = self._between(columns, row, order)
-        for node in nodes:
+        for node in between:
             self._bring(node)
             self.pass_.current = node
             made = self.pass_._made(node)
-            if self.pass_.gathered or (_first(made) is not None and _first(made).layout is None):  # type: ignore[union-attr]
+            first = _first(made)
+            if self.pass_.gathered or (first is not None and first.layout is None):
                 return None
             self.pass_.values[node] = made
         arrived = self.pass_.values.get(row.input)
         ok = isinstance(arrived, Value) and arrived.layout is not None and arrived.layout.dim == row.along
         return arrived.split if ok and isinstance(arrived, Value) else None
-
-    def _between(self, columns: Iterable[Weighing], row: Weighing, order: dict[Node, int]) -> list[Node]:
-        """What is computed from the columns and is needed by anybody but the row: in order."""
-        reached = {c.node for c in columns}
-        last = order[row.node]
-        for node in self.captured.graph.nodes:
-            near = order[node] < last + 1 and node.op == "call_function"
-            if near and node is not row.node and any(a in reached for a in node.all_input_nodes):
-                reached.add(node)
-        feeds = {row.input}
-        for node in reversed(list(self.captured.graph.nodes)):
-            if node in reached and any(u in feeds for u in node.users):
-                feeds.add(node)
-        return [node for node in self.captured.graph.nodes if node in reached and node in feeds]
 
     def _bring(self, node: Node) -> None:
         """The arguments that come from outside are whole."""
@@ -250,6 +262,10 @@ class _Walk:
                 continue
             if a.op == "placeholder":
                 self.pass_.values[a] = self.pass_._placeholder(a)
+            elif is_turned(a):  # a weight as its product takes it
+                self._bring(a)
+                self.pass_.current = a
+                self.pass_.values[a] = self.pass_._made(a)
             else:
                 self.pass_.values[a] = _outside(self.pass_, a)
 
@@ -266,8 +282,6 @@ def _outside(at: Pass, node: Node) -> object:
 
 
 def _item(at: Pass, new: Node, i: int, val: torch.Tensor) -> Value:
-    import operator
-
     return Value(at.call(operator.getitem, new, i), None, val.shape)
 
 
@@ -279,6 +293,16 @@ def _first(made: object) -> Value | None:
     return None
 
 
+def _alive(captured: Captured) -> set[Node]:
+    """The nodes that the outputs need."""
+    alive: set[Node] = set()
+    for node in reversed(list(captured.graph.nodes)):
+        if node.op == "output" or node in alive:
+            alive.add(node)
+            alive.update(node.all_input_nodes)
+    return alive
+
+
 def _floats(node: Node) -> bool:
     val = node.meta.get("val")
     if isinstance(val, list | tuple):
@@ -287,7 +311,5 @@ def _floats(node: Node) -> bool:
 
 
 def _rearranges(node: Node) -> bool:
-    from .tidy import is_view
-
     plain = (aten.to.dtype, aten.contiguous.default, aten.clone.default, aten.alias.default)
     return is_view(node) or node.target in plain

@@ -4,9 +4,9 @@ The cut marks every operator that reads both a value that comes from the stage's
 parameters alone. While a `Deferred` records, such an operator reads a leaf in place of the parameter, one leaf for each
 use. The backward for the inputs notes the gradient of the operator's result; later the gradient of the leaf is found
 from it, through this one operator, and goes on to the parameter. So nothing is computed twice, however often a
-parameter is used. (torch.distributed.pipelining walks the autograd graph instead. There, as of torch 2.13, a stage
-without differentiable inputs gets no gradients of its weights, and a parameter that is used twice, or an output that is
-a view, is an error.)
+parameter is used; and what other operators have saved is let go as soon as the inputs have their gradients.
+(torch.distributed.pipelining walks the autograd graph instead. There, as of torch 2.13, a stage without differentiable
+inputs gets no gradients of its weights, and a parameter that is used twice, or an output that is a view, is an error.)
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 _RECORDING: ContextVar[Deferred | None] = ContextVar("deferred", default=None)
+
+_Cell = list[torch.Tensor | None]
+"""What holds a tensor that autograd has saved."""
 
 
 @dataclass(eq=False)
@@ -47,15 +50,36 @@ class Deferred:
 
     def __init__(self) -> None:
         self._uses: list[_Use] = []
+        self.loose = False
+        """Whether what is saved now is for the inputs' gradients alone."""
+        self._cells: list[_Cell] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Around the forward."""
         token = _RECORDING.set(self)
         try:
-            yield
+            with torch.autograd.graph.saved_tensors_hooks(self._saved, _read):
+                yield
         finally:
             _RECORDING.reset(token)
+
+    def _saved(self, tensor: torch.Tensor) -> _Cell:
+        cell: _Cell = [tensor]
+        if self.loose:
+            self._cells.append(cell)
+        return cell
+
+    def inputs_are_done(self) -> None:
+        """After the first backward: let go what the second one does not read."""
+        if not self._passed():
+            for cell in self._cells:
+                cell[0] = None
+        self._cells.clear()
+
+    def _passed(self) -> list[_Use]:
+        """Operators that the first backward did not come by: no input lies behind them, or nobody reads them."""
+        return [u for u in self._uses if all(g is None for g in u.gradients)]
 
     def add(self, results: Any, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """An operator has read leaves in place of values."""
@@ -78,10 +102,8 @@ class Deferred:
             for hook in use.hooks:
                 hook.remove()
         found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        passed = [u for u in self._uses if all(g is None for g in u.gradients)]
+        passed = self._passed()
         if passed and roots:
-            # no stage input lies behind these (an operator without a derivative does), so the first backward did not
-            # come by; most often nobody reads them
             leaves = [leaf for u in passed for leaf in u.leaves]
             late = torch.autograd.grad(roots, leaves, gradients, allow_unused=True, retain_graph=True)
             found += zip((v for u in passed for v in u.values), late, strict=True)
@@ -99,11 +121,23 @@ def leaf_of(value: torch.Tensor) -> torch.Tensor:
     return value.detach().requires_grad_()
 
 
+def mark(loose: bool) -> None:
+    """Before operators that read no parameters but only what comes from inputs, and behind them."""
+    deferred = _RECORDING.get()
+    if deferred is not None:
+        deferred.loose = loose
+
+
 def watch(results: Any, *pairs: tuple[torch.Tensor, torch.Tensor]) -> None:
     """After an operator that read leaves."""
     deferred = _RECORDING.get()
     if deferred is not None:
         deferred.add(results, pairs)
+
+
+def _read(cell: _Cell) -> torch.Tensor:
+    assert cell[0] is not None, "a saved tensor was let go too early"
+    return cell[0]
 
 
 def _noting(gradients: list[torch.Tensor | None], i: int) -> Any:

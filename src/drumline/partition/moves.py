@@ -76,7 +76,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, split: Split, axis: Axis, summands: bool) -> torch.Tensor:
         ctx.split, ctx.axis, ctx.summands = split, axis, summands
-        return _gathered(x, split, axis)
+        return gathered(x, split, axis)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -93,7 +93,7 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _gathered(gradient, ctx.split, ctx.axis), None, None
+        return gathered(gradient, ctx.split, ctx.axis), None, None
 
 
 class _Reduce(torch.autograd.Function):
@@ -114,7 +114,7 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _gathered(gradient, ctx.split, ctx.axis), None, None
+        return gathered(gradient, ctx.split, ctx.axis), None, None
 
 
 class _Enter(torch.autograd.Function):
@@ -145,8 +145,8 @@ def _summed(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     return total
 
 
-def _gathered(x: torch.Tensor, split: Split, axis: Axis) -> torch.Tensor:
-    """All parts, put where they belong: parts of uneven length are padded to the longest on the way."""
+def gathered(x: torch.Tensor, split: Split, axis: Axis) -> torch.Tensor:
+    """Without gradients: all parts, put where they belong: parts of uneven length are padded to the longest on the way."""
     shape = list(x.shape)
     shape[split.dim] = split.size
     if _idle(x, axis):
@@ -158,15 +158,20 @@ def _gathered(x: torch.Tensor, split: Split, axis: Axis) -> torch.Tensor:
     parts = mine.new_empty(axis.size * longest, *mine.shape[1:])
     with axis.told("all_gather", parts):
         dist.all_gather(list(parts.chunk(axis.size)), mine, group=axis.group)
-    if len(split.cuts) == 1 and split.length(axis.size - 1) == longest:
-        return parts.movedim(0, split.dim)
+    if len(split.cuts) == 1 and all(split.length(r) == longest for r in range(axis.size)):
+        return _with_dim(parts, split.dim)
     whole = mine.new_empty(split.size, *mine.shape[1:])
     for r in range(axis.size):
         at = r * longest
         for run in split.ranges(r):
             whole[run.start : run.stop] = parts[at : at + len(run)]
             at += len(run)
-    return whole.movedim(0, split.dim)
+    return _with_dim(whole, split.dim)
+
+
+def _with_dim(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Dim 0 goes to its place: in memory too, because who takes a view of it, or writes into it, expects that."""
+    return x.movedim(0, dim).clone(memory_format=torch.contiguous_format) if dim else x
 
 
 def _scattered(x: torch.Tensor, split: Split, axis: Axis) -> torch.Tensor:
@@ -180,4 +185,4 @@ def _scattered(x: torch.Tensor, split: Split, axis: Axis) -> torch.Tensor:
     mine = torch.empty_like(parts[axis.index])
     with axis.told("reduce_scatter", x):
         dist.reduce_scatter(mine, parts, group=axis.group)
-    return mine.movedim(0, split.dim)
+    return _with_dim(mine, split.dim)

@@ -47,35 +47,36 @@ def splits_of(node: Node) -> dict[str, Split]:
 
 
 class Program:
-    """`program(*leaves)` runs a graph (or a stage of one) on the tensors of a batch and gives its outputs."""
+    """`program(*tensors)` runs a graph (or a stage of one) and gives its outputs.
 
-    def __init__(self, root: nn.Module, graph: Graph, constants: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    With a root, the tensors are those of a batch; without, all placeholders of the graph are arguments, in their order.
+    Nodes whose meta has "shows" can be watched.
+    """
+
+    def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor], root: nn.Module | None = None) -> None:
         self.graph = graph
-        self._code = _Code(root, graph, {k: v.to(device) for k, v in constants.items()})
+        self._code = _Code(root, graph, constants)
         self._plain = self._code.compile(())
-        self.watched: tuple[frozenset[Node], Seen] | None = None
-        """Nodes whose values somebody wants to see."""
+        self._shown: Callable[..., Any] | None = None
+        self.seen: Seen | None = None
+        """Who wants to see values."""
 
     @property
     def inputs(self) -> list[Node]:
         """The placeholders that a call fills, in order."""
         return self._code.inputs
 
-    def __call__(self, *leaves: Any) -> Any:
-        if self.watched is None:
-            return self._plain(*leaves)
-        nodes, seen = self.watched
-        return self._code.compile(nodes)(*leaves, seen=seen)
+    def __call__(self, *tensors: Any) -> Any:
+        if self.seen is None:
+            return self._plain(*tensors)
+        if self._shown is None:
+            self._shown = self._code.compile(n for n in self.graph.nodes if n.meta.get("shows"))
+        return self._shown(*tensors, seen=self.seen)
 
     @property
     def source(self) -> str:
         """The code, for who wants to read it."""
         return self._code.text(())
-
-
-def function_of(graph: Graph, constants: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
-    """A function of all placeholders of a graph, in their order."""
-    return _Code(None, graph, constants).compile(())
 
 
 class _Code:

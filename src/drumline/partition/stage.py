@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.fx import Graph
 
-from .program import Program
+from .program import Program, Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,27 +94,27 @@ class Cut:
         here = [self.stages[i] for i in sorted(stages)]
         return list(dict.fromkeys(name for s in here for name in (*s.params, *s.buffers)))
 
-    def bind(
-        self, stages: Iterable[int], root: nn.Module, constants: Mapping[str, torch.Tensor], device: torch.device
-    ) -> Cut:
+    def bind(self, stages: Iterable[int], root: nn.Module, constants: Mapping[str, torch.Tensor]) -> Cut:
         """With programs for these stages. Cuts for other shapes share the root, and so do the stages of one rank."""
         bound = list(self.stages)
         for i in stages:
             graph = bound[i].graph
             assert graph is not None
-            bound[i] = replace(bound[i], module=StageProgram(graph, root, constants, device))
+            bound[i] = replace(bound[i], module=StageProgram(graph, root, constants))
         return replace(self, stages=tuple(bound))
 
 
 class StageProgram:
     """Runs a stage's graph on the parameters and buffers that `root` has under the user's names."""
 
-    def __init__(
-        self, graph: Graph, root: nn.Module, constants: Mapping[str, torch.Tensor], device: torch.device
-    ) -> None:
-        self._run = Program(root, graph, constants, device)
+    def __init__(self, graph: Graph, root: nn.Module, constants: Mapping[str, torch.Tensor]) -> None:
+        self._run = Program(graph, constants, root)
         quiet = _without_toggles(graph)
-        self._quiet = self._run if quiet is None else Program(root, quiet, constants, device)
+        self._quiet = self._run if quiet is None else Program(quiet, constants, root)
+
+    def watch(self, seen: Seen | None) -> None:
+        """Show the values that are marked to be shown; None: no longer."""
+        self._run.seen = self._quiet.seen = seen
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         """The stage's outputs. Without gradients, the graph's own regions without gradients are no regions at all."""

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..errors import PlanError
-from .deferred import leaf_of, watch
+from .deferred import leaf_of, mark, watch
 from .stage import Cut, From, Leaf, Port, Stage, port_of
 from .tidy import STATISTICS, changes_something, is_view
 
@@ -210,20 +210,23 @@ class _Cutter:
         for node in heads:
             env[node] = new.placeholder(node.name)
             env[node].meta.update(node.meta if node.op == "placeholder" else {"val": node.meta["val"]})
-        mode = True
+        mode, loose = True, False
         for node in members:
             if self.modes[node] != mode:
                 mode = self.modes[node]
                 new.call_function(_TOGGLE, (mode,))
-            self._copy(node, new, env, inner)
+            weights = [s for s in node.all_input_nodes if s in self.grad and s not in inner] if node in inner else []
+            if (node in inner and not weights) != loose:
+                loose = not loose
+                new.call_function(mark, (loose,))
+            self._copy(node, new, env, weights)
         if not mode:
             new.call_function(_TOGGLE, (True,))
         new.output(tuple(env[n] for n in results))
         return new
 
-    def _copy(self, node: Node, new: Graph, env: dict[Node, Node], inner: set[Node]) -> None:
-        """Copy an operator; where it reads parameters beside what comes from inputs, they can be had apart."""
-        weights = [s for s in node.all_input_nodes if s in self.grad and s not in inner] if node in inner else []
+    def _copy(self, node: Node, new: Graph, env: dict[Node, Node], weights: list[Node]) -> None:
+        """Copy an operator; where it reads weights beside what comes from inputs, their gradients can be had apart."""
         leaves = {s: new.call_function(leaf_of, (env[s],)) for s in weights}
         env[node] = new.node_copy(node, lambda s: leaves.get(s, env[s]))
         if weights:

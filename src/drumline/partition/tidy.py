@@ -20,8 +20,8 @@ STATISTICS = (aten.batch_norm.default, aten.instance_norm.default, spanning_batc
 """Operators that write running statistics, which their schemas do not tell."""
 
 
-def tidy(graph: Graph, outputs: Mapping[str, tuple[Node, ...]]) -> dict[str, tuple[Node, ...]]:
-    """Tidy in place; the outputs by module, as they are then."""
+def tidy(graph: Graph, outputs: Mapping[Any, tuple[Node | None, ...]]) -> dict[Any, tuple[Node | None, ...]]:
+    """Tidy in place; the outputs by call of a module, as they are then."""
     moved: dict[Node, Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -31,9 +31,8 @@ def tidy(graph: Graph, outputs: Mapping[str, tuple[Node, ...]]) -> dict[str, tup
         elif node.target is aten.detach_.default:
             node.target = aten.detach.default
         elif _in_place(node):
-            _out_of_place(graph, node, moved)
-    kept = {n for nodes in outputs.values() for n in nodes}
-    found = {name: tuple(_end(n, moved) for n in nodes) for name, nodes in outputs.items()}
+            _out_of_place(graph, node)
+    found = {name: tuple(n and _end(n, moved) for n in nodes) for name, nodes in outputs.items()}
     kept = {n for nodes in found.values() for n in nodes}
     for node in reversed(list(graph.nodes)):
         dead = node.op in ("call_function", "get_attr") and not node.users and node not in kept
@@ -66,7 +65,7 @@ def _in_place(node: Node) -> bool:
     return changes_something(node) and node.target not in STATISTICS
 
 
-def _out_of_place(graph: Graph, node: Node, moved: dict[Node, Node]) -> None:
+def _out_of_place(graph: Graph, node: Node) -> None:
     """`y = x.relu_()` becomes `y = x.relu()`, and who reads x later reads y, where no other name of x's memory lives."""
     target = node.args[0]
     if not isinstance(target, Node) or target.op == "placeholder" or is_view(target):
@@ -81,7 +80,6 @@ def _out_of_place(graph: Graph, node: Node, moved: dict[Node, Node]) -> None:
     for user in list(target.users):
         if order[user] > order[node]:
             user.replace_input_with(target, node)
-    moved.setdefault(target, node)
 
 
 def _plain(target: Any) -> Any:

@@ -36,6 +36,7 @@ CONVOLUTIONS = (
     aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.conv1d.padding, aten.conv2d.padding,
     aten.conv3d.padding,
 )  # fmt: skip
+TURNED = (aten.t.default, aten.numpy_T.default, aten.mT.default, aten.transpose.int)
 TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 
 
@@ -44,14 +45,13 @@ def weighing(node: Node) -> Weighing | None:
     if node.op != "call_function":
         return None
     args = list(node.args)
-    if node.target is aten.linear.default and _is_parameter(args[1]):
+    if node.target is aten.linear.default:
         bias = args[2] if len(args) > 2 else None
-        return _made(node, args[0], -1, args[1], 1, 0, bias)
-    if node.target is aten.addmm.default and _is_parameter(args[2]):
-        return _made(node, args[1], -1, args[2], 0, 1, args[0])
-    if node.target in (aten.mm.default, aten.matmul.default) and _is_parameter(args[1]):
-        if args[1].meta["val"].dim() == 2:  # type: ignore[union-attr]
-            return _made(node, args[0], -1, args[1], 0, 1, None)
+        return _table(node, args[0], args[1], 1, 0, bias)
+    if node.target is aten.addmm.default:
+        return _table(node, args[1], args[2], 0, 1, args[0])
+    if node.target in (aten.mm.default, aten.matmul.default):
+        return _table(node, args[0], args[1], 0, 1, None)
     if node.target in CONVOLUTIONS and _is_parameter(args[1]):
         groups = args[6] if len(args) > 6 else 1
         bias = args[2] if len(args) > 2 else None
@@ -62,6 +62,21 @@ def weighing(node: Node) -> Weighing | None:
         if groups == 1:
             return _made(node, args[0], 1, args[1], 0, 1, args[2] if len(args) > 2 else None)
     return None
+
+
+def is_turned(node: object) -> bool:
+    """Whether it is a parameter of two dims with its dims exchanged."""
+    turned = isinstance(node, Node) and node.op == "call_function" and node.target in TURNED
+    return turned and _is_parameter(node.args[0]) and node.meta["val"].dim() == 2  # type: ignore[union-attr]
+
+
+def _table(node: Node, given: object, weight: object, summed: int, features: int, bias: object) -> Weighing | None:
+    """With a weight of two dims, as it is or turned."""
+    if is_turned(weight):
+        weight, summed, features = weight.args[0], 1 - summed, 1 - features  # type: ignore[attr-defined]
+    if not _is_parameter(weight) or weight.meta["val"].dim() != 2:  # type: ignore[attr-defined]
+        return None
+    return _made(node, given, -1, weight, summed, features, bias)
 
 
 def _made(

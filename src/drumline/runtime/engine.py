@@ -233,6 +233,8 @@ class Engine:
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         scale = self.scaler.scale if self.scaler else 1.0
         weighted = False
+        if self.split:
+            self.split.begin()
         if self.split and self.split.pipelined:
             weighted = self._in_stages(batch, sums, scale)
         for i, micro in enumerate(batch.micros if not self.plan.pp > 1 else ()):

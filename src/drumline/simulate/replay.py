@@ -1,4 +1,4 @@
-"""Replays schedules event by event: a collective on a topology of links, a pipeline order on its stages."""
+"""Replays schedules: a collective event by event on a topology of links, a pipeline order action by action."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def engine(seed: int = 0, *, width: int = 4, model: nn.Module | None = None, **c
         "frozen": [Piece(n, tuple(p.shape), 0, p, everywhere=True) for n, p in model.named_parameters() if n not in trained],
         "kinds": {n: Kind(tuple(p.shape), p.dtype) for n, p in model.named_parameters()},
         "strategy": SimpleNamespace(group=None, updated=lambda: None), "group": None, "device": torch.device("cpu"), "rank": 0, "ranks": 1,
-        "steps": 0, "position": 0, "plan": Plan(), "stream": SimpleNamespace(dataset=range(40)), "scaler": None, "dtype": None,
+        "steps": 0, "position": 0, "plan": Plan(), "stream": SimpleNamespace(dataset=range(40)), "scaler": None, "split": None, "holds": None, "replica": True,
         "job": SimpleNamespace(source="job.py:job", digest="d" * 64, seed=seed, batch_size=8),
     }  # fmt: skip
     return SimpleNamespace(**{**fields, **changes})

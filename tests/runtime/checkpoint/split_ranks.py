@@ -126,7 +126,7 @@ def engine(layout: str, seed: int) -> Any:
     return SimpleNamespace(
         model=model if layout in ("one", "copies", "shards") else holder, optimizer=optimizer, schedule=None, pieces=trained, frozen=[p for p in held if not p.value.requires_grad],
         kinds=kinds, strategy=SimpleNamespace(group=group, updated=lambda: None), group=dist.group.WORLD, device=torch.device("cpu"),
-        rank=rank, ranks=plan.ranks, steps=3, position=4, plan=plan, stream=SimpleNamespace(dataset=range(9)), scaler=None, dtype=None,
+        rank=rank, ranks=plan.ranks, steps=3, position=4, plan=plan, stream=SimpleNamespace(dataset=range(9)), scaler=None, split=None if layout in ("one", "copies", "shards") else SimpleNamespace(template=Model()),
         job=job, holds=None if stage is None else frozenset(here), replica=replica, saver=None,
     )  # fmt: skip
 

@@ -145,7 +145,7 @@ class Setup:
         cuts: dict[int, Cut] = {}
         for n in dict.fromkeys(sizes):
             graph = captured(name, n)
-            cuts[n] = even_cut(graph, order.stages).bind(self.mine, self.model, graph.constants, torch.device("cpu"))
+            cuts[n] = even_cut(graph, order.stages).bind(self.mine, self.model, graph.constants)
         reading = reads == "all" or 0 in self.mine
         self.micros = [
             MicroBatch(cuts[n], {str(i): x for i, x in enumerate(leaves)} if reading else {})

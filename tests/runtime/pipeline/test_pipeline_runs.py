@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from drumline.errors import PlanError
-from drumline.schedule.pipeline import one_f_one_b
+from drumline.schedule.pipeline import one_f_one_b, pipeline_order, prove_pipeline
 
 TOLERANCE = 1e-12
 MODELS = ["mlp", "skip", "two", "twice", "frozen", "lm", "conv"]
@@ -29,6 +29,19 @@ def check(results: list[dict[str, Any]], steps: int = 1) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_two_ranks(world: Any, name: str, order: str) -> None:
     check(world(2).run(on.train, name, on.ORDERS[order](2, 4), [3, 3, 3, 3]))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("order", "virtual"),
+    [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero-bubble", 1), ("zero-bubble", 2)],
+)
+def test_orders_of_plans(world: Any, order: str, virtual: int, ranks: int) -> None:
+    """What the checker proves of an order is what its run holds."""
+    made = pipeline_order(order, ranks, 5, virtual)
+    results = world(ranks).run(on.train, "lm", made, [2, 3, 2, 1, 2])
+    check(results)
+    assert tuple(r["peak"] for r in results) == prove_pipeline(made).held
 
 
 @pytest.mark.parametrize("order", ["1f1b", "vee", "weights last"])

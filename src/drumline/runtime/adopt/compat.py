@@ -80,7 +80,7 @@ def initialize(
     if not isinstance(model, nn.Module):
         raise JobError(f"initialize(model={type(model).__name__})", rule="model is a torch.nn.Module")
     imported = _imported(config, plan)
-    _refuse_pipelines(imported.plan)
+    _refuse_split_models(imported.plan)
     where = "the config" if isinstance(config, Mapping) or config is None else str(config)
     _say(imported)
     made = _job(imported, where, model, optimizer, data, loss, scheduler, collate, steps, seed, workers)
@@ -102,11 +102,21 @@ def _imported(config: Config | None, plan: Plan | str | None) -> Imported:
     return Imported(plan or Plan(dp=connect().size))
 
 
-def _refuse_pipelines(plan: Plan) -> None:
+def _refuse_split_models(plan: Plan) -> None:
+    """The loop calls the model itself, and a plan that splits it has no model to call."""
     if plan.pp > 1:
+        what, rule = f"pp={plan.pp}", (
+            "a pipeline runs the forwards and backwards of many micro-batches interleaved, which a loop cannot"
+        )
+    else:
+        rows, columns = plan.tile
+        sizes = {"tp": plan.tp, "cp": plan.cp, "ep": plan.ep, "tile": rows * columns}
+        words = {"tile": f"tile={rows}x{columns}"}
+        what = ", ".join(words.get(key, f"{key}={n}") for key, n in sizes.items() if n > 1)
+        rule = "a plan that splits the model runs model and loss as one graph of operators, and a loop has its own loss"
+    if what:
         raise PlanError(
-            f"forward, backward and step, one by one, with pp={plan.pp}", where=f"plan {plan}",
-            rule="a pipeline runs the forwards and backwards of many micro-batches interleaved, which a loop cannot",
+            f"forward, backward and step, one by one, with {what}", where=f"plan {plan}", rule=rule,
             fix="write a Job, and call engine.step(batch): it does the same under every plan",
         )  # fmt: skip
 

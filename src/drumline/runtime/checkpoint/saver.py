@@ -63,7 +63,6 @@ class Saver:
         agree(engine, self._prepare() if engine.rank == 0 else None)
         agree(engine, self._prepare() if engine.rank else None)
         self._copies = view.copies_of_pieces(engine)
-        self._outline: view.Outline | None = None
 
     def _prepare(self) -> DrumlineError | None:
         """Take the folder, and sweep out what saves that did not end have left; the other ranks must see that."""
@@ -171,9 +170,7 @@ class Saver:
                 clean(self._disk, self.folder)  # of a save that failed
             if engine.device.type == "cuda":
                 torch.cuda.synchronize(engine.device)  # another thread, and another stream, will read
-            outline = self._outline or view.outline(engine)
-            if view.in_parts(engine):
-                self._outline = outline  # it takes a while to make, and stays as it is
+            outline = view.outline(engine)
             held = share(view.sharded(engine), self._copies)
             held += share(view.common(engine), view.Copies(engine.ranks, engine.rank))
             held += view.own(engine, outline)

@@ -112,10 +112,9 @@ def _buffers(engine: Engine, outline: Outline) -> Iterator[Held]:
 
     A model may keep a buffer that is not the same on every rank.
     """
-    holds = getattr(engine, "holds", None)
-    answers = engine.rank == 0 if holds is None else getattr(engine, "replica", True)
+    answers = engine.replica if engine.holds is not None else engine.rank == 0
     for name, buffer, _ in buffers(engine.model):
-        if answers and (holds is None or name in holds):
+        if answers and (engine.holds is None or name in engine.holds):
             yield Held(f"buffer/{name}", tuple(buffer.shape), 0, buffer, outline.buffers[name].kept)
 
 
@@ -205,16 +204,13 @@ class Outline:
 
 
 def outline(engine: Engine) -> Outline:
-    """The outline of an engine's model; where the engine has it in parts, it is built once more, without memory."""
-    model = shape_of_model(engine.job) if in_parts(engine) else engine.model
-    found = {}
-    for name, b, kept in buffers(model):
-        cast = engine.dtype is not None and b.is_floating_point()
-        found[name] = Buffer(tuple(b.shape), engine.dtype if cast and engine.dtype else b.dtype, kept)
-    extra = [
-        name for name, m in model.named_modules() if type(m).get_extra_state is not nn.Module.get_extra_state
-    ]  # fmt: skip
-    return Outline(found, _tied(model), tuple(extra))
+    """The outline of an engine's model, which may have on this rank only parts of the user's."""
+    model = engine.model if engine.split is None else engine.split.template
+    # layers in parts have other names; then the model is built once more, without memory
+    named = shape_of_model(engine.job) if engine.plan.chunk > 1 and engine.split is None else model
+    extra = [name for name, m in model.named_modules() if type(m).get_extra_state is not nn.Module.get_extra_state]
+    found = {name: Buffer(tuple(b.shape), b.dtype, kept) for name, b, kept in buffers(model)}
+    return Outline(found, _tied(named), tuple(extra))
 
 
 def names(engine: Engine, outline: Outline) -> frozenset[str]:
@@ -233,12 +229,6 @@ def extra_modules(engine: Engine, outline: Outline) -> dict[str, nn.Module]:
                 fix="keep it in a buffer, or a plan without tp, cp, tile and pp",
             )  # fmt: skip
     return {name: here[name] for name in outline.extra}
-
-
-def in_parts(engine: Engine) -> bool:
-    """Whether the engine's model is not the user's own: layers in parts, a graph of operators, or stages of one."""
-    plan = engine.plan
-    return plan.chunk > 1 or plan.tp * plan.cp * plan.ep * plan.pp * plan.tile[0] * plan.tile[1] > 1
 
 
 def _tied(model: nn.Module) -> dict[str, str]:

@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor
 from ...data.stream import Batch, split
 from ...trace.kinds import tensors
 from .digest import tell_all
+from .finite import finite, spoiled
+from .split import SplitWatch
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -79,20 +81,40 @@ class Finding:
 
 def investigate(engine: Engine, batch: Batch, loss: float, norm: float) -> Culprit:
     """Run the step again and look. Called on all ranks together; the gradients are gone afterwards."""
-    reduced = tuple(dict.fromkeys(p.name for p, g in engine.update.gradients() if not _finite(g)))
-    first_loss = not _finite(engine.local_loss)
+    reduced = tuple(dict.fromkeys(p.name for p, g in engine.update.gradients() if not finite(g)))
+    first_loss = not finite(engine.local_loss)
     _drop(engine)
     weights = tuple(map(engine.own_name, _bad_weights(engine.model)))
-    watch = _Watch(engine)
-    with watch, torch.compiler.set_stance("force_eager"):  # compiled code does not call hooks that came later
-        engine.gradients_of(batch)
+    seen = _again(engine, batch) if engine.split is None else _again_in_parts(engine, batch, loss)
     _drop(engine)
+    # every stage has the batch, but the first one reads its input
+    reads = engine.split is None or not engine.split.pipelined or 0 in engine.split.mine
     mine = dataclasses.replace(
-        watch.finding(), weights=weights, inputs=_bad_inputs(batch), first_loss=first_loss, reduced=reduced,
+        seen, weights=weights, inputs=_bad_inputs(batch) if reads else (), first_loss=first_loss, reduced=reduced,
         samples=_samples(engine, batch),
     )  # fmt: skip
     told = tell_all(dataclasses.asdict(mine), engine.group, engine.device)
-    return explain([_read(t) for t in told], batch.step, loss, norm, communicates=engine.spans)
+    communicates = engine.spans or engine.split is not None
+    return explain([_read(t) for t in told], batch.step, loss, norm, communicates=communicates)
+
+
+def _again(engine: Engine, batch: Batch) -> Finding:
+    """Run the step again, with hooks on the modules."""
+    watch = _Watch(engine)
+    with watch, torch.compiler.set_stance("force_eager"):  # compiled code does not call hooks that came later
+        engine.gradients_of(batch)
+    return watch.finding()
+
+
+def _again_in_parts(engine: Engine, batch: Batch, loss: float) -> Finding:
+    """Run the step of a split model again, and look at the values of its operators."""
+    watch = SplitWatch(engine)
+    with watch:
+        engine.gradients_of(batch)
+    names, came = watch.gradients
+    # infinities may be made good further on: they count where the loss is bad
+    order, output = (0, None) if watch.output is None or math.isfinite(loss) else watch.output
+    return Finding(engine.rank, output=output, order=order, loss=watch.loss, gradients=names, gradient_order=came)
 
 
 def _drop(engine: Engine) -> None:
@@ -111,7 +133,7 @@ def explain(findings: list[Finding], step: int, loss: float, norm: float, *, com
     names = names or tuple(dict.fromkeys(n for f in findings for n in f.reduced))
     parts = [_sentence(f) for f in guilty] or [_unknown(findings, names, norm)]
     shown = guilty or findings
-    samples = tuple(s for f in shown for s in (_bad_samples(f) or f.samples))
+    samples = tuple(dict.fromkeys(s for f in shown for s in (_bad_samples(f) or f.samples)))
     if samples:
         parts.append(f"samples {_some(samples, 8)}")
     return Culprit(step, what, "; ".join(parts), tuple(f.rank for f in guilty), names, samples)
@@ -202,7 +224,7 @@ class _Watch:
 
         def looked(micro: Any) -> Any:
             total, weight, own = plain(micro)
-            self._loss |= not _finite(total)
+            self._loss |= not finite(total)
             return total, weight, own
 
         self._engine.loss_of = looked  # type: ignore[method-assign]  # observed, not changed
@@ -236,8 +258,8 @@ class _Watch:
     def _ends(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             self._count += 1
-            bad = [t for t in tensors(output) if not _finite(t)]
-            if self._output is None and any(_spoiled(t) for t in bad):
+            bad = [t for t in tensors(output) if not finite(t)]
+            if self._output is None and any(spoiled(t) for t in bad):
                 self._output = (name, self._count)
             elif self._mask is None and bad:
                 self._mask = (name, self._count)
@@ -249,35 +271,20 @@ class _Watch:
     def _gradient(self, name: str) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:
             self._came += 1
-            if not _finite(gradient):
+            if not finite(gradient):
                 self._first_gradient = self._first_gradient or self._came
                 self._gradients[self._engine.own_name(name)] = None
 
         return hook
 
 
-@torch.no_grad()
-def _finite(tensor: torch.Tensor) -> bool:
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
-        return True
-    return bool(torch.isfinite(tensor.detach()).all())
-
-
-@torch.no_grad()
-def _spoiled(tensor: torch.Tensor) -> bool:
-    """Whether it holds more than masks: not-a-number or +inf."""
-    if not tensor.is_floating_point():
-        return not _finite(tensor)
-    return bool((torch.isnan(tensor) | (tensor == math.inf)).any())
-
-
 def _bad_weights(model: nn.Module) -> Iterator[str]:
     """Parameters that are not finite and buffers that are no masks, as far as this rank has them."""
     for name, p in model.named_parameters():
-        if not _finite(p.to_local() if isinstance(p, DTensor) else p):
+        if not finite(p.to_local() if isinstance(p, DTensor) else p):
             yield name
     for name, b in model.named_buffers():
-        if not _finite(b) and _spoiled(b):
+        if not finite(b) and spoiled(b):
             yield name
 
 
@@ -286,7 +293,7 @@ def _bad_inputs(batch: Batch) -> tuple[int, ...]:
     bad, start = [], 0
     for micro in batch.micros:
         for t in tensors(micro.input):
-            if micro.samples and t.is_floating_point() and t.dim() and t.shape[0] == micro.samples and not _finite(t):
+            if micro.samples and t.is_floating_point() and t.dim() and t.shape[0] == micro.samples and not finite(t):
                 rows = torch.isfinite(t).reshape(micro.samples, -1).all(1)
                 bad += [start + i for i, good in enumerate(rows.tolist()) if not good]
         start += micro.samples

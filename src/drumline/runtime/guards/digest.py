@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -87,6 +87,38 @@ def vote(ballot: Ballot, device: torch.device) -> list[Drift]:
         for name, column in zip(ballot.tensors, columns, strict=True)
         if len(set(column)) > 1
     ]
+
+
+def vote_by_name(
+    tensors: Mapping[str, torch.Tensor], names: Sequence[str], group: dist.ProcessGroup, device: torch.device
+) -> list[Drift]:
+    """Compare what several ranks of the group hold under one name, where each may hold something else.
+
+    `names` are those of all ranks, in one order. Where all agree, 16 bytes a name travel.
+    """
+    size = dist.get_world_size(group)
+    if size < 2 or not names:
+        return []
+    places = {name: i for i, name in enumerate(names)}
+    at = torch.tensor([places[name] for name in tensors], dtype=torch.int64, device=device)
+    mine = digests(list(tensors.values()), device)
+    extremes = torch.full((2, len(names)), -(2**63), dtype=torch.int64, device=device)  # who has nothing is silent
+    extremes[0, at], extremes[1, at] = mine, ~mine
+    dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
+    different = (extremes[0] != ~extremes[1]).nonzero().flatten().tolist()
+    if not different:
+        return []
+    own = torch.zeros((2, len(names)), dtype=torch.int64, device=device)
+    own[0, at], own[1, at] = mine, 1
+    chosen = own[:, different].contiguous()
+    table = [torch.empty_like(chosen) for _ in range(size)]
+    dist.all_gather(table, chosen, group=group)
+    numbers, rows = dist.get_process_group_ranks(group), [row.tolist() for row in table]
+    found = []
+    for j, i in enumerate(different):
+        holders = [r for r in range(size) if rows[r][1][j]]
+        found.append(_drift(names[i], [rows[r][0][j] for r in holders], [numbers[r] for r in holders]))
+    return found
 
 
 def tell_all(told: object, group: dist.ProcessGroup, device: torch.device) -> list[object]:

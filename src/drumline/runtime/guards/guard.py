@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from ...errors import GaveUp, InputError, PlanError, nearest
 from ...plan import Plan
 from .culprit import Culprit, investigate
-from .digest import Ballot, Drift, tell_all, vote
+from .digest import Ballot, Drift, tell_all, vote, vote_by_name
 
 if TYPE_CHECKING:
     from ...data.stream import Batch
@@ -68,6 +68,8 @@ class Guard:
         self.guards = guards
         self.skipped: list[Culprit] = []
         """Every step that was skipped, and why."""
+        self.names: list[str] = []
+        """What the ranks of a split model hold, once they have told each other."""
         self._row = 0
         self._spikes = Spikes(guards.spike)
 
@@ -161,6 +163,10 @@ def nothing_to_compare(engine: Engine) -> str:
     """Why a vote would say nothing under this plan; empty where it says something."""
     if engine.ranks == 1:
         return "one rank has no replica to be compared with"
+    if engine.split is not None:
+        alone = engine.plan.pp * engine.plan.tp == engine.ranks
+        rest = "what tensor parallelism leaves whole is compared" if engine.plan.tp > 1 else "tied ones are compared"
+        return f"under {engine.plan} most parameters lie on one rank alone, {rest}" if alone else ""
     sharded = [p for p in engine.model.parameters() if isinstance(p, DTensor)]
     if sharded and all(p.device_mesh.ndim == 1 for p in sharded):
         buffers = ", buffers alone are compared" if any(True for _ in engine.model.buffers()) else ""
@@ -170,6 +176,8 @@ def nothing_to_compare(engine: Engine) -> str:
 
 def drifted(engine: Engine) -> list[Drift]:
     """Compare the replicas; every rank gets the drifts of all groups."""
+    if engine.split is not None:
+        return _drifted_parts(engine)
     held = ballots(engine)
     found = [d for ballot in held for d in vote(ballot, engine.device)]
     if all(ballot.group is engine.group for ballot in held):
@@ -183,7 +191,26 @@ def drifted(engine: Engine) -> list[Drift]:
     return [Drift(*item) for item in sorted(every)]
 
 
+def parts(engine: Engine) -> dict[str, torch.Tensor]:
+    """What this rank holds of a split model, by names that tell the part: ranks with the same name hold the same."""
+    assert engine.split is not None
+    found: dict[str, torch.Tensor] = {}
+    for name, p in engine.model.named_parameters():
+        cut = engine.split.parts[name].cut
+        found[name if cut is None else f"{name}, part {cut.index} of {cut.split}"] = p
+    found.update(engine.model.named_buffers())
+    return found
+
+
+def _drifted_parts(engine: Engine) -> list[Drift]:
+    """The ranks of a split model hold different parts: each is compared where several hold it."""
+    held = parts(engine)
+    if not engine.guard.names:
+        told = tell_all(list(held), engine.group, engine.device)
+        engine.guard.names = sorted({str(name) for names in told if isinstance(names, list) for name in names})
+    return vote_by_name(held, engine.guard.names, engine.group, engine.device)
+
+
 def _rows(row: object) -> list[tuple[str, list[int], bool]]:
     assert isinstance(row, list)
     return row
-

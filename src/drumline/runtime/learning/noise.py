@@ -156,6 +156,8 @@ def _measure(engine: Engine, step: int, parts: int) -> Norms:
         factor = _gradients(engine, [samples[j] for j in part], step)
         squares.append(engine.grad_norm**2)
         for piece, gradient in engine.update.gradients():
+            if not piece.counts:
+                continue  # another rank has the same numbers, and adds them up
             mine, key = gradient.detach().double() * (factor * len(part) / len(samples)), (piece.name, piece.start)
             sums[key] = sums[key] + mine if key in sums else mine
         engine.strategy.forget()

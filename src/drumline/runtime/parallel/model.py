@@ -21,9 +21,11 @@ from ...errors import TraceError
 from ...job import Job
 from ...partition.boundaries import Key, balanced, by_name, holders_of, positions
 from ...partition.capture import Captured, capture, flatten
-from ...partition.moves import part_of
-from ...partition.program import Holder, Program, put, splits_of
+from ...partition.layout import Split
+from ...partition.moves import gathered, part_of
+from ...partition.program import Holder, put, splits_of
 from ...partition.stage import Cut as Stages
+from ...partition.stage import StageProgram
 from ...partition.stages import cut, operators
 from ...plan import Plan
 from ...schedule.pipeline import Action, Pipeline, pipeline_order
@@ -38,7 +40,7 @@ from ..strategies.flat import FlatShard
 from ..strategies.pieces import Cut, Kind, Part
 from ..weights import seeded_model
 from .groups import COPIES, DATA, Groups
-from .spreading import Spread, Spreader
+from .spreading import Shown, Spread, Spreader
 
 Weigh = Callable[..., tuple[torch.Tensor, torch.Tensor, bool]]
 
@@ -49,7 +51,7 @@ class Ready:
 
     captured: Captured
     spread: Spread
-    program: Program | None
+    program: StageProgram | None
     """Without a pipeline."""
     stages: Stages | None
     """With one: this rank's have their modules."""
@@ -71,6 +73,8 @@ class SplitModel:
         """The user's module, on tensors without values: what is captured."""
         self.template.train()
         self._ready: dict[Any, Ready] = {}
+        self._seen: Callable[[int, Shown, torch.Tensor], None] | None = None
+        self._count = 0
         self._orders: dict[int, Pipeline] = {}
         group = groups.group(["pp"])
         self.wires = Wires(group, device=device) if group is not None else None
@@ -89,6 +93,9 @@ class SplitModel:
         first = self._captured((value, target), n, training=True)[0]
         self.spreader.decide(first)
         self._place_stages(first)
+        with computing(plan.precision, device):
+            self.first = self.spreader.spread(first)
+        """What a rank runs of the first batch: it shows what could not be split, and makes all groups."""
         self.held = self._held(first)
         """The parameters and buffers that this rank has; the stages that have each."""
         self._fill(first)
@@ -116,8 +123,14 @@ class SplitModel:
         """Sum and weight of the loss of a micro-batch, and whether the weight is the job's own."""
         ready, tensors = self.ready(micro)
         assert ready.program is not None
+        self._show(ready, self._count)
+        self._count += 1
         total, weight = ready.program(*tensors)
         return total, weight, ready.own_weight
+
+    def begin(self) -> None:
+        """The next micro-batch is the first of a step."""
+        self._count = 0
 
     def train(
         self, micros: Sequence[Micro], factor: float, seed: Callable[[int, int], None],
@@ -126,7 +139,12 @@ class SplitModel:
         """All micro-batches through the stages, forwards and backwards; the losses that this rank has."""
         made = [self.ready(m) for m in micros]
         batches = [self._micro_batch(r, t) for r, t in made]
-        runner = self._runner(seed, phase)
+
+        def before(stage: int, micro: int) -> None:
+            seed(stage, micro)
+            self._show(made[micro][0], micro)
+
+        runner = self._runner(before, phase)
         result = runner.train(self._order(len(micros)), batches, factor)
         self._cut = batches[0].cut
         return result.losses, any(r.own_weight for r, _ in made)
@@ -161,10 +179,14 @@ class SplitModel:
         return self.plan.pp > 1
 
     @property
+    def speaks(self) -> bool:
+        """Whether this rank shows values for those that have parts of the same samples, when they are put together."""
+        return all(self.groups.at[a] == 0 for a in (*COPIES, "tp"))
+
+    @property
     def counts(self) -> bool:
         """Whether this rank's loss is counted: of ranks that have parts of the same samples, one is."""
-        first = all(self.groups.at[a] == 0 for a in (*COPIES, "tp"))
-        return first and (not self.pipelined or self.order.stages - 1 in self.mine)
+        return self.speaks and (not self.pipelined or self.order.stages - 1 in self.mine)
 
     def _order(self, micros: int) -> Pipeline:
         if micros not in self._orders:
@@ -215,7 +237,7 @@ class SplitModel:
         for stage in stages.stages:
             for name in (*stage.params, *stage.buffers):
                 found[name] = (*found.get(name, ()), stage.index)
-        return found
+        return {name: found.get(name, (0,)) for name in names}  # what no stage reads is saved all the same
 
     def _holders(self, captured: Captured) -> set[str]:
         return holders_of([n.meta["name"] for n in captured.placeholders("parameter").values()])
@@ -287,6 +309,40 @@ class SplitModel:
                     found[id(value)] = self._arrived(getattr(theirs[name], key) if theirs else None, value, given)
         return found
 
+    # -- looking at values
+
+    def watch(self, seen: Callable[[int, Shown, torch.Tensor], None]) -> None:
+        """Show (micro-batch, which output of which module, its part on this rank) of all that runs from now on."""
+        self._seen = seen
+
+    def unwatch(self) -> None:
+        """Show nothing more."""
+        self._seen = None
+        for ready in self._ready.values():
+            for program in _programs(ready, self.mine):
+                program.watch(None)
+
+    def _show(self, ready: Ready, micro: int) -> None:
+        for program in _programs(ready, self.mine):
+            program.watch(self._shower(micro) if self._seen else None)
+
+    def _shower(self, micro: int) -> Callable[[Any, Any], Any]:
+        seen = self._seen
+
+        def show(node: Any, value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and seen is not None and torch.is_grad_enabled():
+                for shown in node.meta["shows"]:
+                    seen(micro, shown, value)
+            return value
+
+        return show
+
+    def whole(self, tensor: torch.Tensor, splits: Mapping[str, Split]) -> torch.Tensor:
+        """A value, put together from the parts of the ranks that have parts of the same samples."""
+        for axis in reversed([a for a in self.spreader.axes if a in splits]):
+            tensor = gathered(tensor, splits[axis], self.spreader.axes[axis])
+        return tensor
+
     # -- programs
 
     def ready(self, micro: Micro, training: bool = True) -> tuple[Ready, list[torch.Tensor]]:
@@ -334,16 +390,16 @@ class SplitModel:
     def _made(self, batch: Any, samples: int, training: bool) -> Ready:
         captured, own = self._captured(batch, samples, training)
         with computing(self.plan.precision, self.device):
-            spread = self.spreader.spread(captured)
+            spread = self.spreader.spread(captured, present=samples > 0)
         constants = self._values(captured.constants)
         if not self.pipelined:
-            program = Program(self.root, spread.graph, constants, self.device)
+            program = StageProgram(spread.graph, self.root, constants)
             return Ready(captured, spread, program, None, own)
         starts = positions(captured.graph, self.starts, self._holders(captured))
         nodes = operators(spread.graph)
         at = [next((i for i, n in enumerate(nodes) if n.meta.get("origin", -1) >= s), len(nodes)) for s in starts]
         stages = cut(spread.graph, at)
-        return Ready(captured, spread, None, stages.bind(self.mine, self.root, constants, self.device), own)
+        return Ready(captured, spread, None, stages.bind(self.mine, self.root, constants), own)
 
     def _values(self, constants: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The constants with their values."""
@@ -358,3 +414,13 @@ class SplitModel:
                 tensor = self._constants[id(tensor)]
             found[name] = tensor.to(self.device)
         return found
+
+
+def _programs(ready: Ready, mine: frozenset[int]) -> Iterator[StageProgram]:
+    if ready.program is not None:
+        yield ready.program
+    if ready.stages is not None:
+        for s in mine:
+            module = ready.stages.stages[s].module
+            if isinstance(module, StageProgram):
+                yield module

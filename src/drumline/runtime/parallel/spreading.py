@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from ...errors import PlanError
 from ...partition import rules as _rules  # registers them
@@ -16,9 +16,10 @@ from ...partition.choose import Choice, choose
 from ...partition.layout import Split, even, evenly
 from ...partition.moves import Axis
 from ...partition.shared_gradients import leave_summands
-from ...partition.spread import Pass
+from ...partition.spread import Pass, Value
+from ...partition.statistics import span
 from ...plan import Plan
-from .groups import Groups
+from .groups import DATA, Groups
 
 assert _rules
 AXIS_KEYS = {"rows": "tile", "columns": "tile", "cp": "cp", "tp": "tp"}
@@ -31,13 +32,37 @@ class Spread:
     graph: Graph
     gathered: Mapping[str, Mapping[str, Sequence[str]]]
     """Axis -> operator -> the modules where its inputs were made whole."""
+    outputs: Sequence[tuple[str, int, int]]
+    """(module, call, which output), in the order in which they come."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """A value of the graph that is an output of one of the user's modules."""
+
+    module: str
+    call: int
+    which: int
+    splits: Mapping[str, Split]
+    """How it lies on the ranks, by axis."""
+
+
+def _followed(shown: Mapping[Node, tuple[Node, dict[str, Split]]], work: Pass) -> dict[Node, tuple[Node, dict[str, Split]]]:
+    """The same values in the graph of a pass."""
+    found = {}
+    for origin, (node, splits) in shown.items():
+        value = work.values.get(node)
+        if isinstance(value, Value):
+            more = {work.axis.name: value.layout} if value.layout is not None else {}
+            found[origin] = (value.node, {**splits, **more})
+    return found
 
 
 class Spreader:
     """Spreads graphs of one job over the axes of one plan; parameters are split alike in all of them."""
 
     def __init__(self, plan: Plan, groups: Groups, watch: Callable[..., Any] | None = None) -> None:
-        self.plan, self.groups = plan, groups
+        self.plan, self.groups, self._watch = plan, groups, watch
         self.axes = {
             name: Axis(name, groups.sizes[name], groups.at[name], groups.group([name]), watch)
             for name in ("rows", "columns", "cp", "tp")
@@ -59,21 +84,35 @@ class Spreader:
                     rule="; ".join(f"{k}: {v}" for k, v in list(self.choice.left.items())[:3]), fix="tp=1, and dp or pp",
                 )  # fmt: skip
 
-    def spread(self, captured: Captured) -> Spread:
-        """This rank's graph."""
+    def spread(self, captured: Captured, *, present: bool = True) -> Spread:
+        """This rank's graph; `present`: whether its samples count."""
         graph = captured.graph
         for i, node in enumerate(n for n in graph.nodes if n.op not in ("placeholder", "output")):
             node.meta["origin"] = i
         gathered: dict[str, Mapping[str, Sequence[str]]] = {}
+        shown = {n: (n, {}) for nodes in captured.outputs.values() for n in nodes if n is not None}
         for name, axis in self.axes.items():
             seeds = self._seeds(name, axis, graph)
             sequence = self._sequence(graph, axis) if name == "tp" else (lambda _: None)
             work = Pass(graph, axis, captured.mode, seeds, sequence=sequence)
             graph = work.run()
             gathered[name] = work.gathered
+            shown = _followed(shown, work)
             if name != "tp":
                 leave_summands(graph, axis)
-        return Spread(graph, gathered)
+        if self.groups.size(DATA) > 1:
+            span(graph, self._statistics).here = present
+        for (module, call), nodes in captured.outputs.items():
+            for i, node in enumerate(nodes):
+                if node in shown:
+                    final, splits = shown[node]
+                    final.meta.setdefault("shows", []).append(Shown(module, call, i, splits))
+        return Spread(graph, gathered, [(m, c, i) for (m, c), nodes in captured.outputs.items() for i in range(len(nodes))])
+
+    def _statistics(self, names: frozenset[str]) -> Axis:
+        """The ranks over which a BatchNorm's statistics run: those with other samples, and with other parts of them."""
+        axes = [*DATA, *names]
+        return Axis("statistics", self.groups.size(axes), self.groups.index(axes), self.groups.group(axes), self._watch)
 
     # -- where an axis begins
 

@@ -54,7 +54,9 @@ class Held:
             self._forget()
             return found
         self._gradients = known
-        return self._of_inputs()
+        found = self._of_inputs()
+        self._deferred.inputs_are_done()
+        return found
 
     def _of_inputs(self) -> list[torch.Tensor | None]:
         wanted = [x for x in self._inputs if x.requires_grad]

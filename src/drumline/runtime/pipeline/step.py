@@ -48,8 +48,8 @@ class Hooks:
 class Result:
     """What a rank has of a step."""
 
-    losses: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    """Sum and weight by micro-batch, on the rank of the last stage; elsewhere nothing."""
+    losses: tuple[tuple[torch.Tensor, ...], ...]
+    """By micro-batch what the last stage gives (sum and weight of the loss first), on its rank; elsewhere nothing."""
     peak: int
     """The most forwards that were held at once for their backwards."""
 
@@ -69,7 +69,7 @@ class Step:
         self._store: dict[Key, tuple[torch.Tensor, int]] = {}
         """What is here, and how many are still to read it."""
         self._held: dict[tuple[int, int], Held] = {}
-        self._losses: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._losses: dict[int, tuple[torch.Tensor, ...]] = {}
         self._asked = 0
         self._peak = 0
 
@@ -125,8 +125,7 @@ class Step:
             self._held[s, micro] = held
             self._peak = max(self._peak, len(self._held))
         if s == self.tables.order.stages - 1:
-            total, weight = outputs[:2]
-            self._losses[micro] = total.detach(), weight.detach()
+            self._losses[micro] = tuple(output.detach() for output in outputs)
             return {}
         made = {}
         for k, (port, output) in enumerate(zip(stage.outputs, outputs, strict=True)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from ...partition.layout import Split
 from ..engine import Engine
 from .witness import Key, Witness
 
@@ -58,6 +59,34 @@ def gather(engine: Engine, mine: Mapping[Key, torch.Tensor], present: torch.Tens
             parts += [_take(r) for r in range(1, engine.ranks)]
             result[key] = [p for p, share in zip(parts, shares, strict=True) if share[key[1]] > 0]
     return result
+
+
+def gather_split(
+    engine: Engine, mine: Mapping[Key, torch.Tensor], splits: Mapping[Key, Mapping[str, Split]], micros: int
+) -> dict[Key, list[torch.Tensor]]:
+    """The same where the plan splits the model: parts are put together, and each stage's ranks send what they have."""
+    model = engine.split
+    assert model is not None
+    whole = {key: model.whole(t, splits[key]).cpu() for key, t in mine.items()}
+    keys = [(module, micro, call, i) for micro in range(micros) for module, call, i in model.first.outputs]
+    number = {key: k for k, key in enumerate(keys)}
+    listed = [(number[k], t) for k, t in sorted(whole.items(), key=lambda item: number.get(item[0], -1)) if k in number]
+    if not model.speaks:
+        listed = []
+    counts = [torch.zeros(1, dtype=torch.long) for _ in range(engine.ranks)]
+    dist.all_gather(counts, torch.tensor([len(listed)]))
+    if engine.rank > 0:
+        for k, t in listed:
+            dist.send(torch.tensor([k]), dst=0)
+            _post(t.contiguous())
+        return {}
+    found: dict[int, list[torch.Tensor]] = {k: [t] for k, t in listed}
+    for r in range(1, engine.ranks):
+        for _ in range(int(counts[r])):
+            k = torch.zeros(1, dtype=torch.long)
+            dist.recv(k, src=r)
+            found.setdefault(int(k), []).append(_take(r))
+    return {keys[k]: found[k] for k in sorted(found)}
 
 
 def _post(t: torch.Tensor) -> None:

@@ -18,7 +18,7 @@ from ...job import Job
 from ...plan import Plan
 from ..compiling import inside_compiled
 from ..engine import Engine, initialize
-from .compare import Finding, compare_gradients, compare_outputs, gather, largest_error
+from .compare import Finding, compare_gradients, compare_outputs, gather, gather_split, largest_error
 from .reference import run_reference
 from .witness import Witness, without_dropout
 
@@ -119,8 +119,10 @@ def _compare(
     """Run plan and reference in one type; the first rank gets the errors, where they begin, and that of all losses."""
     mine = run_plan(engine, steps, notes)
     present = torch.tensor([float(m.samples > 0) for m in engine.stream.batch(0).micros])
-    outputs = gather(engine, mine.witness.outputs, present)
-    output_gradients = gather(engine, mine.witness.output_gradients, present)
+    outputs, output_gradients = (
+        gather(engine, seen, present) if engine.split is None else gather_split(engine, seen, mine.witness.splits, len(present))
+        for seen in (mine.witness.outputs, mine.witness.output_gradients)
+    )
     if engine.rank > 0:
         dist.barrier()
         return None
@@ -192,9 +194,11 @@ def _scale(engine: Engine) -> float:
 def run_plan(engine: Engine, steps: int, notes: set[str], *, locate: bool = True) -> Outcome:
     """Train under the plan, on every rank. `locate`: record what every module does in the first step."""
     witness = Witness()
-    if locate:
+    if locate and engine.split:
+        witness.watch_split(engine.split)
+    elif locate:
         witness.watch(engine.model, blind=inside_compiled(engine.model) if engine.plan.compile else ())
-    with without_dropout(engine.model) as dropout:
+    with without_dropout(engine.split.template if engine.split else engine.model) as dropout:
         losses = _train(engine, steps, witness)
     if dropout:
         notes.add("dropout was set to 0")

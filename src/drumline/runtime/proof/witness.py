@@ -4,9 +4,9 @@ every parameter, in the order in which they came to be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,12 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
+from ...partition.layout import Split
 from ...trace.kinds import tensors
+
+if TYPE_CHECKING:
+    from ..parallel.model import SplitModel
+    from ..parallel.spreading import Shown
 
 Key = tuple[str, int, int, int]
 """Module, micro-batch, call, which output."""
@@ -34,12 +39,28 @@ class Witness:
         self._micro = 0
         self._calls: dict[str, int] = {}
         self._hooks: list[Any] = []
+        self.splits: dict[Key, Mapping[str, Split]] = {}
+        """How an output lies on the ranks that have parts of the same samples."""
+        self._split: SplitModel | None = None
 
     def watch(self, model: nn.Module, blind: Collection[nn.Module] = ()) -> None:
         """Begin to record; `blind` are modules that cannot be looked at."""
         for name, module in model.named_modules():
             if module not in blind:
                 self._hooks.append(module.register_forward_hook(self._seen(name)))
+
+    def watch_split(self, model: SplitModel) -> None:
+        """Begin to record what a captured graph gives for the user's modules: the parts of this rank."""
+        self._split = model
+
+        def seen(micro: int, shown: Shown, t: torch.Tensor) -> None:
+            key = (shown.module, micro, shown.call, shown.which)
+            if key not in self.outputs and t.is_floating_point():
+                self.outputs[key], self.splits[key] = t.detach().clone(), shown.splits
+                if t.requires_grad:
+                    t.register_hook(self._gradient(key))
+
+        model.watch(seen)
 
     def micro(self, i: int) -> None:
         """The next micro-batch begins."""
@@ -55,6 +76,8 @@ class Witness:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._split is not None:
+            self._split.unwatch()
 
     def _seen(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:

@@ -1,0 +1,101 @@
+"""What the ranks of test_guard_split.py do: spoil a number of a model that is split over them, and tell what became of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import guard_functions
+import small_jobs
+import torch
+from torch import nn
+
+from drumline.errors import GaveUp
+from drumline.runtime.engine import Engine, initialize
+from drumline.runtime.guards.guard import Guards
+
+
+class Wide(nn.Module):
+    """A few layers that tensor parallelism can split and a pipeline can cut, with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = small_jobs.Residual(6), nn.BatchNorm1d(6)
+        self.second, self.head = small_jobs.Residual(6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.norm(self.first(x))))
+
+
+def engine_of(plan: str, **changes: Any) -> Engine:
+    """A small job of vectors."""
+    values = {"model": Wide, "batch_size": 8, "optimizer": small_jobs.sgd, "data": lambda: small_jobs.Samples("vector", 24)}
+    return initialize(small_jobs.make("mlp", **{**values, **changes}), plan, guards=Guards(nonfinite="skip"))
+
+
+def _holds(engine: Engine, name: str) -> bool:
+    return name in dict(engine.model.named_parameters())
+
+
+def snapshot(engine: Engine) -> dict[str, torch.Tensor]:
+    """Everything that a bad step must not change."""
+    return guard_functions.snapshot(engine)
+
+
+def spoiled(plan: str, what: str, name: str, rank: int) -> dict[str, Any]:
+    """Two good steps, then one that is bad because of one rank; who is named, and whether anything is left of it."""
+    engine = engine_of(plan)
+    if what == "input":
+        dataset = small_jobs.Samples("vector", 24)
+        dataset.x[engine.stream.samples(2)[0], 3] = float("nan")
+        engine.stream.dataset = dataset
+    batches = engine.data(4)
+    for _ in range(2):
+        engine.step(next(batches))
+    held = dict(engine.model.named_parameters())
+    hook = None
+    before = snapshot(engine)
+    if engine.rank == rank and what == "gradient":
+        hook = held[name].register_hook(lambda g: torch.full_like(g, float("nan")))
+    if engine.rank == rank and what in ("weight", "large"):
+        with torch.no_grad():
+            kept = held[name].clone()
+            held[name].view(-1)[0] = float("nan") if what == "weight" else 3e38
+    engine.step(next(batches))
+    if hook is not None:
+        hook.remove()
+    if engine.rank == rank and what in ("weight", "large"):
+        with torch.no_grad():
+            held[name].copy_(kept)
+    [culprit] = engine.guard.skipped or [None]
+    assert culprit is not None, "nothing was caught"
+    same = guard_functions.same(before, snapshot(engine))
+    clean = engine.update.gradients() == []
+    loss = engine.step(next(batches)) if what != "input" else 0.0
+    return {
+        "what": culprit.what, "where": culprit.where, "ranks": culprit.ranks, "names": culprit.names, "samples": culprit.samples,
+        "same": same, "clean": clean, "steps": engine.steps, "loss": loss, "bad": engine.stream.samples(2)[0],
+    }  # fmt: skip
+
+
+def flipped(plan: str, rank: int, name: str, job: str = "gpt") -> tuple[str, int]:
+    """One bit of one number of one rank changes before the second step, with a vote in every step."""
+    engine = initialize(small_jobs.make(job), plan, guards=Guards(vote=1))
+    try:
+        for batch in engine.data(3):
+            if batch.step == 1 and engine.rank == rank:
+                held = {**dict(engine.model.named_parameters()), **dict(engine.model.named_buffers())}[name]
+                held.detach().view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 3)
+            engine.step(batch)
+    except GaveUp as e:
+        return e.where, engine.steps
+    return "", engine.steps
+
+
+def names(plan: str, job: str = "gpt") -> dict[str, tuple[int, ...]]:
+    """The shapes of what this rank holds."""
+    return {n: tuple(p.shape) for n, p in initialize(small_jobs.make(job), plan).model.named_parameters()}
+
+
+def names_wide(plan: str) -> dict[str, tuple[int, ...]]:
+    """The same of the other model."""
+    return {n: tuple(p.shape) for n, p in engine_of(plan).model.named_parameters()}
