@@ -1,4 +1,4 @@
-"""Two models of the transformers library, from tiny configurations: nothing is downloaded. The import takes seconds, so
+"""Three models of the transformers library, from tiny configurations: nothing is downloaded. The import takes seconds, so
 it waits until one of them is built.
 """
 
@@ -50,6 +50,24 @@ def llama() -> nn.Module:
     return model
 
 
+def t5() -> nn.Module:
+    """T5: an encoder and a decoder with one table of words, and biases by relative position."""
+    from transformers import T5Config, T5ForConditionalGeneration
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+    model = T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=WORDS, d_model=WIDTH, d_kv=4, d_ff=12, num_layers=2, num_decoder_layers=2, num_heads=2,
+            relative_attention_num_buckets=4, relative_attention_max_distance=8, dropout_rate=0.1, use_cache=False,
+            pad_token_id=PAD, decoder_start_token_id=PAD, feed_forward_proj="gated-gelu",
+        )
+    )
+    for module in model.modules():
+        if isinstance(module, T5LayerNorm):
+            module.forward = functools.partial(_norm, module)  # type: ignore[method-assign]
+    return model
+
+
 def _norm(module: Any, x: torch.Tensor) -> torch.Tensor:
     """Llama's norm computes in float32 whatever comes; in float64 that would hide what float64 is to show."""
     if x.dtype != torch.float64:
@@ -61,6 +79,21 @@ def loss(output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     """(sum, weight) over the words that count; the output is a mapping with the logits in it."""
     total = F.cross_entropy(output["logits"].flatten(0, 1), target.flatten(), ignore_index=-100, reduction="sum")
     return total, (target != -100).sum()
+
+
+class Pairs(torch.utils.data.Dataset[Any]):
+    """A sentence, its translation so far, and what comes next there."""
+
+    def __init__(self, n: int) -> None:
+        self.sentences = Sentences(n)
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+    def __getitem__(self, i: int) -> Any:
+        given, target = self.sentences[i]
+        words = torch.cat([torch.zeros(1, dtype=torch.long), target[:-1].clamp(min=PAD)])
+        return {**given, "decoder_input_ids": words}, target
 
 
 class Sentences(torch.utils.data.Dataset[Any]):

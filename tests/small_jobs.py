@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import hf_jobs
+import split_models
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -213,6 +214,7 @@ class Samples(torch.utils.data.Dataset[Any]):
             "masked": lambda: (self.tokens[i, :-1], self.masked[i]),
             "series": lambda: (self.series[i], label),
             "areas": lambda: (self.pictures[i], self.areas[i]),
+            "picture": lambda: (self.pictures[i], label),
             "named": lambda: ({"x": self.x[i], "word": self.tokens[i, 0] % 5, "mask": self.mask[i]}, label),
         }[self.kind]()
 
@@ -263,7 +265,18 @@ _JOBS: dict[str, dict[str, Any]] = {
     "dropout": {"model": lambda: GPT(dropout=0.4), "kind": "tokens", "loss": tokens_loss, "optimizer": sgd},
 }
 JOBS = tuple(_JOBS)
-HF = ("bert", "llama")
+_JOBS |= {
+    "t5": {"model": hf_jobs.t5, **_HF, "data": lambda: hf_jobs.Pairs(SAMPLES), "optimizer": adam, "clip": 0.5},
+    "resnet": {"model": split_models.ResNet, "kind": "picture", "optimizer": sgd, "clip": 1.0},
+    "convnet": {"model": split_models.ConvNet, "kind": "picture", "optimizer": sgd},
+    "groups": {"model": split_models.GroupUNet, "kind": "areas", "optimizer": adam, "schedule": decay},
+    "huge": {"model": split_models.Huge, "optimizer": adam, "clip": 0.5},
+    "mixture": {"model": split_models.Mixture, "optimizer": sgd},
+}
+TOKENS, IMAGES = ("gpt", "llama", "bert", "t5", "masked", "dropout"), ("unet", "groups", "resnet", "convnet")
+SPLIT_JOBS = (*TOKENS, *IMAGES, "mlp", "huge", "mixture", "named", "partial")
+"""Those that are tried under plans that split the model; those with tokens and those with images have axes of their own."""
+HF = ("bert", "llama", "t5")
 """Those of another library, which may be absent."""
 
 

@@ -26,6 +26,7 @@ ORDER = [
     {"trace"},
     {"comm"},
     {"mpi", "MPI"},
+    {"partition"},
     {"runtime"},
     {"measure"},
     {"launch"},

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .cost import Estimate
     from .launch import spawn
     from .model import Profile
+    from .partition.experts import Experts
     from .plan import Plan
     from .runtime.adopt.compat import initialize
     from .runtime.engine import Engine
@@ -35,6 +36,7 @@ __all__ = [
     "DrumlineError",
     "Engine",
     "Estimate",
+    "Experts",
     "Guards",
     "Job",
     "Mesh",
@@ -53,6 +55,7 @@ _LAZY = {
     "Cluster": "cluster.Cluster",
     "Engine": "runtime.engine.Engine",
     "Estimate": "cost.Estimate",
+    "Experts": "partition.experts.Experts",
     "Guards": "runtime.guards.guard.Guards",
     "Plan": "plan.Plan",
     "Profile": "model.Profile",

@@ -20,9 +20,11 @@ from drumline.partition.capture import Captured, capture
 from drumline.partition.choose import choose
 from drumline.partition.layout import evenly
 from drumline.partition.moves import Axis, part_of
+from drumline.partition.overlap import join
 from drumline.partition.program import Holder, Program, put, splits_of
 from drumline.partition.shared_gradients import leave_summands
 from drumline.partition.spread import Pass
+from drumline.partition.statistics import span
 from drumline.trace.fake import fake_mode
 
 SAMPLES = 3
@@ -205,3 +207,99 @@ def on_channels(cases: list[tuple[str, tuple[int, int]]]) -> list[tuple[Result, 
     return found
 
 
+
+
+def _group_of_all() -> Axis:
+    return Axis("all", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
+
+
+def overlapped(name: str, size: tuple[int, int]) -> tuple[Result, int]:
+    """On tiles of rows, with windows and convolutions joined; and how many were."""
+    heard: list[tuple[str, str, int]] = []
+    axes = axes_of((dist.get_world_size(), 1), heard)
+    captured, model, leaves = captured_of(name, size)
+    graph, _ = spread_over_tiles(name, captured, axes)
+    count = join(graph)
+    graph.lint()
+    program, root = program_of(graph, captured, model, {"rows": axes[0][0]})
+    heard.clear()
+    result = compared(program, root, model, leaves, {"rows": axes[0][0]}, [axes[0][0]])
+    result.heard = list(heard)
+    return result, count
+
+
+def on_tiles_and_channels(name: str, size: tuple[int, int]) -> Result:
+    """Four ranks: two tiles of rows, then the channels of each on two ranks."""
+    axes = axes_of((2, 2), [])
+    rows, channels = axes[0][0], Axis("tp", 2, axes[1][0].index, axes[1][0].group)
+    captured, model, leaves = captured_of(name, size)
+    choice = choose(captured, 2)
+    graph, _ = spread_over_tiles(name, captured, axes[:1])
+    done = Pass(graph, channels, captured.mode, choice.splits)
+    graph = done.run()
+    by_name = {"rows": rows, "tp": channels}
+    program, root = program_of(graph, captured, model, by_name)
+    result = compared(program, root, model, leaves, by_name, [rows])
+    result.gathered = done.gathered
+    return result
+
+
+def with_samples_too(name: str, size: tuple[int, int]) -> tuple[dict[str, float], int]:
+    """Four ranks: two that share the samples (2 and 1), each on two tiles of rows; statistics over all four."""
+    axes = axes_of((2, 2), [])
+    (rows, _), (samples, _) = axes
+    captured, model, leaves = captured_of(name, size)
+    first = samples.index == 0
+    mine = [x[:2] if first else x[2:] for x in leaves]
+    mode = fake_mode()
+    own = capture(copy.deepcopy(model), run_model, [mode.from_tensor(x) for x in mine], mode)
+    graph, _ = spread_over_tiles(name, own, [(rows, 2)])
+    spans: list[frozenset[str]] = []
+
+    def axis_of(names: frozenset[str]) -> Axis:
+        spans.append(names)
+        return _group_of_all() if names else Axis("samples", 2, samples.index, samples.group)
+
+    span(graph, axis_of)
+    program, root = program_of(graph, own, model, {"rows": rows})
+    loss = run_model(model, leaves)
+    loss.backward()
+    out = program(*(own_part(x, graph, i, {"rows": rows}) for i, x in enumerate(mine)))
+    made = (out[0] if isinstance(out, tuple | list) else out) * (len(mine[0]) / SAMPLES)
+    made.backward()
+    whole = made.detach().clone()
+    dist.all_reduce(whole, group=samples.group)
+    worst = {"loss": float((whole - loss.detach()).abs()), "gradients": 0.0, "buffers": 0.0}
+    for name_, p in model.named_parameters():
+        gradient = dict(root.named_parameters())[name_].grad
+        assert gradient is not None and p.grad is not None
+        dist.all_reduce(gradient)
+        far = float((gradient - p.grad).abs().max()) / max(float(p.grad.abs().max()), 1e-3)
+        worst["gradients"] = max(worst["gradients"], far)
+    for name_, b in model.named_buffers():
+        worst["buffers"] = max(worst["buffers"], float((dict(root.named_buffers())[name_] - b).abs().max()))
+    return worst, len([s for s in spans if s == {"rows"}])
+
+
+def with_a_stand_in(size: tuple[int, int]) -> dict[str, float]:
+    """Two ranks, of which the second runs a stand-in sample: everything is as the first has it alone."""
+    world = _group_of_all()
+    captured, model, leaves = captured_of("convnet", size)
+    graph = captured.graph
+    presence = span(graph, lambda _: world)
+    presence.here = world.index == 0
+    program, root = program_of(graph, captured, model, {})
+    loss = run_model(model, leaves)
+    loss.backward()
+    out = program(*(leaves if presence.here else [torch.randn_like(leaves[0]), leaves[1]]))
+    made = (out[0] if isinstance(out, tuple | list) else out) * float(presence.here)
+    made.backward()
+    worst = {"gradients": 0.0, "buffers": 0.0}
+    for name, p in model.named_parameters():
+        gradient = dict(root.named_parameters())[name].grad
+        assert gradient is not None and p.grad is not None
+        dist.all_reduce(gradient)
+        worst["gradients"] = max(worst["gradients"], float((gradient - p.grad).abs().max()))
+    for name, b in model.named_buffers():
+        worst["buffers"] = max(worst["buffers"], float((dict(root.named_buffers())[name] - b).abs().max()))
+    return worst

@@ -11,7 +11,7 @@ from torch import nn
 
 from drumline.errors import GaveUp
 from drumline.runtime.engine import Engine, initialize
-from drumline.runtime.guards.guard import Guards
+from drumline.runtime.guards.guard import Guards, drifted, nothing_to_compare
 
 
 class Wide(nn.Module):
@@ -26,14 +26,27 @@ class Wide(nn.Module):
         return self.head(self.second(self.norm(self.first(x))))
 
 
+class Pictures(nn.Module):
+    """Convolutions with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.conv, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(self.norm(self.stem(x)).relu()).mean((2, 3)))
+
+
+def job_of(name: str) -> Any:
+    """One of the small jobs, or a model of pictures."""
+    return small_jobs.make("cnn", model=Pictures) if name == "pictures" else small_jobs.make(name)
+
+
 def engine_of(plan: str, **changes: Any) -> Engine:
     """A small job of vectors."""
     values = {"model": Wide, "batch_size": 8, "optimizer": small_jobs.sgd, "data": lambda: small_jobs.Samples("vector", 24)}
     return initialize(small_jobs.make("mlp", **{**values, **changes}), plan, guards=Guards(nonfinite="skip"))
-
-
-def _holds(engine: Engine, name: str) -> bool:
-    return name in dict(engine.model.named_parameters())
 
 
 def snapshot(engine: Engine) -> dict[str, torch.Tensor]:
@@ -79,7 +92,7 @@ def spoiled(plan: str, what: str, name: str, rank: int) -> dict[str, Any]:
 
 def flipped(plan: str, rank: int, name: str, job: str = "gpt") -> tuple[str, int]:
     """One bit of one number of one rank changes before the second step, with a vote in every step."""
-    engine = initialize(small_jobs.make(job), plan, guards=Guards(vote=1))
+    engine = initialize(job_of(job), plan, guards=Guards(vote=1))
     try:
         for batch in engine.data(3):
             if batch.step == 1 and engine.rank == rank:
@@ -91,11 +104,15 @@ def flipped(plan: str, rank: int, name: str, job: str = "gpt") -> tuple[str, int
     return "", engine.steps
 
 
+def clean(plan: str, job: str) -> tuple[int, str]:
+    """A run without faults, with a vote in every step."""
+    engine = initialize(job_of(job), plan, guards=Guards(vote=1))
+    for batch in engine.data(3):
+        engine.step(batch)
+    assert drifted(engine) == []
+    return engine.steps, nothing_to_compare(engine)
+
+
 def names(plan: str, job: str = "gpt") -> dict[str, tuple[int, ...]]:
     """The shapes of what this rank holds."""
-    return {n: tuple(p.shape) for n, p in initialize(small_jobs.make(job), plan).model.named_parameters()}
-
-
-def names_wide(plan: str) -> dict[str, tuple[int, ...]]:
-    """The same of the other model."""
-    return {n: tuple(p.shape) for n, p in engine_of(plan).model.named_parameters()}
+    return {n: tuple(p.shape) for n, p in initialize(job_of(job), plan).model.named_parameters()}

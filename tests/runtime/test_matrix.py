@@ -92,4 +92,4 @@ def test_jobs_of_another_library_are_told(monkeypatch: pytest.MonkeyPatch) -> No
         "not here", "transformers is not installed: pip install drumline[hf]"
     )
     assert cells.fate(Cell("mlp", "dp=2", "float64")) is None
-    assert set(small_jobs.HF) == {"bert", "llama"}
+    assert set(small_jobs.HF) == {"bert", "llama", "t5"}

@@ -12,6 +12,7 @@ import triple_functions as on_ranks
 from world import World
 
 from drumline.errors import JobError, PlanError
+from drumline.plan import Plan
 from drumline.runtime.learning.noise import Noise, NoiseAverage, Norms, judge
 
 D, SIGMA = 5, 2.0
@@ -108,6 +109,15 @@ def test_under_every_plan(world: Callable[[int], World]) -> None:
         for found, _, _, same in world(int(plan[3])).run(on_ranks.noise, plan, 4):
             assert same, plan
             assert found == pytest.approx(scale, rel=1e-9 if "fp16" not in plan else 0.02), plan
+
+
+@pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2", "dp=2,tp=2"])
+def test_of_a_model_in_parts(world: Callable[[int], World], plan: str) -> None:
+    """Numbers that several ranks hold (norms, tied weights) are counted once."""
+    [(scale, _)] = world(1).run(on_ranks.noise_of_parts, "dp=1")
+    assert 0 < scale < math.inf
+    for found, kept in world(Plan.parse(plan).ranks).run(on_ranks.noise_of_parts, plan):
+        assert kept and found == pytest.approx(scale, rel=1e-9)
 
 
 def test_more_parts_tell_more(world: Callable[[int], World]) -> None:

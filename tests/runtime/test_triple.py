@@ -207,6 +207,13 @@ def test_pipelines_are_refused_with_the_way_out(world: Worlds) -> None:
         world(2).run(on_ranks.refused, {"config": {"pipeline": {"stages": 2}, "optimizer": SGD}})
 
 
+@pytest.mark.parametrize(("plan", "what"), [("tp=2", "tp=2"), ("cp=2", "cp=2"), ("tile=2x1", "tile=2x1"), ("tp=2,cp=2", "tp=2, cp=2"), ("dp=2,pp=2", "pp=2"), ("dp=2,ep=2", "ep=2")])  # fmt: skip
+def test_split_models_are_refused_with_the_way_out(plan: str, what: str) -> None:
+    """Also without ranks: it is known before anything is set up."""
+    with pytest.raises(PlanError, match=rf"one by one, with {what}\n  where: plan .*\n  rule: .*\n  try:   write a Job, and call engine.step\(batch\)"):
+        on_ranks.refused({"config": None, "plan": plan})
+
+
 def test_one_way_in_or_the_other() -> None:
     job = dl.Job(model=list, loss=max, optimizer=list, data=list, batch_size=1)
     with pytest.raises(JobError, match="with parts of a job beside it\n  rule:  either"):

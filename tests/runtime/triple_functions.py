@@ -411,6 +411,18 @@ def noise(plan: str, parts: int) -> tuple[float, float, str, bool]:
     return found.scale, found.high - found.scale, str(found), kept
 
 
+def noise_of_parts(plan: str) -> tuple[float, bool]:
+    """The noise scale of a model that the plan splits; whether all stayed as it was."""
+    from drumline.runtime.learning.noise import noise_scale
+
+    engine = dl.initialize(small_jobs.make("gpt"), plan, dtype=DOUBLE)
+    before = engine.whole_parameters()
+    found = noise_scale(engine, batches=3, parts=2)
+    after = engine.whole_parameters()
+    kept = all(torch.equal(before[n], after[n]) for n in before) and engine.position == engine.steps == 0
+    return found.scale, kept
+
+
 class Regression(torch.utils.data.Dataset[Any]):
     """y = noise: the model stands at `delta` from the truth."""
 

@@ -84,6 +84,8 @@ class Op:
     to be chosen."""
     handed: bool = False
     """What it makes is what the layer hands on, which the next one keeps anyway."""
+    dims: tuple[int, ...] = ()
+    """In the forward, the sizes that ranks can share it by, as shapes.py reads them; empty where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class Layer:
     """How many trained parameter tensors hold them."""
     largest: int = 0
     """The numbers in its largest parameter."""
+    tied: int = 0
+    """Trained numbers that it reads and an earlier layer counts: a rank that has it without that one holds them too."""
     ops: tuple[Op, ...] = ()
     saved: Affine = Affine()
     """Bytes of activations that its forward keeps for its backward."""

@@ -36,7 +36,8 @@ def by_hand(captured: Captured, n: int, given: Mapping[str, str], weighings: Ite
     uses: dict[Node, Weighing] = {}
     for w in weighings:
         uses.setdefault(w.weight, w)
-    found, words = ByHand(), {}
+    found = ByHand()
+    words: dict[str, str] = {}
     for pattern, word in given.items():
         names = [name for name in parameters if fnmatchcase(name, pattern)]
         if not names:

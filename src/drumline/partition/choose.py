@@ -252,6 +252,7 @@ class _Walk:
                 return None
             self.pass_.values[node] = made
         arrived = self.pass_.values.get(row.input)
+        self.taken = {str(n.target): split for n, split in self.pass_.cut() if _is_parameter(n)}
         ok = isinstance(arrived, Value) and arrived.layout is not None and arrived.layout.dim == row.along
         return arrived.split if ok and isinstance(arrived, Value) else None
 
@@ -268,6 +269,10 @@ class _Walk:
                 self.pass_.values[a] = self.pass_._made(a)
             else:
                 self.pass_.values[a] = _outside(self.pass_, a)
+
+
+def _is_parameter(node: Node) -> bool:
+    return node.op == "placeholder" and node.meta.get("role") == "parameter"
 
 
 def _outside(at: Pass, node: Node) -> object:

@@ -21,10 +21,20 @@ def uneven_heads(nodes: Iterable[Node], columns: Iterable[Weighing], n: int) -> 
         heads, width = _heads(node)
         if not heads:
             continue
-        counts = [heads, *(w // width for w in widths if len(widths) > 1 and width and w % width == 0)]
+        counts = [heads, *_keys(heads, width, widths)]
         wrong = [h for h in counts if h % n]
         if wrong:
             yield str(node.meta.get("module", "")), min(wrong)
+
+
+def _keys(heads: int, width: int, widths: list[int]) -> list[int]:
+    """How many heads the keys have: of their own projection, or what a fused one gives beside the queries."""
+    if not width or any(w % width for w in widths):
+        return []
+    if len(widths) == 1:
+        rest = widths[0] // width - heads
+        return [rest // 2] if rest > 0 and rest % 2 == 0 else []
+    return [w // width for w in widths]
 
 
 def _heads(node: Node) -> tuple[int, int]:
@@ -32,19 +42,22 @@ def _heads(node: Node) -> tuple[int, int]:
     if node.target is aten.scaled_dot_product_attention.default:
         q = node.args[0].meta["val"]  # type: ignore[union-attr]
         return (int(q.shape[-3]), int(q.shape[-1])) if q.dim() > 3 else (0, 0)
-    if node.target in SOFTMAX and node.meta["val"].dim() == 4 and _of_a_product(node):
-        return int(node.meta["val"].shape[1]), 0
+    if node.target in SOFTMAX and node.meta["val"].dim() == 4:
+        scores = _product(node)
+        if scores is not None:
+            queries = next(a for a in scores.all_input_nodes[-2:])
+            return int(node.meta["val"].shape[1]), int(queries.meta["val"].shape[-1])
     return 0, 0
 
 
-def _of_a_product(node: Node) -> bool:
-    """Whether scores lead here: a product of two tensors, a few steps before."""
+def _product(node: Node) -> Node | None:
+    """The scores of queries and keys: a product of two tensors, a few steps before."""
     seen = [node]
     for _ in range(12):
         if not seen:
-            return False
+            return None
         at = seen.pop(0)
         if at.target in PRODUCTS:
-            return True
+            return at
         seen += [a for a in at.all_input_nodes if a.op == "call_function"]
-    return False
+    return None

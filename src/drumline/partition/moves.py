@@ -146,7 +146,7 @@ def _summed(x: torch.Tensor, axis: Axis) -> torch.Tensor:
 
 
 def gathered(x: torch.Tensor, split: Split, axis: Axis) -> torch.Tensor:
-    """Without gradients: all parts, put where they belong: parts of uneven length are padded to the longest on the way."""
+    """Without gradients: all parts, put where they belong. Uneven parts are padded to the longest on the way."""
     shape = list(x.shape)
     shape[split.dim] = split.size
     if _idle(x, axis):

@@ -66,6 +66,14 @@ class Program:
         """The placeholders that a call fills, in order."""
         return self._code.inputs
 
+    def watch(self, seen: Seen | None) -> None:
+        """Show the values that are marked to be shown, also those of programs inside of this one; None: no longer."""
+        self.seen = seen
+        for node in self.graph.nodes:
+            inner = getattr(node.target, "program", None)
+            if isinstance(inner, Program):
+                inner.watch(seen)
+
     def __call__(self, *tensors: Any) -> Any:
         if self.seen is None:
             return self._plain(*tensors)

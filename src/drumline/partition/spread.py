@@ -148,7 +148,24 @@ class Pass:
             return v
         if v.layout is not None and v.layout.dim == split.dim and len(v.layout.cuts) == len(split.cuts) == 1:
             return self._rebalanced(v, split)
+        expanded = self._expanded(v, split)
+        if expanded is not None:
+            return expanded
         return Value(self.move(moves.take, self.whole(v), split), split, v.whole)
+
+    def _expanded(self, v: Value, split: Split) -> Value | None:
+        """A part of something that repeats one number along the split dim: it is repeated less often."""
+        if v.layout is not None or v.node.target is not torch.ops.aten.expand.default:
+            return None
+        source = v.node.args[0]
+        assert isinstance(source, Node)
+        shape, behind = source.meta["val"].shape, v.dim - split.dim
+        if len(shape) >= behind and shape[-behind] != 1:
+            return None
+        local = list(v.fake.shape)
+        local[split.dim] = split.length(self.axis.index)
+        whole = self.enter(Value(source, None, shape))
+        return Value(self.call(torch.ops.aten.expand.default, whole, local), split, v.whole)
 
     def _rebalanced(self, v: Value, split: Split) -> Value:
         """Cut at other bounds: only the rows between them travel."""
@@ -163,6 +180,10 @@ class Pass:
         if key not in self.moved:
             self.moved[key] = self.call(move, v.node, *layout, self.axis)
         return self.moved[key]
+
+    def cut(self) -> list[tuple[Node, Split]]:
+        """The whole values of which parts were taken, and how they were cut."""
+        return [(key[1], key[2][0]) for key in self.moved if key[0] is moves.take]
 
     def settle(self, node: Node, whole: torch.Size) -> Value:
         """Add up summands: to a whole tensor, or to parts along the sequence where the pass wants that."""

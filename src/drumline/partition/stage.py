@@ -114,7 +114,8 @@ class StageProgram:
 
     def watch(self, seen: Seen | None) -> None:
         """Show the values that are marked to be shown; None: no longer."""
-        self._run.seen = self._quiet.seen = seen
+        self._run.watch(seen)
+        self._quiet.watch(seen)
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         """The stage's outputs. Without gradients, the graph's own regions without gradients are no regions at all."""

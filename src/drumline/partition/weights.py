@@ -67,7 +67,7 @@ def weighing(node: Node) -> Weighing | None:
 def is_turned(node: object) -> bool:
     """Whether it is a parameter of two dims with its dims exchanged."""
     turned = isinstance(node, Node) and node.op == "call_function" and node.target in TURNED
-    return turned and _is_parameter(node.args[0]) and node.meta["val"].dim() == 2  # type: ignore[union-attr]
+    return turned and _is_parameter(node.args[0]) and node.meta["val"].dim() == 2  # type: ignore[attr-defined]
 
 
 def _table(node: Node, given: object, weight: object, summed: int, features: int, bias: object) -> Weighing | None:

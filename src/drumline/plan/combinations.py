@@ -23,7 +23,7 @@ HELD: dict[str, tuple[object, ...]] = {
 }
 """Keys of which some values are held by parity tests, every pair of them among each other."""
 
-FREE = frozenset({"dp", "shard", "micro", "bucket", "chunk", "pp", "virtual", "split", "tp", "cp", "tile"})
+FREE = frozenset({"dp", "shard", "micro", "bucket", "chunk", "pp", "virtual", "split", "tp", "cp", "ep", "tile"})
 """Keys of which any value is held."""
 
 
@@ -104,14 +104,44 @@ CONFLICTS = (
         "these work on the user's modules, and what runs is a captured graph", "leave it out",
     ),
     Conflict(
-        "a split model with recompute or offload",
-        lambda p: p.splits_model and (p.recompute != "none" or p.offload != "none"),
-        "these work on the user's modules, and what runs is a captured graph", "recompute=none, offload=none",
+        "a split model with recompute=selective or offload",
+        lambda p: p.splits_model and (p.recompute == "selective" or p.offload != "none"),
+        "these work on the user's modules, and what runs is a captured graph", "recompute=full, offload=none",
+    ),
+    Conflict(
+        "zero-bubble with recompute", lambda p: p.schedule == "zero-bubble" and p.recompute != "none",
+        "the gradients of inputs and of weights come apart, and each would compute the layer again",
+        "schedule=1f1b or interleaved",
     ),
     Conflict(
         "virtual, split or schedule without pp",
         lambda p: p.pp == 1 and (p.virtual > 1 or bool(p.split) or p.schedule != "1f1b"),
         "they say how a pipeline runs", "pp=2 or more",
+    ),
+    Conflict(
+        "ep with a split model", lambda p: p.ep > 1 and p.splits_model,
+        "where a token goes depends on its values, and a captured graph has none", "ep without tp, cp, pp and tile",
+    ),
+    Conflict(
+        "ep with zero=3", lambda p: p.ep > 1 and p.zero == 3,
+        "zero=3 gathers parameters over all replicas, which have different experts", "zero=2, or more ep",
+    ),
+    Conflict(
+        "ep with compress or static", lambda p: p.ep > 1 and (p.compress != "none" or p.static),
+        "these are options of replication, and the ranks are no replicas of each other", "leave it out",
+    ),
+    Conflict(
+        "ep with backend=threads", lambda p: p.ep > 1 and p.backend == "threads",
+        "threads share one copy of the model", "processes instead of threads",
+    ),
+    Conflict(
+        "ep with chunk", lambda p: p.ep > 1 and p.chunk > 1,
+        "an expert lies whole on its rank; layers in parts would have other names there", "more ep",
+    ),
+    Conflict(
+        "ep with compile", lambda p: p.ep > 1 and p.compile,
+        "how many tokens an expert gets changes with every batch, and with it the shapes that would be compiled",
+        "compile=false",
     ),
     Conflict(
         "backend=threads with compile", lambda p: p.backend == "threads" and p.compile,

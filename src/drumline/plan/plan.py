@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -43,7 +44,7 @@ class Plan:
     cp: int = 1
     """Context-parallel ranks."""
     ep: int = 1
-    """Expert-parallel ranks."""
+    """Expert-parallel ranks: over how many neighbours of the data-parallel ranks the experts lie."""
     pp: int = 1
     """Pipeline stages."""
     virtual: int = 1
@@ -97,6 +98,14 @@ class Plan:
             raise PlanError(
                 f"shard={self.shard} with dp={self.dp}", rule=f"shard divides dp: {self.dp} % {self.shard} != 0"
             )
+        whole, key = (self.shard, "shard") if self.zero and self.shard else (self.dp, "dp")
+        if whole % self.ep:
+            small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0]
+            near = min((m for n in small for m in (n, whole // n)), key=lambda n: (abs(n - self.ep), -n))
+            raise PlanError(
+                f"ep={self.ep} with {key}={whole}",
+                rule=f"ep divides {key}, of whose ranks it is a part: {whole} % {self.ep} != 0", fix=f"ep={near}",
+            )  # fmt: skip
         if self.bucket < 1 or min(self.tile) < 1:
             raise PlanError(f"bucket={self.bucket}, tile={_tile(self.tile)}", rule="both are positive")
 

@@ -15,6 +15,7 @@ from ..plan import Plan
 from .adopt.given import Given
 from .batchnorm import Spanning, span_statistics
 from .compiling import compile_layers
+from .experts import Spread, SpreadExperts
 from .memory.recompute import recompute
 from .memory.selective import recompute_selectively
 from .memory.tiling import left_whole, tile
@@ -40,42 +41,51 @@ class Built:
     parts: Mapping[str, Part]
     """The parameters that are parts of one of the user's."""
     left: Mapping[str, str]
-    """Layers that `chunk` leaves whole although they are as large as those that it cuts, and why."""
+    """What the plan's key leaves whole although it asks for more, and why: layers for `chunk`, modules for `ep`."""
     norms: list[Spanning]
     """The norms whose statistics span ranks."""
     group: dist.ProcessGroup
     """All data-parallel ranks."""
+    spread: Spread | None = None
+    """With `ep`: what the user's model is, of which this rank has some of the experts."""
 
 
-def choose(job: Job, plan: Plan, device: torch.device) -> tuple[Strategy, dist.ProcessGroup]:
-    """The strategy of a plan, and the group of all data-parallel ranks."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How the data-parallel ranks of a plan hold a model."""
+
+    strategy: Strategy
+    group: dist.ProcessGroup
+    """All of them."""
+    experts: SpreadExperts | None = None
+
+
+def choose(job: Job, plan: Plan, device: torch.device) -> Choice:
+    """Make the groups of a plan, and its strategy."""
     ranks = plan.processes
     mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("dp",))
     group = mesh.get_group()
     if plan.backend == "threads":
-        return Threads(plan.dp, device), group
+        return Choice(Threads(plan.dp, device), group)
+    if plan.ep > 1:
+        experts = SpreadExperts(plan, group, device)
+        return Choice(experts.strategy, group, experts)
     if not plan.zero:
-        return Replicate(group, plan, unused=ranks > 1 and unused_parameters(job)), group
+        return Choice(Replicate(group, plan, unused=ranks > 1 and unused_parameters(job)), group)
     hybrid = plan.shards < plan.dp
     if hybrid:
         shape = (plan.dp // plan.shards, plan.shards)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard"))
     if plan.zero == 3:
-        return Shard(mesh, plan, device), group
+        return Choice(Shard(mesh, plan, device), group)
     if hybrid:
-        return FlatShard(plan, mesh.get_group("shard"), mesh.get_group("replica")), group
-    return FlatShard(plan, group, None), group
+        return Choice(FlatShard(plan, mesh.get_group("shard"), mesh.get_group("replica")), group)
+    return Choice(FlatShard(plan, group, None), group)
 
 
-def build(
-    job: Job,
-    plan: Plan,
-    strategy: Strategy,
-    group: dist.ProcessGroup,
-    device: torch.device,
-    dtype: torch.dtype | None,
-) -> Built:
+def build(job: Job, plan: Plan, chosen: Choice, device: torch.device, dtype: torch.dtype | None) -> Built:
     """Build the model on this rank."""
+    group = chosen.group
     # a model that was given is here already, equal on every rank, and is sharded where it is
     sharded = plan.zero == 3 and plan.processes > 1 and not isinstance(job.model, Given)
     host = plan.offload == "all" and device.type != "cpu"
@@ -85,10 +95,13 @@ def build(
         source = seeded_model(job, dtype) if not sharded or dist.get_rank(group) == 0 else None
     model = shape_of_model(job, dtype) if sharded else source
     assert model is not None
-    if not sharded and not host:
-        model.to(device)
     parts: Mapping[str, Part] = {}
     left: Mapping[str, str] = {}
+    spread = chosen.experts.spread(model) if chosen.experts else None  # first: all experts may be too much for a device
+    if spread:
+        parts, left = spread.parts, spread.left
+    if not sharded and not host:
+        model.to(device)
     if plan.chunk > 1:
         left = left_whole(model)
         # threads lay their outputs side by side, which asks for all of the logits anyway
@@ -102,7 +115,7 @@ def build(
         recompute(model)
     elif plan.recompute == "selective":
         recompute_selectively(model, device.type)
-    module = strategy.wrap(model)
+    module = chosen.strategy.wrap(model)
     if sharded:
         fill(model, source, group, device, parts=parts, host=host)
-    return Built(model, module, parts, left, norms, group)
+    return Built(model, module, parts, left, norms, group, spread)

@@ -89,7 +89,7 @@ class Engine:
         """The sum of this rank's own losses of the last step."""
         self.grad_norm = 0.0
         """Global norm of the last step's gradients, before clipping."""
-        if plan.zero or plan.chunk > 1 or plan.splits_model:
+        if plan.zero or plan.chunk > 1 or plan.ep > 1 or plan.splits_model:
             check_elementwise(job, str(plan))
         self.split: SplitModel | None = None
         """The model, where the plan splits it."""
@@ -98,22 +98,24 @@ class Engine:
         if plan.splits_model:
             built = self._split(where)
         else:
-            self.strategy, self.group = choose(job, plan, device)
+            chosen = choose(job, plan, device)
+            self.strategy, self.group = chosen.strategy, chosen.group
             self.record = self.strategy.record = Recorder(self.rank, device, self.group)
             """What the last steps did, and when."""
-            built = build(job, plan, self.strategy, self.group, device, dtype)
+            built = build(job, plan, chosen, device, dtype)
         self.model, self.module, self._norms = built.model, built.module, built.norms
         """The user's module, under its own names; what is called; norms whose statistics span the ranks."""
         self._parts = built.parts
         self.left_whole = built.left
-        """Large layers that the plan's `chunk` does not cut, by name, and why."""
+        """What the plan's `chunk` or `ep` does not cut, by name, and why."""
         self.module.train()
         self.moving = Moving(self.model)
         """The buffers as they were before the step."""
-        self.kinds = self._kinds()
+        self.kinds = self._kinds(built)
         """Every parameter of the user's model, whole."""
         held = rename(self.strategy.pieces(), built.parts)
-        trained = _trained(self.split.template if self.split else self.model, built.parts)
+        user = self.split.template if self.split else self.model
+        trained = built.spread.trained if built.spread else _trained(user, built.parts)
         self.frozen = [p for p in held if p.name not in trained]
         """What this rank holds of the parameters that are not trained."""
         self.update = Update(
@@ -138,7 +140,9 @@ class Engine:
         self.data_ranks, self.data_index = split.data
         return built
 
-    def _kinds(self) -> dict[str, Kind]:
+    def _kinds(self, built: Built) -> dict[str, Kind]:
+        if built.spread:
+            return dict(built.spread.kinds)
         return self.split.kinds if self.split else kinds_of(self.model, self._parts)
 
     @property
@@ -178,8 +182,12 @@ class Engine:
 
     @property
     def spans(self) -> bool:
-        """Whether a rank's outputs depend on other ranks' samples: statistics of norms do."""
-        return bool(self._norms) and self.ranks > 1
+        """Whether ranks meet inside of a forward: statistics of norms span them, and experts get all ranks' tokens."""
+        return (bool(self._norms) or self.plan.ep > 1) and self.ranks > 1
+
+    def part(self, name: str) -> Part:
+        """What a parameter of this rank is of the user's."""
+        return self._parts[name]
 
     def own_name(self, name: str) -> str:
         """A parameter's name in the user's model, where the plan has cut it into parts."""

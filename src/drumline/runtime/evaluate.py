@@ -24,14 +24,17 @@ def evaluate(engine: Engine, dataset: Any = None) -> dict[str, float]:
     job = engine.job
     if dataset is None:
         dataset = guard(job.validation, "the job's validation()") if job.validation else engine.stream.dataset
-    stream = Stream(job, check_dataset(dataset), dp=engine.ranks, index=engine.rank, micro=engine.plan.micro)
+    stream = Stream(
+        job, check_dataset(dataset), dp=engine.data_ranks, index=engine.data_index, micro=engine.plan.micro
+    )
     sums: dict[str, torch.Tensor] = {}
     engine.module.eval()
     try:
         for part in split(len(dataset), -(-len(dataset) // job.batch_size)):
-            for micro in stream.cut(list(part), engine.steps).micros:
-                for name, pair in _measure(engine, micro).items():
-                    sums[name] = sums.get(name, torch.zeros_like(pair)) + pair
+            micros = stream.cut(list(part), engine.steps).micros
+            found = [engine.split.evaluate(micros)] if engine.split else [_measure(engine, micro) for micro in micros]
+            for name, pair in (item for measured in found for item in measured.items()):
+                sums[name] = sums.get(name, torch.zeros_like(pair)) + pair
     finally:
         engine.module.train()
     names = sorted(sums)

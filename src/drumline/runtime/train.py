@@ -85,7 +85,8 @@ def _begin(engine: Engine, emit: Emit) -> None:
     if why:
         emit({"said": f"--vote: {why}"})
     if engine.left_whole:
-        emit({"said": f"chunk={engine.plan.chunk} leaves whole: {_by_reason(engine.left_whole)}"})
+        key = f"ep={engine.plan.ep}" if engine.plan.ep > 1 else f"chunk={engine.plan.chunk}"
+        emit({"said": f"{key} leaves whole: {_by_reason(engine.left_whole)}"})
 
 
 def _by_reason(left: Mapping[str, str]) -> str:

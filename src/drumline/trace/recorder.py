@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .amount import Batch
+from .dims import dims_of
 from .kinds import depth_of, flops_of, kind_of, size_of, tensors
 from .layers import LayerSpec
 from .lineage import Lineage
@@ -36,6 +37,8 @@ class Call:
     """Bytes of the values that it made."""
     number: int = -1
     """Its place in the lineage of its layer."""
+    dims: tuple[int, ...] = ()
+    """In the forward, the sizes that ranks can share it by."""
 
 
 @dataclass(slots=True)
@@ -189,6 +192,11 @@ class Recorder(TorchDispatchMode):
     def _key(self, t: torch.Tensor) -> int:
         return int(t.untyped_storage()._cdata)
 
+    def _dims(self, name: str, kind: str, args: Any, kwargs: Any) -> tuple[int, ...]:
+        if self._phase != "forward":
+            return ()
+        return dims_of(name, kind, args, kwargs, self._batch.size, lambda t: self._key(t) in self._resident)
+
     def _size(self, t: torch.Tensor) -> complex:
         return self._batch.amount(size_of(t), t.numel())
 
@@ -245,7 +253,10 @@ class Recorder(TorchDispatchMode):
             if not name.startswith(("empty", "new_empty")):
                 moved = sum(map(self._size, inputs)) + sum(map(self._size, outputs))
                 flops = flops_of(func, kind, args, kwargs, out)
-                seen.calls.append(Call(name, kind, self._batch.amount(flops, int(4 * flops)), moved, made, number))
+                shape = self._dims(name, kind, args, kwargs)
+                seen.calls.append(
+                    Call(name, kind, self._batch.amount(flops, int(4 * flops)), moved, made, number, shape)
+                )
             elif made:
                 layer.bare[number] = made
         for t, key in zip(outputs, written, strict=True):

@@ -137,6 +137,7 @@ def _layers(model: nn.Module, specs: list[LayerSpec], record: Recorder) -> list[
                 frozen=sum(p.numel() for p in mine) - sum(p.numel() for p in trained),
                 tensors=len(trained),
                 largest=max((p.numel() for p in mine), default=0),
+                tied=_tied(spec, mine),
                 ops=ops,
                 saved=affine(seen.saved),
                 output=affine(seen.output),
@@ -154,15 +155,18 @@ def _layers(model: nn.Module, specs: list[LayerSpec], record: Recorder) -> list[
 
 
 def _ops(seen: Seen, phase: str, places: dict[int, _Place]) -> tuple[Op, ...]:
-    """The operators of one layer and phase; equal ones are counted."""
+    """The operators of one layer and phase; equal ones are counted, except where their order tells who feeds whom."""
     alone = _Place()
-    counts = Counter((c.name, c.kind, c.flops, c.bytes, c.output, places.get(c.number, alone)) for c in seen.calls)
+    counts = Counter(
+        (c.name, c.kind, c.flops, c.bytes, c.output, places.get(c.number, alone), c.dims, i if c.dims else -1)
+        for i, c in enumerate(seen.calls)
+    )
     return tuple(
         Op(
-            name, kind, phase, affine(flops), affine(moved), k,
-            output=affine(made + place.more), group=place.group, again=place.again, handed=place.handed,
+            name, kind, phase, affine(flops), affine(moved), k, output=affine(made + place.more), group=place.group,
+            again=place.again, handed=place.handed, dims=shape,
         )
-        for (name, kind, flops, moved, made, place), k in counts.items()
+        for (name, kind, flops, moved, made, place, shape, _), k in counts.items()
     )  # fmt: skip
 
 
@@ -207,6 +211,14 @@ def _parameters_by_layer(model: nn.Module, specs: list[LayerSpec]) -> dict[str, 
         if fresh:
             own[name] = fresh
     return own
+
+
+def _tied(spec: LayerSpec | None, mine: list[nn.Parameter]) -> int:
+    """Trained numbers of a layer that are counted with another."""
+    if spec is None:
+        return 0
+    own = {id(p) for p in mine}
+    return sum(p.numel() for p in spec.module.parameters() if p.requires_grad and id(p) not in own)
 
 
 class _Moved(TorchDispatchMode):

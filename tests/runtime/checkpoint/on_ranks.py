@@ -7,6 +7,7 @@ from typing import Any
 
 import small_jobs
 import torch
+from torch import nn
 
 import drumline as dl
 from drumline.errors import DrumlineError, GaveUp
@@ -15,8 +16,44 @@ from drumline.runtime.checkpoint.disk import Disk
 from drumline.runtime.strategies.pieces import assemble
 
 
+class Pictures(nn.Module):
+    """Convolutions with running statistics, and a buffer that no operator reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.conv, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 3)
+        self.register_buffer("unread", torch.randn(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(self.norm(self.stem(x)).relu()).mean((2, 3)))
+
+
+class Counter(nn.Linear):
+    """Keeps a state beside its tensors."""
+
+    def get_extra_state(self) -> int:
+        return 3
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == 3
+
+
+class Counted(nn.Module):
+    """A module with such a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.counter = nn.Linear(6, 8), Counter(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.counter(self.up(x).tanh())
+
+
 def engine_of(name: str, plan: str, **changes: Any) -> dl.Engine:
     """An engine on this rank."""
+    if name == "pictures":
+        name, changes = "cnn", {"model": Pictures, **changes}
     return dl.initialize(small_jobs.make(name, **changes), plan)
 
 
@@ -60,6 +97,25 @@ def loaded(name: str, plan: str, folder: str, steps: int = 0) -> dict[str, Any]:
     engine.load(folder)
     train(engine, steps)
     return state(engine)
+
+
+def passed_on(name: str, plan: str, source: str, target: str) -> dict[str, Any]:
+    """Load from one folder, save to another: the state between."""
+    engine = engine_of(name, plan)
+    train(engine, 1)
+    engine.load(source)
+    engine.save(target)
+    engine.finish_saves()
+    return state(engine)
+
+
+def refused_to_save(plan: str, folder: str) -> str:
+    """What a save of a model with a state beside its tensors is refused with."""
+    try:
+        engine_of("mlp", plan, model=Counted).save(folder)
+    except DrumlineError as e:
+        return f"{type(e).__name__}: {e}"
+    return ""
 
 
 def straight(name: str, plan: str, steps: int) -> dict[str, Any]:

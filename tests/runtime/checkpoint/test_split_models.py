@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_the_work_is_divided(world: Worlds, tmp_path: Path) -> None:
     """Copies of a split model share the writing; no rank writes nothing."""
     run(world, "tp and copies", on_ranks.save, str(tmp_path))
     [path] = tmp_path.glob("step-*")
-    sizes = {file: 0 for file in (f"rank-{r:05d}.safetensors" for r in range(4))}
+    sizes = dict.fromkeys((f"rank-{r:05d}.safetensors" for r in range(4)), 0)
     for name, entry in read_manifest(path).tensors.items():
         for file, _, n in (*entry.runs, *(r for b in entry.boxes for r in b.runs)):
             sizes[file] += n if not name.startswith(("random", "buffer")) else 0
@@ -129,6 +130,10 @@ def test_damage(world: Worlds, tmp_path: Path, change: Callable[[object], object
 SHAPES = [((6, 4), 1, ((0, 1, 4),)), ((2, 3, 8), 1, ((0, 2, 3),)), ((4, 9), 1, ((0, 2, 5), (0, 3, 4))), ((9, 2), 0, ((0, 2, 5), (0, 3, 4)))]
 
 
+def copy(whole: torch.Tensor, at: int, room: torch.Tensor) -> None:
+    room.copy_(whole.reshape(-1)[at : at + room.numel()])
+
+
 @pytest.mark.parametrize("long", [1, 2**18])
 @pytest.mark.parametrize("window", [1, 40, 2**23])
 def test_a_box_is_what_indexing_gives(monkeypatch: pytest.MonkeyPatch, long: int, window: int) -> None:
@@ -144,7 +149,7 @@ def test_a_box_is_what_indexing_gives(monkeypatch: pytest.MonkeyPatch, long: int
             assert start == 0 and box is not None and box.numel(shape) == wanted.numel()
             for a, b in ((0, wanted.numel()), (1, wanted.numel() - 1), (3, 4), (2, 2)):
                 out = torch.empty(b - a, dtype=torch.float64)
-                fill_box(lambda at, room: room.copy_(whole.reshape(-1)[at : at + room.numel()]), shape, box, a, out)
+                fill_box(partial(copy, whole), shape, box, a, out)
                 assert torch.equal(out, wanted[a:b]), (shape, index, a, b)
             assert [box.place(shape, i) for i in range(wanted.numel())] == wanted.tolist()
 

@@ -266,6 +266,13 @@ def fails(order: Pipeline, m: int) -> str:
     return "done"
 
 
+def other_shapes(order: Pipeline) -> None:
+    """A micro-batch of another size than was captured."""
+    here = Setup("mlp", order, [2])
+    leaves = {str(i): x for i, x in enumerate(MODELS["mlp"][2](3, 0))}
+    here.runner.train(order, [replace(here.micros[0], leaves=leaves)], FACTOR)
+
+
 def side_by_side(order: Pipeline, m: int) -> dict[str, Any]:
     """Two pipelines at a time: ranks 0 and 2, ranks 1 and 3."""
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -286,11 +293,15 @@ def _broken(*_: Any) -> Any:
 
 
 def leftovers(order: Pipeline, m: int) -> int:
-    """Autograd nodes and tensors that steps leave behind: the growth from the third step to the fifth."""
+    """Tensors that steps leave behind, also for the garbage collector: the growth from the third step to the fifth."""
     here = Setup("mlp", order, [2] * m)
     counts = []
-    for _ in range(5):
-        here.runner.train(order, here.micros, FACTOR)
-        gc.collect()
-        counts.append(sum(type(x) in (torch.Tensor, nn.Parameter) for x in gc.get_objects()))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            here.runner.train(order, here.micros, FACTOR)
+            counts.append(sum(type(x) in (torch.Tensor, nn.Parameter) for x in gc.get_objects()))
+    finally:
+        gc.enable()
     return counts[4] - counts[2]

@@ -59,6 +59,13 @@ def test_steps_follow_each_other(world: Any) -> None:
     check(world(2).run(on.train, "lm", on.apart(2, 3), [2, 2, 1], "all", 3), steps=3)
 
 
+def test_one_rank_is_the_general_case(world: Any) -> None:
+    for order in (on.vee(1, 3), on.rounds(1, 3), one_f_one_b(1, 3)):
+        results = world(1).run(on.train, "lm", order, [3, 2, 3])
+        check(results)
+        assert results[0]["bytes"] == 0
+
+
 def test_more_ranks_than_micro_batches(world: Any) -> None:
     check(world(4).run(on.train, "skip", one_f_one_b(4, 1), [3]))
 
@@ -143,3 +150,8 @@ def test_on_our_own_process_group(world: Any) -> None:
 def test_wrong_orders_are_refused(world: Any) -> None:
     with pytest.raises(PlanError, match="for 2 ranks and 2 micro-batches"):
         world(2).run(on.train, "mlp", one_f_one_b(3, 2), [2, 2])
+
+
+def test_other_shapes_are_refused(world: Any) -> None:
+    with pytest.raises(PlanError, match=r"0 of micro-batch 0 is torch.float64 \[3, 6\], and was captured as .* \[2, 6\]"):
+        world(1).run(on.other_shapes, one_f_one_b(1, 1))

@@ -49,6 +49,7 @@ class Draft:
             parameters=sum(weights),
             tensors=len(weights),
             largest=max(weights, default=0),
+            tied=sum(part.tied for part in self.parts),
             ops=_forward(self.parts)
             + tuple(op for part in reversed(self.parts) for op in part.ops if op.phase == "backward"),
             saved=saved,

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from ..profile import Affine, Profile
+from ..shapes import Convolution
 from .assemble import MOMENTUM, Draft, assemble
 from .parts import INDEX, SINGLE, VALUE, Part, activation, add, copy, cross_entropy, kept, linear, log2, op
 
@@ -98,6 +99,7 @@ def conv(
     return _convolution(
         weight=c * n * k * k, bias=n if bias else 0, work=2 * c * n * k * k * after * after,
         values=(c * side * side, n * after * after), chain=(c * k * k, n * k * k), keep=keep, first=first,
+        shape=Convolution(c, n, side, side, k, k, stride, stride, 1, int(bias)),
     )  # fmt: skip
 
 
@@ -106,19 +108,23 @@ def _transposed(c: int, n: int, side: int) -> Part:
     return _convolution(
         weight=c * n * 4, bias=n, work=2 * c * n * 4 * side * side,
         values=(c * side * side, n * 4 * side * side), chain=(c, n * 4), keep=False, first=False,
+        shape=Convolution(c, n, side, side, 2, 2, 2, 2, 1, 1),
     )  # fmt: skip
 
 
 def _convolution(
-    *, weight: int, bias: int, work: int, values: tuple[int, int], chain: tuple[int, int], keep: bool, first: bool
-) -> Part:
+    *, weight: int, bias: int, work: int, values: tuple[int, int], chain: tuple[int, int], keep: bool, first: bool,
+    shape: Convolution,
+) -> Part:  # fmt: skip
     """`values` in and out a sample; `chain`: how many products are summed, forward and for the input's gradient."""
     x, y = values
     read, moved = VALUE * (weight + bias), VALUE * (x + y)
     times = 1 if first else 2  # the gradient of the weight, and of the input
     return Part(
         (
-            op("convolution", "conv", "forward", flops=work, fixed=read, per_sample=moved, made=VALUE * y),
+            op(
+                "convolution", "conv", "forward", flops=work, fixed=read, per_sample=moved, made=VALUE * y, shape=shape,
+            ),
             op(
                 "convolution_backward", "conv_backward", "backward",
                 flops=times * work, fixed=times * read, per_sample=times * moved,

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ..profile import Affine, Op
+from ..shapes import Attention, Norm, Product, Shape, Table, dims
 
 VALUE = 2
 """Bytes of an activation, and of a weight as operators read it: bf16."""
@@ -38,6 +39,8 @@ class Part:
     """Longest chain of unit operations, forward and backward."""
     buffers: float = 0.0
     """Bytes of state that is not trained."""
+    tied: int = 0
+    """Trained numbers that it reads and another step counts."""
 
     @property
     def beside(self) -> Part:
@@ -51,11 +54,12 @@ def log2(n: float) -> int:
 
 
 def op(
-    name: str, kind: str, phase: str, *, flops: float = 0, fixed: float = 0, per_sample: float = 0, made: float = 0
-) -> Op:
+    name: str, kind: str, phase: str, *, flops: float = 0, fixed: float = 0, per_sample: float = 0, made: float = 0,
+    shape: Shape | None = None,
+) -> Op:  # fmt: skip
     """An operator with `flops` a sample; `fixed` and `per_sample` are its bytes, of which `made` a sample are new."""
     work, moved, output = Affine(0.0, float(flops)), Affine(float(fixed), float(per_sample)), Affine(0.0, float(made))
-    return Op(name, kind, phase, work, moved, output=output)
+    return Op(name, kind, phase, work, moved, output=output, dims=dims(shape) if shape else ())
 
 
 def kept(values: float, *, fixed: float = 0.0) -> Affine:
@@ -73,7 +77,8 @@ def linear(
     work = 2 * t * k * n
     weight, moved = VALUE * k * n, VALUE * t * (k + n)
     name, read = ("addmm", weight + VALUE * n) if bias else ("mm", weight)
-    ops = [op(name, "matmul", "forward", flops=work, fixed=read, per_sample=moved, made=VALUE * t * n)]
+    shape = Product(t, k, n, int(bias))
+    ops = [op(name, "matmul", "forward", flops=work, fixed=read, per_sample=moved, made=VALUE * t * n, shape=shape)]
     if not first:
         ops.append(op("mm", "matmul", "backward", flops=work, fixed=weight, per_sample=moved))
     ops.append(op("mm", "matmul", "backward", flops=work, fixed=weight, per_sample=moved))
@@ -85,6 +90,7 @@ def linear(
         saved=kept(t * k if keep else 0),
         gradients=VALUE * t * (n if first else k + n),
         depth=(1 + log2(k) + bias, 1 + log2(t if first else n)),
+        tied=k * n if tied else 0,
     )
 
 
@@ -96,6 +102,7 @@ def attention(s: int, width: int, kv_width: int, heads: int) -> Part:
     forward = op(
         "scaled_dot_product_attention", "attention", "forward",
         flops=work, per_sample=2 * own + 2 * shared + sums, made=own + sums,
+        shape=Attention(s, heads, kv_width * heads // width, width // heads, 0),
     )  # fmt: skip
     backward = op(
         "scaled_dot_product_attention_backward", "attention_backward", "backward",
@@ -117,7 +124,10 @@ def norm(t: int, n: int, *, root_mean_square: bool = False, keep: bool = True) -
     moved, affine = VALUE * t * n, SINGLE * terms * n
     return Part(
         (
-            op(name, "norm", "forward", fixed=affine, per_sample=2 * moved + statistics, made=moved + statistics),
+            op(
+                name, "norm", "forward", fixed=affine, per_sample=2 * moved + statistics, made=moved + statistics,
+                shape=Norm(n, terms),
+            ),
             op(f"{name}_backward", "norm", "backward", fixed=2 * affine, per_sample=3 * moved + statistics),
         ),
         weights=(n,) * terms,
@@ -186,7 +196,9 @@ def embedding(s: int, rows: int, n: int, *, tied: bool = False) -> Part:
     """s rows of a table. If `tied`, the head's gradient of the table is added to its own."""
     table, moved = rows * n, VALUE * s * n
     ops = [
-        op("embedding", "gather", "forward", per_sample=2 * moved + INDEX * s, made=moved),
+        op(
+            "embedding", "gather", "forward", per_sample=2 * moved + INDEX * s, made=moved, shape=Table(rows, n, s),
+        ),
         op("embedding_dense_backward", "gather", "backward", fixed=SINGLE * table, per_sample=3 * moved + INDEX * s),
     ]
     if tied:

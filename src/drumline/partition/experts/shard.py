@@ -67,20 +67,19 @@ def shard_experts(model: nn.Module, axis: Axis) -> Sharded:
     The names of what stays do not change. Parameters of experts get the gradient of all ranks' tokens. All other
     parameters keep this rank's summand, as in any data-parallel plan.
     """
-    known = {name: m for name, m in model.named_modules() if isinstance(m, Experts) or _is_batched(m)}
+    known = expert_modules(model)
     left = tuple(name for name, m in model.named_modules() if name not in known and _looks_like_experts(name, m))
     if not known:
         raise PlanError(
             "the model has no experts that can be spread",
             where=f"modules that look like experts: {', '.join(left)}" if left else "",
             rule="known are drumline's Experts and the Experts modules of transformers 5",
-            fix="hold the experts in drumline.partition.experts.Experts, or leave out ep",
+            fix="hold the experts in drumline.Experts, or leave out ep",
         )
     _check_alone(model, known)
     found = _Found()
     for name, module in known.items():
-        count = len(module) if isinstance(module, Experts) else int(module.num_experts)
-        bounds = _bounds(name, count, axis)
+        bounds = _bounds(name, expert_count(module), axis)
         start, stop = bounds[axis.index : axis.index + 2]
         if isinstance(module, Experts):
             _keep_modules(name, module, start, stop, found)
@@ -88,6 +87,18 @@ def shard_experts(model: nn.Module, axis: Axis) -> Sharded:
             _keep_rows(name, module, start, stop, found)
         module.forward = Dispatch(module, _names(module), bounds, axis)  # its name must not change
     return Sharded(tuple(known), found.parts, found.away, left)
+
+
+def expert_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of experts that are known as such, by name; also after they were spread."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, Experts) or _is_batched(m)}
+
+
+def expert_count(module: nn.Module) -> int:
+    """How many experts a module of experts has on this rank."""
+    count = len(module) if isinstance(module, Experts) else module.num_experts
+    assert isinstance(count, int)
+    return count
 
 
 def _bounds(name: str, count: int, axis: Axis) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Attention: by heads (also grouped ones) or samples each rank works alone; along the sequence keys and values travel."""
+"""Attention: by heads (also grouped ones) or samples ranks work alone; along the sequence keys and values travel."""
 
 from __future__ import annotations
 
@@ -64,9 +64,8 @@ def _heads(q: Value, k: Value, split: Split, grouped: bool) -> tuple[Split, Spli
     if not grouped or dim != q.dim - 3:
         return None
     times = many // few
-    if k.layout is not None:
-        wide = Split(dim, tuple(tuple(b * times for b in bounds) for bounds in k.layout.cuts))
-        return wide, k.layout
+    if q.layout is None:
+        return Split(dim, tuple(tuple(b * times for b in bounds) for bounds in split.cuts)), split
     if any(b % times for bounds in split.cuts for b in bounds):
         return None
     return split, Split(dim, tuple(tuple(b // times for b in bounds) for bounds in split.cuts))
@@ -83,16 +82,16 @@ def _sequence(
             return NotImplemented
     if p:
         return NotImplemented  # a mask of dropout over all keys would have to be drawn as one
-    if q.layout is None:
-        return NotImplemented
-    if k.layout is None or v.layout is None:
+    if q.layout is None or (k.layout is None) != (v.layout is None):
         return NotImplemented
     if mask is not None:
         rows = mask.dim - 2
-        if mask.whole[rows] > 1:
-            mask = at.split(mask, q.split.at(rows))
-        else:
-            mask = at.whole(mask, enter=True)
+        mask = at.split(mask, q.split.at(rows)) if mask.whole[rows] > 1 else at.whole(mask, enter=True)
+    if k.layout is None:  # everybody has all keys
+        if causal:
+            return NotImplemented
+        made = at.call(own_heads, q, at.enter(k), at.enter(v), mask, p, causal, scale, grouped, at.axis.index)
+        return at.value(made, q.layout)
     made = at.call(
         ring_attention, q, k, v, mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped,
         q_bounds=q.split.bounds, bounds=k.split.bounds, axis=at.axis,

@@ -1,4 +1,4 @@
-"""Tables: split by rows (each rank looks up what it has, and the results are added up), by columns, or by what is asked."""
+"""Tables: split by rows (a rank looks up what it has, the results are added up), by columns, or by what is asked."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ def own_rows(weight: torch.Tensor, ids: torch.Tensor, start: int, padding: int, 
     local = torch.where(here, ids - start, 0)
     inside = padding - start if start <= padding < start + weight.shape[0] else -1
     rows = aten.embedding.default(weight, local, inside, by_frequency)
-    return torch.where(here.unsqueeze(-1), rows, 0)  # type: ignore[no-any-return]  # torch's own
+    return torch.where(here.unsqueeze(-1), rows, 0)
 
 
 @rule(aten.embedding.default)
-def embedding(at: Pass, node: Node, w: Value, ids: Value, padding: int = -1, by_frequency: bool = False, sparse: bool = False) -> Any:  # fmt: skip
+def embedding(
+    at: Pass, node: Node, w: Value, ids: Value, padding: int = -1, by_frequency: bool = False, sparse: bool = False
+) -> Any:
     """One row for each id."""
     if sparse:
         return NotImplemented

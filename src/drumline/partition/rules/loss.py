@@ -70,7 +70,9 @@ def cross_entropy(
 
 
 @rule(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default)
-def nll(at: Pass, node: Node, x: Value, y: Value, weight: Value | None = None, reduction: int = MEAN, ignore: int = -100) -> Any:  # fmt: skip
+def nll(
+    at: Pass, node: Node, x: Value, y: Value, weight: Value | None = None, reduction: int = MEAN, ignore: int = -100
+) -> Any:
     """As cross-entropy, of what is log-probabilities already; not by classes."""
     if x.dim < 2 or (x.layout is not None and x.layout.dim == 1) or (x.layout is None and y.layout is None):
         return NotImplemented
@@ -81,7 +83,8 @@ def nll(at: Pass, node: Node, x: Value, y: Value, weight: Value | None = None, r
         return at.value(at.call(node.target, x, y, weight, 0, ignore), split.at(split.dim - (split.dim > 1)))
     total = at.call(moves.reduce, at.call(node.target, x, y, weight, SUM, ignore), at.axis)
     if reduction == MEAN:
-        total = at.call(aten.div.Tensor, total, at.call(moves.reduce, at.call(terms, x, y, weight, ignore, True), at.axis))
+        count = at.call(moves.reduce, at.call(terms, x, y, weight, ignore, True), at.axis)
+        total = at.call(aten.div.Tensor, total, count)
     return at.value(total, None)
 
 
@@ -95,6 +98,16 @@ def terms(
     if weight is None:
         return counts.sum().to(x.dtype)
     return (weight.detach()[torch.where(counts, y, 0)] * counts).sum().to(x.dtype)
+
+
+@rule(terms)
+def spread_terms(at: Pass, node: Node, x: Value, y: Value, weight: Value | None, ignore: int, by_index: bool) -> Any:
+    """Of a graph that was spread before: each rank counts its own."""
+    weight = None if weight is None else at.whole(weight)
+    count = at.call(terms, x, y, weight, ignore, by_index)
+    layout = y.layout if by_index else x.layout
+    some = layout is not None and (by_index or layout.dim != 1)
+    return at.value(at.call(moves.reduce, count, at.axis) if some else count, None)
 
 
 def _by_classes(

@@ -81,7 +81,8 @@ def _add(at: Pass, out: Value, b: Value) -> Value:
 @rule(aten.addmm.default)
 def addmm(at: Pass, node: Node, b: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Any:
     """b + x w."""
-    summed = (w.layout is not None and w.layout.dim == 0) or (w.layout is None and x.layout is not None and x.layout.dim == 1)
+    decides, dim = (x, 1) if w.layout is None else (w, 0)
+    summed = decides.layout is not None and decides.layout.dim == dim
     if not summed:
         own = _broadcast(b, "ao")
         return contract(
@@ -118,9 +119,8 @@ def baddbmm(at: Pass, node: Node, b: Value, x: Value, y: Value, *, beta: float =
     """b + x y, in batches; not where the sum is split."""
     if any(v.layout is not None and v.layout.dim == d for v, d in ((x, 2), (y, 1))):
         return NotImplemented
-    return contract(
-        at, (b, x, y), (_broadcast(b, "amn"), "amk", "akn"), "amn", lambda v: at.call(node.target, *v, beta=beta, alpha=alpha)
-    )
+    names = (_broadcast(b, "amn"), "amk", "akn")
+    return contract(at, (b, x, y), names, "amn", lambda v: at.call(node.target, *v, beta=beta, alpha=alpha))
 
 
 @rule(aten.einsum.default)

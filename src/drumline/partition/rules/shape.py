@@ -10,9 +10,9 @@ import torch
 from torch.fx import Node
 
 from .. import moves
-from ..layout import Split, first_of, last_of, merged, reshaped
+from ..layout import Bounds, Split, first_of, last_of, merged, reshaped
 from ..spread import Pass, Value, rule, values_in
-from .pointwise import align
+from .pointwise import _common, align
 
 aten = torch.ops.aten
 
@@ -84,7 +84,7 @@ def movedim(at: Pass, node: Node, x: Value, source: Any, destination: Any) -> An
     return at.value(at.call(node.target, x, source, destination), x.split.at(list(marks.shape).index(1 + x.split.dim)))
 
 
-@rule(aten.expand.default)
+@rule(aten.expand.default, aten.broadcast_to.default)
 def expand(at: Pass, node: Node, x: Value, *_: Any, **__: Any) -> Any:
     """Repeat along dims of one element; new dims come first."""
     shape = node.meta["val"].shape
@@ -99,6 +99,15 @@ def expand_as(at: Pass, node: Node, x: Value, other: Value) -> Any:
     split = other.split if x.layout is None else x.split.at(x.split.dim + len(shape) - x.dim)
     x = align(at, x, split, shape)
     return at.value(at.call(aten.expand.default, x, _local(shape, split, at.axis.index)), split)
+
+
+@rule(aten.broadcast_tensors.default)
+def broadcast_tensors(at: Pass, node: Node, tensors: Sequence[Value]) -> Any:
+    """All to one shape, cut alike."""
+    shape = node.meta["val"][0].shape
+    split = _common(values_in(tensors), shape)
+    local = _local(shape, split, at.axis.index)
+    return [Value(at.call(aten.expand.default, align(at, v, split, shape), local), split, shape) for v in tensors]
 
 
 @rule(aten.repeat.default)
@@ -163,7 +172,9 @@ def unbind(at: Pass, node: Node, x: Value, dim: int = 0) -> Any:
     return _items(at, made, node, lambda _: split)
 
 
-@rule(aten.split.Tensor, aten.split.sizes, aten.split_with_sizes.default, aten.chunk.default, aten.tensor_split.sections)
+@rule(
+    aten.split.Tensor, aten.split.sizes, aten.split_with_sizes.default, aten.chunk.default, aten.tensor_split.sections
+)
 def split(at: Pass, node: Node, x: Value, _: Any, dim: int = 0) -> Any:
     """Along another dim as it is; along the split dim where each piece is a run of segments."""
     dim = _norm(dim, x.dim)
@@ -190,7 +201,7 @@ def _grouped(whole: Split, sizes: Sequence[int]) -> list[Split] | None:
     """Segments in runs of the given sizes."""
     rest, groups = list(whole.cuts), []
     for size in sizes:
-        run = []
+        run: list[Bounds] = []
         while rest and sum(b[-1] for b in run) < size:
             run.append(rest.pop(0))
         if not run or sum(b[-1] for b in run) != size:
@@ -200,7 +211,9 @@ def _grouped(whole: Split, sizes: Sequence[int]) -> list[Split] | None:
 
 
 @rule(aten.slice.Tensor, aten.narrow.default)
-def slice_(at: Pass, node: Node, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:  # fmt: skip
+def slice_(
+    at: Pass, node: Node, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
     """Along another dim as it is; along the split dim a run of segments, or rows that move to their new owners."""
     dim = _norm(dim, x.dim)
     if dim != x.split.dim:
@@ -226,12 +239,12 @@ def _rest(node: Node, dim: int) -> list[Any]:
 
 
 def _shifted(at: Pass, x: Value, dim: int, first: int, length: int) -> Any:
-    """x[:, 1:] of split tokens: each rank keeps its number of rows, and gets those that it lacks from its neighbours."""
+    """x[:, 1:] of split tokens: a rank keeps its number of rows, and gets those that it lacks from its neighbours."""
     from ..window import window
 
     if len(x.split.cuts) > 1 or length == 0:
         return NotImplemented
-    bounds = tuple(min(b, length) for b in x.split.bounds[:-1]) + (length,)
+    bounds = (*(min(b, length) for b in x.split.bounds[:-1]), length)
     wanted = tuple((bounds[r] + first, bounds[r + 1] + first) for r in range(at.axis.size))
     return at.value(at.call(window, x, dim, x.split.bounds, wanted, at.axis), Split(dim, (bounds,)))
 

@@ -59,6 +59,29 @@ def conv(
     return local(halo.rows(plan.wanted[axis.index])), plan.bounds
 
 
+def conv_of_window(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers,
+    dilation: Numbers, groups: int, dim: int, bounds: Bounds, wanted: Sequence[Span], axis: Axis,
+) -> torch.Tensor:  # fmt: skip
+    """A convolution, without padding along `dim`, of the rows that each rank wants: the interior while they travel."""
+    n = weight.dim() - 2
+    at = dim - (x.dim() - n)
+    strides, sides, steps = each(stride, n), each(padding, n), each(dilation, n)
+    assert sides[at] == 0, f"{sides} along dim {dim}"
+
+    def local(rows: torch.Tensor) -> torch.Tensor:
+        return _CONV[n](rows, weight, bias, strides, sides, steps, groups)
+
+    first, last = wanted[axis.index]
+    halo = begin(x, dim, bounds, tuple((span,) for span in wanted), axis)
+    reach = _Reach(weight.shape[2 + at], strides[at], -first, steps[at])
+    count = (last - first - (reach.kernel - 1) * reach.dilation - 1) // reach.stride + 1
+    inner = reach.interior((0, count), (bounds[axis.index], bounds[axis.index + 1]))
+    if inner[1] - inner[0] >= _WORTH * (count - (inner[1] - inner[0])):
+        return _overlapped(halo, local, dim, (0, count), inner, reach)
+    return local(halo.rows((first, last)))
+
+
 def conv_transpose(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers,
     output_padding: Numbers, groups: int, dilation: Numbers, dim: int, bounds: Bounds, axis: Axis,

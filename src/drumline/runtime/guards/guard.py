@@ -176,7 +176,7 @@ def nothing_to_compare(engine: Engine) -> str:
 
 def drifted(engine: Engine) -> list[Drift]:
     """Compare the replicas; every rank gets the drifts of all groups."""
-    if engine.split is not None:
+    if engine.split is not None or engine.plan.ep > 1:
         return _drifted_parts(engine)
     held = ballots(engine)
     found = [d for ballot in held for d in vote(ballot, engine.device)]
@@ -193,11 +193,11 @@ def drifted(engine: Engine) -> list[Drift]:
 
 def parts(engine: Engine) -> dict[str, torch.Tensor]:
     """What this rank holds of a split model, by names that tell the part: ranks with the same name hold the same."""
-    assert engine.split is not None
     found: dict[str, torch.Tensor] = {}
     for name, p in engine.model.named_parameters():
-        cut = engine.split.parts[name].cut
-        found[name if cut is None else f"{name}, part {cut.index} of {cut.split}"] = p
+        part = engine.part(name)
+        rows = f"{name}, numbers {part.start} to {part.start + p.numel()}" if p.shape != part.shape else name
+        found[rows if part.cut is None else f"{name}, part {part.cut.index} of {part.cut.split}"] = p
     found.update(engine.model.named_buffers())
     return found
 

@@ -7,18 +7,20 @@ is the captured graph, spread over the plan's axes and cut into stages; its para
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph
 
 from ...data.stream import Micro
 from ...errors import TraceError
-from ...job import Job
+from ...job import Job, guard
+from ...partition.again import recomputed
 from ...partition.boundaries import Key, balanced, by_name, holders_of, positions
 from ...partition.capture import Captured, capture, flatten
 from ...partition.layout import Split
@@ -31,6 +33,7 @@ from ...plan import Plan
 from ...schedule.pipeline import Action, Pipeline, pipeline_order
 from ...trace.fake import call, fake_batch, fake_mode, fake_model, first_sample
 from ..adopt.given import Given
+from ..memory.recompute import recomputed_layers
 from ..pipeline.run import Runner
 from ..pipeline.shared import holders, sum_shared
 from ..pipeline.step import Hooks, MicroBatch
@@ -57,6 +60,8 @@ class Ready:
     """With one: this rank's have their modules."""
     own_weight: bool
     """Whether the weight of the loss is the job's own."""
+    names: tuple[str, ...] = ("loss",)
+    """What comes out, each as a sum and a weight."""
 
 
 class SplitModel:
@@ -72,6 +77,10 @@ class SplitModel:
         self.template = self._template()
         """The user's module, on tensors without values: what is captured."""
         self.template.train()
+        self.layers = frozenset(
+            spec.name for spec in recomputed_layers(self.template, "full")
+        ) if plan.recompute == "full" else frozenset()  # fmt: skip
+        """The layers that are computed again in the backward."""
         self._ready: dict[Any, Ready] = {}
         self._seen: Callable[[int, Shown, torch.Tensor], None] | None = None
         self._count = 0
@@ -148,6 +157,23 @@ class SplitModel:
         result = runner.train(self._order(len(micros)), batches, factor)
         self._cut = batches[0].cut
         return result.losses, any(r.own_weight for r, _ in made)
+
+    @torch.no_grad()
+    def evaluate(self, micros: Sequence[Micro]) -> dict[str, torch.Tensor]:
+        """(sum, weight) of the loss and of each metric over some micro-batches, as far as this rank counts them."""
+        made = [self.ready(m, training=False) for m in micros]
+        names = made[0][0].names
+        if self.pipelined:
+            runner = self._runner(lambda stage, micro: None, lambda name: nullcontext())
+            batches = [self._micro_batch(r, t) for r, t in made]
+            found: Sequence[Any] = runner.evaluate(self._order(len(micros)), batches).losses
+        else:
+            with computing(self.plan.precision, self.device):
+                found = [r.program(*t) for r, t in made if r.program is not None]
+        sums = torch.zeros(len(names), 2, dtype=torch.float64, device=self.device)
+        for pairs in found if self.counts else ():
+            sums += torch.stack([p.double() for p in pairs]).view(-1, 2)
+        return dict(zip(names, sums, strict=True))
 
     def finish(self) -> None:
         """After the backwards: tied parameters of several stages get the sum, and the gradients are sent."""
@@ -373,33 +399,47 @@ class SplitModel:
         """Capture again: the template has changed."""
         self._ready.clear()
 
-    def _captured(self, batch: Any, samples: int, training: bool) -> tuple[Captured, bool]:
+    def _captured(self, batch: Any, samples: int, training: bool) -> tuple[Captured, bool, tuple[str, ...]]:
+        """The graph of a micro-batch: its loss, and to evaluate, the job's metrics too."""
         leaves, together = flatten(batch)
-        own = [False]
+        own, names = [False], ["loss"]
 
         def run(model: nn.Module, given: list[Any]) -> Any:
             value, target = together(given)
-            loss = self.job.loss(call(model, value), target)
-            total, weight, own[0] = self._weigh(self.job, loss, value, target, samples)
-            return total, weight.to(total.device)
+            output = call(model, value)
+            found: dict[str, Any] = {"loss": self.job.loss(output, target)}
+            if not training and self.job.evaluate is not None:
+                found.update(guard(self.job.evaluate, "the job's evaluate()", output, target))
+            names[:] = list(found)
+            pairs = []
+            for result in found.values():
+                total, weight, own[0] = self._weigh(self.job, result, value, target, samples)
+                pairs += [total, weight.to(total.device)]
+            return pairs
 
+        self.template.train(training)
         with computing(self.plan.precision, self.device):
-            found = capture(self.template, run, leaves, self.mode)
-        return found, own[0]
+            return capture(self.template, run, leaves, self.mode), own[0], tuple(names)
 
     def _made(self, batch: Any, samples: int, training: bool) -> Ready:
-        captured, own = self._captured(batch, samples, training)
+        captured, own, names = self._captured(batch, samples, training)
         with computing(self.plan.precision, self.device):
             spread = self.spreader.spread(captured, present=samples > 0)
         constants = self._values(captured.constants)
         if not self.pipelined:
-            program = StageProgram(spread.graph, self.root, constants)
-            return Ready(captured, spread, program, None, own)
+            program = StageProgram(self._again(spread.graph, constants), self.root, constants)
+            return Ready(captured, spread, program, None, own, names)
         starts = positions(captured.graph, self.starts, self._holders(captured))
         nodes = operators(spread.graph)
         at = [next((i for i, n in enumerate(nodes) if n.meta.get("origin", -1) >= s), len(nodes)) for s in starts]
         stages = cut(spread.graph, at)
-        return Ready(captured, spread, None, stages.bind(self.mine, self.root, constants), own)
+        if self.layers:
+            again = [replace(s, graph=self._again(s.graph, constants)) if s.graph else s for s in stages.stages]
+            stages = replace(stages, stages=tuple(again))
+        return Ready(captured, spread, None, stages.bind(self.mine, self.root, constants), own, names)
+
+    def _again(self, graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
+        return recomputed(graph, self.layers, constants) if self.layers else graph
 
     def _values(self, constants: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The constants with their values."""

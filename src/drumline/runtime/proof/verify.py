@@ -18,6 +18,7 @@ from ...job import Job
 from ...plan import Plan
 from ..compiling import inside_compiled
 from ..engine import Engine, initialize
+from ..experts import inside_experts
 from .compare import Finding, compare_gradients, compare_outputs, gather, gather_split, largest_error
 from .reference import run_reference
 from .witness import Witness, without_dropout
@@ -197,7 +198,8 @@ def run_plan(engine: Engine, steps: int, notes: set[str], *, locate: bool = True
     if locate and engine.split:
         witness.watch_split(engine.split)
     elif locate:
-        witness.watch(engine.model, blind=inside_compiled(engine.model) if engine.plan.compile else ())
+        blind = inside_compiled(engine.model) if engine.plan.compile else set()
+        witness.watch(engine.model, blind=blind | inside_experts(engine.model))
     with without_dropout(engine.split.template if engine.split else engine.model) as dropout:
         losses = _train(engine, steps, witness)
     if dropout:

@@ -10,13 +10,13 @@ those of every micro-batch and keeps the shard alone: gradients take 1/n of the 
 With `shard` < `dp`, the shards' gradients are then summed over the replicas of the shard group.
 
 Plans that split the model itself use it too, with `zero=0` as one shard: `split` names the ranks over which one copy of
-the model lies.
+the model lies. Where experts are spread (`ep`), fewer ranks have the same of them: their buckets are kept apart.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,92 +25,16 @@ import torch.distributed as dist
 from torch import nn
 
 from ...plan import Plan
+from .buckets import Bucket, Reach, in_buckets
 from .pieces import Piece
 from .scatter import reduce_scatter
 from .strategy import Strategy
 
-FIRST_BUCKET = 2**20
-"""Bytes of the bucket that is filled first: small, so that sending begins early."""
 IN_FLIGHT = 2
 """Buckets of zero=2 whose gradients may be on the way at once."""
 
 _gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 """Newer releases of torch have a new name for it."""
-
-
-class Bucket:
-    """Parameters that travel together."""
-
-    def __init__(self, parameters: list[tuple[str, nn.Parameter]], shards: int, index: int) -> None:
-        numbers = sum(p.numel() for _, p in parameters)
-        like = parameters[0][1]
-        self.size = -(-numbers // shards)
-        """Numbers of one shard; the last one is padded."""
-        self.flat = torch.zeros(self.size * shards, dtype=like.dtype, device=like.device)
-        self.own = slice(index * self.size, (index + 1) * self.size)
-        self.places: dict[nn.Parameter, slice] = {}
-        self.names = {p: name for name, p in parameters}
-        self.buffer: torch.Tensor | None = None
-        """The whole gradients, while they are here."""
-        self._views: dict[nn.Parameter, torch.Tensor] = {}
-        """Each parameter's part of it."""
-        self.reduced: torch.Tensor | None = None
-        """The gradients of this rank's shard, summed over the shard group."""
-        self.arrived: set[nn.Parameter] = set()
-        """Whose gradients of this micro-batch have come."""
-        self.seen: set[nn.Parameter] = set()
-        """Whose gradients have come in any micro-batch of the step."""
-        offset = 0
-        for _, p in parameters:
-            place = slice(offset, offset + p.numel())
-            view = self.flat[place].view(p.shape)
-            view.copy_(p.detach())
-            p.data = view
-            self.places[p] = place
-            offset += p.numel()
-
-    def pieces(self) -> Iterator[tuple[Piece, slice]]:
-        """The parameters' runs that lie in this rank's shard, and where in it."""
-        for p, place in self.places.items():
-            start, stop = max(place.start, self.own.start), min(place.stop, self.own.stop)
-            if start < stop:
-                piece = Piece(self.names[p], tuple(p.shape), start - place.start, nn.Parameter(self.flat[start:stop]))
-                yield piece, slice(start - self.own.start, stop - self.own.start)
-
-    def take(self, p: nn.Parameter, *, keep: bool) -> None:
-        """A gradient has come: put it into the buffer. `keep`: later micro-batches add to it there, in place."""
-        assert p.grad is not None
-        self._room()
-        view = self._views[p]
-        if p.grad is not view:
-            view.copy_(p.grad)
-        p.grad = view if keep else None
-        self.arrived.add(p)
-        self.seen.add(p)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether all gradients of this micro-batch are there."""
-        return len(self.arrived) == len(self.places)
-
-    def complete(self, came: set[nn.Parameter]) -> torch.Tensor:
-        """The buffer, with zeros where nothing came."""
-        buffer = self._room()
-        for p, place in self.places.items():
-            if p not in came:
-                buffer[place] = 0
-        buffer[max(place.stop for place in self.places.values()) :] = 0
-        return buffer
-
-    def release(self) -> None:
-        """The buffer lives as long as its flight."""
-        self.buffer, self._views = None, {}
-
-    def _room(self) -> torch.Tensor:
-        if self.buffer is None:
-            self.buffer = torch.empty_like(self.flat)
-            self._views = {p: self.buffer[place].view(p.shape) for p, place in self.places.items()}
-        return self.buffer
 
 
 class FlatShard(Strategy):
@@ -121,10 +45,8 @@ class FlatShard(Strategy):
         split: dist.ProcessGroup | None = None,
     ) -> None:  # fmt: skip
         self.group = split or shard
-        self._shard = shard
-        self._shards = dist.get_world_size(shard) if shard is not None else 1
-        self._index = dist.get_rank(shard) if shard is not None else 0
-        self._replica = replica
+        self._reach = self._reach_apart = Reach(shard, replica)
+        self._apart: frozenset[str] = frozenset()
         self._splits = split is not None
         self._holds = plan.zero <= 1
         self._bytes = plan.bucket
@@ -137,10 +59,17 @@ class FlatShard(Strategy):
         self._launched = 0
         self._sends = False
 
+    def keep_apart(self, names: Collection[str], reach: Reach) -> None:
+        """Before `wrap`: other ranks than those of the rest have the same of these parameters."""
+        self._apart, self._reach_apart = frozenset(names), reach
+
+    def _reach_of(self, name: str) -> Reach:
+        return self._reach_apart if name in self._apart else self._reach
+
     def wrap(self, model: nn.Module) -> nn.Module:
         self._model = model
-        for parameters in _in_buckets(model, self._bytes):
-            bucket = Bucket(parameters, self._shards, self._index)
+        for parameters in in_buckets(model, self._bytes, self._apart):
+            bucket = Bucket(parameters, self._reach_of(parameters[0][0]))
             self._buckets.append(bucket)
             for _, p in parameters:
                 self._bucket_of[p] = bucket
@@ -151,10 +80,13 @@ class FlatShard(Strategy):
     def pieces(self) -> list[Piece]:
         order = {name: i for i, (name, _) in enumerate(self._model.named_parameters())}
         frozen = [
-            Piece(name, tuple(p.shape), 0, p, everywhere=not self._splits, counts=not self._splits or self._index == 0)
+            Piece(
+                name, tuple(p.shape), 0, p, everywhere=not self._splits,
+                counts=not self._splits or self._reach_of(name).index == 0,
+            )
             for name, p in self._model.named_parameters()
             if not p.requires_grad
-        ]
+        ]  # fmt: skip
         return sorted([*(piece for piece, _, _ in self._pieces), *frozen], key=lambda piece: order[piece.name])
 
     # -- the backward
@@ -192,10 +124,10 @@ class FlatShard(Strategy):
                 self._land(IN_FLIGHT - 1)
             buffer = bucket.complete(bucket.seen if self._holds else bucket.arrived)
             mine, work = buffer[bucket.own], None
-            if self._shards > 1:
+            if bucket.reach.shards > 1:
                 if not self._holds:
                     mine = torch.empty_like(mine)  # it outlives the buffer
-                work = reduce_scatter(mine, buffer, group=self._shard, async_op=True)
+                work = reduce_scatter(mine, buffer, group=bucket.reach.shard, async_op=True)
                 work = self.tell("reduce_scatter", work, buffer)
             self._flights.append((bucket, buffer, mine, work))
             if not self._holds:
@@ -220,26 +152,29 @@ class FlatShard(Strategy):
 
     def gather_gradients(self) -> None:
         self._land(0)
-        if self._replica is not None:
-            works = [
-                self.tell("all_reduce", dist.all_reduce(b.reduced, group=self._replica, async_op=True), b.flat[b.own])
-                for b in self._buckets
-            ]
-            for work in works:
-                work.wait()
+        works = [
+            self.tell("all_reduce", dist.all_reduce(b.reduced, group=b.reach.replica, async_op=True), b.flat[b.own])
+            for b in self._buckets
+            if b.reach.replica is not None
+        ]
+        for work in works:
+            work.wait()
         for piece, bucket, place in self._pieces:
             assert bucket.reduced is not None
             piece.value.grad = bucket.reduced[place]
 
     def drop_unseen(self) -> None:
         """One device would leave them as they are; an optimizer with weight decay would move them by a zero."""
-        everyone = [(p, b) for b in self._buckets for p in b.places]
-        device = self._buckets[0].flat.device
-        reached = torch.tensor([p in b.seen for p, b in everyone], dtype=torch.int32, device=device)
-        for group in (self._shard, self._replica):
-            if group is not None:
+        missed: set[str] = set()
+        for reach in (self._reach, self._reach_apart) if self._apart else (self._reach,):
+            everyone = [(p, b) for b in self._buckets if b.reach is reach for p in b.places]
+            if not everyone:
+                continue
+            device = everyone[0][1].flat.device
+            reached = torch.tensor([p in b.seen for p, b in everyone], dtype=torch.int32, device=device)
+            for group in reach.groups:
                 dist.all_reduce(reached, dist.ReduceOp.MAX, group=group)
-        missed = {b.names[p] for (p, b), found in zip(everyone, reached.tolist(), strict=True) if not found}
+            missed |= {b.names[p] for (p, b), found in zip(everyone, reached.tolist(), strict=True) if not found}
         for piece, _, _ in self._pieces:
             if piece.name in missed:
                 piece.value.grad = None
@@ -247,13 +182,13 @@ class FlatShard(Strategy):
     @torch.no_grad()
     def updated(self) -> None:
         self.forget()
-        if self._shards > 1:
-            works = [
-                self.tell("all_gather", _gather(b.flat, b.flat[b.own], group=self._shard, async_op=True), b.flat)
-                for b in self._buckets
-            ]
-            for work in works:
-                work.wait()
+        works = [
+            self.tell("all_gather", _gather(b.flat, b.flat[b.own], group=b.reach.shard, async_op=True), b.flat)
+            for b in self._buckets
+            if b.reach.shards > 1
+        ]
+        for work in works:
+            work.wait()
 
     def buffers(self) -> list[torch.Tensor]:
         return [b.buffer for b in self._buckets if b.buffer is not None]
@@ -277,20 +212,3 @@ def _told(strategy: weakref.ref[FlatShard]) -> Callable[[torch.Tensor], None]:
             owner._came(p)
 
     return came
-
-
-def _in_buckets(model: nn.Module, largest: int) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """The trained parameters from the last to the first, in runs of one type and about `largest` bytes."""
-    run: list[tuple[str, nn.Parameter]] = []
-    filled, limit = 0, min(FIRST_BUCKET, largest)
-    for name, p in reversed(list(model.named_parameters())):
-        if not p.requires_grad:
-            continue
-        size = p.numel() * p.element_size()
-        if run and (filled + size > limit or p.dtype != run[0][1].dtype):
-            yield run
-            run, filled, limit = [], 0, largest
-        run.append((name, p))
-        filled += size
-    if run:
-        yield run

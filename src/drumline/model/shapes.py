@@ -1,0 +1,100 @@
+"""The sizes of an operator that ranks can share it by: what `Op.dims` means, by the kind of the operator.
+
+A trace and the zoo write them with `dims`; prices of plans that split the model read them with `shape_of`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+from .profile import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Rows times a weight."""
+
+    rows: int
+    """Of one sample: its tokens."""
+    inputs: int
+    outputs: int
+    bias: int
+    """1 if a bias is added."""
+
+    @property
+    def numbers(self) -> int:
+        """In the weight."""
+        return self.inputs * self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Fused attention."""
+
+    tokens: int
+    heads: int
+    kv_heads: int
+    """Heads of keys and values."""
+    width: int
+    """Of a head."""
+    causal: int
+    """1 if the operations count only what a causal mask leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows looked up in a table."""
+
+    rows: int
+    width: int
+    tokens: int
+    """Of one sample; 0 where all samples look up the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm over the features of each token."""
+
+    width: int
+    tensors: int
+    """Its parameters: a scale, and perhaps a shift."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution of images."""
+
+    inputs: int
+    """Channels."""
+    outputs: int
+    rows: int
+    """Of the image that it reads."""
+    columns: int
+    kernel_rows: int
+    kernel_columns: int
+    stride_rows: int
+    stride_columns: int
+    groups: int
+    bias: int
+
+    @property
+    def numbers(self) -> int:
+        """In the weight."""
+        return self.inputs * self.outputs * self.kernel_rows * self.kernel_columns // self.groups
+
+
+Shape = Product | Attention | Table | Norm | Convolution
+
+_KINDS: dict[str, type[Shape]] = {
+    "matmul": Product, "attention": Attention, "gather": Table, "norm": Norm, "conv": Convolution,
+}  # fmt: skip
+
+
+def dims(shape: Shape) -> tuple[int, ...]:
+    """What stands in a profile."""
+    return astuple(shape)
+
+
+def shape_of(op: Op) -> Shape | None:
+    """The sizes of an operator, where it has any."""
+    return _KINDS[op.kind](*op.dims) if op.dims else None

@@ -1,0 +1,127 @@
+"""Expert parallelism in an engine: the experts lie over `ep` neighbours of the data-parallel ranks.
+
+Of the n data-parallel ranks, every `ep` in a row share one set of experts: n/ep ranks have the same part of them. The
+owner of an expert gets the gradient of all tokens of its `ep` ranks in the backward, so the gradients of experts are
+summed over those n/ep ranks alone, and those of all other parameters over all n. With `zero` the optimizer's state of
+an expert is sharded over the ranks of one sharded copy that have the same part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..errors import PlanError
+from ..partition.experts import expert_count, expert_modules, shard_experts
+from ..partition.moves import Axis
+from ..plan import Plan
+from .strategies.buckets import Reach
+from .strategies.flat import FlatShard
+from .strategies.pieces import Kind, Part, kinds_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spread:
+    """A model whose experts lie over ranks."""
+
+    kinds: Mapping[str, Kind]
+    """Every parameter of the user's model, whole; also those of which this rank has nothing."""
+    trained: frozenset[str]
+    """The names of those that are trained."""
+    parts: Mapping[str, Part]
+    """What this rank has of them."""
+    left: Mapping[str, str]
+    """Modules that look like experts and stay whole, and why."""
+
+
+class SpreadExperts:
+    """The ranks of a plan with `ep`, and the strategy that adds up its gradients."""
+
+    def __init__(self, plan: Plan, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._plan = plan
+        copy = plan.shards if plan.zero else plan.dp
+        mesh = init_device_mesh(
+            device.type, (plan.dp // copy, copy // plan.ep, plan.ep), mesh_dim_names=("replica", "same", "ep")
+        )
+        self._ep = mesh.get_group("ep")
+        replica, same = _group(mesh, "replica"), _group(mesh, "same")
+        if not plan.zero:
+            self._own = Reach(None, same)
+            self.strategy = FlatShard(plan, None, group, split=self._ep)
+            return
+        self._own = Reach(same, replica)
+        shard = group
+        if replica is not None:
+            shape = (plan.dp // copy, copy)
+            shard = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard")).get_group("shard")
+        self.strategy = FlatShard(plan, shard, replica, split=shard)
+
+    def spread(self, model: nn.Module) -> Spread:
+        """Leave this rank its experts, and tell the strategy which parameters they are."""
+        _check(model, self._plan)
+        kinds = kinds_of(model, {})
+        trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
+        index = dist.get_rank(self._ep)
+        sharded = shard_experts(model, Axis("ep", self._plan.ep, index, self._ep, self._watch))
+        self.strategy.keep_apart(sharded.parts, self._own)
+        # without shards, every rank of a copy has all parameters that are no experts: the first answers for them
+        counts = index == 0 or self._plan.zero > 0
+        parts = {
+            name: Part(name, rows.shape, rows.start) if (rows := sharded.parts.get(name))
+            else Part(name, kinds[name].shape, counts=counts)
+            for name, _ in model.named_parameters()
+        }  # fmt: skip
+        why = "not known as experts: drumline.Experts is, and so are those of transformers 5"
+        return Spread(kinds, trained, parts, dict.fromkeys(sharded.left, why))
+
+    def _watch(self, axis: str, name: str, tensor: torch.Tensor) -> AbstractContextManager[None]:
+        """Around a message of the experts."""
+        record = self.strategy.record
+        return record.message(name, tensor) if record else nullcontext()
+
+
+def inside_experts(model: nn.Module) -> set[nn.Module]:
+    """The modules inside of experts: which of them run, and how often, depends on where the tokens go."""
+    return {inner for m in expert_modules(model).values() for inner in m.modules() if inner is not m}
+
+
+def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
+    return mesh.get_group(axis) if mesh[axis].size() > 1 else None
+
+
+def _check(model: nn.Module, plan: Plan) -> None:
+    """Refuse experts that cannot be dealt out evenly, or that hold more than parameters."""
+    for name, module in expert_modules(model).items():
+        count = expert_count(module)
+        if count % plan.ep:
+            fits = [n for n in range(1, plan.dp + 1) if plan.dp % n == 0 and count % n == 0]
+            near = min(fits, key=lambda n: (abs(n - plan.ep), -n))
+            raise PlanError(
+                f"ep={plan.ep} for {count} experts", where=name,
+                rule=f"every rank has as many experts: {count} % {plan.ep} != 0", fix=f"ep={near}",
+            )  # fmt: skip
+        for inner, m in module.named_modules(prefix=name):
+            what = _holds(m)
+            if what:
+                raise PlanError(
+                    f"an expert keeps {what}", where=inner,
+                    rule="an expert is its parameters, and treats every token by itself: so it can run on any rank",
+                    fix="keep it outside of the experts, or leave out ep",
+                )  # fmt: skip
+
+
+def _holds(module: nn.Module) -> str:
+    """What a module has beside parameters, in words."""
+    if isinstance(module, _BatchNorm):
+        return "statistics of a batch"
+    buffer = next((key for key, b in module._buffers.items() if b is not None), "")
+    if buffer:
+        return f"the buffer {buffer!r}"
+    return "" if type(module).get_extra_state is nn.Module.get_extra_state else "a state of its own"

@@ -1,0 +1,115 @@
+"""The messages of a step: their order between each pair of ranks, and when sends are known to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pipe_functions as on
+import pytest
+import torch
+
+from drumline.errors import GaveUp
+from drumline.runtime.pipeline.tables import Message, Tables, forward_only
+from drumline.runtime.pipeline.wires import Exchange
+from drumline.schedule.pipeline import Pipeline, one_f_one_b, pipeline_order
+
+
+def tables(order: Pipeline, name: str = "skip", reads: Any = "all") -> Tables:
+    made = on.even_cut(on.captured(name, 3), order.stages)
+    return Tables(order, [made] * order.micros, reads=reads)
+
+
+@pytest.mark.parametrize(("order", "virtual"), [("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2)])
+def test_both_sides_know_the_sequence(order: str, virtual: int) -> None:
+    made = tables(pipeline_order(order, 3, 4, virtual), reads="first")
+    listed = 0
+    for (src, dst), messages in made.sequences.items():
+        assert src != dst and [m.turn for m in messages] == list(range(len(messages)))
+        assert [m.made for m in messages] == sorted(m.made for m in messages)
+        assert len({m.key for m in messages}) == len(messages)
+        listed += len(messages)
+        for m in messages:
+            assert m in made.sends[src][m.made] and m in made.receives[dst][m.read]
+    assert listed == sum(len(ms) for lane in made.receives for ms in lane)
+    assert {m.key[0] for ms in made.sequences.values() for m in ms} == {"value", "grad", "leaf"}
+
+
+def test_a_forward_has_no_gradients_to_send() -> None:
+    made = tables(forward_only(one_f_one_b(2, 2)))
+    assert {m.key[0] for ms in made.sequences.values() for m in ms} == {"value"} and (1, 0) not in made.sequences
+
+
+class Work:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.waited, self.error = False, error
+
+    def wait(self) -> None:
+        if self.error:
+            raise self.error
+        self.waited = True
+
+
+class FakeWires:
+    """Notes what is asked of it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.device = rank, torch.device("cpu")
+        self.asked: list[tuple[int, int]] = []
+        self.works: list[Work] = []
+        self.broken: Exception | None = None
+
+    def send(self, tensor: torch.Tensor, dst: int, tag: int, name: str) -> Work:
+        self.works.append(Work(self.broken))
+        return self.works[-1]
+
+    def receive(self, tensor: torch.Tensor, src: int, tag: int) -> Work:
+        self.asked.append((src, tag))
+        return Work(self.broken)
+
+
+def exchange(made: Tables, rank: int) -> tuple[Exchange, FakeWires]:
+    wires = FakeWires(rank)
+    return Exchange(wires, made.sequences), wires  # type: ignore[arg-type]
+
+
+def messages(made: Tables, rank: int, kind: str) -> Sequence[Message]:
+    return [m for ms in made.sends[rank] for m in ms if m.key[0] == kind]
+
+
+def test_receives_are_asked_for_in_the_order_of_the_sender() -> None:
+    made = tables(on.gpipe(2, 3))
+    line = made.sequences[0, 1]
+    ours, wires = exchange(made, 1)
+    ours.ask(line[2])  # and so those before it
+    ours.ask(line[1])
+    ours.ask(line[3])
+    assert wires.asked == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_a_send_is_let_go_when_its_receiver_is_seen_to_have_read_it() -> None:
+    made = tables(one_f_one_b(2, 4), "mlp")
+    ours, wires = exchange(made, 0)
+    values, grads = made.sequences[0, 1], made.sequences[1, 0]
+    for m in values[:2]:
+        ours.send(m, torch.zeros(m.port.shape, dtype=m.port.dtype))
+    ours.ask(grads[0])
+    assert len(list(ours.under_way)) == 2
+    ours.take(grads[0])  # the other rank has run F0 and B0, and not F1
+    assert [m.key for m in ours.under_way] == [values[1].key] and [w.waited for w in wires.works] == [True, False]
+    ours.finish()
+    assert wires.works[1].waited and not list(ours.under_way)
+
+
+def test_who_waits_in_vain_says_for_what() -> None:
+    made = tables(one_f_one_b(2, 2), "mlp")
+    ours, wires = exchange(made, 0)
+    wires.broken = RuntimeError("connection closed\nfar away")
+    ours.ask(made.sequences[1, 0][0])
+    with pytest.raises(GaveUp) as caught:
+        ours.take(made.sequences[1, 0][0])
+    assert caught.value.where == "connection closed" and "grad 0 0 0 1 from rank 1 to rank 0" in caught.value.what
+    first = made.sequences[0, 1][0]
+    ours.send(first, torch.zeros(first.port.shape, dtype=first.port.dtype))
+    with pytest.raises(GaveUp, match="nobody took value 0 0 0 from rank 0 to rank 1"):
+        ours.finish()
