@@ -33,15 +33,15 @@ def bert() -> nn.Module:
     )
 
 
-def llama() -> nn.Module:
-    """Llama with grouped queries: two heads share one key."""
+def llama(heads: int = 2, keys: int = 1) -> nn.Module:
+    """Llama with grouped queries: some heads share one key."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-            intermediate_size=12, max_position_embeddings=LENGTH, use_cache=False, tie_word_embeddings=False,
+            vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=heads,
+            num_key_value_heads=keys, intermediate_size=12, max_position_embeddings=LENGTH, use_cache=False, tie_word_embeddings=False,
         )
     )
     for module in model.modules():

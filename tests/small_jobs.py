@@ -267,16 +267,18 @@ _JOBS: dict[str, dict[str, Any]] = {
 JOBS = tuple(_JOBS)
 _JOBS |= {
     "t5": {"model": hf_jobs.t5, **_HF, "data": lambda: hf_jobs.Pairs(SAMPLES), "optimizer": adam, "clip": 0.5},
+    "keys": {"model": lambda: hf_jobs.llama(4, 2), **_HF, "optimizer": sgd},
     "resnet": {"model": split_models.ResNet, "kind": "picture", "optimizer": sgd, "clip": 1.0},
     "convnet": {"model": split_models.ConvNet, "kind": "picture", "optimizer": sgd},
     "groups": {"model": split_models.GroupUNet, "kind": "areas", "optimizer": adam, "schedule": decay},
     "huge": {"model": split_models.Huge, "optimizer": adam, "clip": 0.5},
     "mixture": {"model": split_models.Mixture, "optimizer": sgd},
 }
-TOKENS, IMAGES = ("gpt", "llama", "bert", "t5", "masked", "dropout"), ("unet", "groups", "resnet", "convnet")
+TOKENS = ("gpt", "llama", "keys", "bert", "t5", "masked", "dropout")
+IMAGES = ("unet", "groups", "resnet", "convnet")
 SPLIT_JOBS = (*TOKENS, *IMAGES, "mlp", "huge", "mixture", "named", "partial")
 """Those that are tried under plans that split the model; those with tokens and those with images have axes of their own."""
-HF = ("bert", "llama", "t5")
+HF = ("bert", "llama", "t5", "keys")
 """Those of another library, which may be absent."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from image_nets import CLASSES, MODELS, PIXELS
 from torch import nn
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 import drumline.partition.rules  # noqa: F401  # registers them
 from drumline.partition import moves
@@ -23,11 +24,13 @@ from drumline.partition.moves import Axis, part_of
 from drumline.partition.overlap import join
 from drumline.partition.program import Holder, Program, put, splits_of
 from drumline.partition.shared_gradients import leave_summands
+from drumline.partition.spatial.pieces import hollow
 from drumline.partition.spread import Pass
-from drumline.partition.statistics import span
+from drumline.partition.window import rebalance, route, window, windows
 from drumline.trace.fake import fake_mode
 
 SAMPLES = 3
+STEPS = 2
 
 
 @dataclass
@@ -43,6 +46,10 @@ class Result:
     """Numbers of parameters that this rank holds."""
     heard: list[tuple[str, str, int]] = field(default_factory=list)
     """(axis, message, bytes)."""
+    expected: int = 0
+    """Bytes that the spans of the windows say in one forward."""
+    hollow: int = 0
+    """Operators of which this rank has no part."""
 
 
 def model_of(name: str) -> nn.Module:
@@ -145,7 +152,7 @@ def compared(program: Program, root: Holder, model: nn.Module, leaves: list[torc
     graph = program.graph
     splits = {n.meta["name"]: splits_of(n) for n in graph.nodes if n.op == "placeholder"}
     worst = {"loss": 0.0, "gradients": 0.0, "buffers": 0.0}
-    for _ in range(2):
+    for _ in range(STEPS):
         model.zero_grad()
         for p in root.parameters():
             p.grad = None
@@ -172,6 +179,18 @@ def compared(program: Program, root: Holder, model: nn.Module, leaves: list[torc
     return Result(worst, parameters=sum(p.numel() for p in root.parameters()))
 
 
+def _sent(node: Node) -> int:
+    """Bytes that one node sends in the forward, by the formula."""
+    if node.target not in (window, windows, rebalance):
+        return 0
+    x, dim, bounds, wanted, axis = node.args[:5]
+    spans = {window: lambda w: tuple((s,) for s in w), windows: tuple, rebalance: lambda w: tuple((s,) for s in pairwise(w))}
+    sends = route(tuple(bounds), tuple(tuple(s) for s in spans[node.target](wanted)), axis.index).sends
+    rows = sum(b - a for _, run in sends for a, b in run)
+    val = x.meta["val"]
+    return rows * val.element_size() * (val.numel() // max(val.shape[dim], 1))
+
+
 def on_tiles(cases: list[tuple[str, tuple[int, int]]], tiles: tuple[int, int]) -> list[Result]:
     """Every case on the tiles that the ranks make up."""
     heard: list[tuple[str, str, int]] = []
@@ -186,6 +205,8 @@ def on_tiles(cases: list[tuple[str, tuple[int, int]]], tiles: tuple[int, int]) -
         result = compared(program, root, model, leaves, by_name, [axis for axis, _ in axes])
         result.gathered = {k: v for done in passes for k, v in done.gathered.items()}
         result.moves, result.heard = whole_tensors(graph), list(heard)
+        result.expected = sum(_sent(node) for node in graph.nodes)
+        result.hollow = sum(node.target is hollow for node in graph.nodes)
         found.append(result)
     return found
 
@@ -207,10 +228,6 @@ def on_channels(cases: list[tuple[str, tuple[int, int]]]) -> list[tuple[Result, 
     return found
 
 
-
-
-def _group_of_all() -> Axis:
-    return Axis("all", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
 
 
 def overlapped(name: str, size: tuple[int, int]) -> tuple[Result, int]:
@@ -242,64 +259,3 @@ def on_tiles_and_channels(name: str, size: tuple[int, int]) -> Result:
     result = compared(program, root, model, leaves, by_name, [rows])
     result.gathered = done.gathered
     return result
-
-
-def with_samples_too(name: str, size: tuple[int, int]) -> tuple[dict[str, float], int]:
-    """Four ranks: two that share the samples (2 and 1), each on two tiles of rows; statistics over all four."""
-    axes = axes_of((2, 2), [])
-    (rows, _), (samples, _) = axes
-    captured, model, leaves = captured_of(name, size)
-    first = samples.index == 0
-    mine = [x[:2] if first else x[2:] for x in leaves]
-    mode = fake_mode()
-    own = capture(copy.deepcopy(model), run_model, [mode.from_tensor(x) for x in mine], mode)
-    graph, _ = spread_over_tiles(name, own, [(rows, 2)])
-    spans: list[frozenset[str]] = []
-
-    def axis_of(names: frozenset[str]) -> Axis:
-        spans.append(names)
-        return _group_of_all() if names else Axis("samples", 2, samples.index, samples.group)
-
-    span(graph, axis_of)
-    program, root = program_of(graph, own, model, {"rows": rows})
-    loss = run_model(model, leaves)
-    loss.backward()
-    out = program(*(own_part(x, graph, i, {"rows": rows}) for i, x in enumerate(mine)))
-    made = (out[0] if isinstance(out, tuple | list) else out) * (len(mine[0]) / SAMPLES)
-    made.backward()
-    whole = made.detach().clone()
-    dist.all_reduce(whole, group=samples.group)
-    worst = {"loss": float((whole - loss.detach()).abs()), "gradients": 0.0, "buffers": 0.0}
-    for name_, p in model.named_parameters():
-        gradient = dict(root.named_parameters())[name_].grad
-        assert gradient is not None and p.grad is not None
-        dist.all_reduce(gradient)
-        far = float((gradient - p.grad).abs().max()) / max(float(p.grad.abs().max()), 1e-3)
-        worst["gradients"] = max(worst["gradients"], far)
-    for name_, b in model.named_buffers():
-        worst["buffers"] = max(worst["buffers"], float((dict(root.named_buffers())[name_] - b).abs().max()))
-    return worst, len([s for s in spans if s == {"rows"}])
-
-
-def with_a_stand_in(size: tuple[int, int]) -> dict[str, float]:
-    """Two ranks, of which the second runs a stand-in sample: everything is as the first has it alone."""
-    world = _group_of_all()
-    captured, model, leaves = captured_of("convnet", size)
-    graph = captured.graph
-    presence = span(graph, lambda _: world)
-    presence.here = world.index == 0
-    program, root = program_of(graph, captured, model, {})
-    loss = run_model(model, leaves)
-    loss.backward()
-    out = program(*(leaves if presence.here else [torch.randn_like(leaves[0]), leaves[1]]))
-    made = (out[0] if isinstance(out, tuple | list) else out) * float(presence.here)
-    made.backward()
-    worst = {"gradients": 0.0, "buffers": 0.0}
-    for name, p in model.named_parameters():
-        gradient = dict(root.named_parameters())[name].grad
-        assert gradient is not None and p.grad is not None
-        dist.all_reduce(gradient)
-        worst["gradients"] = max(worst["gradients"], float((gradient - p.grad).abs().max()))
-    for name, b in model.named_buffers():
-        worst["buffers"] = max(worst["buffers"], float((dict(root.named_buffers())[name] - b).abs().max()))
-    return worst

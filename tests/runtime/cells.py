@@ -1,4 +1,4 @@
-"""The cells of the parity matrix: every plan with at most two choices beside `dp`, for every job and type. They come from
+"""The cells of the data-parallel parity matrix: every plan with at most two choices beside `dp`, for every job and type. They come from
 the table of what composes with what; here is only told what a CPU does not tell apart, and what it cannot do.
 """
 
@@ -72,8 +72,9 @@ SAMES = (
 
 def plans(dp: int) -> Iterator[tuple[dict[str, object], Plan | PlanError]]:
     """Every plan with at most two choices: its table, and the plan, or why it is none."""
-    values = {**HELD, **{key: TRIED[key] for key in sorted(FREE) if key != "dp"}}
-    chosen = {key: [v for v in found if v != _DEFAULTS[key]] for key, found in values.items()}
+    values = {**HELD, **{key: TRIED.get(key, ()) for key in sorted(FREE - {"dp"})}}
+    data = {key: found for key, found in values.items() if key not in parity.SPLITS}
+    chosen = {key: [v for v in found if v != _DEFAULTS[key]] for key, found in data.items()}
     for n in range(CHOICES + 1):
         for keys in itertools.combinations(chosen, n):
             for picked in itertools.product(*(chosen[key] for key in keys)):

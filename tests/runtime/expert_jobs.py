@@ -68,16 +68,16 @@ class Mixture(nn.Module):
 
 
 class Uneven(nn.Module):
-    """Experts of different sizes behind a convolution with a BatchNorm, for images."""
+    """Experts of different sizes behind a BatchNorm, for series."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.norm = nn.Conv2d(1, WIDTH, 3, padding=1), nn.BatchNorm2d(WIDTH)
+        self.stem, self.norm = nn.Linear(3, WIDTH), nn.BatchNorm1d(WIDTH)
         self.block = Block([Expert(3 + i) for i in range(EXPERTS)])
         self.out = nn.Linear(WIDTH, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens = torch.tanh(self.norm(self.stem(x))).flatten(2).transpose(1, 2)
+        tokens = torch.tanh(self.norm(self.stem(x).flatten(0, 1))).view(*x.shape[:2], WIDTH)
         return self.out(self.block(tokens).mean(1))
 
 
@@ -148,13 +148,12 @@ def _route(module: Any, x: torch.Tensor) -> Any:
     return logits, weight / weight.sum(-1, keepdim=True), index
 
 
-_TOKENS: dict[str, Any] = {"kind": "tokens", "loss": small_jobs.tokens_loss}
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixture": ("gpt", {"model": Mixture}),
     "masked": ("masked", {"model": Mixture, "optimizer": small_jobs.adam}),
     "idle": ("gpt", {"model": functools.partial(Mixture, closed=(1, 3)), "clip": None}),
     "frozen": ("gpt", {"model": functools.partial(Mixture, functools.partial(Expert, frozen=True))}),
-    "uneven": ("cnn", {"model": Uneven, "clip": 0.3}),
+    "uneven": ("lstm", {"model": Uneven, "clip": 0.3}),
     "mixtral": ("llama", {"model": mixtral}),
     "buffer": ("gpt", {"model": functools.partial(Mixture, WithBuffer)}),
     "norm": ("gpt", {"model": functools.partial(Mixture, WithNorm)}),

@@ -1,6 +1,6 @@
 """The whole parity matrix: `make parity`, or a part of it, `make parity ARGS="--jobs gpt --ranks 2"`.
 
-A cell ends as `held` with its largest error, FAILED, `same` as another cell on a CPU, `refused` by the table of
+The plans that split the model are a family of their own, `--family split`. A cell ends as `held` with its largest error, FAILED, `same` as another cell on a CPU, `refused` by the table of
 combinations, `not here` or `not run`; each with its reason. The table goes to build/parity.txt.
 """
 
@@ -23,10 +23,12 @@ from unittest import mock
 import cells
 import parity
 import small_jobs
+import split_cells
 import torch
 from cells import Cell
 from world import World
 
+from drumline.errors import PlanError
 from drumline.plan import Plan
 from drumline.runtime.engine import Engine, initialize
 from drumline.runtime.proof.verify import BOUNDS, COMPRESSED, Outcome, errors_of, limits_of, run_one_device, run_plan
@@ -100,9 +102,15 @@ def judged(cell: Cell, parts: Mapping[str, float], later: float) -> Result:
 def run_one(world: World, cell: Cell, steps: int) -> Result:
     """A cell on its ranks."""
     start = time.monotonic()
+    expected = split_cells.unfit(cell.job, Plan.parse(cell.plan))
     try:
         limit = COMPILE_LIMIT if "compile=true" in cell.plan else LIMIT
         result = judged(cell, *world.run(run_cell, cell, steps, timeout=limit)[0])
+        if expected:
+            result = Result("FAILED", math.inf, f"it ran, and was to be refused: {expected}")
+    except PlanError as e:
+        known = expected and e.what.startswith(expected)
+        result = Result("refused" if known else "FAILED", math.inf, f"{e.what}: {e.rule}")
     except Exception as e:
         result = Result("FAILED", math.inf, f"{type(e).__name__}: {' '.join(str(e).split())[:300]}")
     return Result(result.kind, result.error, result.words, time.monotonic() - start)
@@ -157,8 +165,23 @@ class Row:
     cells: tuple[Cell, ...] = ()
 
 
+def split_rows(jobs: Sequence[str], ranks: int, only: str = "", skip: str = "") -> list[Row]:
+    """The table of one number of ranks, of plans that split the model."""
+    rows = []
+    for table, plan in split_cells.plans(ranks):
+        name = str(plan) if isinstance(plan, Plan) else ",".join(f"{k}={v}" for k, v in table.items())
+        name = name.removeprefix("dp=1,")
+        if only not in name or (skip and skip in name):
+            continue
+        if (why := cells.refused(plan)) or not isinstance(plan, Plan):
+            rows.append(Row(name, f"refused: {why}"))
+            continue
+        rows.append(Row(name, "", tuple(Cell(j, str(plan), t) for j in jobs for t in split_cells.types_of(plan))))
+    return rows
+
+
 def rows_of(jobs: Sequence[str], ranks: int, only: str = "", skip: str = "") -> list[Row]:
-    """The table of one number of ranks."""
+    """The table of one number of ranks, of data-parallel plans."""
     rows = []
     for table, plan in cells.plans(ranks):
         name = str(Plan.from_table({"dp": 1, **{k: v for k, v in table.items() if k != "shard"}}, "")).removeprefix("dp=1")

@@ -1,5 +1,5 @@
 """The cells of the parity matrix for plans that split the model: every product of the axes on 2, 4 and 8 ranks, with at
-most one choice beside it, for every job that has something along these axes; and a small cover of them for every day.
+most one choice beside it, for every job; and a small cover of them for every day.
 """
 
 from __future__ import annotations
@@ -8,39 +8,43 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import small_jobs
-from cells import Cell, Fate, not_here, refused, types_of
+from cells import Cell, Fate, not_here, refused
 
 from drumline.errors import PlanError
 from drumline.plan import Plan
 from drumline.plan.combinations import HELD
+from drumline.runtime.proof.verify import COMPUTES
 
-KEYS = frozenset({"pp", "virtual", "split", "schedule", "tp", "cp", "tile"})
-"""The keys of a plan that this family holds, beside what it has in common with the data-parallel one."""
 RANKS = (2, 4, 8)
 TILES = ("2x1", "1x2", "2x2")
 MICRO = 3
-"""Micro-batches in a pipeline: 7 samples do not divide by it."""
+"""Micro-batches in a pipeline: neither 7 samples nor 2 ranks divide by it."""
 
 CHOICES: tuple[dict[str, object], ...] = (
-    {}, {"zero": 1}, {"zero": 2}, {"zero": 1, "shard": 2}, {"micro": 1}, {"micro": 2}, {"precision": "bf16"}, {"recompute": "full"},
+    {}, {"zero": 1}, {"zero": 2}, {"micro": 1}, {"micro": 2}, {"precision": "bf16"}, {"recompute": "full"},
 )  # fmt: skip
 """Beside the axes and, in a pipeline, its order."""
 ORDERS: tuple[dict[str, object], ...] = (
-    *({"schedule": name} for name in HELD["schedule"] if name != "1f1b"),
+    *({"schedule": str(name)} for name in HELD["schedule"] if name != "1f1b"),
     {"schedule": "interleaved", "virtual": 2}, {"schedule": "zero-bubble", "virtual": 2},
 )  # fmt: skip
+FEW: tuple[dict[str, object], ...] = ({}, {"zero": 1}, {"schedule": "zero-bubble"})
+"""Of the choices on 8 ranks."""
+
+HEADS = dict.fromkeys(("gpt", "masked", "dropout", "llama", "bert", "t5"), 2) | {"keys": 4}
+LAYERS: dict[str, int] = {}
+"""Jobs of fewer layers than 8."""
 
 
 def layouts(ranks: int) -> Iterator[dict[str, object]]:
     """Every product of axes with that many ranks in which something splits the model; at most two tiles a side."""
-    sizes = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    sizes = [n for n in (1, 2, 4) if ranks % n == 0]
     for pp, dp, cp, tp in itertools.product(sizes, repeat=4):
         for tile in ("1x1", *TILES):
-            rows, columns = map(int, tile.split("x"))
-            made: dict[str, object] = {"pp": pp, "dp": dp, "tile": tile, "cp": cp, "tp": tp}
-            alone = pp * rows * columns * cp * tp == 1
-            if pp * dp * rows * columns * cp * tp != ranks or alone or (ranks == 8 and max(pp, dp, cp, tp) > 4):
+            tiles = int(tile[0]) * int(tile[2])
+            if pp * dp * tiles * cp * tp != ranks or pp * tiles * cp * tp == 1 or (tiles > 1 and cp > 1):
                 continue
+            made: dict[str, object] = {"pp": pp, "dp": dp, "tile": tile, "cp": cp, "tp": tp}
             yield {k: v for k, v in made.items() if v not in (1, "1x1")}
 
 
@@ -48,36 +52,32 @@ def plans(ranks: int) -> Iterator[tuple[dict[str, object], Plan | PlanError]]:
     """Every layout with at most one choice: its table, and the plan, or why it is none."""
     for layout in layouts(ranks):
         base: dict[str, object] = {**layout, "micro": MICRO} if "pp" in layout else layout
-        more = [*CHOICES, *(ORDERS if "pp" in layout else ())]
-        for choice in more:
-            table = {**base, **choice}
-            if table == base and choice:
-                continue
-            if choice.get("zero") and "dp" not in layout:
-                continue  # nothing is replicated
+        for choice in (*CHOICES, *ORDERS) if ranks < 8 else FEW:
+            idle = ("zero" in choice and "dp" not in layout) or ("schedule" in choice and "pp" not in layout)
+            if idle or (choice and {**base, **choice} == base):
+                continue  # it chooses nothing
             try:
-                yield table, Plan.from_table(table, "the matrix")
+                yield {**base, **choice}, Plan.from_table({**base, **choice}, "the matrix")
             except PlanError as e:
-                yield table, e
+                yield {**base, **choice}, e
 
 
 def unfit(job: str, plan: Plan) -> str:
-    """Why the engine refuses a plan for this job, as its error begins; nothing where it takes it."""
-    if plan.cp > 1 and job not in small_jobs.TOKENS:
-        return f"cp={plan.cp}" if job in WITHOUT_TOKENS else "cp for a batch without tokens"
+    """Why the engine refuses a plan for this job, as its error says it; nothing where it takes it."""
     if plan.tile != (1, 1) and job not in small_jobs.IMAGES:
         return "tile for a batch without images"
-    if heads := HEADS.get(job):
-        if plan.tp > 1 and heads % plan.tp:
-            return f"tp={plan.tp}"
-    if plan.pp * plan.virtual > LAYERS.get(job, 8):
-        return f"{plan.pp * plan.virtual} stages"
-    return ""
+    if plan.cp > 1 and job in small_jobs.IMAGES:
+        return f"cp={plan.cp} for 1 tokens"
+    if HEADS.get(job, plan.tp) % plan.tp:
+        return f"tp={plan.tp} cannot share the {HEADS[job]} heads"
+    stages = plan.pp * plan.virtual
+    return f"{stages} stages for a model of {LAYERS[job]} layers" if stages > LAYERS.get(job, stages) else ""
 
 
-WITHOUT_TOKENS: frozenset[str] = frozenset()
-HEADS: dict[str, int] = {}
-LAYERS: dict[str, int] = {}
+def types_of(plan: Plan) -> tuple[str, ...]:
+    """What a plan is run in: float64, and where it is the layout alone or a precision, the type of that."""
+    plain = plan.zero == 0 and plan.recompute == "none" and plan.schedule == "1f1b" and plan.ranks < 8
+    return ("float64", COMPUTES[plan.precision]) if plain else ("float64",)
 
 
 def fate(cell: Cell) -> Fate | None:
@@ -89,14 +89,55 @@ def fate(cell: Cell) -> Fate | None:
         return Fate("not here", why)
     if cell.computed == "float64" and plan.precision != "fp32":
         return Fate("same", "float64 shows the plan's arithmetic, not its precision")
+    if (why := unfit(cell.job, plan)) and not _asks(cell, plan):
+        return Fate("refused", why)
     return None
 
 
-def cells_of(jobs: Sequence[str], ranks: int) -> list[Cell]:
+def _asks(cell: Cell, plan: Plan) -> bool:
+    """Whether a cell that is refused is run all the same, to hear the engine refuse it."""
+    return cell.computed == "float64" and plan.ranks < 8 and len(plan.table()) <= 2 + (plan.pp > 1)
+
+
+def cells_of(ranks: int, jobs: Sequence[str] = small_jobs.SPLIT_JOBS) -> list[Cell]:
     """Every cell that is run on so many ranks."""
-    found = [
-        Cell(job, str(plan), computed)
-        for _, plan in plans(ranks) if isinstance(plan, Plan) and not refused(plan)
-        for job in jobs for computed in types_of(plan)
-    ]  # fmt: skip
+    held = [plan for _, plan in plans(ranks) if isinstance(plan, Plan) and not refused(plan)]
+    found = [Cell(job, str(plan), computed) for plan in held for job in jobs for computed in types_of(plan)]
     return [cell for cell in found if fate(cell) is None]
+
+
+# -- the cover
+
+
+def wanted(cell: Cell) -> frozenset[tuple[str, str]]:
+    """What a cover must hold: every job along every axis, every two axes, every axis with every choice, every order."""
+    table = Plan.parse(cell.plan).table()
+    axes = [f"tile={table[k]}" if k == "tile" else k for k in ("pp", "dp", "tile", "cp", "tp") if table.get(k, 1) != 1]
+    usual = MICRO if "pp" in table else 1
+    chosen = [f"{k}={table[k]}" for k in ("zero", "precision", "recompute") if k in table]
+    chosen += ["micro"] if table.get("micro", 1) != usual else []
+    order = f"{table.get('schedule', '1f1b')} {table.get('virtual', 1)}"
+    pairs = {*itertools.combinations(axes, 2), *itertools.product((cell.job, cell.computed, *chosen), axes)}
+    return frozenset(pairs | ({(order, "order")} if "pp" in table else set()))
+
+
+def cover(cells: Sequence[Cell]) -> list[Cell]:
+    """Few cells that hold every pair that some cell holds: always the next that holds most of what is missing."""
+    pairs = {cell: wanted(cell) for cell in cells}
+    missing = set().union(*pairs.values())
+    found = []
+    while missing:
+        best = max(cells, key=lambda cell: (len(missing & pairs[cell]), -Plan.parse(cell.plan).ranks))
+        found.append(best)
+        missing -= pairs[best]
+    return sorted(found, key=lambda cell: (Plan.parse(cell.plan).ranks, cell.job, cell.plan))
+
+
+QUICK = ("gpt", "masked", "groups", "resnet", "huge", "partial")
+"""The jobs of the cover: each of another kind."""
+
+
+def quick() -> list[Cell]:
+    """What runs every day."""
+    tried = [cell for ranks in (2, 4) for cell in cells_of(ranks, QUICK)]
+    return cover([cell for cell in tried if not unfit(cell.job, Plan.parse(cell.plan))])

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ..errors import DrumlineError
 from ..trace.fake import untraceable
 from ..trace.kinds import tensors as tensors_in
+from .opaque import opaque
 from .tidy import tidy
 
 
@@ -69,7 +70,7 @@ def capture(
 
     given = [leaves[i] for i in tensors]
     try:
-        with _watched(model, outputs), traceback.preserve_node_meta(), warnings.catch_warnings():
+        with opaque(model), _watched(model, outputs), traceback.preserve_node_meta(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is worth a warning warns again in the real run
             made = make_fx(program, pre_dispatch=True, tracing_mode="fake", _allow_non_fake_inputs=True)(state, given)
     except DrumlineError:

@@ -27,6 +27,11 @@ def uneven_heads(nodes: Iterable[Node], columns: Iterable[Weighing], n: int) -> 
             yield str(node.meta.get("module", "")), min(wrong)
 
 
+def heads_in(nodes: Iterable[Node], module: str) -> int:
+    """The heads of a module's attention, as its queries have them; 0 where it has none."""
+    return max((_heads(n)[0] for n in nodes if n.op == "call_function" and n.meta.get("module") == module), default=0)
+
+
 def _keys(heads: int, width: int, widths: list[int]) -> list[int]:
     """How many heads the keys have: of their own projection, or what a fused one gives beside the queries."""
     if not width or any(w % width for w in widths):

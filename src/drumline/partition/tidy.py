@@ -14,7 +14,7 @@ from .statistics import spanning_batch_norm
 
 aten = torch.ops.aten
 
-KEPT = (torch._C._set_grad_enabled,)
+KEPT = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 """Calls that are made for what they change."""
 STATISTICS = (aten.batch_norm.default, aten.instance_norm.default, spanning_batch_norm, instance_norm)
 """Operators that write running statistics, which their schemas do not tell."""

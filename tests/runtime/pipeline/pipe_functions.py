@@ -16,8 +16,13 @@ from pipe_models import MODELS
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import drumline.partition.rules  # noqa: F401  # registers the rules
 from drumline.errors import GaveUp
 from drumline.partition.capture import Captured, capture
+from drumline.partition.layout import evenly
+from drumline.partition.moves import Axis, part_of
+from drumline.partition.program import Holder, put
+from drumline.partition.spread import Pass
 from drumline.partition.stage import Cut
 from drumline.partition.stages import cut, operators
 from drumline.runtime.pipeline.run import Runner
@@ -290,6 +295,37 @@ def side_by_side(order: Pipeline, m: int) -> dict[str, Any]:
 
 def _broken(*_: Any) -> Any:
     raise ValueError("this stage is broken")
+
+
+def split_over(order: Pipeline, m: int) -> dict[str, float]:
+    """Stages whose wide layers are also split over two ranks each: ranks (0, 1) are the first, (2, 3) the second."""
+    rank = dist.get_rank()
+    rows, lines = ([dist.new_group(ranks) for ranks in both] for both in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
+    axis = Axis("tp", 2, rank % 2, rows[rank // 2])
+    here = Setup("lm", order, [2] * m, group=lines[rank % 2])
+    graph = captured("lm", 2)
+    dims = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
+    heads = graph.placeholders("parameter")
+    splits = {n: evenly(d, 16, 2) for n in heads for end, d in dims.items() if n.endswith(end)}
+    spread = Pass(graph.graph, axis, graph.mode, {heads[n].name: split for n, split in splits.items()}).run()
+    root = Holder()
+    for name, p in here.serial.named_parameters():
+        part = part_of(p.detach(), splits[name], axis.index) if name in splits else p.detach()
+        put(root, name, nn.Parameter(part.clone()))
+    made = even_cut(replace(graph, graph=spread), order.stages).bind(here.mine, root, graph.constants)
+    here.runner.train(order, [replace(micro, cut=made) for micro in here.micros], FACTOR)
+    sum_shared(dict(root.named_parameters()), holders(made, order), here.wires)
+    for leaves in here.leaves:
+        (here.loss(here.serial, leaves)[0] * FACTOR).backward()
+    errors = {}
+    for name in made.names(here.mine):
+        whole = here.serial.get_parameter(name).grad
+        assert whole is not None
+        part = part_of(whole, splits[name], axis.index) if name in splits else whole
+        errors[name] = error(root.get_parameter(name).grad, part)
+    for group in (rows[rank // 2], lines[rank % 2]):
+        dist.destroy_process_group(group)
+    return errors
 
 
 def leftovers(order: Pipeline, m: int) -> int:

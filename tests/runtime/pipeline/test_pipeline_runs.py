@@ -143,6 +143,13 @@ def test_two_pipelines_side_by_side(world: Any) -> None:
         assert r["seen"] in (["shared", "value"], ["grad", "shared"])
 
 
+@pytest.mark.parametrize("order", ["1f1b", "weights last", "vee"])
+def test_stages_that_are_split_over_ranks(world: Any, order: str) -> None:
+    """Messages inside a stage and between stages, also with weights apart."""
+    for errors in world(4).run(on.split_over, on.ORDERS[order](2, 3), 3):
+        assert len(errors) > 10 and max(errors.values()) < TOLERANCE, errors
+
+
 def test_on_our_own_process_group(world: Any) -> None:
     check(world(2, "shm").run(on.train, "lm", on.apart(2, 3), [3, 2, 3]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -19,12 +20,12 @@ def operator_of(node: Node) -> Any:
     return node.args[0] if node.target is hollow else node.target
 
 
-def own(at: Pass, operator: Any, shape: Sequence[int], *args: Any) -> Node:
+def own(at: Pass, do: Any, shape: Sequence[int], *args: Any) -> Node:
     """The operator on this rank's part, whose result has this shape."""
     tensors = [a.fake if isinstance(a, Value) else a.meta["val"] for a in args if isinstance(a, Value | Node)]
     if all(t.numel() for t in tensors):
-        return at.call(operator, *args)
-    return at.call(hollow, operator, list(shape), *args)
+        return at.call(do, *args)
+    return at.call(hollow, do, list(shape), *args)
 
 
 def local_shape(at: Pass, node: Node, split: Split) -> list[int]:
@@ -37,6 +38,20 @@ def local_shape(at: Pass, node: Node, split: Split) -> list[int]:
 def alone(at: Pass, node: Node, x: Value, *args: Any) -> Value:
     """A part for itself, of an operator that keeps the split dim as it is."""
     return at.value(own(at, operator_of(node), local_shape(at, node, x.split), x, *args), x.layout)
+
+
+def with_places(at: Pass, node: Node, x: Value, *args: Any) -> Any:
+    """Maxima and their places, of samples or channels: each rank its own."""
+    if not x.fake.numel():
+        return NotImplemented
+    made = at.call(node.target, x, *args)
+    wholes = [v.shape for v in node.meta["val"]]
+    return [Value(at.call(operator.getitem, made, i), x.layout, whole) for i, whole in enumerate(wholes)]
+
+
+def reads_places(node: Node) -> bool:
+    """Whether anybody reads more than the maxima."""
+    return any(user.args[1] != 0 and user.users for user in node.users)
 
 
 def rows_of(at: Pass, x: Value, wanted: Sequence[Span], fill: float = 0.0) -> Node:
@@ -55,9 +70,9 @@ def scaled_cuts(split: Split, times: int, over: int, dim: int) -> Split | None:
 
 
 @rule(hollow)
-def of_hollow(at: Pass, node: Node, operator: Any, shape: Sequence[int], *args: Any) -> Any:
+def of_hollow(at: Pass, node: Node, do: Any, shape: Sequence[int], *args: Any) -> Any:
     """As the operator that it stands for."""
-    found: Callable[..., Any] | None = at.rules.get(operator)
+    found: Callable[..., Any] | None = at.rules.get(do)
     return found(at, node, *args) if found else NotImplemented
 
 

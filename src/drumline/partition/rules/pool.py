@@ -13,8 +13,7 @@ from ..spatial.pieces import scaled
 from ..spatial.pool import lowest, strides_of, true_counts
 from ..spatial.slide import Slide, each, slide
 from ..spread import Pass, Value, rule
-from .local import alone, local_shape, operator_of, own, rows_of
-from .spatial import _reads_places, _with_places
+from .local import alone, local_shape, operator_of, own, reads_places, rows_of, with_places
 
 aten = torch.ops.aten
 
@@ -41,12 +40,12 @@ def max_pool(
 
 
 @rule(aten.max_pool1d_with_indices.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
-def max_pool_with_places(at: Pass, node: Node, x: Value, kernel: Any, *args: Any) -> Any:
+def max_poolwith_places(at: Pass, node: Node, x: Value, kernel: Any, *args: Any) -> Any:
     """Along rows only where nobody reads the places: they count the numbers of the whole image."""
     n = _dims(operator_of(node))
     if x.split.dim < x.dim - n:
-        return _with_places(at, node, x, kernel, *args)
-    if _reads_places(node) or len(x.split.cuts) > 1:
+        return with_places(at, node, x, kernel, *args)
+    if reads_places(node) or len(x.split.cuts) > 1:
         return NotImplemented
     defaults: tuple[Any, ...] = ((), 0, 1, False)
     stride, padding, dilation, ceil = (*args, *defaults[len(args) :])

@@ -18,7 +18,7 @@ from ..spatial.resize import around, reach, resized_bounds, sampling, whole_fact
 from ..spatial.slide import settled
 from ..spread import Pass, Value, rule
 from ..window import windows
-from .local import alone, local_shape, operator_of, own, rows_of, scaled_cuts
+from .local import alone, local_shape, operator_of, own, reads_places, rows_of, scaled_cuts, with_places
 
 aten = torch.ops.aten
 
@@ -64,8 +64,8 @@ def adaptive_max_pool(at: Pass, node: Node, x: Value, size: Sequence[int]) -> An
     n = len(size)
     k = x.split.dim - (x.dim - n)
     if k < 0:
-        return _with_places(at, node, x, list(size))
-    if not _one_segment(x) or size[k] != 1 or _reads_places(node):
+        return with_places(at, node, x, list(size))
+    if not _one_segment(x) or size[k] != 1 or reads_places(node):
         return NotImplemented
     made = at.call(highest_of_all, x, list(size), x.split.dim, x.split.bounds, at.axis)
     return [Value(made, None, node.meta["val"][0].shape)]
@@ -77,21 +77,6 @@ def highest(at: Pass, node: Node, x: Value, size: Sequence[int], *args: Any) -> 
     if x.split.dim >= x.dim - len(size) or not x.fake.numel():
         return NotImplemented
     return at.value(at.call(node.target, x, size, *args), x.layout)
-
-
-def _reads_places(node: Node) -> bool:
-    return any(user.args[1] != 0 and user.users for user in node.users)
-
-
-def _with_places(at: Pass, node: Node, x: Value, *args: Any) -> Any:
-    """Maxima and their places, of samples or channels."""
-    import operator
-
-    if not x.fake.numel():
-        return NotImplemented
-    made = at.call(node.target, x, *args)
-    wholes = [v.shape for v in node.meta["val"]]
-    return [Value(at.call(operator.getitem, made, i), x.layout, whole) for i, whole in enumerate(wholes)]
 
 
 # -- padding

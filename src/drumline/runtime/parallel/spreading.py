@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ...errors import PlanError
 from ...partition import rules as _rules  # registers them
 from ...partition.capture import Captured
 from ...partition.choose import Choice, choose
+from ...partition.heads import heads_in
 from ...partition.layout import Split, even, evenly
 from ...partition.moves import Axis
 from ...partition.shared_gradients import leave_summands
@@ -76,6 +78,7 @@ class Spreader:
         """Choose once what is split; later graphs follow."""
         if "tp" in self.axes:
             self.choice = choose(captured, self.plan.tp)
+            self._refuse_uneven_heads(captured, self.choice)
             names = {n.name: n.meta["name"] for n in captured.graph.nodes if n.op == "placeholder"}
             self.splits = {names[k]: s for k, s in self.choice.splits.items()}
             if not self.splits:
@@ -83,6 +86,22 @@ class Spreader:
                     f"tp={self.plan.tp}: no layer of this model can be split over {self.plan.tp} ranks",
                     rule="; ".join(f"{k}: {v}" for k, v in list(self.choice.left.items())[:3]), fix="tp=1, and dp or pp",
                 )  # fmt: skip
+
+    def _refuse_uneven_heads(self, captured: Captured, choice: Choice) -> None:
+        """Heads that no number of ranks can share evenly; keys that are fewer than the queries may stay whole."""
+        n = self.plan.tp
+        found = {module: heads_in(captured.graph.nodes, module) for module, _, _ in choice.uneven}
+        wrong = next(((module, heads) for module, heads in found.items() if heads % n), None)
+        if wrong is None:
+            return
+        shared = math.gcd(*found.values())
+        near = max(k for k in range(1, n) if shared % k == 0)
+        same = math.gcd(shared, n)
+        raise PlanError(
+            f"tp={n} cannot share the {wrong[1]} heads of {wrong[0] or 'the model'}", where=f"plan {self.plan}",
+            rule=f"every rank has whole heads: {wrong[1]} % {n} != 0",
+            fix=f"tp={near}, or on as many ranks {replace(self.plan, tp=same, dp=self.plan.dp * n // same)}",
+        )  # fmt: skip
 
     def spread(self, captured: Captured, *, present: bool = True) -> Spread:
         """This rank's graph; `present`: whether its samples count."""

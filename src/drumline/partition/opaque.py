@@ -1,0 +1,60 @@
+"""While a model is captured: functions with a backward of their own stay one operator, and what would be lost is refused.
+
+The tracer sees operators, not autograd. It would walk into a `torch.autograd.Function` and write down its forward, whose
+derivative is another one. So such a call becomes a node that calls it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import CheckpointFunction
+
+from ..errors import TraceError
+
+
+@contextmanager
+def opaque(model: nn.Module) -> Iterator[None]:
+    """Around the capture of a model."""
+    plain, hook = torch.autograd.Function.__dict__["apply"], torch.Tensor.register_hook
+    attributes = [(m, dict(vars(m))) for m in model.modules()]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = get_proxy_mode()
+        call = plain.__get__(None, cls)
+        if mode is None:
+            return call(*args, **kwargs)
+        if cls is CheckpointFunction:  # (function, whether to keep the random state, *inputs)
+            return args[0](*args[2:])
+        with disable_proxy_modes_tracing():
+            out = call(*args, **kwargs)
+        proxies = tree_map(mode.tracer.unwrap_proxy, args)  # type: ignore[attr-defined]  # the tracer of make_fx
+        node = mode.tracer.create_proxy("call_function", call, proxies, kwargs, name=cls.__name__)
+        return track_tensor_tree(out, node, constant=None, tracer=mode.tracer)  # type: ignore[arg-type]
+
+    def refuse(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+        if get_proxy_mode() is None:
+            return hook(tensor, *_, **__)
+        raise TraceError(
+            f"{type(model).__name__} puts a hook on a tensor in its forward",
+            rule="a plan that splits the model runs its operators, and would run without the hook",
+            fix="write it as a torch.autograd.Function",
+        )
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
+    torch.Tensor.register_hook = refuse  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = plain  # type: ignore[method-assign]
+        torch.Tensor.register_hook = hook  # type: ignore[method-assign]
+        for module, before in attributes:  # a cache that the forward filled holds tensors of the trace
+            for key in set(vars(module)) - set(before):
+                del vars(module)[key]
+            vars(module).update(before)

@@ -1,0 +1,122 @@
+"""Which parameters are split: by architecture, by hand, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from choose_models import ARCHITECTURES, Encoder, batch, build, loss, parity, written
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from world import World
+
+from drumline.errors import PlanError
+from drumline.partition.choose import Choice, choose
+from drumline.partition.layout import Split, evenly
+from drumline.partition.moves import Axis
+from drumline.partition.spread import Pass
+
+Worlds = Callable[[int], World]
+
+LEFT = {
+    "gpt2": {"transformer.wpe.weight"},
+    "bert": {"bert.embeddings.token_type_embeddings.weight"},
+    "roberta": {"roberta.embeddings.token_type_embeddings.weight"},
+    "vit": {"vit.embeddings.cls_token", "vit.embeddings.position_embeddings"},
+}
+"""What is not worth splitting."""
+ALONE = {"vit": 1, "convolutions": 1}
+"""How many weights find no partner: the patches', the first convolution."""
+KINDS = [(name, kind) for name in ARCHITECTURES for kind in ("sdpa", "eager") if (name, kind) != ("bloom", "sdpa")]
+QUICK = {("gpt2", "sdpa"), ("llama", "eager"), ("phi3", "sdpa"), ("encoder", "sdpa"), ("convolutions", "sdpa")}
+
+
+def chosen(model: nn.Module, leaves: list[torch.Tensor], n: int = 2, given: Mapping[str, str] | None = None) -> Choice:
+    return choose(written(model, leaves), n, given)
+
+
+@pytest.mark.parametrize(("name", "attention"), KINDS)
+def test_all_layers_are_split_and_nothing_is_gathered(name: str, attention: str) -> None:
+    model = build(name, attention)
+    captured = written(model, batch(name))
+    choice = choose(captured, 2)
+    done = Pass(captured.graph, Axis("tp", 2, 0), captured.mode, choice.splits)
+    done.run()
+    parameters = dict(model.named_parameters())
+    assert {k for k in choice.left if parameters[k].dim() > 1} == LEFT.get(name, set())
+    assert sum(row == "its output is gathered" for _, row in choice.groups) == ALONE.get(name, 0)
+    assert done.gathered == {} and choice.uneven == []
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [p if p in QUICK else pytest.param(*p, marks=pytest.mark.slow)
+     for p in [*KINDS, ("encoder", "sdpa"), ("convolutions", "sdpa")]],
+)  # fmt: skip
+def test_two_ranks_compute_what_one_does(world: Worlds, name: str, attention: str) -> None:
+    assert world(2).run(parity, name, attention) == [[], []]
+
+
+def test_a_fused_projection_is_split_by_heads() -> None:
+    choice = chosen(Encoder(), batch("encoder"))
+    fused = next(s for s in choice.splits.values() if len(s.cuts) > 1)
+    assert fused == Split(0, ((0, 16, 32),) * 3)
+
+
+def test_heads_that_do_not_divide_are_found() -> None:
+    choice = chosen(Encoder(heads=2), batch("encoder"), 4)
+    assert choice.uneven == [("layers.layers.0.self_attn", 2, 4), ("layers.layers.1.self_attn", 2, 4)]
+    assert "4 ranks cannot share" in choice.left.get("layers.layers.0.self_attn.in_proj_bias", "4 ranks cannot share")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_heads_of_keys_that_do_not_divide_are_found(attention: str) -> None:
+    choice = chosen(build("llama", attention), batch("llama"), 4)
+    assert choice.uneven == [(f"model.layers.{i}.self_attn", 2, 4) for i in (0, 1)]
+
+
+def test_a_plan_by_hand() -> None:
+    given = {"layers.layers.*.linear1.weight": "whole", "layers.layers.0.self_attn.in_proj_weight": "column 3",
+             "words.weight": "rows", "layers.layers.1.linear2.weight": "row"}  # fmt: skip
+    captured = written(Encoder(), batch("encoder"))
+    choice, names = choose(captured, 2, given), {k: n.name for k, n in captured.placeholders("parameter").items()}
+    assert choice.splits[names["layers.layers.0.self_attn.in_proj_weight"]] == evenly(0, 96, 2, 3)
+    assert choice.splits[names["layers.layers.0.self_attn.in_proj_bias"]] == evenly(0, 96, 2, 3)
+    assert choice.splits[names["layers.layers.1.linear2.weight"]] == evenly(1, 64, 2)
+    assert choice.splits[names["words.weight"]] == evenly(0, 64, 2)
+    assert choice.left["layers.layers.0.linear1.weight"] == "the plan says so"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"layers.layers.0.linear1.weigt": "row"}, "Did you mean 'layers.layers.0.linear1.weight'?"),
+        ({"head.weight": "colum"}, "Did you mean 'column'?"),
+        ({"head.weight": "row 2"}, "column, column N, row, rows or whole"),
+        ({"words.weight": "column"}, "words.weight cannot be split as a column"),
+        ({"head.weight": "column 5"}, "64 % (5 * 2) == 0"),
+    ],
+)
+def test_a_wrong_plan_by_hand_is_refused(given: dict[str, str], says: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        chosen(Encoder(), batch("encoder"), 2, given)
+    assert says in str(caught.value)
+
+
+def test_trials_do_not_walk_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(layers: int) -> int:
+        captured = written(Encoder(layers=layers), batch("encoder"))
+        calls: list[object] = []
+        plain = FakeTensorMode.dispatch
+        with monkeypatch.context() as m:
+            m.setattr(FakeTensorMode, "dispatch", lambda *a, **k: (calls.append(0), plain(*a, **k))[1])
+            choose(captured, 2)
+        return len(calls)
+
+    two, four, eight = work(2), work(4), work(8)
+    assert eight - four <= 2 * (four - two) * 1.1, (two, four, eight)
+
+
+def test_the_loss_is_a_number() -> None:
+    assert loss(Encoder().double(), batch("encoder")).shape == ()
