@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-LARGEST = 4
+LARGEST = 8
 TIMEOUT = 60.0
 """Seconds that a function may run before its ranks are said to hang."""
 GRACE = 1.0

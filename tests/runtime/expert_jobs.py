@@ -102,7 +102,11 @@ class Listed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.word, self.experts, self.head = nn.Embedding(11, WIDTH), nn.ModuleList(Expert() for _ in range(2)), nn.Linear(WIDTH, 11)
+        self.word, self.experts, self.head = (
+            nn.Embedding(11, WIDTH),
+            nn.ModuleList(Expert() for _ in range(2)),
+            nn.Linear(WIDTH, 11),
+        )
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.word(tokens)
@@ -254,3 +258,25 @@ def wrong(plan: str) -> Verification | None:
 
     with mock.patch.object(exchange._Exchange, "backward", staticmethod(lost)):
         return verify(make("mixture"), Plan.parse(plan), steps=2)
+
+
+def noise(plan: str) -> float:
+    """The noise scale of the gradients."""
+    from drumline.runtime.learning.noise import noise_scale
+
+    return noise_scale(dl.initialize(make("idle"), plan, dtype=torch.float64), batches=2, parts=2).scale
+
+
+def own_loop(plan: str, sizes: list[int]) -> list[float]:
+    """Batches of the caller's own: `sizes[rank]` samples of this rank, cut from one list of all."""
+    engine = dl.initialize(make("mixture"), plan, dtype=torch.float64)
+    start = sum(sizes[: engine.rank])
+    samples = [small_jobs.Samples("tokens")[start + i] for i in range(sizes[engine.rank])]
+    return [engine.step(torch.utils.data.default_collate(samples)) for _ in range(3)]
+
+
+def weights_loaded(name: str, plan: str, path: str) -> dict[str, torch.Tensor]:
+    """The weights alone, of a checkpoint or a file."""
+    engine = dl.initialize(make(name, seed=8), plan, dtype=torch.float64)
+    engine.load_weights(path)
+    return engine.whole_parameters()

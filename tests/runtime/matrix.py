@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,43 +219,72 @@ def _short(result: Result) -> str:
     return f"{result.error:.0e}" if result.kind == "held" else {"not here": "-", "not run": "."}.get(result.kind, result.kind)
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Plans of one kind, with the jobs and the numbers of ranks that they are tried on."""
+
+    jobs: tuple[str, ...]
+    ranks: tuple[int, ...]
+    rows: Callable[[Sequence[str], int, str, str], list[Row]]
+    fate: Callable[[Cell], cells.Fate | None]
+
+
+FAMILIES = {
+    "data": Family(small_jobs.JOBS, cells.RANKS, rows_of, cells.fate),
+    "split": Family(small_jobs.SPLIT_JOBS, split_cells.RANKS, split_rows, split_cells.fate),
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the matrix, or what is asked for; 1 when a cell fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", default=",".join(small_jobs.JOBS), help="names with commas between them")
-    parser.add_argument("--ranks", default=",".join(map(str, cells.RANKS)), help="numbers of ranks")
+    parser.add_argument("--family", default=",".join(FAMILIES), help="data-parallel plans, or those that split the model")
+    parser.add_argument("--jobs", default="", help="names with commas between them; all")
+    parser.add_argument("--ranks", default="", help="numbers of ranks; 1 to 4, and 2, 4, 8 where the model is split")
     parser.add_argument("--plans", default="", help="only plans with this text in them, such as zero=1")
     parser.add_argument("--skip", default="", help="no plans with this text in them, such as compile")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--at-once", type=int, default=2, help="worlds of ranks at a time")
     parser.add_argument("--list", action="store_true", help="count the cells and run none")
     chosen = parser.parse_args(arguments)
-    jobs = chosen.jobs.split(",")
-    if unknown := [j for j in jobs if j not in small_jobs.JOBS]:
-        parser.error(f"no job {unknown[0]!r}: {', '.join(small_jobs.JOBS)}")
+    families = chosen.family.split(",")
+    known = {*small_jobs.JOBS, *small_jobs.SPLIT_JOBS}
+    asked = [j for j in chosen.jobs.split(",") if j]
+    for word, words in [*((f, FAMILIES) for f in families), *((j, known) for j in asked)]:
+        if word not in words:
+            parser.error(f"{word!r} is not one of {', '.join(sorted(words))}")
     start = time.monotonic()
-    tables = {n: rows_of(jobs, n, chosen.plans, chosen.skip) for n in map(int, chosen.ranks.split(","))}
-    results: dict[Cell, Result] = {}
-    todo = []
-    refused = 0
-    for row in itertools.chain.from_iterable(tables.values()):
-        refused += 2 * len(jobs) if row.fate else 0
-        for cell in row.cells:
-            fate = cells.fate(cell)
-            if fate is None:
-                todo.append(cell)
-            else:
-                results[cell] = Result(fate.kind, words=fate.words)
+    tables: dict[tuple[str, int], tuple[list[str], list[Row]]] = {}
+    for name, family in ((name, FAMILIES[name]) for name in families):
+        jobs = [j for j in family.jobs if not asked or j in asked]
+        ranks = [int(n) for n in chosen.ranks.split(",") if n] or family.ranks
+        tables |= {(name, n): (jobs, family.rows(jobs, n, chosen.plans, chosen.skip)) for n in ranks}
+    results, todo = _sorted(tables)
+    refused = sum(2 * len(jobs) for jobs, rows in tables.values() for row in rows if row.fate)
     if chosen.list:
         print(f"{len(todo)} cells to run; {Counter(r.kind for r in results.values())}, {refused} refused")
         return 0
     results |= run_all(todo, chosen.steps, chosen.at_once)
-    lines = [line for n, rows in tables.items() for line in [*draw(rows, jobs, n, results), ""]]
+    lines = [line for (_, n), (jobs, rows) in tables.items() for line in [*draw(rows, jobs, n, results), ""]]
     lines += summary(results, refused, time.monotonic() - start)
     print("\n".join(lines))
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(lines) + "\n")
     return 1 if any(r.kind == "FAILED" for r in results.values()) else 0
+
+
+def _sorted(tables: Mapping[tuple[str, int], tuple[list[str], list[Row]]]) -> tuple[dict[Cell, Result], list[Cell]]:
+    """The cells that are settled already, and those to run."""
+    results: dict[Cell, Result] = {}
+    todo = []
+    for (family, _), (_, rows) in tables.items():
+        for cell in itertools.chain.from_iterable(row.cells for row in rows):
+            fate = FAMILIES[family].fate(cell)
+            if fate is None:
+                todo.append(cell)
+            else:
+                results[cell] = Result(fate.kind, words=fate.words)
+    return results, todo
 
 
 def summary(results: Mapping[Cell, Result], refused: int, seconds: float) -> list[str]:

@@ -4,6 +4,7 @@ most one choice beside it, for every job; and a small cover of them for every da
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -34,6 +35,9 @@ FEW: tuple[dict[str, object], ...] = ({}, {"zero": 1}, {"schedule": "zero-bubble
 HEADS = dict.fromkeys(("gpt", "masked", "dropout", "llama", "bert", "t5"), 2) | {"keys": 4}
 LAYERS: dict[str, int] = {}
 """Jobs of fewer layers than 8."""
+
+
+plan_of = functools.cache(Plan.parse)
 
 
 def layouts(ranks: int) -> Iterator[dict[str, object]]:
@@ -82,7 +86,7 @@ def types_of(plan: Plan) -> tuple[str, ...]:
 
 def fate(cell: Cell) -> Fate | None:
     """What becomes of a cell of a plan that is one; None: it is run."""
-    plan = Plan.parse(cell.plan)
+    plan = plan_of(cell.plan)
     if why := refused(plan):
         return Fate("refused", why)
     if why := not_here(cell.job, plan):
@@ -111,7 +115,7 @@ def cells_of(ranks: int, jobs: Sequence[str] = small_jobs.SPLIT_JOBS) -> list[Ce
 
 def wanted(cell: Cell) -> frozenset[tuple[str, str]]:
     """What a cover must hold: every job along every axis, every two axes, every axis with every choice, every order."""
-    table = Plan.parse(cell.plan).table()
+    table = plan_of(cell.plan).table()
     axes = [f"tile={table[k]}" if k == "tile" else k for k in ("pp", "dp", "tile", "cp", "tp") if table.get(k, 1) != 1]
     usual = MICRO if "pp" in table else 1
     chosen = [f"{k}={table[k]}" for k in ("zero", "precision", "recompute") if k in table]
@@ -127,10 +131,10 @@ def cover(cells: Sequence[Cell]) -> list[Cell]:
     missing = set().union(*pairs.values())
     found = []
     while missing:
-        best = max(cells, key=lambda cell: (len(missing & pairs[cell]), -Plan.parse(cell.plan).ranks))
+        best = max(cells, key=lambda cell: (len(missing & pairs[cell]), -plan_of(cell.plan).ranks))
         found.append(best)
         missing -= pairs[best]
-    return sorted(found, key=lambda cell: (Plan.parse(cell.plan).ranks, cell.job, cell.plan))
+    return sorted(found, key=lambda cell: (plan_of(cell.plan).ranks, cell.job, cell.plan))
 
 
 QUICK = ("gpt", "masked", "groups", "resnet", "huge", "partial")
@@ -140,4 +144,4 @@ QUICK = ("gpt", "masked", "groups", "resnet", "huge", "partial")
 def quick() -> list[Cell]:
     """What runs every day."""
     tried = [cell for ranks in (2, 4) for cell in cells_of(ranks, QUICK)]
-    return cover([cell for cell in tried if not unfit(cell.job, Plan.parse(cell.plan))])
+    return cover([cell for cell in tried if not unfit(cell.job, plan_of(cell.plan))])

@@ -70,7 +70,7 @@ class _Scan:
             self._product(at, shape, head)
         elif isinstance(shape, Table):
             self._drop()
-            if self._divides(shape.rows) and shape.rows >= LEAST_ROWS * self.n or self._is_tied_head(shape, head):
+            if (self._divides(shape.rows) and shape.rows >= LEAST_ROWS * self.n) or self._is_tied_head(shape, head):
                 self.found[at[0]][at[1]] = TABLE
         elif isinstance(shape, Norm):
             self._drop()

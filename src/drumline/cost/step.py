@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..cluster import Cluster
 from ..model.profile import Layer, Profile
 from ..plan import Plan
 from .collectives import collective_seconds
+from .divided import Divided
 from .estimate import Estimate
 from .host import as_it_runs, host_bytes, host_of, stream_seconds
+from .layers import LayerTime, Sent, communication, computed
+from .layers import largest_share as largest_share
 from .memory import Memory, peak_memory
-from .traffic import Around, Message, after_backward, after_update, messages, reduced_often
+from .traffic import after_backward, after_update, messages
 from .update import update_seconds
 from .work import Pricer
 
 UNMEASURED_ERROR = 0.5
 MEASURED_ERROR = 0.25
 """Stated bounds on the relative error of a step's time, by where the rates come from."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTime:
-    """One layer's part of one micro-batch, and the messages around it."""
-
-    layer: Layer
-    forward: float
-    backward: float
-    """With recomputation, when there is any."""
-    again: float
-    """The recomputation in it."""
-    gather: Message | None = None
-    """Before its forward, and again before its backward."""
-    reduce: Message | None = None
-    """After its backward."""
-
-
-def largest_share(batch_size: int, plan: Plan) -> int:
-    """Samples of the largest micro-batch on the busiest rank."""
-    return math.ceil(math.ceil(batch_size / plan.micro) / plan.dp)
 
 
 def layer_times(profile: Profile, plan: Plan, cluster: Cluster) -> list[LayerTime]:
@@ -52,21 +33,6 @@ def estimate(profile: Profile, plan: Plan, cluster: Cluster) -> Estimate:
     return Steps(profile, cluster, plan.precision).estimate(plan)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """The messages around the layers, and what is asked of them again and again."""
-
-    around: list[Around]
-    gather: list[float]
-    """Seconds, by layer."""
-    reduce: list[float]
-
-    @classmethod
-    def of(cls, around: list[Around]) -> _Sent:
-        """With the seconds of what is there."""
-        return cls(around, [g.seconds if g else 0.0 for g, _ in around], [r.seconds if r else 0.0 for _, r in around])
-
-
 class Steps:
     """Prices plans of one precision for a model on a cluster. Remembers what plans have in common."""
 
@@ -74,11 +40,12 @@ class Steps:
         self._profile, self._cluster = profile, cluster
         self._pricer = Pricer(profile, cluster.device, precision)
         self._computed: dict[tuple[object, ...], list[LayerTime]] = {}
-        self._sent: dict[tuple[object, ...], _Sent] = {}
+        self._sent: dict[tuple[object, ...], Sent] = {}
         self._updated: dict[tuple[object, ...], tuple[float, float]] = {}
         self._memory: dict[Plan, Memory] = {}
         self._memory_limit = max(0.0, cluster.device.memory - cluster.device.context)
         self._norms = any(x.norms for x in profile.layers)
+        self._divided = Divided(profile, cluster, precision)
 
     def layer_times(self, plan: Plan) -> list[LayerTime]:
         """The layers with their messages."""
@@ -90,7 +57,9 @@ class Steps:
 
     def memory(self, plan: Plan) -> Memory:
         """The memory of a rank at the worst moment."""
-        if plan not in self._memory:
+        if plan not in self._memory and plan.splits_model:
+            self._memory[plan] = replace(self._divided.memory(plan), workspace=self._cluster.device.workspace)
+        elif plan not in self._memory:
             n = largest_share(self._profile.batch_size, plan)
             device = self._cluster.device.kind
             memory = peak_memory(self._profile, as_it_runs(plan, self._cluster), n, device=device)
@@ -112,10 +81,13 @@ class Steps:
     def estimate(self, plan: Plan) -> Estimate:
         """Time and memory of one step."""
         given, plan = plan, as_it_runs(plan, self._cluster)
+        if plan.splits_model:
+            step = self._divided.step(plan)
+            return self._answer(given, step.parts, step.hidden, step.notes)
         profile, cluster, m = self._profile, self._cluster, plan.micro
         times, sent = self._compute(plan), self._messages(plan)
         again = m * sum(t.again for t in times)
-        exposed, hidden = _communication(times, sent, plan, cluster)
+        exposed, hidden = communication(times, sent, plan, cluster)
         if self._norms:
             exposed += m * sum(statistics_seconds(t.layer, plan, cluster) for t in times)
         update, beside = self._update(plan)
@@ -128,6 +100,10 @@ class Steps:
             # the engine agrees on the loss: one small all-reduce
             "overhead": collective_seconds("all_reduce", plan.dp, 16, cluster),
         }
+        return self._answer(given, parts, hidden, ())
+
+    def _answer(self, given: Plan, parts: dict[str, float], hidden: float, notes: tuple[str, ...]) -> Estimate:
+        profile, cluster, plan = self._profile, self._cluster, as_it_runs(given, self._cluster)
         memory = self.memory(given)
         return Estimate(
             plan=str(given),
@@ -139,33 +115,29 @@ class Steps:
             hidden_seconds=hidden,
             error=max(MEASURED_ERROR, cluster.spread) if cluster.measured else UNMEASURED_ERROR,
             origin=f"closed form; rates: {cluster.origin_of('device.peak')}; model: {profile.origin}",
-            notes=_notes(given, cluster),
+            notes=(*_notes(given, cluster), *notes),
             host_bytes=host_bytes(profile, plan),
             host_limit=host_of(cluster.device).memory if plan.offload != "none" else 0.0,
         )
+
+    @property
+    def divided(self) -> Divided:
+        """What prices plans that split the model."""
+        return self._divided
 
     def _compute(self, plan: Plan) -> list[LayerTime]:
         """The layers without messages."""
         n = largest_share(self._profile.batch_size, plan)
         key = (n, plan.recompute, plan.dp > 1)
         if key not in self._computed:
-            wait = self._cluster.straggle if plan.dp > 1 else 1.0
-            times: list[LayerTime] = []
-            for layer in self._profile.each():
-                forward = wait * self._pricer.layer_seconds(layer, "forward", n)
-                again = forward if plan.recompute == "full" and layer.composite else 0.0
-                if plan.recompute == "selective" and layer.composite:
-                    again = wait * self._pricer.again_seconds(layer, n)
-                backward = wait * self._pricer.layer_seconds(layer, "backward", n) + again
-                times.append(LayerTime(layer, forward, backward, again))
-            self._computed[key] = times
+            self._computed[key] = computed(self._profile, self._pricer, plan, n, self._cluster)
         return self._computed[key]
 
-    def _messages(self, plan: Plan) -> _Sent:
+    def _messages(self, plan: Plan) -> Sent:
         """The messages around the layers."""
         key = (plan.dp, plan.shards, plan.zero, plan.offload, plan.chunk, plan.compress, plan.bucket)
         if key not in self._sent:
-            self._sent[key] = _Sent.of(messages(self._profile, plan, self._cluster))
+            self._sent[key] = Sent.of(messages(self._profile, plan, self._cluster))
         return self._sent[key]
 
     def _update(self, plan: Plan) -> tuple[float, float]:
@@ -193,53 +165,6 @@ def added_on_host(profile: Profile, plan: Plan, cluster: Cluster) -> float:
         return 0.0
     added = 3.0 * profile.trained * profile.parameter_bytes / plan.shards
     return (plan.micro - 1) * stream_seconds(added, cluster.device)
-
-
-def _communication(times: list[LayerTime], sent: _Sent, plan: Plan, cluster: Cluster) -> tuple[float, float]:
-    """(exposed, hidden) seconds: messages run behind compute that remains, at the share `overlap` of their speed."""
-    total = sum(sent.reduce)
-    if not total:
-        return 0.0, 0.0
-    if plan.zero == 3:
-        return _sharded_communication(times, sent, plan, cluster)
-    # the last bucket to fill, that of the first layers, has nothing left to hide behind
-    full = [i for i, seconds in enumerate(sent.reduce) if seconds]
-    window = sum(t.backward for t in times[: full[-1]])
-    hidden = min(max(0.0, total - sent.reduce[full[0]]), cluster.overlap * window)
-    often = plan.micro if reduced_often(plan) else 1
-    return often * (total - hidden), often * hidden
-
-
-def _sharded_communication(
-    times: list[LayerTime], sent: _Sent, plan: Plan, cluster: Cluster
-) -> tuple[float, float]:
-    """(exposed, hidden): a layer's parameters are asked for one layer ahead, so that layer's compute hides them.
-
-    A GPU is told what to do ahead of time; a CPU asks for parameters when it needs them, except in the backward. The
-    group of the whole model, which comes with the first layer, stays gathered between forward and backward.
-    """
-    gather, reduce = sent.gather, sent.reduce
-    forward, backward = asked_ahead(plan, cluster)
-    behind = cluster.overlap if forward else 0.0
-    last = len(times) - 1
-    exposed = gather[0] + (gather[last] if last else 0.0) + reduce[0]
-    exposed += sum(max(0.0, gather[i] - behind * times[i - 1].forward) for i in range(1, last + 1))
-    for i in range(last, -1, -1):
-        next_gather, this_gather = (gather[i - 1] if i > 1 else 0.0), (gather[i] if 0 < i < last else 0.0)
-        on_the_way = (next_gather if backward else 0.0) + (reduce[i + 1] if i < last else 0.0)
-        busy = times[i].backward + (0.0 if backward else this_gather)
-        exposed += max(0.0, on_the_way - cluster.overlap * busy) + (0.0 if backward else this_gather)
-    total = 2 * sum(gather) - gather[0] + sum(reduce)
-    units = sum(1 for message, _ in sent.around if message)
-    return plan.micro * (min(exposed, total) + units * cluster.unit), plan.micro * max(0.0, total - exposed)
-
-
-def asked_ahead(plan: Plan, cluster: Cluster) -> tuple[bool, bool]:
-    """Whether parameters are asked for one layer ahead, in the forward and in the backward.
-
-    One rank alone asks for them when it needs them: there is nothing to gather, only to copy from its host.
-    """
-    return plan.shards > 1 and cluster.device.kind == "cuda", plan.shards > 1
 
 
 def _notes(plan: Plan, cluster: Cluster) -> tuple[str, ...]:

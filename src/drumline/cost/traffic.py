@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ..cluster import Cluster
 from ..model.profile import Layer, Profile
 from ..plan import Plan
+from .axes import inner, replicas
 from .collectives import collective_seconds
 from .host import copy_seconds
 from .work import STREAM, WIDTH
@@ -44,18 +45,28 @@ def messages(profile: Profile, plan: Plan, cluster: Cluster) -> list[Around]:
     layers = list(profile.each())
     if plan.zero == 3:
         return _by_unit(layers, profile, plan, cluster)
-    if plan.dp == 1:
+    if plan.dp == 1 or (plan.splits_model and (plan.zero == 0 or plan.pp > 1)):
         return [(None, None)] * len(layers)
     return _by_bucket(layers, profile, plan, cluster)
 
 
 def after_backward(profile: Profile, plan: Plan, cluster: Cluster) -> list[Message]:
-    """zero=1 and 2: the replicas of each shard sum their shares, bucket by bucket. Nothing hides this."""
-    if plan.zero not in (1, 2) or plan.shards == plan.dp:
+    """zero=1 and 2: the replicas of each shard sum their shares, bucket by bucket. Nothing hides this.
+
+    A split model does so at zero=0 too, and ranks with other parts of the samples take part. A pipeline has all its
+    gradients at its end, and scatters them then.
+    """
+    if plan.zero == 3 or not (plan.zero or plan.splits_model):
         return []
     count, size = _buckets(profile, plan)
     share = size / plan.shards
-    return [Message("all-reduce bucket", "all_reduce", share, _replica_seconds(share, plan, cluster))] * count
+    found = []
+    if plan.pp > 1 and plan.shards > 1:
+        seconds = _scatter_seconds(size, plan, cluster)
+        found += [Message("reduce-scatter bucket", "reduce_scatter", size, seconds)] * count
+    if replicas(plan)[0] > 1:
+        found += [Message("all-reduce bucket", "all_reduce", share, _replica_seconds(share, plan, cluster))] * count
+    return found
 
 
 def after_update(profile: Profile, plan: Plan, cluster: Cluster) -> list[Message]:
@@ -150,16 +161,17 @@ def _by_unit(layers: list[Layer], profile: Profile, plan: Plan, cluster: Cluster
 
 
 def _gather_seconds(size: float, plan: Plan, cluster: Cluster) -> float:
-    return collective_seconds("all_gather", plan.shards, size, cluster) if size else 0.0
+    return collective_seconds("all_gather", plan.shards, size, cluster, stride=inner(plan)) if size else 0.0
 
 
 def _scatter_seconds(size: float, plan: Plan, cluster: Cluster) -> float:
-    return collective_seconds("reduce_scatter", plan.shards, size, cluster) if size else 0.0
+    return collective_seconds("reduce_scatter", plan.shards, size, cluster, stride=inner(plan)) if size else 0.0
 
 
 def _replica_seconds(share: float, plan: Plan, cluster: Cluster) -> float:
     """A share of the gradients, summed over the replicas that hold it: they stand a whole copy apart."""
-    return collective_seconds("all_reduce", plan.dp // plan.shards, share, cluster, stride=plan.shards)
+    ranks, stride = replicas(plan)
+    return collective_seconds("all_reduce", ranks, share, cluster, stride=stride)
 
 
 def _bucket_seconds(size: float, plan: Plan, cluster: Cluster) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch.fx import Graph, Node
@@ -60,7 +60,7 @@ def holders_of(names: Sequence[str]) -> set[str]:
 def by_name(graph: Graph, names: Sequence[str], holders: set[str]) -> list[Key]:
     """Boundaries by hand: the modules that begin a stage."""
     places = {e.key[0]: e for e in entries(graph, holders) if e.key[1] == 0}
-    deeper = {}
+    deeper: dict[str, int] = {}
     for i, node in enumerate(operators(graph)):
         for name in node.meta.get("nn_module_stack", ()):
             deeper.setdefault(name, i)
@@ -86,8 +86,8 @@ def balanced(graph: Graph, stages: int, holders: set[str], costs: Mapping[Node, 
     places = entries(graph, holders)
     nodes = operators(graph)
     weights = [1.0 if _reads_parameter(n) else 0.0 for n in nodes]
-    layers = sum(any(weights[a:b]) for a, b in zip([0, *(e.position for e in places)],
-                                                   [*(e.position for e in places), len(nodes)], strict=True))  # fmt: skip
+    ends = [0, *(e.position for e in places), len(nodes)]
+    layers = sum(any(weights[a:b]) for a, b in pairwise(ends))
     if layers < stages:
         raise PlanError(
             f"{stages} stages for a model of {layers} layer{'s' if layers != 1 else ''} with parameters",
@@ -150,13 +150,12 @@ def cost_of(node: Node) -> float:
         return 0.0
     w = weighing(node)
     if w is not None and w.summed is not None and w.given is not None:
-        weight = w.weight.meta["val"]
+        weight: torch.Tensor = w.weight.meta["val"]
         return 2.0 * val.numel() * weight.numel() / weight.shape[w.given]
-    if "attention" in str(node.target) or str(node.target).startswith(("aten.bmm", "aten.matmul", "aten.baddbmm")):
-        first = next((a for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)), None)
-        keys = node.args[1].meta["val"].shape if len(node.args) > 1 and isinstance(node.args[1], Node) else ()
-        span = math.prod(keys[-2:-1]) if keys else 1
-        return 4.0 * val.numel() * span if first is not None else float(val.numel())
+    if any(word in str(node.target) for word in ("attention", "matmul", "bmm")):
+        other = node.args[1] if len(node.args) > 1 else None
+        shape = other.meta["val"].shape if isinstance(other, Node) else ()
+        return 2.0 * val.numel() * (shape[-2] if len(shape) > 1 else 1)
     return float(val.numel())
 
 

@@ -27,7 +27,6 @@ from ..trace.kinds import tensors as tensors_in
 from .opaque import opaque
 from .tidy import tidy
 
-
 Call = tuple[str, int]
 """A module, and which of its calls."""
 

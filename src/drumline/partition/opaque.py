@@ -1,7 +1,7 @@
-"""While a model is captured: functions with a backward of their own stay one operator, and what would be lost is refused.
+"""While a model is captured: functions with a backward of their own stay one operator; what would be lost is refused.
 
-The tracer sees operators, not autograd. It would walk into a `torch.autograd.Function` and write down its forward, whose
-derivative is another one. So such a call becomes a node that calls it again.
+The tracer sees operators, not autograd. It would walk into a `torch.autograd.Function` and write down its forward,
+whose derivative is another one. So such a call becomes a node that calls it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ..errors import TraceError
 @contextmanager
 def opaque(model: nn.Module) -> Iterator[None]:
     """Around the capture of a model."""
-    plain, hook = torch.autograd.Function.__dict__["apply"], torch.Tensor.register_hook
+    plain: Any = torch.autograd.Function.__dict__["apply"]
+    hook: Any = torch.Tensor.register_hook
     attributes = [(m, dict(vars(m))) for m in model.modules()]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -34,9 +35,10 @@ def opaque(model: nn.Module) -> Iterator[None]:
             return args[0](*args[2:])
         with disable_proxy_modes_tracing():
             out = call(*args, **kwargs)
-        proxies = tree_map(mode.tracer.unwrap_proxy, args)  # type: ignore[attr-defined]  # the tracer of make_fx
-        node = mode.tracer.create_proxy("call_function", call, proxies, kwargs, name=cls.__name__)
-        return track_tensor_tree(out, node, constant=None, tracer=mode.tracer)  # type: ignore[arg-type]
+        tracer: Any = mode.tracer
+        proxies = tree_map(tracer.unwrap_proxy, args)
+        node = tracer.create_proxy("call_function", call, proxies, kwargs, name=cls.__name__)
+        return track_tensor_tree(out, node, constant=None, tracer=tracer)
 
     def refuse(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
         if get_proxy_mode() is None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
 from .layout import Split
 
@@ -173,7 +172,7 @@ def _last_uses(graph: Graph) -> dict[Node, list[Node]]:
     for node in graph.nodes:
         if node.op == "call_function":
             last.setdefault(node, node)
-        map_arg((node.args, node.kwargs), lambda n, node=node: last.__setitem__(n, node))
+        last.update(dict.fromkeys(node.all_input_nodes, node))
     ends: dict[Node, list[Node]] = {}
     for value, node in last.items():
         ends.setdefault(node, []).append(value)

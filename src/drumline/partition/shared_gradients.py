@@ -50,8 +50,10 @@ def leave_summands(graph: Graph, axis: moves.Axis) -> None:
 
 
 def _enters(node: Node, axis: moves.Axis) -> bool:
-    return node.target is moves.enter and node.args[1] is axis
+    given: object = node.args[1] if node.target is moves.enter else None
+    return given is axis
 
 
 def _last_head(graph: Graph) -> Node:
-    return [n for n in graph.nodes if n.op == "placeholder"][-1]
+    heads: list[Node] = [n for n in graph.nodes if n.op == "placeholder"]
+    return heads[-1]

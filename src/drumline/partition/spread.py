@@ -232,15 +232,14 @@ class Pass:
     def _output(self, node: Node) -> None:
         def leave(n: Node) -> Node:
             v = self.values[n]
-            return self.whole(v).node if isinstance(v, Value) else v  # type: ignore[no-any-return]
+            return self.whole(v).node if isinstance(v, Value) else v
 
         new = self.new.output(map_arg(node.args[0], leave))
         new.meta.update(node.meta)
 
     def _operator(self, node: Node) -> Any:
-        args = map_arg(node.args, lambda n: _Slot(self.values[n]))
-        kwargs = map_arg(node.kwargs, lambda n: _Slot(self.values[n]))
-        args, kwargs = _open(args), _open(kwargs)
+        slot: Any = lambda n: _Slot(self.values[n])  # noqa: E731  # fx types it too narrowly
+        args, kwargs = _open(map_arg(node.args, slot)), _open(map_arg(node.kwargs, slot))
         if any(v.layout is not None for v in values_in((args, kwargs))):
             found = self.rules.get(node.target) or (self.rules.get("pointwise") if _is_pointwise(node.target) else None)
             made = found(self, node, *args, **kwargs) if found else NotImplemented

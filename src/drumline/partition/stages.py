@@ -23,6 +23,9 @@ from .tidy import STATISTICS, changes_something, is_view
 
 aten = torch.ops.aten
 _TOGGLE = torch._C._set_grad_enabled
+_ENTER, _EXIT = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+_SWITCHES = (_TOGGLE, _ENTER, _EXIT)
+"""Calls that change how the operators after them run: every stage makes its own."""
 
 _NO_GRADIENT = (
     aten.detach.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
@@ -71,6 +74,7 @@ class _Cutter:
     def __init__(self, graph: Graph, ends: list[int]) -> None:
         self.graph, self.nodes = graph, operators(graph)
         self.modes = _modes(self.nodes)
+        self.regions = _regions(self.nodes)
         self.results = next(n for n in graph.nodes if n.op == "output")
         self.home: dict[Node, int] = {}
         for i, node in enumerate(self.nodes):
@@ -86,7 +90,7 @@ class _Cutter:
 
     def run(self) -> Cut:
         for node in (*self.nodes, self.results):
-            if node.target is not _TOGGLE and node not in self.free:
+            if node.target not in _SWITCHES and node not in self.free:
                 self._place(node, self.home[node])
         self._hold_the_unread()
         self._refuse_writes_across()
@@ -122,7 +126,7 @@ class _Cutter:
         free = {n for n in self.graph.nodes if n.op == "placeholder" and n.meta["role"] != "batch"} - written
         for node in self.nodes:
             chance = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            fixed = node.target is _TOGGLE or chance or node in written or changes_something(node)
+            fixed = node.target in _SWITCHES or chance or node in written or changes_something(node)
             if not fixed and all(s in free for s in node.all_input_nodes):
                 free.add(node)
         return free
@@ -211,15 +215,18 @@ class _Cutter:
             env[node] = new.placeholder(node.name)
             env[node].meta.update(node.meta if node.op == "placeholder" else {"val": node.meta["val"]})
         mode, loose = True, False
+        inside: list[tuple[Node, Node]] = []
         for node in members:
             if self.modes[node] != mode:
                 mode = self.modes[node]
                 new.call_function(_TOGGLE, (mode,))
+            inside = _enter(new, inside, self.regions[node])
             weights = [s for s in node.all_input_nodes if s in self.grad and s not in inner] if node in inner else []
             if (node in inner and not weights) != loose:
                 loose = not loose
                 new.call_function(mark, (loose,))
             self._copy(node, new, env, weights)
+        _enter(new, inside, ())
         if not mode:
             new.call_function(_TOGGLE, (True,))
         new.output(tuple(env[n] for n in results))
@@ -242,6 +249,29 @@ def _modes(nodes: list[Node]) -> dict[Node, bool]:
             mode = bool(node.args[0])
         modes[node] = mode
     return modes
+
+
+def _regions(nodes: list[Node]) -> dict[Node, tuple[Node, ...]]:
+    """The regions of the model's own autocast around each node, outermost first."""
+    found: dict[Node, tuple[Node, ...]] = {}
+    stack: list[Node] = []
+    for node in nodes:
+        if node.target is _EXIT:
+            stack.remove(node.args[0])  # type: ignore[arg-type]
+        elif node.target is _ENTER:
+            stack.append(node)
+        found[node] = tuple(stack)
+    return found
+
+
+def _enter(new: Graph, inside: list[tuple[Node, Node]], wanted: tuple[Node, ...]) -> list[tuple[Node, Node]]:
+    """Leave the regions (as they were captured, as they are here) that are not wanted, and enter those that are."""
+    while inside and tuple(old for old, _ in inside) != wanted[: len(inside)]:
+        new.call_function(_EXIT, (inside[-1][1],))
+        inside = inside[:-1]
+    for node in wanted[len(inside) :]:
+        inside = [*inside, (node, new.call_function(_ENTER, node.args))]
+    return inside
 
 
 def _writes(nodes: list[Node]) -> list[tuple[Node, Node]]:

@@ -66,7 +66,7 @@ def _in_place(node: Node) -> bool:
 
 
 def _out_of_place(graph: Graph, node: Node) -> None:
-    """`y = x.relu_()` becomes `y = x.relu()`, and who reads x later reads y, where no other name of x's memory lives."""
+    """`y = x.relu_()` becomes `y = x.relu()`, and who reads x later reads y, if no other name of its memory lives."""
     target = node.args[0]
     if not isinstance(target, Node) or target.op == "placeholder" or is_view(target):
         return

@@ -278,12 +278,13 @@ class Engine:
         """The micro-batches through the stages of a pipeline; whether the loss has weights of its own."""
         assert self.split is not None
         factor = self.strategy.divides * scale / batch.samples
+
+        def seed(stage: int, micro: int) -> None:
+            seed_everything(_mix(self.job.seed, self.position, micro, self.data_index, stage))
+
         with self.strategy.accumulate(last=False), multiplying(self.plan.precision):
-            losses, weighted = self.split.train(
-                batch.micros, factor, lambda s, i: seed_everything(_mix(self.job.seed, self.position, i, self.data_index, s)),
-                self._phase,
-            )  # fmt: skip
-        for total, weight in losses:
+            losses, weighted = self.split.train(batch.micros, factor, seed, self._phase)
+        for total, weight, *_ in losses:
             sums[:2] += torch.stack([total.double(), weight.double()])
         with self._phase("communication"):
             self.split.finish()

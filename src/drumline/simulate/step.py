@@ -1,8 +1,4 @@
-"""Replays one step of a plan as events: the predicted timeline, with the same rules as the closed form.
-
-A rank has two lanes. The compute lane runs layers in order; the communication lane runs messages in the order in which
-they become ready. While both lanes are busy, messages proceed at the share `overlap` of their speed.
-"""
+"""Replays one step of a plan as events: the predicted timeline, with the same rules as the closed form."""
 
 from __future__ import annotations
 
@@ -10,11 +6,14 @@ from ..cluster import Cluster
 from ..cost.collectives import collective_seconds
 from ..cost.estimate import Estimate
 from ..cost.host import as_it_runs
-from ..cost.step import LayerTime, added_on_host, asked_ahead, layer_times, statistics_seconds
-from ..cost.traffic import Message, after_backward, after_update, reduced_often
+from ..cost.layers import LayerTime, asked_ahead
+from ..cost.step import added_on_host, layer_times, statistics_seconds
+from ..cost.traffic import after_backward, after_update, reduced_often
 from ..model.profile import Profile
 from ..plan import Plan
 from ..timeline import Span, Timeline
+from .divided import simulate_divided
+from .lanes import Lanes
 
 
 def simulate_step(
@@ -24,8 +23,10 @@ def simulate_step(
 
     With a `speed`, of a machine that runs at that share of its measured speed; the estimate has it already.
     """
-    lanes = _Lanes(cluster.overlap)
     plan = as_it_runs(plan, cluster)
+    if plan.splits_model:
+        return simulate_divided(profile, plan, cluster, speed=speed)
+    lanes = Lanes(cluster.overlap)
     times = layer_times(profile, plan, cluster)
     for micro in range(plan.micro):
         _micro_batch(
@@ -56,7 +57,7 @@ def simulate_step(
     return Timeline("predicted", spans)
 
 
-def _micro_batch(lanes: _Lanes, times: list[LayerTime], *, reduces: bool, ahead: tuple[bool, bool], label: str) -> None:
+def _micro_batch(lanes: Lanes, times: list[LayerTime], *, reduces: bool, ahead: tuple[bool, bool], label: str) -> None:
     """Forward through the layers, backward from the last to the first; each with the messages that belong to it.
 
     Parameters are asked for one layer ahead where `ahead` says so, of the forward and of the backward.
@@ -84,63 +85,3 @@ def _micro_batch(lanes: _Lanes, times: list[LayerTime], *, reduces: bool, ahead:
         lanes.compute(f"backward {t.layer.name or '(model)'}{label}", t.backward)
         if reduces:
             lanes.send(t.reduce)
-
-
-class _Lanes:
-    """Two clocks, and the messages that are on their way."""
-
-    def __init__(self, overlap: float) -> None:
-        self.spans: list[tuple[str, str, float, float, float]] = []
-        self._overlap = overlap
-        self._now = 0.0
-        self._queue: list[tuple[Message, float, float]] = []
-        """Message, when it started (or -1), seconds of it that are left when it runs alone."""
-
-    def compute(self, name: str, seconds: float) -> None:
-        """Run something on the compute lane; messages proceed meanwhile."""
-        if seconds <= 0:
-            return
-        start, self._now = self._now, self._now + seconds
-        self.spans.append(("compute", name, start, self._now, 0.0))
-        self._advance(start, seconds, self._overlap)
-
-    def send(self, message: Message | None) -> None:
-        """Put a message, if there is one, on the communication lane."""
-        if message is not None:
-            self._queue.append((message, -1.0, message.seconds))
-
-    def copy(self, message: Message | None) -> None:
-        """Let the compute lane itself do what a message stands for: a copy that nothing was asked for ahead."""
-        if message is not None:
-            self.compute(f"communication {message.name}", message.seconds)
-
-    def wait(self, message: Message | None) -> None:
-        """Wait until a message has arrived, and so all before it; the compute lane is idle meanwhile."""
-        places = [i for i, (queued, _, _) in enumerate(self._queue) if queued is message]
-        if message is not None and places:
-            self._let_pass(places[-1] + 1)
-
-    def join(self) -> None:
-        """Wait until all messages have arrived."""
-        self._let_pass(len(self._queue))
-
-    def _let_pass(self, count: int) -> None:
-        """Messages run at full speed while the compute lane waits for the first `count` of them."""
-        for message, begun, left in self._queue[:count]:
-            start, self._now = self._now, self._now + left
-            since = start if begun < 0 else begun
-            self.spans.append(("communication", message.name, since, self._now, message.bytes))
-        del self._queue[:count]
-
-    def _advance(self, start: float, seconds: float, speed: float) -> None:
-        """Let messages proceed for a while at a share of their speed."""
-        clock, end = start, start + seconds
-        while self._queue and speed > 0:
-            message, begun, left = self._queue[0]
-            begun = clock if begun < 0 else begun
-            if clock + left / speed > end + 1e-15 * max(1.0, end):
-                self._queue[0] = (message, begun, left - (end - clock) * speed)
-                return
-            clock += left / speed
-            self.spans.append(("communication", message.name, begun, clock, message.bytes))
-            self._queue.pop(0)

@@ -64,12 +64,16 @@ def linear(at: Pass, node: Node, x: Value, w: Value, b: Value | None = None) -> 
     lead = "abcdefgh"[: x.dim - 1]
     if b is None:
         return contract(at, (x, w), (lead + "i", "oi"), lead + "o", lambda v: at.call(node.target, *v))
-    if w.layout is None or w.layout.dim == 0:
-        summed = x.layout is not None and x.layout.dim == x.dim - 1 and w.layout is None
-        if not summed:
-            return contract(at, (x, w, b), (lead + "i", "oi", "o"), lead + "o", lambda v: at.call(node.target, *v))
+    if not _sums(x, w, (lead + "i", "oi"), "i"):
+        return contract(at, (x, w, b), (lead + "i", "oi", "o"), lead + "o", lambda v: at.call(node.target, *v))
     out = contract(at, (x, w), (lead + "i", "oi"), lead + "o", lambda v: at.call(node.target, *v))
     return out if out is NotImplemented else _add(at, out, b)
+
+
+def _sums(x: Value, w: Value, labels: tuple[str, str], over: str) -> bool:
+    """Whether what is split is summed over, so that a bias has to wait."""
+    chosen = _chosen((x, w), labels)
+    return chosen is not None and chosen[0] == over
 
 
 def _add(at: Pass, out: Value, b: Value) -> Value:
@@ -81,9 +85,7 @@ def _add(at: Pass, out: Value, b: Value) -> Value:
 @rule(aten.addmm.default)
 def addmm(at: Pass, node: Node, b: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Any:
     """b + x w."""
-    decides, dim = (x, 1) if w.layout is None else (w, 0)
-    summed = decides.layout is not None and decides.layout.dim == dim
-    if not summed:
+    if not _sums(x, w, ("ai", "io"), "i"):
         own = _broadcast(b, "ao")
         return contract(
             at, (b, x, w), (own, "ai", "io"), "ao", lambda v: at.call(node.target, *v, beta=beta, alpha=alpha)

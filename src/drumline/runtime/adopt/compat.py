@@ -105,8 +105,9 @@ def _imported(config: Config | None, plan: Plan | str | None) -> Imported:
 def _refuse_split_models(plan: Plan) -> None:
     """The loop calls the model itself, and a plan that splits it has no model to call."""
     if plan.pp > 1:
-        what, rule = f"pp={plan.pp}", (
-            "a pipeline runs the forwards and backwards of many micro-batches interleaved, which a loop cannot"
+        what, rule = (
+            f"pp={plan.pp}",
+            ("a pipeline runs the forwards and backwards of many micro-batches interleaved, which a loop cannot"),
         )
     else:
         rows, columns = plan.tile

@@ -85,7 +85,7 @@ class SplitWatch:
 
     def _trained(self, plain: Callable[..., Any], *args: Any) -> Any:
         losses, weighted = plain(*args)
-        self.loss |= any(not finite(total) for total, _ in losses)
+        self.loss |= any(not finite(total) for total, *_ in losses)
         return losses, weighted
 
 

@@ -62,11 +62,15 @@ class Groups:
             self._made[key] = self._new(key)
         return self._made[key]
 
-    def _new(self, key: tuple[str, ...]) -> dist.ProcessGroup | None:
+    def another(self, axes: Iterable[str]) -> dist.ProcessGroup | None:
+        """A further group of the same ranks, with lines of its own."""
+        return self._new(tuple(a for a in AXES if a in set(axes) and self.sizes[a] > 1), own=True)
+
+    def _new(self, key: tuple[str, ...], *, own: bool = False) -> dist.ProcessGroup | None:
         if not key:
             return None
         others = [a for a in AXES if a not in key]
-        if self.size(others) == 1:
+        if self.size(others) == 1 and not own:
             return dist.group.WORLD
         mine = None
         for places in itertools.product(*(range(self.sizes[a]) for a in others)):

@@ -1,4 +1,4 @@
-"""A job's model where the plan splits the model itself: this rank's parts of the parameters, and programs that run them.
+"""A job's model where the plan splits the model: this rank's parts of the parameters, and programs that run them.
 
 The job's Python runs only to be captured, on tensors without values, once for each shape of a micro-batch. What runs
 is the captured graph, spread over the plan's axes and cut into stages; its parameters keep the user's names.
@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph
 
 from ...data.stream import Micro
-from ...errors import TraceError
+from ...errors import PlanError, TraceError
 from ...job import Job, guard
 from ...partition.again import recomputed
 from ...partition.boundaries import Key, balanced, by_name, holders_of, positions
@@ -85,8 +85,12 @@ class SplitModel:
         self._seen: Callable[[int, Shown, torch.Tensor], None] | None = None
         self._count = 0
         self._orders: dict[int, Pipeline] = {}
+        self.peak = 0
+        """The most forwards that this rank held at once in the last step of a pipeline."""
         group = groups.group(["pp"])
-        self.wires = Wires(group, device=device) if group is not None else None
+        back = groups.another(["pp"]) if group is not None and dist.get_backend(group) == "nccl" else None
+        self.wires = Wires(group, back, device=device) if group is not None else None
+        self._pipe = Runner(self.wires) if self.wires is not None else None
         self.root = Holder()
         """This rank's parameters and buffers."""
         self.mine: frozenset[int] = frozenset()
@@ -144,7 +148,7 @@ class SplitModel:
     def train(
         self, micros: Sequence[Micro], factor: float, seed: Callable[[int, int], None],
         phase: Callable[[str], AbstractContextManager[None]],
-    ) -> tuple[Sequence[tuple[torch.Tensor, torch.Tensor]], bool]:
+    ) -> tuple[Sequence[tuple[torch.Tensor, ...]], bool]:
         """All micro-batches through the stages, forwards and backwards; the losses that this rank has."""
         made = [self.ready(m) for m in micros]
         batches = [self._micro_batch(r, t) for r, t in made]
@@ -155,7 +159,7 @@ class SplitModel:
 
         runner = self._runner(before, phase)
         result = runner.train(self._order(len(micros)), batches, factor)
-        self._cut = batches[0].cut
+        self._cut, self.peak = batches[0].cut, result.peak
         return result.losses, any(r.own_weight for r, _ in made)
 
     @torch.no_grad()
@@ -187,7 +191,7 @@ class SplitModel:
         return MicroBatch(ready.stages, {str(i): t for i, t in enumerate(tensors)})
 
     def _runner(self, seed: Callable[[int, int], None], phase: Callable[[str], AbstractContextManager[None]]) -> Runner:
-        assert self.wires is not None
+        assert self._pipe is not None
         names = {"F": "forward", "B": "backward", "W": "backward"}
 
         @contextmanager
@@ -195,7 +199,8 @@ class SplitModel:
             with phase(names[action.kind]), computing(self.plan.precision, self.device):
                 yield
 
-        return Runner(self.wires, Hooks(seed=seed, around=around))
+        self._pipe.hooks = Hooks(seed=seed, around=around)
+        return self._pipe
 
     # -- what is where
 
@@ -295,7 +300,7 @@ class SplitModel:
 
     @torch.no_grad()
     def _fill(self, captured: Captured) -> None:
-        """The serial model's weights: the first rank builds it, each tensor travels once, and every rank keeps its part."""
+        """The serial model's weights: the first rank builds it, each tensor travels once, a rank keeps its part."""
         given = isinstance(self.job.model, Given)
         leads = given or dist.get_rank() == 0
         source = self.job.model.take(self.dtype) if isinstance(self.job.model, Given) else None
@@ -433,6 +438,12 @@ class SplitModel:
         nodes = operators(spread.graph)
         at = [next((i for i, n in enumerate(nodes) if n.meta.get("origin", -1) >= s), len(nodes)) for s in starts]
         stages = cut(spread.graph, at)
+        strange = [name for name in stages.names(self.mine) if not self.has(name)]
+        if strange:
+            raise PlanError(
+                f"a micro-batch of this shape needs {strange[0]} in another stage than the first one",
+                rule="a stage holds the parameters that the first batch needs there", fix="split= at other modules",
+            )  # fmt: skip
         if self.layers:
             again = [replace(s, graph=self._again(s.graph, constants)) if s.graph else s for s in stages.stages]
             stages = replace(stages, stages=tuple(again))

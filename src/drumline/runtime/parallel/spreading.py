@@ -49,7 +49,10 @@ class Shown:
     """How it lies on the ranks, by axis."""
 
 
-def _followed(shown: Mapping[Node, tuple[Node, dict[str, Split]]], work: Pass) -> dict[Node, tuple[Node, dict[str, Split]]]:
+Places = Mapping[Node, tuple[Node, dict[str, Split]]]
+
+
+def _followed(shown: Places, work: Pass) -> dict[Node, tuple[Node, dict[str, Split]]]:
     """The same values in the graph of a pass."""
     found = {}
     for origin, (node, splits) in shown.items():
@@ -84,7 +87,8 @@ class Spreader:
             if not self.splits:
                 raise PlanError(
                     f"tp={self.plan.tp}: no layer of this model can be split over {self.plan.tp} ranks",
-                    rule="; ".join(f"{k}: {v}" for k, v in list(self.choice.left.items())[:3]), fix="tp=1, and dp or pp",
+                    rule="; ".join(f"{k}: {v}" for k, v in list(self.choice.left.items())[:3]),
+                    fix="tp=1, and dp or pp",
                 )  # fmt: skip
 
     def _refuse_uneven_heads(self, captured: Captured, choice: Choice) -> None:
@@ -109,7 +113,9 @@ class Spreader:
         for i, node in enumerate(n for n in graph.nodes if n.op not in ("placeholder", "output")):
             node.meta["origin"] = i
         gathered: dict[str, Mapping[str, Sequence[str]]] = {}
-        shown = {n: (n, {}) for nodes in captured.outputs.values() for n in nodes if n is not None}
+        shown: dict[Node, tuple[Node, dict[str, Split]]] = {
+            n: (n, {}) for nodes in captured.outputs.values() for n in nodes if n is not None
+        }
         for name, axis in self.axes.items():
             seeds = self._seeds(name, axis, graph)
             sequence = self._sequence(graph, axis) if name == "tp" else (lambda _: None)
@@ -126,7 +132,8 @@ class Spreader:
                 if node in shown:
                     final, splits = shown[node]
                     final.meta.setdefault("shows", []).append(Shown(module, call, i, splits))
-        return Spread(graph, gathered, [(m, c, i) for (m, c), nodes in captured.outputs.items() for i in range(len(nodes))])
+        outputs = [(m, c, i) for (m, c), nodes in captured.outputs.items() for i in range(len(nodes))]
+        return Spread(graph, gathered, outputs)
 
     def _statistics(self, names: frozenset[str]) -> Axis:
         """The ranks over which a BatchNorm's statistics run: those with other samples, and with other parts of them."""

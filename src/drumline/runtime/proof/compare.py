@@ -83,9 +83,9 @@ def gather_split(
     found: dict[int, list[torch.Tensor]] = {k: [t] for k, t in listed}
     for r in range(1, engine.ranks):
         for _ in range(int(counts[r])):
-            k = torch.zeros(1, dtype=torch.long)
-            dist.recv(k, src=r)
-            found.setdefault(int(k), []).append(_take(r))
+            which = torch.zeros(1, dtype=torch.long)
+            dist.recv(which, src=r)
+            found.setdefault(int(which), []).append(_take(r))
     return {keys[k]: found[k] for k in sorted(found)}
 
 

@@ -121,7 +121,7 @@ def _compare(
     mine = run_plan(engine, steps, notes)
     present = torch.tensor([float(m.samples > 0) for m in engine.stream.batch(0).micros])
     outputs, output_gradients = (
-        gather(engine, seen, present) if engine.split is None else gather_split(engine, seen, mine.witness.splits, len(present))
+        gather_split(engine, seen, mine.witness.splits, len(present)) if engine.split else gather(engine, seen, present)
         for seen in (mine.witness.outputs, mine.witness.output_gradients)
     )
     if engine.rank > 0:

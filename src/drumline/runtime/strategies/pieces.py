@@ -1,8 +1,8 @@
 """How the parameters lie on a rank: runs of numbers of flattened parameters, whatever the strategy.
 
 The update, the checkpoint and the verification know nothing else of a strategy. A parameter that is whole on every rank
-is one piece that begins at 0; a shard of rows, a flat shard and a part of a tiled layer are runs that begin later. Where
-a plan splits the model itself, a rank has a `Cut` of a parameter, and a piece is a run of numbers of this cut.
+is one piece that begins at 0; a shard of rows, a flat shard and a part of a tiled layer are runs that begin later.
+Where a plan splits the model itself, a rank has a `Cut` of a parameter, and a piece is a run of numbers of this cut.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ def assemble(
             whole[piece.name] = torch.zeros(kinds[piece.name].shape, dtype=tensor.dtype, device=device).flatten()
         if piece.counts:
             flat = tensor.detach().flatten().to(device)
-            for there, here, n in piece.runs():
-                whole[piece.name][there : there + n] = flat[here : here + n]
+            for there, at, n in piece.runs():
+                whole[piece.name][there : there + n] = flat[at : at + n]
         if not piece.everywhere:
             spread[piece.name] = tensor.dtype
     if group is not None and dist.get_world_size(group) > 1:

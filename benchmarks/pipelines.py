@@ -1,0 +1,253 @@
+"""The orders of a pipeline on four ranks whose layers sleep: the step that was predicted, and the one that was measured.
+
+    python benchmarks/pipelines.py [--blocks 20] [--sleep 5] [--micro 8] [--paste]
+
+Eight equal layers, each of which sleeps in its forward, for its input's gradient and for its weight's, so that four
+stages work at the same time on fewer cores. The engine runs every order, all of them in the same ranks, in turns. The
+prediction is `cost.lanes.play` on the sleeps and on the measured time of a message. Activations are counted where the
+layers keep them. Expected before measuring: each step within 10% of its prediction; zero-bubble ahead of interleaved
+ahead of 1F1B ahead of naive; bytes as `cost.pipeline.peak_bytes` says. `--paste` writes into docs/parallel-numbers.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from engine_peers.ratios import Ratio, ratio
+from sleeping import Sleeper, Sleeps, kept
+from split_peers.page import paste
+from torch import nn
+
+from drumline.comm.environment import connect
+from drumline.cost.lanes import play
+from drumline.cost.pipeline import peak_bytes
+from drumline.job import Job
+from drumline.launch import run_ranks
+from drumline.runtime.engine import Engine, initialize
+from drumline.schedule.pipeline import Pipeline, pipeline_order
+
+RANKS, LAYERS, WIDTH = 4, 8, 16384
+BYTES = 4 * WIDTH
+"""What a layer keeps of a micro-batch of one sample, and what goes from stage to stage."""
+WARM = 2
+NEAR = 0.10
+"""How far a step may be from its prediction."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An order, and how many stages a rank has."""
+
+    schedule: str
+    virtual: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.schedule}, virtual={self.virtual}" if self.virtual > 1 else self.schedule
+
+    @property
+    def layers(self) -> int:
+        """Of one stage."""
+        return LAYERS // (RANKS * self.virtual)
+
+    def plan(self, micro: int) -> str:
+        """As the engine takes it, with equal stages."""
+        starts = "+".join(f"layers.{i}" for i in range(self.layers, LAYERS, self.layers))
+        more = f",virtual={self.virtual}" if self.virtual > 1 else ""
+        return f"pp={RANKS},micro={micro},schedule={self.schedule}{more},split={starts},backend=gloo"
+
+    def order(self, micro: int) -> Pipeline:
+        """The table that the engine runs."""
+        return pipeline_order(self.schedule, RANKS, micro, self.virtual)
+
+
+NAIVE, GPIPE, ONE, INTER = Case("naive"), Case("gpipe"), Case("1f1b"), Case("interleaved", 2)
+H1, V = Case("zero-bubble"), Case("zero-bubble", 2)
+CASES = (NAIVE, GPIPE, ONE, INTER, H1, V)
+CHAIN = ((NAIVE, ONE), (ONE, INTER), (INTER, H1), (INTER, V))
+"""(slower, faster), as the theory has it."""
+
+
+@dataclass
+class Found:
+    """What a rank found."""
+
+    message: float = 0.0
+    """Seconds of one message between stages."""
+    seconds: dict[Case, list[float]] = field(default_factory=dict)
+    """Of a step, the slowest rank's, by block."""
+    held: dict[Case, int] = field(default_factory=dict)
+    """The most forwards of a stage that this rank held at once."""
+    bytes: dict[Case, int] = field(default_factory=dict)
+    """The most bytes that this rank's layers kept at once."""
+    loss: dict[Case, float] = field(default_factory=dict)
+
+
+class Layers(nn.Module):
+    """The layers one behind the other; the first one has no gradient of its input, and sleeps as long all the same."""
+
+    def __init__(self, sleeps: Sleeps) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Sleeper(WIDTH, sleeps, first=i == 0) for i in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def contest(emit: Callable[[dict[str, Any]], None], sleeps: Sleeps, micro: int, blocks: int) -> Found:
+    """All orders in turns, on one rank."""
+    connect(backend="gloo")
+    torch.set_num_threads(1)
+    job = _job(sleeps, micro)
+    engines = {case: initialize(job, case.plan(micro)) for case in CASES}
+    batches = {case: list(engine.data(1))[0] for case, engine in engines.items()}
+    found = Found(message=_message(), seconds={case: [] for case in CASES})
+    for case, engine in engines.items():
+        for _ in range(WARM):
+            kept.restart()
+            found.loss[case] = engine.step(batches[case])
+        found.held[case], found.bytes[case] = _peak(engine), kept.peak
+    for block in range(blocks):
+        for case in random.Random(block).sample(CASES, len(CASES)):
+            found.seconds[case].append(_timed(partial(engines[case].step, batches[case])))
+        emit({"block": block + 1})
+    return found
+
+
+def _peak(engine: Engine) -> int:
+    assert engine.split is not None
+    return engine.split.peak
+
+
+def _job(sleeps: Sleeps, micro: int) -> Job:
+    draw = torch.Generator().manual_seed(0)
+    data = torch.utils.data.TensorDataset(*(torch.randn(micro, WIDTH, generator=draw) for _ in range(2)))
+    return Job(
+        model=partial(Layers, sleeps), loss=F.mse_loss, optimizer=partial(torch.optim.SGD, lr=1e-3),
+        data=lambda: data, batch_size=micro,
+    )  # fmt: skip
+
+
+def _timed(step: Callable[[], Any]) -> float:
+    """Seconds, of the slowest rank."""
+    dist.barrier()
+    begin = time.perf_counter()
+    step()
+    taken = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return taken.item()
+
+
+def _message(rounds: int = 30) -> float:
+    """Half of a way there and back between the first two ranks."""
+    x, times = torch.zeros(WIDTH), []
+    for _ in range(rounds):
+        dist.barrier()
+        begin = time.perf_counter()
+        if dist.get_rank() == 0:
+            dist.send(x, 1)
+            dist.recv(x, 1)
+        elif dist.get_rank() == 1:
+            dist.recv(x, 0)
+            dist.send(x, 0)
+        times.append((time.perf_counter() - begin) / 2)
+    taken = torch.tensor([statistics.median(times)], dtype=torch.float64)
+    dist.broadcast(taken, 0)
+    return taken.item()
+
+
+def predicted(case: Case, micro: int, sleeps: Sleeps, message: float) -> float:
+    """Seconds of a step by its order alone.
+
+    The first stage has no inputs to be differentiated: where the backward is split, all of it is in W.
+    """
+    order, n = case.order(micro), case.layers
+    f, b, w = (n * t for t in (sleeps.forward, sleeps.input, sleeps.weight))
+    backward, weight = [b] * order.stages, [w] * order.stages
+    if order.splits_backward:
+        backward[0], weight[0] = 0.0, b + w
+    else:
+        backward, weight = [b + w] * order.stages, [0.0] * order.stages
+    return play(order, forward=f, backward=backward, weight=weight, transfer=message).seconds
+
+
+def report(ranks: list[Found], micro: int, sleeps: Sleeps) -> list[str]:
+    """The table, and what it says about what was expected."""
+    found = ranks[0]
+    ms = " + ".join(f"{1e3 * t:g}" for t in (sleeps.forward, sleeps.input, sleeps.weight))
+    lines = [
+        f"{LAYERS} layers of {ms} ms (forward, gradient of the input, of the weight), {micro} micro-batches; a message "
+        f"of {BYTES // 1024} KiB takes {1e3 * found.message:.2f} ms; {len(found.seconds[ONE])} blocks.", "",
+        "| order | predicted | step | step / predicted | within 10% | most held, by rank | most KiB kept | by theory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for case in CASES:
+        want = predicted(case, micro, sleeps, found.message)
+        r = ratio(found.seconds[case], [want] * len(found.seconds[case]))
+        held = ", ".join(str(rank.held[case]) for rank in ranks)
+        most = max(rank.bytes[case] for rank in ranks)
+        lines.append(
+            f"| {case} | {1e3 * want:.1f} ms | {1e3 * statistics.median(found.seconds[case]):.1f} ms | {r} | {_near(r)} "
+            f"| {held} | {most // 1024} | {_theory(case, micro) // 1024} |"
+        )
+    return [*lines, "", *_promises(ranks, micro)]
+
+
+def _near(r: Ratio) -> str:
+    if 1 - NEAR <= r.low and r.high <= 1 + NEAR:
+        return "kept"
+    return "missed" if r.low > 1 + NEAR or r.high < 1 - NEAR else "open: the interval holds the bound"
+
+
+def _theory(case: Case, micro: int) -> int:
+    """The most bytes on one rank, if a stage keeps the input of each of its layers until it has the weight's gradient."""
+    order = case.order(micro)
+    return int(max(peak_bytes(order, [case.layers * BYTES] * order.stages)))
+
+
+def _promises(ranks: list[Found], micro: int) -> list[str]:
+    found, lines = ranks[0], []
+    for slow, fast in CHAIN:
+        r = ratio(found.seconds[slow], found.seconds[fast])
+        verdict = "ahead" if r.low > 1 else "behind" if r.high < 1 else "level"
+        lines.append(f"- {slow} takes {r} of {fast}: {fast} is {verdict}.")
+    measured = {case: max(rank.bytes[case] for rank in ranks) for case in CASES}
+    theory = {case: _theory(case, micro) for case in CASES}
+    wrong = [str(case) for case in CASES if measured[case] != theory[case]]
+    said = f"differ from theory: {', '.join(wrong)}" if wrong else "are those of theory, to the byte, for every order"
+    listed = " <= ".join(str(case) for case in sorted(CASES, key=measured.__getitem__))
+    lines.append(f"- The most bytes of activations at once {said}: {listed}.")
+    spread = max(found.loss.values()) - min(found.loss.values())
+    lines.append(f"- The losses of the orders differ by {spread:.1e}.")
+    return lines
+
+
+def main() -> None:
+    """Run, print, and paste."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=20, help="of every order: a step each")
+    parser.add_argument("--sleep", type=float, default=5.0, help="milliseconds of each part of a layer")
+    parser.add_argument("--micro", type=int, default=8, help="micro-batches of a step")
+    parser.add_argument("--paste", action="store_true", help="write the table into docs/parallel-numbers.md")
+    options = parser.parse_args()
+    sleeps = Sleeps(*(1e-3 * options.sleep,) * 3)
+    ranks = run_ranks(contest, sleeps, options.micro, options.blocks, ranks=RANKS, threads=1)
+    lines = report(ranks, options.micro, sleeps)
+    print("\n".join(lines))
+    if options.paste:
+        paste("pipelines", lines, f"{RANKS} ranks, one thread each; pasted by `python benchmarks/pipelines.py --paste`")
+
+
+if __name__ == "__main__":
+    main()

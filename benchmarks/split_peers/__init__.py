@@ -1,0 +1,1 @@
+"""The contestants of the benchmarks of plans that split the model, and what these benchmarks share."""

@@ -1,0 +1,278 @@
+"""The closed form of a step whose plan splits the model: features, tokens, tiles and stages, beside replicas.
+
+One rank's part is a profile of its own (divide.py). Without a pipeline a step is priced as any other, with what the
+layers tell each other in the open. With one, the layers are cut into stages, and the order is played action by action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..cluster import Cluster
+from ..errors import PlanError
+from ..model.profile import COMPUTE_KINDS, Layer, Profile
+from ..plan import Plan
+from ..schedule import Pipeline, pipeline_order
+from .axes import along, between_stages, copies
+from .collectives import collective_seconds
+from .divide import divide
+from .lanes import Played, play
+from .layers import LayerTime, Sent, communication, computed, largest_share
+from .local import Local, Talks
+from .memory import Memory, peak_memory
+from .stage_memory import kept_by_cells, stage_memory
+from .stages import Cell, Stage, cut, names_of, profile_of
+from .traffic import Message, after_backward, after_update, messages
+from .update import update_seconds
+from .work import WIDTH, Pricer
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Seconds of a layer's messages in one micro-batch."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    hidden: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The parts of a step, which add up."""
+
+    parts: dict[str, float]
+    hidden: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a rank does after its last backward."""
+
+    before: tuple[Message, ...]
+    """Gradients, until they are summed."""
+    update: float
+    after: tuple[Message, ...]
+
+    @property
+    def sent(self) -> float:
+        """Seconds of its messages."""
+        return sum(m.seconds for m in (*self.before, *self.after))
+
+
+@dataclass(frozen=True, slots=True)
+class Piped:
+    """A pipeline of one plan: its order, its stages, and what they take."""
+
+    order: Pipeline
+    stages: tuple[Stage, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    weight: tuple[float, ...]
+    transfer: tuple[float, ...]
+
+    def play(self) -> Played:
+        """The order, action by action."""
+        seconds = {"forward": self.forward, "backward": self.backward, "weight": self.weight}
+        return play(self.order, **seconds, transfer=self.transfer)
+
+    def of_rank(self, rank: int) -> list[Stage]:
+        """The stages that a rank has."""
+        homes = self.order.homes()
+        return [s for i, s in enumerate(self.stages) if homes[i] == rank]
+
+
+class Divided:
+    """Prices plans that split the model. Remembers what plans have in common."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, precision: str) -> None:
+        self._profile, self._cluster, self._precision = profile, cluster, precision
+        self._parts: dict[tuple[object, ...], tuple[Local, Pricer]] = {}
+        self._times: dict[tuple[object, ...], tuple[list[LayerTime], list[Said]]] = {}
+        self._piped: dict[tuple[object, ...], Piped] = {}
+        self._tails: dict[tuple[object, ...], Tail] = {}
+        self._played: dict[tuple[object, ...], Played] = {}
+
+    def local(self, plan: Plan) -> Local:
+        """The part of one rank, before stages are cut."""
+        return self._part(plan)[0]
+
+    def step(self, plan: Plan) -> Step:
+        """Time of one step."""
+        return self._pipelined(plan) if plan.pp > 1 else self._plain(plan)
+
+    def memory(self, plan: Plan) -> Memory:
+        """The memory of the fullest rank."""
+        local, _ = self._part(plan)
+        n = largest_share(self._profile.batch_size, plan)
+        if plan.pp == 1:
+            return peak_memory(local.profile, plan, n, device=self._cluster.device.kind)
+        piped = self.piped(plan)
+        return stage_memory(local.profile, plan, n, piped.order, piped.stages)
+
+    # -- one stage
+
+    def _plain(self, plan: Plan) -> Step:
+        local, _ = self._part(plan)
+        times, said = self.times(plan)
+        m, cluster = plan.micro, self._cluster
+        sent = Sent.of(messages(local.profile, plan, cluster))
+        exposed, hidden = communication(times, sent, plan, cluster)
+        tail = self.tail(plan, local.profile)
+        parts = {
+            "forward": m * sum(t.forward for t in times),
+            "backward": m * sum(t.backward for t in times),
+            "recompute": 0.0,
+            "communication": m * sum(s.forward + s.backward for s in said) + exposed + tail.sent,
+            "optimizer": tail.update,
+            "overhead": overhead(plan, cluster),
+        }
+        return Step(parts, hidden + m * sum(s.hidden for s in said), local.notes)
+
+    def times(self, plan: Plan) -> tuple[list[LayerTime], list[Said]]:
+        """The layers of one rank, repeats one by one, and what they wait for."""
+        local, pricer = self._part(plan)
+        n = largest_share(self._profile.batch_size, plan)
+        key = (plan.tile, plan.cp, plan.tp, n)
+        if key not in self._times:
+            found = computed(local.profile, pricer, plan, n, self._cluster)
+            said = [
+                s for x, t in zip(local.profile.layers, local.talks, strict=True)
+                for s in [self._said(x, t, plan, n, pricer)] * x.repeats
+            ]  # fmt: skip
+            self._times[key] = found, said
+        return self._times[key]
+
+    def tail(self, plan: Plan, profile: Profile, key: object = None) -> Tail:
+        """Of a rank that has these layers."""
+        known = (key, plan.tile, plan.cp, plan.tp, plan.pp, plan.virtual, plan.dp, plan.shards, plan.zero, plan.bucket)
+        if known not in self._tails:
+            _, pricer = self._part(plan)
+            before, after = (f(profile, plan, self._cluster) for f in (after_backward, after_update))
+            update = update_seconds(profile, plan, self._cluster.device, pricer)
+            self._tails[known] = Tail(tuple(before), update, tuple(after))
+        return self._tails[known]
+
+    def _part(self, plan: Plan) -> tuple[Local, Pricer]:
+        key = (plan.tile, plan.cp, plan.tp, plan.pp > 1)
+        if key not in self._parts:
+            local = divide(self._profile, plan)
+            self._parts[key] = local, Pricer(local.profile, self._cluster.device, self._precision)
+        return self._parts[key]
+
+    def _said(self, layer: Layer, talks: Talks, plan: Plan, n: float, pricer: Pricer) -> Said:
+        scale = WIDTH[plan.precision] / self._profile.activation_bytes
+        seconds = {"forward": 0.0, "backward": 0.0}
+        ring = {"forward": 0.0, "backward": 0.0}
+        for t in talks:
+            size = t.bytes.at(n) * (1.0 if t.wide else scale)
+            known = ring if t.collective == "ring" else seconds
+            known[t.phase] += along(t.axis, t.collective, size, plan, self._cluster)
+        if layer.norms and plan.dp * copies(plan) > 1:
+            wait = layer.norms * max(self._cluster.stall, _statistics(plan, self._cluster))
+            seconds = {phase: s + wait for phase, s in seconds.items()}
+        hidden = 0.0
+        for phase, sent in ring.items():
+            behind = min(sent, self._cluster.overlap * self._attention(layer, phase, n, pricer))
+            seconds[phase] += sent - behind
+            hidden += behind
+        return Said(seconds["forward"], seconds["backward"], hidden)
+
+    def _attention(self, layer: Layer, phase: str, n: float, pricer: Pricer) -> float:
+        kinds = ("attention", "attention_backward")
+        return sum(pricer.op_seconds(op, n) * op.count for op in layer.ops if op.kind in kinds and op.phase == phase)
+
+    # -- stages
+
+    def _pipelined(self, plan: Plan) -> Step:
+        local, _ = self._part(plan)
+        piped, played = self.piped(plan), self._play(plan)
+        tails = [self.tail(plan, profile_of(local.profile, piped.of_rank(r)), r) for r in range(plan.pp)]
+        tail = max(tails, key=lambda t: t.sent + t.update)
+        rank = max(range(plan.pp), key=played.busy)
+        cells = [c for s in piped.of_rank(rank) for c in s]
+        m = plan.micro
+        said = m * sum(c.said_forward + c.said_backward for c in cells)
+        forward, backward = m * sum(c.forward for c in cells), m * sum(c.backward for c in cells)
+        parts = {
+            "forward": forward,
+            "backward": backward,
+            "recompute": 0.0,
+            "bubble": max(0.0, played.seconds - forward - backward - said),
+            "communication": said + tail.sent + self.tied_seconds(plan),
+            "optimizer": tail.update,
+            "overhead": overhead(plan, self._cluster),
+        }
+        hidden = sum(h.end - h.start for h in played.hops if h.src == rank) + m * sum(c.hidden for c in cells)
+        return Step(parts, hidden, local.notes)
+
+    def _play(self, plan: Plan) -> Played:
+        key = self._key(plan)
+        if key not in self._played:
+            self._played[key] = self.piped(plan).play()
+        return self._played[key]
+
+    def piped(self, plan: Plan) -> Piped:
+        """The pipeline of a plan."""
+        key = self._key(plan)
+        if key not in self._piped:
+            self._piped[key] = self._cut(plan)
+        return self._piped[key]
+
+    def _key(self, plan: Plan) -> tuple[object, ...]:
+        n = largest_share(self._profile.batch_size, plan)
+        return plan.tile, plan.cp, plan.tp, plan.pp, plan.virtual, plan.schedule, plan.split, plan.micro, plan.dp, n
+
+    def _cut(self, plan: Plan) -> Piped:
+        order = pipeline_order(plan.schedule, plan.pp, plan.micro, plan.virtual)
+        stages = cut(self._cells(plan), order.stages, plan.split)
+        if len(stages) < order.stages:
+            raise PlanError(
+                f"{order.stages} stages for {self._profile.name}, which has {len(stages)} layers with parameters",
+                rule=f"every stage has a layer of its own: {order.stages} > {len(stages)}",
+                fix=f"pp x virtual = {len(stages)} or less",
+            )  # fmt: skip
+        apart = order.splits_backward
+        weight = tuple(sum(c.weight for c in s) if apart else 0.0 for s in stages)
+        backward = tuple(sum(c.backward + c.said_backward for c in s) - w for s, w in zip(stages, weight, strict=True))
+        return Piped(
+            order, stages, tuple(sum(c.forward + c.said_forward for c in s) for s in stages), backward, weight,
+            tuple(between_stages(s[-1].output, plan, self._cluster) for s in stages[:-1]),
+        )  # fmt: skip
+
+    def _cells(self, plan: Plan) -> list[Cell]:
+        local, pricer = self._part(plan)
+        times, said = self.times(plan)
+        n = largest_share(self._profile.batch_size, plan)
+        kept = kept_by_cells(local.profile, plan, n)
+        places = [i for i, x in enumerate(local.profile.layers) for _ in range(x.repeats)]
+        return [
+            Cell(
+                i, name, 1.0, t.forward, t.backward, t.backward * self._weights(t.layer, n, pricer), s.forward,
+                s.backward, s.hidden, t.layer.parameters + t.layer.frozen + t.layer.tied > 0, kept[i].saved,
+                kept[i].output, kept[i].working,
+            )
+            for i, name, t, s in zip(places, names_of(local.profile.layers), times, said, strict=True)
+        ]  # fmt: skip
+
+    def _weights(self, layer: Layer, n: float, pricer: Pricer) -> float:
+        """The share of a layer's backward that is for weights: one of the two products of each weight."""
+        back = [(op, pricer.op_seconds(op, n) * op.count) for op in layer.ops if op.phase == "backward"]
+        whole = sum(seconds for _, seconds in back)
+        products = sum(s for op, s in back if op.kind in COMPUTE_KINDS and op.kind != "attention_backward")
+        return 0.5 * products / whole if whole else 0.0
+
+    def tied_seconds(self, plan: Plan) -> float:
+        """Gradients of a table that two stages hold are exchanged at the end."""
+        local, _ = self._part(plan)
+        tied = max((x.tied for x in local.profile.layers), default=0) * local.profile.parameter_bytes
+        return between_stages(float(tied), plan, self._cluster) if tied else 0.0
+
+
+def overhead(plan: Plan, cluster: Cluster) -> float:
+    """The engine agrees on the loss: one small all-reduce of all ranks."""
+    return collective_seconds("all_reduce", plan.ranks, 16, cluster)
+
+
+def _statistics(plan: Plan, cluster: Cluster) -> float:
+    return collective_seconds("all_reduce", plan.dp * copies(plan), 4096.0, cluster, stride=plan.tp)

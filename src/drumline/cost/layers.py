@@ -1,0 +1,109 @@
+"""The layers of a step with their seconds, and how much of the messages around them is hidden behind them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..cluster import Cluster
+from ..model.profile import Layer, Profile
+from ..plan import Plan
+from .traffic import Around, Message, reduced_often
+from .work import Pricer
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """One layer's part of one micro-batch, and the messages around it."""
+
+    layer: Layer
+    forward: float
+    backward: float
+    """With recomputation, when there is any."""
+    again: float
+    """The recomputation in it."""
+    gather: Message | None = None
+    """Before its forward, and again before its backward."""
+    reduce: Message | None = None
+    """After its backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The messages around the layers, and what is asked of them again and again."""
+
+    around: list[Around]
+    gather: list[float]
+    """Seconds, by layer."""
+    reduce: list[float]
+
+    @classmethod
+    def of(cls, around: list[Around]) -> Sent:
+        """With the seconds of what is there."""
+        return cls(around, [g.seconds if g else 0.0 for g, _ in around], [r.seconds if r else 0.0 for _, r in around])
+
+
+def largest_share(batch_size: int, plan: Plan) -> int:
+    """Samples of the largest micro-batch on the busiest rank."""
+    return math.ceil(math.ceil(batch_size / plan.micro) / plan.dp)
+
+
+def computed(profile: Profile, pricer: Pricer, plan: Plan, n: float, cluster: Cluster) -> list[LayerTime]:
+    """The layers in the order in which they run, without messages, for n samples."""
+    wait = cluster.straggle if plan.ranks > 1 else 1.0
+    times: list[LayerTime] = []
+    for layer in profile.each():
+        forward = wait * pricer.layer_seconds(layer, "forward", n)
+        again = forward if plan.recompute == "full" and layer.composite else 0.0
+        if plan.recompute == "selective" and layer.composite:
+            again = wait * pricer.again_seconds(layer, n)
+        backward = wait * pricer.layer_seconds(layer, "backward", n) + again
+        times.append(LayerTime(layer, forward, backward, again))
+    return times
+
+
+def communication(times: list[LayerTime], sent: Sent, plan: Plan, cluster: Cluster) -> tuple[float, float]:
+    """(exposed, hidden) seconds: messages run behind compute that remains, at the share `overlap` of their speed."""
+    total = sum(sent.reduce)
+    if not total:
+        return 0.0, 0.0
+    if plan.zero == 3:
+        return _sharded_communication(times, sent, plan, cluster)
+    # the last bucket to fill, that of the first layers, has nothing left to hide behind
+    full = [i for i, seconds in enumerate(sent.reduce) if seconds]
+    window = sum(t.backward for t in times[: full[-1]])
+    hidden = min(max(0.0, total - sent.reduce[full[0]]), cluster.overlap * window)
+    often = plan.micro if reduced_often(plan) else 1
+    return often * (total - hidden), often * hidden
+
+
+def _sharded_communication(
+    times: list[LayerTime], sent: Sent, plan: Plan, cluster: Cluster
+) -> tuple[float, float]:
+    """(exposed, hidden): a layer's parameters are asked for one layer ahead, so that layer's compute hides them.
+
+    A GPU is told what to do ahead of time; a CPU asks for parameters when it needs them, except in the backward. The
+    group of the whole model, which comes with the first layer, stays gathered between forward and backward.
+    """
+    gather, reduce = sent.gather, sent.reduce
+    forward, backward = asked_ahead(plan, cluster)
+    behind = cluster.overlap if forward else 0.0
+    last = len(times) - 1
+    exposed = gather[0] + (gather[last] if last else 0.0) + reduce[0]
+    exposed += sum(max(0.0, gather[i] - behind * times[i - 1].forward) for i in range(1, last + 1))
+    for i in range(last, -1, -1):
+        next_gather, this_gather = (gather[i - 1] if i > 1 else 0.0), (gather[i] if 0 < i < last else 0.0)
+        on_the_way = (next_gather if backward else 0.0) + (reduce[i + 1] if i < last else 0.0)
+        busy = times[i].backward + (0.0 if backward else this_gather)
+        exposed += max(0.0, on_the_way - cluster.overlap * busy) + (0.0 if backward else this_gather)
+    total = 2 * sum(gather) - gather[0] + sum(reduce)
+    units = sum(1 for message, _ in sent.around if message)
+    return plan.micro * (min(exposed, total) + units * cluster.unit), plan.micro * max(0.0, total - exposed)
+
+
+def asked_ahead(plan: Plan, cluster: Cluster) -> tuple[bool, bool]:
+    """Whether parameters are asked for one layer ahead, in the forward and in the backward.
+
+    One rank alone asks for them when it needs them: there is nothing to gather, only to copy from its host.
+    """
+    return plan.shards > 1 and cluster.device.kind == "cuda", plan.shards > 1

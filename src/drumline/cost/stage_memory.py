@@ -1,0 +1,95 @@
+"""Memory of a rank of a pipeline: its stages' states, and the activations of the micro-batches on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..model.profile import Profile
+from ..plan import Plan
+from ..schedule import Pipeline
+from .autocast import cast_bytes, wide_bytes
+from .memory import Memory
+from .pipeline import peak_bytes
+from .stages import Stage, profile_of
+from .work import WIDTH
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of one layer for one micro-batch, in the plan's precision."""
+
+    saved: float
+    output: float
+    working: float
+
+
+def kept_by_cells(profile: Profile, plan: Plan, n: float) -> list[Held]:
+    """By layer of the profile. Cast copies of weights are made anew, and kept, for every micro-batch."""
+    scale = WIDTH[plan.precision] / profile.activation_bytes
+    wide, cast = wide_bytes(profile, plan, n), cast_bytes(profile, plan)
+    found = []
+    for i, x in enumerate(profile.layers):
+        # both lists are sums along the model, of the repeats before and of this one
+        extra = _grown(wide, i) / x.repeats + _grown(cast, i) / x.repeats
+        back = wide[2 * i + 1] - wide[2 * i]
+        found.append(
+            Held(scale * x.saved.at(n) + extra, scale * x.output.at(n), scale * x.local_backward.at(n) + back)
+        )
+    return found
+
+
+def _grown(sums: Sequence[float], i: int) -> float:
+    return sums[2 * i] - (sums[2 * i - 2] if i else 0.0)
+
+
+def stage_memory(profile: Profile, plan: Plan, n: float, order: Pipeline, stages: Sequence[Stage]) -> Memory:
+    """Of the fullest rank."""
+    saved = [_saved(stages, i, profile) for i in range(len(stages))]
+    held = peak_bytes(order, saved)
+    homes = order.homes()
+    ranks = [_rank(profile, plan, n, [(i, s) for i, s in enumerate(stages) if homes[i] == r], held[r])
+             for r in range(len(order.lanes))]  # fmt: skip
+    return max(ranks, key=lambda m: m.total)
+
+
+def _saved(stages: Sequence[Stage], i: int, profile: Profile) -> float:
+    """What a forward leaves in a stage: what its layers keep, and what it was given.
+
+    A trace counts a layer's result with the layer. At the end of a stage it is sent and gone; the next one has it.
+    """
+    own = sum(c.saved for c in stages[i])
+    if profile.origin != "traced":
+        return own
+    given = stages[i - 1][-1].output if i else 0.0
+    handed = stages[i][-1].output if i < len(stages) - 1 else 0.0
+    return max(0.0, own - handed) + given
+
+
+def _rank(profile: Profile, plan: Plan, n: float, mine: Sequence[tuple[int, Stage]], held: float) -> Memory:
+    width = profile.parameter_bytes
+    part = profile_of(profile, [s for _, s in mine])
+    cells = [c for _, s in mine for c in s]
+    here = {c.layer for c in cells}
+    tied = max((profile.layers[i].tied for i in here), default=0)
+    tied = 0 if _counts_it(profile, here) else tied
+    trained = part.trained + tied
+    inputs = profile.input.at(n) * plan.micro
+    buffers = profile.buffers * sum(c.share for c in cells) / sum(x.repeats for x in profile.layers)
+    parameters = (part.parameters + tied) * width + buffers
+    working = max((c.working for c in cells), default=0.0)
+    most = max(
+        held + working,
+        2.0 * min(max((profile.layers[i].largest for i in here), default=0), trained / plan.shards) * width,
+    )
+    return Memory(
+        parameters, trained * width, trained * profile.state_per_parameter / plan.shards, inputs + most,
+        max((c.output for c in cells), default=0.0),
+    )  # fmt: skip
+
+
+def _counts_it(profile: Profile, here: set[int]) -> bool:
+    """Whether a rank has the layer that counts a tied table: the first that is as large."""
+    tied = max((x.tied for x in profile.layers), default=0)
+    owner = next((i for i, x in enumerate(profile.layers) if tied and x.largest >= tied), None)
+    return owner in here

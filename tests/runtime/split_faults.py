@@ -1,0 +1,91 @@
+"""Faults that are put into a split model on purpose, each in one place: what `verify` must find, and name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import small_jobs
+import torch
+import torch.distributed as dist
+
+from drumline.partition import window
+from drumline.partition.spatial import norm
+from drumline.plan import Plan
+from drumline.runtime.parallel import model as split_model
+from drumline.runtime.parallel.spreading import Spreader
+from drumline.runtime.proof.verify import verify
+
+
+def run(fault: str, where: str, job: str, plan: str, changes: dict[str, Any]) -> Any:
+    """On every rank: verify a job under a plan while something is wrong."""
+    with FAULTS[fault](where):
+        return verify(small_jobs.make(job, **changes), Plan.parse(plan), steps=2)
+
+
+@contextmanager
+def _wrapped(module: str, wrong: Callable[..., Any]) -> Iterator[None]:
+    """While a rank's graph is made, what one module calls of ours is replaced; the reference runs no such graph."""
+    plain = Spreader.spread
+
+    def spread(self: Any, *args: Any, **named: Any) -> Any:
+        made = plain(self, *args, **named)
+        ours = [n for n in made.graph.nodes if n.meta.get("module") == module and n.op == "call_function"]
+        ours = [n for n in ours if str(getattr(n.target, "__module__", "")).startswith("drumline.")]
+        assert ours, f"nothing of {module} is split"
+        for node in ours:
+            node.target = functools.partial(wrong, node.target)
+        return made
+
+    with mock.patch.object(Spreader, "spread", spread):
+        yield
+
+
+def halo(module: str) -> Any:
+    """Rows of others arrive as zeros."""
+    plain = window._Mail.arrive
+
+    def wrong(target: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        with mock.patch.object(window._Mail, "arrive", lambda mail: tuple(map(torch.zeros_like, plain(mail)))):
+            return target(*args, **named)
+
+    return _wrapped(module, wrong)
+
+
+def statistics(module: str) -> Any:
+    """A norm uses the statistics of its own rank."""
+
+    def wrong(target: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        with mock.patch.object(norm, "_all", lambda table, axis: table.unsqueeze(0)):
+            return target(*args, **named)
+
+    return _wrapped(module, wrong)
+
+
+def tied(_: str) -> Any:
+    """A weight of two stages gets its own stage's gradient only."""
+    return mock.patch.object(split_model, "sum_shared", lambda *_: None)
+
+
+@contextmanager
+def scale(rank: str) -> Iterator[None]:
+    """One rank's loss counts 1% too much."""
+    plain = split_model.SplitModel.train
+
+    def train(self: Any, micros: Any, factor: float, *rest: Any) -> Any:
+        return plain(self, micros, factor * (1.01 if dist.get_rank() == int(rank) else 1.0), *rest)
+
+    with mock.patch.object(split_model.SplitModel, "train", train):
+        yield
+
+
+@contextmanager
+def none(_: str) -> Iterator[None]:
+    """Nothing is wrong."""
+    yield
+
+
+FAULTS = {"halo": halo, "statistics": statistics, "tied": tied, "scale": scale, "": none}

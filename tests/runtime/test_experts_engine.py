@@ -1,0 +1,219 @@
+"""Expert parallelism through the engine: what runs under `ep` equals one device, whatever it is combined with.
+
+The parity matrix has no job with experts, and `ep` is refused for any other: its plans are held here. A matrix that gets
+such a job can offer `ep` to it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import expert_jobs
+import hf_jobs
+import parity
+import pytest
+import torch
+from world import World
+
+import drumline as dl
+from drumline.errors import PlanError
+from drumline.partition.experts import Experts
+from drumline.plan import Plan
+from drumline.plan.combinations import check, conflict
+
+Worlds = Callable[..., World]
+IMPORTS = 200.0
+"""Seconds: every rank imports transformers first."""
+needs_transformers = pytest.mark.skipif(bool(hf_jobs.missing()), reason=hf_jobs.missing() or "it is there")
+
+
+def held(world: Worlds, ranks: int, cells: list[tuple[str, str]]) -> None:
+    for result in world(ranks).run(expert_jobs.verified, cells, timeout=IMPORTS)[0]:
+        parity.check(result)
+
+
+def test_two_ranks(world: Worlds) -> None:
+    """Batches of 7, 7 and 3; tied, frozen and unused parameters; experts without tokens, and of different sizes."""
+    held(world, 2, [
+        ("mixture", "dp=2,ep=2"), ("masked", "dp=2,ep=2,zero=1,micro=2"), ("idle", "dp=2,ep=2,zero=1"),
+        ("frozen", "dp=2,ep=2"), ("frozen", "dp=2,ep=2,zero=1"), ("uneven", "dp=2,ep=2,micro=3"),
+        ("mixture", "dp=2,ep=2,zero=2,micro=3,bucket=256"), ("mixture", "dp=2,ep=2,recompute=full"),
+        ("mixture", "dp=2,ep=2,precision=bf16"),
+    ])  # fmt: skip
+
+
+def test_four_ranks(world: Worlds) -> None:
+    """Copies of experts, shards of the copies, ranks without samples."""
+    held(world, 4, [
+        ("mixture", "dp=4,ep=2"), ("mixture", "dp=4,ep=4,micro=3"), ("mixture", "dp=4,ep=2,zero=1"),
+        ("uneven", "dp=4,ep=2,zero=1,micro=3"), ("frozen", "dp=4,ep=2,zero=1,shard=2"),
+    ])  # fmt: skip
+
+
+@pytest.mark.slow
+def test_more_combinations(world: Worlds) -> None:
+    held(world, 4, [
+        ("masked", "dp=4,ep=2,zero=2,micro=3,bucket=256"), ("uneven", "dp=4,ep=4,micro=3"), ("idle", "dp=4,ep=4,zero=1"),
+        ("mixture", "dp=4,ep=2,zero=1,precision=fp16"), ("mixture", "dp=4,ep=4,recompute=selective,micro=2"),
+        ("frozen", "dp=4,ep=2,zero=1,recompute=full"), ("mixture", "dp=4,ep=2,offload=optimizer"),
+        ("uneven", "dp=4,ep=2,zero=2,shard=2,recompute=full,micro=2"), ("mixture", "dp=4,ep=2,precision=bf16,zero=2"),
+    ])  # fmt: skip
+
+
+@needs_transformers
+@pytest.mark.slow
+def test_mixtral(world: Worlds) -> None:
+    held(
+        world,
+        4,
+        [("mixtral", "dp=4,ep=2"), ("mixtral", "dp=4,ep=4,zero=1,micro=2"), ("mixtral", "dp=4,ep=2,recompute=full")],
+    )
+
+
+@needs_transformers
+def test_mixtral_on_two_ranks(world: Worlds) -> None:
+    held(world, 2, [("mixtral", "dp=2,ep=2"), ("mixtral", "dp=2,ep=2,zero=1,micro=2")])
+
+
+def test_on_shared_memory(world: Worlds) -> None:
+    parity.check(world(2, "shm").run(expert_jobs.verified, [("mixture", "dp=2,ep=2,zero=1,backend=shm")])[0][0])
+
+
+def test_verify_can_fail(world: Worlds) -> None:
+    """Gradients that are halved on their way through the first and the second mixture: the second is named."""
+    result = world(2).run(expert_jobs.wrong, "dp=2,ep=2")[0]
+    assert not result.passed and result.phase == "backward"
+    assert result.first_divergence == "blocks.1.experts", result
+
+
+def test_numbers_of_a_run(world: Worlds) -> None:
+    """Losses, norms and weights of one device; a rank holds its experts, and of the state its share."""
+    base, own = expert_jobs.JOBS["idle"]
+    expected = parity.serial(base, steps=3, changes=own)
+    experts = sum(p.numel() for n, p in expected["weights"].items() if ".experts." in n)
+    whole = sum(p.numel() for p in expected["weights"].values())
+    trained = sum(p.numel() for n, p in expected["weights"].items() if not n.startswith(("frozen", "unused")))
+    evaluated = world(1).run(expert_jobs.trained, "idle", "dp=1", 3)[0]["evaluated"]
+    for plan in ("dp=4,ep=2", "dp=4,ep=2,zero=1"):
+        results = world(4).run(expert_jobs.trained, "idle", plan, 3)
+        for found in results:
+            assert found["losses"] == pytest.approx(expected["losses"], rel=1e-12)
+            assert found["norms"] == pytest.approx(expected["norms"], rel=1e-12)
+            assert found["names"] == list(expected["weights"]), "also what is away, in the order of the model"
+            for name, value in expected["weights"].items():
+                torch.testing.assert_close(found["weights"][name], value, rtol=1e-10, atol=1e-13, msg=name)
+            assert found["held"] == whole - experts // 2
+            assert found["evaluated"] == pytest.approx(evaluated, rel=1e-12)
+        states = [found["state"] for found in results]
+        if "zero" in plan:
+            assert sum(states) == trained, "every number of the state lies on one rank"
+            assert max(states) - min(states) <= 2
+        else:
+            assert states == [trained - experts // 2] * 4
+
+
+def test_noise_and_own_loops(world: Worlds) -> None:
+    expected = world(2).run(expert_jobs.noise, "dp=2")
+    assert world(2).run(expert_jobs.noise, "dp=2,ep=2") == pytest.approx(expected, rel=1e-9)
+    assert world(2).run(expert_jobs.noise, "dp=2,ep=2,zero=1") == pytest.approx(expected, rel=1e-9)
+    losses = world(1).run(expert_jobs.own_loop, "dp=1", [5])[0]
+    for found in world(2).run(expert_jobs.own_loop, "dp=2,ep=2", [4, 1]):
+        assert found == pytest.approx(losses, rel=1e-12)
+
+
+# -- checkpoints
+
+
+@pytest.mark.parametrize(("name", "plans"), [
+    ("frozen", ["dp=2,ep=2", "dp=1", "dp=2,ep=2,zero=1", "dp=4,ep=2", "dp=4,ep=2,zero=1", "dp=4,ep=4", "dp=2,zero=3"]),
+    pytest.param("mixtral", ["dp=2,ep=2", "dp=1", "dp=2,ep=2,zero=1"], marks=[pytest.mark.slow, needs_transformers]),
+])  # fmt: skip
+def test_checkpoints_fit_any_plan(world: Worlds, tmp_path: Path, name: str, plans: list[str]) -> None:
+    """Each plan saves what the next one loads; each goes on as the one that saved did."""
+    for i, (plan, after) in enumerate(zip(plans, [*plans[1:], plans[0]], strict=True)):
+        folder = str(tmp_path / str(i))
+        saved = world(Plan.parse(plan).ranks).run(expert_jobs.saved, name, plan, folder, 2, timeout=IMPORTS)[0]
+        for found in world(Plan.parse(after).ranks).run(expert_jobs.loaded, name, after, folder, 2, timeout=IMPORTS):
+            assert found == pytest.approx(saved, rel=1e-10), (plan, after)
+
+
+def test_weights_alone(world: Worlds, tmp_path: Path) -> None:
+    base, own = expert_jobs.JOBS["mixture"]
+    weights = parity.serial(base, steps=1, changes=own)["weights"]
+    torch.save(weights, tmp_path / "w.pt")
+    for plan in ("dp=2,ep=2", "dp=2,ep=2,zero=1"):
+        for found in world(2).run(expert_jobs.weights_loaded, "mixture", plan, str(tmp_path / "w.pt")):
+            assert all(torch.equal(found[name], value) for name, value in weights.items())
+
+
+# -- guards
+
+
+def test_votes_know_who_has_the_same(world: Worlds) -> None:
+    """Of four ranks, 0 and 2 have the first experts: two that differ have no majority. Of the router all four vote."""
+    found = world(4).run(expert_jobs.voted, "dp=4,ep=2", 2, "blocks.0.experts.1.up.weight")
+    assert all("blocks.0.experts.1.up.weight" in text and "ranks 0, 2" in text for text in found), found[0]
+    found = world(4).run(expert_jobs.voted, "dp=4,ep=2", 3, "blocks.0.router.weight")
+    assert all("blocks.0.router.weight" in text and "rank 3" in text for text in found), found[0]
+
+
+def test_the_owner_of_a_bad_expert_is_named(world: Worlds) -> None:
+    for ranks, names in world(2).run(expert_jobs.blamed, "dp=2,ep=2", 1, "blocks.0.experts.2.up.weight"):
+        assert ranks == (1,) and names[0] == "blocks.0.experts.2.up.weight"
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("dp=4,ep=3", "ep=3 with dp=4\n.*4 % 3 != 0\n.*ep=4"), ("dp=2,ep=4", "ep=4 with dp=2\n.*2 % 4 != 0\n.*ep=2"),
+    ("dp=8,zero=1,shard=2,ep=4", "ep=4 with shard=2\n.*2 % 4 != 0\n.*ep=2"),
+])  # fmt: skip
+def test_ep_divides_the_ranks(text: str, words: str) -> None:
+    with pytest.raises(PlanError, match=f"(?s){words}"):
+        Plan.parse(text)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "zero=3",
+        "compress=fp16",
+        "static=true",
+        "chunk=2",
+        "compile=true",
+        "backend=threads",
+        "tp=2",
+        "pp=2",
+        "cp=2",
+        "tile=1x2",
+    ],
+)
+def test_what_does_not_go_with_ep(more: str) -> None:
+    plan = Plan.parse(f"dp=4,ep=2,{more}")
+    found = conflict(plan)
+    assert found is not None and found.choices.startswith("ep with")
+    with pytest.raises(PlanError, match="the engine does not run ep with"):
+        check(plan)
+
+
+@pytest.mark.parametrize(("job", "words"), [
+    ("six", "ep=4 for 6 experts\n.*blocks.0.experts\n.*6 % 4 != 0\n.*ep=2"),
+    ("listed", "no experts that can be spread\n.*look like experts: experts\n.*drumline.Experts"),
+    ("none", "the model has no experts that can be spread"),
+    ("buffer", "an expert keeps the buffer 'scale'\n.*blocks.0.experts.0"),
+    ("norm", "an expert keeps statistics of a batch\n.*blocks.0.experts.0.norm"),
+])  # fmt: skip
+def test_models_that_cannot_be_spread(world: Worlds, job: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        world(4).run(expert_jobs.refused, job, "dp=4,ep=4")
+
+
+def test_what_stays_whole_is_told(world: Worlds) -> None:
+    found = world(2).run(expert_jobs.left, "both", "dp=2,ep=2")[0]
+    assert list(found) == ["other.experts"] and "not known as experts" in found["other.experts"]
+
+
+def test_the_public_name() -> None:
+    assert dl.Experts is Experts and "Experts" in dl.__all__

@@ -1,0 +1,65 @@
+"""Where a split model goes wrong, `verify` names the layer: a halo, a tied gradient, a norm's reduction, a loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import split_faults
+from world import World
+
+from drumline.runtime.proof.verify import Verification
+
+Worlds = Callable[[int], World]
+
+
+def found(world: Worlds, fault: str, where: str, job: str, plan: str, **changes: Any) -> Verification:
+    ranks = split_faults.Plan.parse(plan).ranks
+    results = world(ranks).run(split_faults.run, fault, where, job, plan, changes, timeout=120)
+    assert isinstance(results[0], Verification)
+    assert results[1:] == [None] * (ranks - 1)
+    return results[0]
+
+
+def named(result: Verification) -> tuple[bool, str | None, str]:
+    return result.passed, result.first_divergence, result.phase
+
+
+def test_a_halo(world: Worlds) -> None:
+    assert named(found(world, "halo", "up.3", "groups", "tile=2x1")) == (False, "up.3", "forward")
+
+
+def test_a_tied_gradient(world: Worlds) -> None:
+    assert named(found(world, "tied", "", "masked", "pp=2,micro=2", clip=None)) == (False, "token", "backward")
+
+
+def test_a_norms_reduction(world: Worlds) -> None:
+    assert named(found(world, "statistics", "bottom.1", "groups", "tile=1x2")) == (False, "bottom.1", "forward")
+
+
+def test_a_loss_scale(world: Worlds) -> None:
+    assert named(found(world, "scale", "1", "mlp", "pp=2,micro=2", clip=None)) == (False, "(loss)", "backward")
+
+
+def test_without_a_fault(world: Worlds) -> None:
+    assert named(found(world, "", "", "groups", "tile=2x1")) == (True, None, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "where", "job", "plan", "named_so"), [
+    ("halo", "stem", "resnet", "tile=2x1", "stem"),
+    ("halo", "blocks.1.conv1", "resnet", "pp=2,micro=2,tile=1x2", "blocks.1.conv1"),
+    ("halo", "widen.1", "unet", "tile=2x2", ""),
+    ("statistics", "body.5", "convnet", "tile=1x2", "body.5"),
+    ("statistics", "norm", "resnet", "dp=2,tile=2x1", "norm"),
+    ("statistics", "blocks.0.norm2", "resnet", "dp=2,tp=2", "blocks.0.norm2"),
+    ("tied", "", "gpt", "pp=2,micro=3,tp=2", "token"),
+    ("tied", "", "t5", "pp=2,micro=2,schedule=zero-bubble", "shared"),
+    ("scale", "3", "masked", "dp=2,pp=2,micro=3", "(loss)"),
+])  # fmt: skip
+def test_elsewhere(world: Worlds, fault: str, where: str, job: str, plan: str, named_so: str) -> None:
+    result = found(world, fault, where, job, plan, clip=None)
+    if not named_so:
+        return
+    assert (result.passed, result.first_divergence) == (False, named_so)
