@@ -154,7 +154,7 @@ def cost_of(node: Node) -> float:
         return 2.0 * val.numel() * weight.numel() / weight.shape[w.given]
     if any(word in str(node.target) for word in ("attention", "matmul", "bmm")):
         other = node.args[1] if len(node.args) > 1 else None
-        shape = other.meta["val"].shape if isinstance(other, Node) else ()
+        shape: tuple[int, ...] = tuple(other.meta["val"].shape) if isinstance(other, Node) else ()
         return 2.0 * val.numel() * (shape[-2] if len(shape) > 1 else 1)
     return float(val.numel())
 
