@@ -67,7 +67,6 @@ def test_a_fused_projection_is_split_by_heads() -> None:
 def test_heads_that_do_not_divide_are_found() -> None:
     choice = chosen(Encoder(heads=2), batch("encoder"), 4)
     assert choice.uneven == [("layers.layers.0.self_attn", 2, 4), ("layers.layers.1.self_attn", 2, 4)]
-    assert "4 ranks cannot share" in choice.left.get("layers.layers.0.self_attn.in_proj_bias", "4 ranks cannot share")
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -37,7 +37,7 @@ def test_gathers_where_it_must_and_nowhere_else(case: Case) -> None:
             assert gathers(done) == must, f"{name}: {done.gathered}"
 
 
-def test_an_operator_without_a_rule_is_right_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_without_a_rule_is_right_and_named() -> None:
     case = Case("gelu", lambda a: torch.nn.functional.gelu(a) * 2, ((4, 4),))
     captured, _, batch = captured_of(case)
     node = placeholders(captured, batch)["a"]

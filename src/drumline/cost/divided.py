@@ -73,8 +73,9 @@ class Piped:
 
     def play(self) -> Played:
         """The order, action by action."""
-        seconds = {"forward": self.forward, "backward": self.backward, "weight": self.weight}
-        return play(self.order, **seconds, transfer=self.transfer)
+        return play(
+            self.order, forward=self.forward, backward=self.backward, weight=self.weight, transfer=self.transfer
+        )
 
     def of_rank(self, rank: int) -> list[Stage]:
         """The stages that a rank has."""

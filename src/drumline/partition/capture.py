@@ -25,6 +25,7 @@ from ..errors import DrumlineError
 from ..trace.fake import untraceable
 from ..trace.kinds import tensors as tensors_in
 from .opaque import opaque
+from .statistics import averaged
 from .tidy import tidy
 
 Call = tuple[str, int]
@@ -83,6 +84,7 @@ def capture(
         node.meta.update(role=role, name=name)
         if role == "parameter":
             node.meta["trained"] = parameters[name].requires_grad
+    averaged(made.graph)
     constants = {n.target: getattr(made, n.target) for n in made.graph.nodes if n.op == "get_attr"}
     for node in made.graph.nodes:
         node.meta["module"] = _innermost(node)

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import TraceError
+from .statistics import AVERAGED
 
 
 @contextmanager
@@ -25,6 +27,9 @@ def opaque(model: nn.Module) -> Iterator[None]:
     plain: Any = torch.autograd.Function.__dict__["apply"]
     hook: Any = torch.Tensor.register_hook
     attributes = [(m, dict(vars(m))) for m in model.modules()]
+    for m in model.modules():
+        if isinstance(m, _BatchNorm) and m.momentum is None and m.track_running_stats:
+            m.momentum = AVERAGED
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         mode = get_proxy_mode()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 from .layout import Split
@@ -47,9 +48,14 @@ class Spans:
 
 def spanning_batch_norm(
     x: torch.Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
-    momentum: float, eps: float, spans: Spans,
+    momentum: float | torch.Tensor, eps: float, spans: Spans,
 ) -> torch.Tensor:  # fmt: skip
-    """Running statistics are whole, weights are of the channels that this rank has."""
+    """Running statistics are whole, weights are of the channels that this rank has.
+
+    A momentum that is a tensor is the number of batches so far, over all of which the statistics are averaged.
+    """
+    if isinstance(momentum, torch.Tensor):
+        momentum = 0.5 if isinstance(momentum, FakeTensor) else 1.0 / float(momentum)
     here = spans.presence.here
     if spans.channels is None:
         of = (running_mean, running_var, training, momentum, eps, spans.axes)
@@ -64,6 +70,22 @@ def spanning_batch_norm(
             running_mean.copy_(new[0])
             running_var.copy_(new[1])
     return out
+
+
+AVERAGED = -1.0
+"""Stands for `momentum=None` while a model is captured: torch's own would ask for the number of batches."""
+
+
+def averaged(graph: Graph) -> None:
+    """In place: every BatchNorm that was captured with AVERAGED counts its batches when it runs."""
+    heads = {n.meta["name"]: n for n in graph.nodes if n.op == "placeholder"}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is aten.batch_norm.default and node.args[6] == AVERAGED:
+            mean = node.args[3]
+            assert isinstance(mean, Node)
+            count = heads[str(mean.meta["name"]).replace("running_mean", "num_batches_tracked")]
+            node.target = spanning_batch_norm
+            node.args = (*node.args[:6], count, node.args[7], Spans())
 
 
 def span(graph: Graph, axis_of: Callable[[frozenset[str]], Axis]) -> Presence:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..cluster import Cluster
 from ..cost import Estimate
 from ..model.profile import Profile
@@ -66,7 +68,8 @@ def _less(ranked: Ranked) -> list[str]:
     found = []
     for zero in range(winner.zero):
         # the first is the best of its kind: the fastest, or, if none fits, the one that lacks least
-        of_kind = (x for x in ranked if (x[0].dp, x[0].zero, x[0].offload) == (winner.dp, zero, "none"))
+        kind = _kind(replace(winner, zero=zero, offload="none"))
+        of_kind = (x for x in ranked if _kind(x[0]) == kind)
         plan, e = next(of_kind, (winner, best))
         if e is not best:
             found.append(f"zero={zero} {_verb(e)} {reason(e, best, plan)}")
@@ -86,6 +89,11 @@ def _rival(ranked: Ranked) -> tuple[Plan, Estimate] | None:
     """The best that fits and differs from the winner in its ranks, in what it shards or in what it offloads."""
     winner = ranked[0][0]
     for plan, e in ranked[1:]:
-        if e.fits and (plan.dp, plan.zero, plan.offload) != (winner.dp, winner.zero, winner.offload):
+        if e.fits and _kind(plan) != _kind(winner):
             return plan, e
     return None
+
+
+def _kind(plan: Plan) -> tuple[object, ...]:
+    """What tells plans apart at first sight."""
+    return plan.dp, plan.tp, plan.pp, plan.cp, plan.tile, plan.zero, plan.offload

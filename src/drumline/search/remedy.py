@@ -11,6 +11,7 @@ from ..model.profile import Profile
 from ..plan import Plan
 from ..units import format_bytes
 from .space import candidates, micro_batches, recomputations, smaller
+from .splitting import splits
 
 
 def least(profile: Profile, cluster: Cluster, base: Plan) -> tuple[Plan, Estimate]:
@@ -61,6 +62,8 @@ def _devices(profile: Profile, n: int, fleet: Cluster, plan: Plan) -> int:
                 whole = Plan(dp=n, zero=3, micro=micro, recompute=recompute, precision=plan.precision)
                 if any(fits(p) for p in (whole, *smaller(whole, larger, fits))):
                     return n
+        if any(fits(p) for p in splits(profile, larger, Plan(precision=plan.precision))):
+            return n
     return 0
 
 

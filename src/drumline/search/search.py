@@ -58,7 +58,8 @@ def search(
 
 def _effort(plan: Plan) -> tuple[int, ...]:
     """Of plans that are equally fast the one with fewer ranks, micro-batches and less sharding stands first."""
-    return plan.ranks, plan.micro, plan.zero, plan.shards
+    split = plan.ranks // plan.dp
+    return plan.ranks, split, plan.micro, plan.zero, plan.shards
 
 
 def default_precision(cluster: Cluster) -> str:

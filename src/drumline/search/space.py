@@ -10,6 +10,7 @@ from ..cost import Steps
 from ..model.profile import Profile
 from ..plan.combinations import HELD, refusal
 from ..plan.plan import Plan
+from .splitting import splits
 
 Fits = Callable[[Plan], bool]
 """Whether a plan fits device and host."""
@@ -22,7 +23,8 @@ def candidates(profile: Profile, cluster: Cluster, base: Plan, fits: Fits | None
     """Every plan for up to all devices; choices not searched over are those of `base`.
 
     What only ever costs time (offloading, chunks) is offered where it makes a plan fit that does not fit without it,
-    and nowhere else. The fastest plan that fits is not lost by that.
+    and nowhere else. The fastest plan that fits is not lost by that. Plans that split the model (splitting.py) use all
+    devices.
     """
     fits = fits or Steps(profile, cluster, base.precision).fits
     for dp in replicas(profile, cluster.devices):
@@ -34,6 +36,7 @@ def candidates(profile: Profile, cluster: Cluster, base: Plan, fits: Fits | None
                         yield plan
                         if not fits(plan):
                             yield from smaller(plan, cluster, fits)
+    yield from splits(profile, cluster, base)
 
 
 def replicas(profile: Profile, devices: int) -> Iterator[int]:

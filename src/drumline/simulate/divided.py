@@ -81,8 +81,9 @@ def _pipelined(prices: Divided, plan: Plan, cluster: Cluster) -> list[list[Row]]
         size = piped.stages[min(hop.stage, hop.action.stage)][-1].output
         rows[hop.src].append(("communication", f"{hop.action.kind} to stage {hop.stage}", hop.start, hop.end, size))
     for rank in range(plan.pp):
+        part = profile_of(prices.local(plan).profile, piped.of_rank(rank))
         lanes = Lanes(cluster.overlap, start=played.seconds)
         lanes.compute("communication tied", prices.tied_seconds(plan))
-        _tail(lanes, prices.tail(plan, profile_of(prices.local(plan).profile, piped.of_rank(rank)), rank), plan, cluster)
+        _tail(lanes, prices.tail(plan, part, rank), plan, cluster)
         rows[rank] += lanes.spans
     return rows

@@ -99,7 +99,7 @@ class Spreader:
         if wrong is None:
             return
         shared = math.gcd(*found.values())
-        near = max(k for k in range(1, n) if shared % k == 0)
+        near = min((k for k in range(1, shared + 1) if shared % k == 0), key=lambda k: (abs(k - n), -k))
         same = math.gcd(shared, n)
         raise PlanError(
             f"tp={n} cannot share the {wrong[1]} heads of {wrong[0] or 'the model'}", where=f"plan {self.plan}",

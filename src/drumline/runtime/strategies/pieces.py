@@ -93,6 +93,19 @@ class Piece:
         return torch.cat([flat[a : a + n] for a, _, n in self.runs()] or [flat[:0]])
 
 
+    def put(self, flat: torch.Tensor, values: torch.Tensor) -> None:
+        """Write its numbers to where they lie in the flattened parameter."""
+        if self.cut is not None and self.start == 0 and values.numel() == math.prod(self.cut.shape(self.shape)):
+            dim, at = self.cut.split.dim, 0
+            box, part = flat.view(self.shape), values.view(self.cut.shape(self.shape))
+            for run in self.cut.split.ranges(self.cut.index):
+                box.narrow(dim, run.start, len(run)).copy_(part.narrow(dim, at, len(run)))
+                at += len(run)
+            return
+        for there, here, n in self.runs():
+            flat[there : there + n] = values[here : here + n]
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A parameter of the model that is a run of rows, or a cut, of a larger one, which the user has under `name`."""
@@ -150,9 +163,7 @@ def assemble(
         if piece.name not in whole:
             whole[piece.name] = torch.zeros(kinds[piece.name].shape, dtype=tensor.dtype, device=device).flatten()
         if piece.counts:
-            flat = tensor.detach().flatten().to(device)
-            for there, at, n in piece.runs():
-                whole[piece.name][there : there + n] = flat[at : at + n]
+            piece.put(whole[piece.name], tensor.detach().flatten().to(device))
         if not piece.everywhere:
             spread[piece.name] = tensor.dtype
     if group is not None and dist.get_world_size(group) > 1:

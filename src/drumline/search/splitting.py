@@ -1,0 +1,106 @@
+"""Candidates that split the model: features inside a node first, stages over the rest, tokens of long sequences, tiles
+of images; what devices are left over are replicas. Small generators that read like their constraints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..cluster import Cluster
+from ..cost import Steps
+from ..cost.tensor import tokens_of
+from ..errors import PlanError
+from ..model.profile import Profile
+from ..model.shapes import Convolution, shape_of
+from ..plan.combinations import refusal
+from ..plan.plan import Plan
+
+LONG = 1024
+"""Tokens that a rank keeps at least, where tokens are divided."""
+SMALLEST_TILE = 32
+"""Rows, and columns, that a tile has at least."""
+ROUNDS = (1, 2, 4, 8)
+"""Micro-batches of a pipeline, in multiples of its ranks: with more, its bubble hardly shrinks."""
+FEW = 4
+"""Up to so many micro-batches a rank, orders with smaller bubbles are looked at as well."""
+
+
+def splits(profile: Profile, cluster: Cluster, base: Plan) -> Iterator[Plan]:
+    """Every plan that splits the model over all devices, and can be priced."""
+    steps = Steps(profile, cluster, base.precision)
+    for shape in shapes(profile, cluster, base):
+        if not _can_be_cut(shape, steps):
+            continue
+        for zero in _levels(shape):
+            for plan in _in_micro_batches(replace(shape, zero=zero), profile):
+                if not refusal(plan):
+                    yield plan
+
+
+def shapes(profile: Profile, cluster: Cluster, base: Plan) -> Iterator[Plan]:
+    """Meshes that fill the devices."""
+    devices, node = cluster.devices, min(cluster.devices, cluster.node.devices)
+    tokens = tokens_of(profile)
+    for tile in _tiles(profile, node):
+        for tp in _powers(node if tile == (1, 1) else 1):
+            for cp in _powers(min(node // tp, tokens // LONG)) if tile == (1, 1) else (1,):
+                inner = tp * cp * tile[0] * tile[1]
+                for pp in _powers(min(devices // inner, _layers(profile))) if tile == (1, 1) else (1,):
+                    if devices % (inner * pp) == 0 and inner * pp > 1:
+                        dp = devices // (inner * pp)
+                        if dp <= profile.batch_size:
+                            yield replace(base, dp=dp, tp=tp, cp=cp, pp=pp, tile=tile)
+
+
+def _powers(most: int) -> Iterator[int]:
+    n = 1
+    while n <= max(1, most):
+        yield n
+        n *= 2
+
+
+def _tiles(profile: Profile, node: int) -> Iterator[tuple[int, int]]:
+    """Of images that are large enough: rows first."""
+    yield 1, 1
+    first = next((s for x in profile.layers for op in x.ops if isinstance(s := shape_of(op), Convolution)), None)
+    if first is None:
+        return
+    for rows in _powers(min(node, first.rows // SMALLEST_TILE)):
+        for columns in (rows // 2, rows):
+            if 1 < rows * columns <= node and columns >= 1 and first.columns // columns >= SMALLEST_TILE:
+                yield rows, columns
+
+
+def _layers(profile: Profile) -> int:
+    return sum(x.repeats for x in profile.layers if x.parameters)
+
+
+def _levels(shape: Plan) -> tuple[int, ...]:
+    """What replicas can share: a pipeline keeps its gradients whole."""
+    if shape.dp == 1:
+        return (0,)
+    return (0, 1) if shape.pp > 1 else (0, 1, 2)
+
+
+def _in_micro_batches(plan: Plan, profile: Profile) -> Iterator[Plan]:
+    most = profile.batch_size // plan.dp
+    if plan.pp == 1:
+        yield from (replace(plan, micro=m) for m in _powers(most))
+        return
+    counts = {plan.pp * k for k in ROUNDS if plan.pp * k <= most}
+    for micro in sorted(counts | {max(_powers(most))}):
+        yield replace(plan, micro=micro)
+        if micro <= FEW * plan.pp:
+            yield replace(plan, micro=micro, schedule="zero-bubble")
+            if micro % plan.pp == 0 and 2 * plan.pp <= _layers(profile):
+                yield replace(plan, micro=micro, schedule="interleaved", virtual=2)
+
+
+def _can_be_cut(shape: Plan, steps: Steps) -> bool:
+    """Whether the model has what the plan divides: heads that tp divides, tokens, images."""
+    try:
+        steps.divided.local(shape)
+    except PlanError:
+        return False
+    return True
