@@ -1,4 +1,4 @@
-"""The orders of a pipeline on four ranks whose layers sleep: the step that was predicted, and the one that was measured.
+"""The orders of a pipeline on four ranks whose layers sleep: the step that was predicted, and the measured one.
 
     python benchmarks/pipelines.py [--blocks 20] [--sleep 5] [--micro 8] [--paste]
 
@@ -111,7 +111,7 @@ def contest(emit: Callable[[dict[str, Any]], None], sleeps: Sleeps, micro: int, 
     torch.set_num_threads(1)
     job = _job(sleeps, micro)
     engines = {case: initialize(job, case.plan(micro)) for case in CASES}
-    batches = {case: list(engine.data(1))[0] for case, engine in engines.items()}
+    batches = {case: next(iter(engine.data(1))) for case, engine in engines.items()}
     found = Found(message=_message(), seconds={case: [] for case in CASES})
     for case, engine in engines.items():
         for _ in range(WARM):
@@ -197,21 +197,22 @@ def report(ranks: list[Found], micro: int, sleeps: Sleeps) -> list[str]:
         r = ratio(found.seconds[case], [want] * len(found.seconds[case]))
         held = ", ".join(str(rank.held[case]) for rank in ranks)
         most = max(rank.bytes[case] for rank in ranks)
+        step = 1e3 * statistics.median(found.seconds[case])
         lines.append(
-            f"| {case} | {1e3 * want:.1f} ms | {1e3 * statistics.median(found.seconds[case]):.1f} ms | {r} | {_near(r)} "
+            f"| {case} | {1e3 * want:.1f} ms | {step:.1f} ms | {r} | {_near(r)} "
             f"| {held} | {most // 1024} | {_theory(case, micro) // 1024} |"
         )
     return [*lines, "", *_promises(ranks, micro)]
 
 
 def _near(r: Ratio) -> str:
-    if 1 - NEAR <= r.low and r.high <= 1 + NEAR:
+    if r.low >= 1 - NEAR and r.high <= 1 + NEAR:
         return "kept"
     return "missed" if r.low > 1 + NEAR or r.high < 1 - NEAR else "open: the interval holds the bound"
 
 
 def _theory(case: Case, micro: int) -> int:
-    """The most bytes on one rank, if a stage keeps the input of each of its layers until it has the weight's gradient."""
+    """The most bytes on one rank, if stages keep the inputs of their layers until the weights have their gradients."""
     order = case.order(micro)
     return int(max(peak_bytes(order, [case.layers * BYTES] * order.stages)))
 

@@ -66,7 +66,8 @@ def main() -> None:
         print("\n".join(part), flush=True)
         lines += part
     if options.paste:
-        paste("peers", lines[:-1], f"{RANKS} ranks, one thread each; pasted by `python benchmarks/split_peers.py --paste`")
+        how = f"{RANKS} ranks, one thread each; pasted by `python benchmarks/split_peers.py --paste`"
+        paste("peers", lines[:-1], how)
 
 
 def _options() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ names = st.from_regex(r"[a-z_][a-z_0-9]{0,8}(\.[0-9]{1,3})?", fullmatch=True)
 def plans(draw: st.DrawFn) -> Plan:
     """Any plan that can be."""
     values: dict[str, Any] = {key: draw(st.sampled_from(words)) for key, words in CHOICES.items()}
-    values |= {key: draw(counts) for key in ("tp", "cp", "ep", "pp", "virtual", "micro", "chunk")}
+    values |= {key: draw(counts) for key in ("tp", "cp", "pp", "virtual", "micro", "chunk")}
     shard, replicas = draw(st.integers(0, 1000)), draw(st.integers(1, 1000))
+    dp = max(1, shard) * replicas
+    values["ep"] = math.gcd(draw(counts), shard or dp)  # it divides them
     sync = st.sampled_from(["allreduce", "server", "async", "stale:3", "local:16"])
     return Plan(
-        dp=max(1, shard) * replicas, shard=shard, zero=draw(st.integers(0, 3)), sync=draw(sync),
+        dp=dp, shard=shard, zero=draw(st.integers(0, 3)), sync=draw(sync),
         split=tuple(draw(st.lists(names, max_size=3))), tile=(draw(st.integers(1, 9)), draw(st.integers(1, 9))),
         bucket=draw(st.integers(1, 2**40)), compile=draw(st.booleans()), **values,
     )  # fmt: skip

@@ -110,7 +110,8 @@ def run_one(world: World, cell: Cell, steps: int) -> Result:
             result = Result("FAILED", math.inf, f"it ran, and was to be refused: {expected}")
     except PlanError as e:
         known = expected and e.what.startswith(expected)
-        result = Result("refused" if known else "FAILED", math.inf, f"{e.what}: {e.rule}")
+        words = f"{e.what}: {e.rule}"
+        result = Result("refused", math.inf, words) if known else Result("FAILED", math.inf, f"PlanError: {words}")
     except Exception as e:
         result = Result("FAILED", math.inf, f"{type(e).__name__}: {' '.join(str(e).split())[:300]}")
     return Result(result.kind, result.error, result.words, time.monotonic() - start)

@@ -64,5 +64,5 @@ def _ring(layer: Layer, share: float, n: int, width: int) -> Talks:
             pair = Affine(0.0, float(2 * tokens * shape.kv_heads * shape.width * width * op.count))
             found += [Talk("cp", "forward", "ring", pair)] * (n - 1)
             found += [Talk("cp", "backward", "ring", pair)] * (n - 1)
-            found += [Talk("cp", "backward", "ring", times(pair, 4 / width), wide=True)] * (n - 1)
+            found += [Talk("cp", "backward", "ring", pair, wide=True)] * (n - 1)
     return tuple(found)

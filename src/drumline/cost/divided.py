@@ -14,17 +14,18 @@ from ..model.profile import COMPUTE_KINDS, Layer, Profile
 from ..plan import Plan
 from ..schedule import Pipeline, pipeline_order
 from .axes import along, between_stages, copies
+from .clock import finish
 from .collectives import collective_seconds
 from .divide import divide
 from .lanes import Played, play
 from .layers import LayerTime, Sent, communication, computed, largest_share
 from .local import Local, Talks
 from .memory import Memory, peak_memory
-from .stage_memory import kept_by_cells, stage_memory
+from .stage_memory import kept_by_cells, memory_by_rank
 from .stages import Cell, Stage, cut, names_of, profile_of
 from .traffic import Message, after_backward, after_update, messages
 from .update import update_seconds
-from .work import WIDTH, Pricer
+from .work import Pricer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,18 @@ class Piped:
     backward: tuple[float, ...]
     weight: tuple[float, ...]
     transfer: tuple[float, ...]
+    homes: dict[int, int]
+    """Stage -> its rank."""
+
+    @property
+    def seconds(self) -> float:
+        """Until the last action ends."""
+        return finish(self.order, self.homes, self.forward, self.backward, self.weight, self.transfer)
+
+    def busy(self, rank: int) -> float:
+        """Seconds in which a rank computes or waits for its layers' messages, all micro-batches."""
+        mine = [i for i, home in self.homes.items() if home == rank]
+        return self.order.micros * sum(self.forward[i] + self.backward[i] + self.weight[i] for i in mine)
 
     def play(self) -> Played:
         """The order, action by action."""
@@ -77,10 +90,15 @@ class Piped:
             self.order, forward=self.forward, backward=self.backward, weight=self.weight, transfer=self.transfer
         )
 
+    def sent_by(self, rank: int) -> float:
+        """Seconds of what a rank hands on in one micro-batch, forward and backward."""
+        ways = [(i, i + 1) for i in range(len(self.stages) - 1)] + [(i + 1, i) for i in range(len(self.stages) - 1)]
+        apart = [(a, b) for a, b in ways if self.homes[a] == rank != self.homes[b]]
+        return sum(self.transfer[min(a, b)] for a, b in apart)
+
     def of_rank(self, rank: int) -> list[Stage]:
         """The stages that a rank has."""
-        homes = self.order.homes()
-        return [s for i, s in enumerate(self.stages) if homes[i] == rank]
+        return [s for i, s in enumerate(self.stages) if self.homes[i] == rank]
 
 
 class Divided:
@@ -92,7 +110,7 @@ class Divided:
         self._times: dict[tuple[object, ...], tuple[list[LayerTime], list[Said]]] = {}
         self._piped: dict[tuple[object, ...], Piped] = {}
         self._tails: dict[tuple[object, ...], Tail] = {}
-        self._played: dict[tuple[object, ...], Played] = {}
+        self._ends: dict[tuple[object, ...], float] = {}
 
     def local(self, plan: Plan) -> Local:
         """The part of one rank, before stages are cut."""
@@ -104,12 +122,16 @@ class Divided:
 
     def memory(self, plan: Plan) -> Memory:
         """The memory of the fullest rank."""
+        return max(self.memories(plan), key=lambda m: m.total)
+
+    def memories(self, plan: Plan) -> list[Memory]:
+        """Of a rank of every stage."""
         local, _ = self._part(plan)
         n = largest_share(self._profile.batch_size, plan)
         if plan.pp == 1:
-            return peak_memory(local.profile, plan, n, device=self._cluster.device.kind)
+            return [peak_memory(local.profile, plan, n, device=self._cluster.device.kind)]
         piped = self.piped(plan)
-        return stage_memory(local.profile, plan, n, piped.order, piped.stages)
+        return memory_by_rank(local.profile, plan, n, piped.order, piped.stages, piped.homes)
 
     # -- one stage
 
@@ -162,11 +184,10 @@ class Divided:
         return self._parts[key]
 
     def _said(self, layer: Layer, talks: Talks, plan: Plan, n: float, pricer: Pricer) -> Said:
-        scale = WIDTH[plan.precision] / self._profile.activation_bytes
         seconds = {"forward": 0.0, "backward": 0.0}
         ring = {"forward": 0.0, "backward": 0.0}
         for t in talks:
-            size = t.bytes.at(n) * (1.0 if t.wide else scale)
+            size = t.size(n, plan.precision, self._profile)
             known = ring if t.collective == "ring" else seconds
             known[t.phase] += along(t.axis, t.collective, size, plan, self._cluster)
         if layer.norms and plan.dp * copies(plan) > 1:
@@ -187,10 +208,10 @@ class Divided:
 
     def _pipelined(self, plan: Plan) -> Step:
         local, _ = self._part(plan)
-        piped, played = self.piped(plan), self._play(plan)
+        piped, seconds = self.piped(plan), self._seconds(plan)
         tails = [self.tail(plan, profile_of(local.profile, piped.of_rank(r)), r) for r in range(plan.pp)]
         tail = max(tails, key=lambda t: t.sent + t.update)
-        rank = max(range(plan.pp), key=played.busy)
+        rank = max(range(plan.pp), key=piped.busy)
         cells = [c for s in piped.of_rank(rank) for c in s]
         m = plan.micro
         said = m * sum(c.said_forward + c.said_backward for c in cells)
@@ -199,19 +220,19 @@ class Divided:
             "forward": forward,
             "backward": backward,
             "recompute": 0.0,
-            "bubble": max(0.0, played.seconds - forward - backward - said),
+            "bubble": max(0.0, seconds - forward - backward - said),
             "communication": said + tail.sent + self.tied_seconds(plan),
             "optimizer": tail.update,
             "overhead": overhead(plan, self._cluster),
         }
-        hidden = sum(h.end - h.start for h in played.hops if h.src == rank) + m * sum(c.hidden for c in cells)
+        hidden = m * (piped.sent_by(rank) + sum(c.hidden for c in cells))
         return Step(parts, hidden, local.notes)
 
-    def _play(self, plan: Plan) -> Played:
+    def _seconds(self, plan: Plan) -> float:
         key = self._key(plan)
-        if key not in self._played:
-            self._played[key] = self.piped(plan).play()
-        return self._played[key]
+        if key not in self._ends:
+            self._ends[key] = self.piped(plan).seconds
+        return self._ends[key]
 
     def piped(self, plan: Plan) -> Piped:
         """The pipeline of a plan."""
@@ -238,7 +259,7 @@ class Divided:
         backward = tuple(sum(c.backward + c.said_backward for c in s) - w for s, w in zip(stages, weight, strict=True))
         return Piped(
             order, stages, tuple(sum(c.forward + c.said_forward for c in s) for s in stages), backward, weight,
-            tuple(between_stages(s[-1].output, plan, self._cluster) for s in stages[:-1]),
+            tuple(between_stages(s[-1].output, plan, self._cluster) for s in stages[:-1]), order.homes(),
         )  # fmt: skip
 
     def _cells(self, plan: Plan) -> list[Cell]:
@@ -251,7 +272,7 @@ class Divided:
             Cell(
                 i, name, 1.0, t.forward, t.backward, t.backward * self._weights(t.layer, n, pricer), s.forward,
                 s.backward, s.hidden, t.layer.parameters + t.layer.frozen + t.layer.tied > 0, kept[i].saved,
-                kept[i].output, kept[i].working,
+                kept[i].output, kept[i].working, kept[i].deferred,
             )
             for i, name, t, s in zip(places, names_of(local.profile.layers), times, said, strict=True)
         ]  # fmt: skip

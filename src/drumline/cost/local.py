@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..model.profile import Affine, Layer, Op, Profile
+from .work import WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,15 @@ class Talk:
     collective: str
     """Of the cost model's collectives; `send` is to a neighbour, `ring` to the next rank while it computes."""
     bytes: Affine
-    """Of the whole buffer; of a send, what this rank sends."""
+    """Of the whole buffer, in values as wide as the profile's activations; of a send, what this rank sends."""
     wide: bool = False
-    """Whether it is as wide as parameters are, whatever the plan's precision."""
+    """Whether its values are as wide as parameters, whatever the plan's precision: autocast leaves norms, residuals
+    and gradients of parameters so."""
+
+    def size(self, n: float, precision: str, profile: Profile) -> float:
+        """Bytes for n samples."""
+        width = profile.parameter_bytes if self.wide else WIDTH[precision]
+        return self.bytes.at(n) * width / profile.activation_bytes
 
 
 Talks = tuple[Talk, ...]

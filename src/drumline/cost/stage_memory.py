@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..model.profile import Profile
+from ..model.profile import Layer, Profile
+from ..model.shapes import Convolution, Product, shape_of
 from ..plan import Plan
 from ..schedule import Pipeline
 from .autocast import cast_bytes, wide_bytes
 from .memory import Memory
 from .pipeline import peak_bytes
 from .stages import Stage, profile_of
+from .tensor import tokens_of
 from .work import WIDTH
 
 
@@ -22,35 +24,51 @@ class Held:
     saved: float
     output: float
     working: float
+    deferred: float
+    """Gradients of what its products give: kept until a backward for weights that comes later."""
 
 
 def kept_by_cells(profile: Profile, plan: Plan, n: float) -> list[Held]:
     """By layer of the profile. Cast copies of weights are made anew, and kept, for every micro-batch."""
     scale = WIDTH[plan.precision] / profile.activation_bytes
     wide, cast = wide_bytes(profile, plan, n), cast_bytes(profile, plan)
+    # what passes from block to block of a transformer is a sum that begins with a table's rows: autocast leaves it wide
+    passed = profile.parameter_bytes / profile.activation_bytes if tokens_of(profile) else scale
     found = []
     for i, x in enumerate(profile.layers):
         # both lists are sums along the model, of the repeats before and of this one
         extra = _grown(wide, i) / x.repeats + _grown(cast, i) / x.repeats
         back = wide[2 * i + 1] - wide[2 * i]
         found.append(
-            Held(scale * x.saved.at(n) + extra, scale * x.output.at(n), scale * x.local_backward.at(n) + back)
-        )
+            Held(
+                scale * x.saved.at(n) + extra, passed * x.output.at(n), scale * x.local_backward.at(n) + back,
+                scale * _products(x, n, profile.activation_bytes),
+            )
+        )  # fmt: skip
     return found
+
+
+def _products(layer: Layer, n: float, width: int) -> float:
+    """Bytes that the products of a layer give."""
+    shapes = [(shape_of(op), op) for op in layer.ops if op.phase == "forward"]
+    rows = sum(s.rows * s.outputs * width * op.count for s, op in shapes if isinstance(s, Product))
+    return n * rows + sum(op.output.at(n) * op.count for s, op in shapes if isinstance(s, Convolution))
 
 
 def _grown(sums: Sequence[float], i: int) -> float:
     return sums[2 * i] - (sums[2 * i - 2] if i else 0.0)
 
 
-def stage_memory(profile: Profile, plan: Plan, n: float, order: Pipeline, stages: Sequence[Stage]) -> Memory:
-    """Of the fullest rank."""
+def memory_by_rank(
+    profile: Profile, plan: Plan, n: float, order: Pipeline, stages: Sequence[Stage], homes: Mapping[int, int]
+) -> list[Memory]:
+    """Of every rank of the pipeline; `homes` are the ranks of the stages."""
     saved = [_saved(stages, i, profile) for i in range(len(stages))]
-    held = peak_bytes(order, saved)
-    homes = order.homes()
-    ranks = [_rank(profile, plan, n, [(i, s) for i, s in enumerate(stages) if homes[i] == r], held[r])
-             for r in range(len(order.lanes))]  # fmt: skip
-    return max(ranks, key=lambda m: m.total)
+    # a split backward keeps the graph until its second half, and the gradients that this one begins with
+    kept = [s + sum(c.deferred for c in stage) for s, stage in zip(saved, stages, strict=True)]
+    held = peak_bytes(order, saved, kept)
+    mine = [[s for i, s in enumerate(stages) if homes[i] == r] for r in range(len(order.lanes))]
+    return [_rank(profile, plan, n, own, bytes_) for own, bytes_ in zip(mine, held, strict=True)]
 
 
 def _saved(stages: Sequence[Stage], i: int, profile: Profile) -> float:
@@ -66,10 +84,10 @@ def _saved(stages: Sequence[Stage], i: int, profile: Profile) -> float:
     return max(0.0, own - handed) + given
 
 
-def _rank(profile: Profile, plan: Plan, n: float, mine: Sequence[tuple[int, Stage]], held: float) -> Memory:
+def _rank(profile: Profile, plan: Plan, n: float, mine: Sequence[Stage], held: float) -> Memory:
     width = profile.parameter_bytes
-    part = profile_of(profile, [s for _, s in mine])
-    cells = [c for _, s in mine for c in s]
+    part = profile_of(profile, mine)
+    cells = [c for s in mine for c in s]
     here = {c.layer for c in cells}
     tied = max((profile.layers[i].tied for i in here), default=0)
     tied = 0 if _counts_it(profile, here) else tied

@@ -32,6 +32,8 @@ class Cell:
     output: float
     working: float
     """Bytes that its backward needs beyond what was kept."""
+    deferred: float
+    """Bytes that a backward for the input leaves for the one for weights."""
 
     @property
     def seconds(self) -> float:
@@ -102,6 +104,7 @@ def _finer(cells: Sequence[Cell], parts: int) -> list[Cell]:
         piece = replace(
             c, share=c.share / k, forward=c.forward / k, backward=c.backward / k, weight=c.weight / k,
             said_forward=c.said_forward / k, said_backward=c.said_backward / k, hidden=c.hidden / k, saved=c.saved / k,
+            deferred=c.deferred / k,
         )  # fmt: skip
         found += [piece] * k
     return found

@@ -19,8 +19,6 @@ from .roles import ALONE, COLUMN, HEAD, INSIDE, LOSS, OUTSIDE, ROW, SPLIT, TABLE
 
 INDEX = 8
 """Bytes of an id."""
-WIDE = 4
-"""Bytes of a number of the loss."""
 
 
 def by_tensors(local: Local, n: int) -> Local:
@@ -113,17 +111,13 @@ class _Stream:
                 self._whole_parameters(shape.tensors * [shape.width])
                 self.learns = True
         if any(role == LOSS and op.kind == "softmax" for op, role in zip(layer.ops, roles, strict=True)):
-            self._loss(layer, roles)
+            self._loss()
         elif self.split and any(op.kind == "softmax" and r == OUTSIDE for op, r in zip(layer.ops, roles, strict=True)):
-            self._say("forward", "all_reduce", Affine(WIDE), Affine(WIDE))
+            self._say("forward", "all_reduce", *[Affine(float(self.profile.activation_bytes))] * 2, wide=True)
         return tuple(self.told)
 
     def _say(self, phase: str, collective: str, *sizes: Affine, wide: bool = False) -> None:
         self.told += [Talk("tp", phase, collective, size, wide) for size in sizes]
-
-    def _row_of(self, width: int, shape: Shape) -> Affine:
-        rows = shape.rows if isinstance(shape, Product) else 1
-        return Affine(0.0, float(self.profile.activation_bytes * rows * width))
 
     def _table(self, op: Op, shape: object, role: str) -> None:
         assert isinstance(shape, Table)
@@ -132,24 +126,24 @@ class _Stream:
         if shape.tokens:
             size = Affine(0.0, float(width * shape.tokens * shape.width))
             if role == TABLE:
-                self._settle(size)
+                self._settle(size, wide=True)
             return
         row = shape.width * width
         places = (op.bytes.fixed - shape.rows * row) / (row + INDEX)
         size = Affine(max(0.0, places) * row)
         if role == TABLE:
-            self._say("forward", "all_reduce", size)
+            self._say("forward", "all_reduce", size, wide=True)
         if self.split:
-            self._say("backward", "all_gather", size)
+            self._say("backward", "all_gather", size, wide=True)
 
-    def _settle(self, size: Affine) -> None:
+    def _settle(self, size: Affine, *, wide: bool = False) -> None:
         """Summands are added up: to parts of the tokens, or to a whole."""
         if self.tokens:
-            self._say("forward", "reduce_scatter", size)
-            self._say("backward", "all_gather", size)
+            self._say("forward", "reduce_scatter", size, wide=wide)
+            self._say("backward", "all_gather", size, wide=wide)
             self.split = True
         else:
-            self._say("forward", "all_reduce", size)
+            self._say("forward", "all_reduce", size, wide=wide)
 
     def _product(self, op: Op, shape: Product | Convolution, role: str, residual: bool) -> None:
         read, given = _values(op, shape, self.profile)
@@ -164,7 +158,7 @@ class _Stream:
             was, self.open = self.split, False
             self._settle(given)
             if self.split and not was and residual:
-                self._say("backward", "all_gather", given)  # what passes by the layer is cut
+                self._say("backward", "all_gather", given, wide=True)  # what passes by the layer is cut
             self._whole_parameters([shape.outputs] * shape.bias)
         elif role == OUTSIDE:
             self._whole_parameters([shape.numbers, *[shape.outputs] * shape.bias])
@@ -173,25 +167,26 @@ class _Stream:
     def _enter(self, read: Affine) -> None:
         """A value for columns: made whole, its gradients added up."""
         if self.split:
-            self._say("forward", "all_gather", read)
-            self._say("backward", "reduce_scatter", read)
+            self._say("forward", "all_gather", read, wide=True)
+            self._say("backward", "reduce_scatter", read, wide=True)
         elif self.learns:
-            self._say("backward", "all_reduce", read)
+            self._say("backward", "all_reduce", read, wide=True)
 
     def _whole_parameters(self, sizes: Sequence[int]) -> None:
         if self.split:
-            bytes_ = self.profile.parameter_bytes
-            self._say("backward", "all_reduce", *(Affine(float(size * bytes_)) for size in sizes), wide=True)
+            width = self.profile.activation_bytes
+            self._say("backward", "all_reduce", *(Affine(float(size * width)) for size in sizes), wide=True)
 
-    def _loss(self, layer: Layer, roles: Sequence[str]) -> None:
+    def _loss(self) -> None:
         """The largest logit; then the sum of exponentials and the target's logit, of every target."""
-        rows = self._targets(layer)
-        self._say("forward", "all_reduce", Affine(0.0, WIDE * rows), Affine(0.0, 2 * WIDE * rows), wide=True)
+        size = self.profile.activation_bytes * self._targets()
+        self._say("forward", "all_reduce", Affine(0.0, size), Affine(0.0, 2 * size), wide=True)
 
-    def _targets(self, layer: Layer) -> float:
-        products = [s for op in layer.ops if isinstance(s := shape_of(op), Product)]
-        every = products or [s for x in self.profile.layers for op in x.ops if isinstance(s := shape_of(op), Product)]
-        return float(every[-1].rows)
+    def _targets(self) -> float:
+        """Of a sample: what the last product gives classes for."""
+        every = [shape for x in self.profile.layers for op in x.ops if (shape := shape_of(op))]
+        last = [s for s in every if isinstance(s, Product | Convolution)][-1]
+        return float(last.rows if isinstance(last, Product) else last.rows * last.columns)
 
 
 def _values(op: Op, shape: Product | Convolution, profile: Profile) -> tuple[Affine, Affine]:

@@ -14,7 +14,7 @@ from ..model.shapes import Convolution, dims, shape_of
 from .local import Kept, Local, Talk, Talks, each_layer, shared, times
 
 STATISTICS = 4096.0
-"""Bytes of a norm's statistics, about."""
+"""Bytes of a norm's statistics, about; they are small."""
 GROUP_NORM = "native_group_norm"
 
 

@@ -67,7 +67,10 @@ def by_name(graph: Graph, names: Sequence[str], holders: set[str]) -> list[Key]:
     chosen = []
     for name in names:
         if name not in deeper:
-            raise PlanError(f"split={name}: the model runs no module of this name", fix=nearest(name, places))
+            raise PlanError(
+                f"split={name}: the model runs no module of this name",
+                rule="split names modules that run, each of which begins a stage", fix=nearest(name, places),
+            )  # fmt: skip
         if name not in places:
             at = deeper[name]
             same = [e for e in entries(graph, holders) if e.position == at]

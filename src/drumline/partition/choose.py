@@ -13,22 +13,29 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import torch
 from torch.fx import Node
 
+from . import moves
 from .by_hand import by_hand
 from .capture import Captured
 from .heads import uneven_heads
-from .layout import Split, evenly
+from .layout import Split, even, evenly
 from .moves import Axis
 from .spread import Pass, Value
 from .tidy import is_view
 from .weights import Weighing, is_turned, weighing
+from .window import rebalance, window, windows
 
 aten = torch.ops.aten
 FAR = 400
 """Nodes between two products beyond which no group is looked for."""
+ON_THE_WAY = (moves.gather, moves.gather_to_enter, window, windows, rebalance)
+"""Moves of what the columns give: with them a group is not worth it."""
+Sizes = tuple[int, ...]
+"""Of the segments of a dim."""
 LOSSES = (aten.cross_entropy_loss.default,)
 
 
@@ -131,10 +138,10 @@ class _Chooser:
         columns = sorted(found.values(), key=lambda w: self.order[w.node])
         return columns, sorted(reached, key=self.order.__getitem__)
 
-    def _segments(self, columns: Sequence[Weighing]) -> Iterator[int]:
-        """How many equal segments the columns' outputs may have: one, or as many as they are taken apart into."""
+    def _segments(self, columns: Sequence[Weighing]) -> Iterator[int | Sizes]:
+        """How the columns' outputs may be cut: as one segment, as equal ones, or as those that they are taken into."""
         yield 1
-        counts = set()
+        counts: set[int] = set()
         for c in columns:
             size = c.weight.meta["val"].shape[c.given or 0]
             for node in self._after(c.node, 12):
@@ -145,6 +152,24 @@ class _Chooser:
                     counts |= {d for d in val.shape if 1 < d <= 8}
             counts = {k for k in counts if size % (k * self.n) == 0}
         yield from sorted(counts - {1})
+        if len(columns) == 1:
+            yield from self._pieces(columns[0])
+
+    def _pieces(self, column: Weighing) -> Iterator[Sizes]:
+        """Unequal segments: a fused projection of many queries and few keys is sliced, or split by sizes."""
+        size = column.weight.meta["val"].shape[column.given or 0]
+        ends = {0, size}
+        for user in column.node.users:
+            val = user.meta.get("val")
+            if isinstance(val, list | tuple):
+                lengths = [v.shape[-1] for v in val if isinstance(v, torch.Tensor)]
+                ends |= set(accumulate(lengths)) if sum(lengths) == size else set()
+            elif user.target is aten.slice.Tensor and user.args[1:2] in ((-1,), (column.node.meta["val"].dim() - 1,)):
+                start, stop, *_ = slice(*user.args[2:4]).indices(size)
+                ends |= {start, stop}
+        sizes = tuple(b - a for a, b in pairwise(sorted(ends)))
+        if len(set(sizes)) > 1 and all(n % self.n == 0 for n in sizes):
+            yield sizes
 
     def _after(self, node: Node, reach: int) -> Iterator[Node]:
         todo = [node]
@@ -156,24 +181,29 @@ class _Chooser:
             todo += list(n.users)
 
     def _trial(
-        self, columns: Sequence[Weighing], between: Sequence[Node], row: Weighing, segments: int
+        self, columns: Sequence[Weighing], between: Sequence[Node], row: Weighing, segments: int | Sizes
     ) -> dict[str, Split] | None:
         """Split the columns, carry the splits to the row: its split, or None where something had to be gathered."""
         seeds: dict[str, Split] = {}
         for c in columns:
             assert c.given is not None
-            size = c.weight.meta["val"].shape[c.given]
-            if size % (segments * self.n):
+            cuts = self._cuts(c.weight.meta["val"].shape[c.given], segments)
+            if cuts is None:
                 return None
-            seeds[c.weight.name] = evenly(c.given, size, self.n, segments)
+            seeds[c.weight.name] = cuts.at(c.given)
             if c.bias is not None:
-                seeds[c.bias.name] = evenly(0, size, self.n, segments)
+                seeds[c.bias.name] = cuts
         walk = _Walk(self.captured, self.axis, {**self.choice.splits, **seeds})
         arrived = walk.to(between, row)
         if arrived is None or row.summed is None:
             return None
         seeds[row.weight.name] = arrived.at(row.summed)
         return {**seeds, **walk.taken}
+
+    def _cuts(self, size: int, segments: int | Sizes) -> Split | None:
+        if isinstance(segments, int):
+            return None if size % (segments * self.n) else evenly(0, size, self.n, segments)
+        return Split(0, tuple(even(n, self.n) for n in segments)) if sum(segments) == size else None
 
     # -- tables
 
@@ -253,8 +283,12 @@ class _Walk:
             self.pass_.values[node] = made
         arrived = self.pass_.values.get(row.input)
         self.taken = {str(n.target): split for n, split in self.pass_.cut() if _is_parameter(n)}
-        ok = isinstance(arrived, Value) and arrived.layout is not None and arrived.layout.dim == row.along
-        return arrived.split if ok and isinstance(arrived, Value) else None
+        if not isinstance(arrived, Value) or arrived.layout is None or arrived.layout.dim != row.along:
+            return None
+        # what had to move on the way is no partner's, and neither is what leaves a rank with less than another
+        moved = any(n.target in ON_THE_WAY for n in self.pass_.new.nodes)
+        uneven = len({arrived.split.length(r) for r in range(self.pass_.axis.size)}) > 1
+        return None if moved or uneven else arrived.split
 
     def _bring(self, node: Node) -> None:
         """The arguments that come from outside are whole."""

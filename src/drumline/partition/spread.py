@@ -18,6 +18,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from . import moves
+from .alone import works_alone
 from .layout import Layout, Split
 from .moves import Axis
 from .tidy import STATISTICS, changes_something, is_view
@@ -241,7 +242,7 @@ class Pass:
         slot: Any = lambda n: _Slot(self.values[n])  # noqa: E731  # fx types it too narrowly
         args, kwargs = _open(map_arg(node.args, slot)), _open(map_arg(node.kwargs, slot))
         if any(v.layout is not None for v in values_in((args, kwargs))):
-            found = self.rules.get(node.target) or (self.rules.get("pointwise") if _is_pointwise(node.target) else None)
+            found = self.rules.get(node.target) or (self.rules.get("pointwise") if _is_pointwise(node) else None)
             made = found(self, node, *args, **kwargs) if found else NotImplemented
             if made is not NotImplemented:
                 return made
@@ -307,8 +308,8 @@ def values_in(args: Any) -> list[Value]:
     return found
 
 
-def _is_pointwise(target: Any) -> bool:
-    return torch.Tag.pointwise in getattr(target, "tags", ())
+def _is_pointwise(node: Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or works_alone(node)
 
 
 def _fake(node: Node) -> Any:

@@ -4,14 +4,58 @@ from __future__ import annotations
 
 from ..cluster import Cluster
 from ..cost import Estimate
-from ..model.profile import Profile
+from ..cost.divide import divide
+from ..cost.local import Talks
+from ..model.profile import Layer, Profile
 from ..plan import Plan
 from ..units import format_bytes
 
 
 def how_it_shares(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> list[str]:
     """A sentence for each trade: what is sharded and when it travels, over whom, what is offloaded, what is cut."""
-    return [*_shards(profile, plan), *_hybrid(plan, cluster), *_host(plan, e), *_chunks(profile, plan)]
+    return [
+        *_divides(profile, plan, cluster), *_pipeline(plan, e, cluster), *_shards(profile, plan),
+        *_hybrid(plan, cluster), *_host(plan, e), *_chunks(profile, plan),
+    ]  # fmt: skip
+
+
+def _divides(profile: Profile, plan: Plan, cluster: Cluster) -> list[str]:
+    """What of a layer, or of a sample, a rank has."""
+    found = []
+    if plan.tp > 1:
+        says = sum(len(t) * x.repeats for x, t in zip(*_talks(profile, plan), strict=True))
+        found.append(
+            f"{plan.tp} ranks, {_where(plan.tp, cluster)}, share the features of every layer: 1/{plan.tp} of its "
+            f"products each, and {says} messages a micro-batch that nothing hides."
+        )
+    if plan.cp > 1:
+        found.append(f"{plan.cp} ranks share the tokens of every sample; keys and values go round behind attention.")
+    tiles = plan.tile[0] * plan.tile[1]
+    if tiles > 1:
+        found.append(f"{tiles} ranks share every image, and send each other its edges at every convolution.")
+    return found
+
+
+def _talks(profile: Profile, plan: Plan) -> tuple[tuple[Layer, ...], tuple[Talks, ...]]:
+    local = divide(profile, plan)
+    return local.profile.layers, local.talks
+
+
+def _pipeline(plan: Plan, e: Estimate, cluster: Cluster) -> list[str]:
+    """Who waits for whom, and what that costs."""
+    if plan.pp == 1:
+        return []
+    apart = plan.ranks // plan.pp
+    way = "inside a node" if plan.ranks <= cluster.node.devices else "over the network"
+    return [
+        f"{plan.pp} ranks, {apart} apart, have a stage each{f' of {plan.virtual} parts' if plan.virtual > 1 else ''} "
+        f"and hand activations on {way}; with {plan.micro} micro-batches they idle "
+        f"{100 * e.parts['bubble'] / e.step_seconds:.0f}% of the step."
+    ]
+
+
+def _where(ranks: int, cluster: Cluster) -> str:
+    return "of one node" if ranks <= cluster.node.devices else f"of {-(-ranks // cluster.node.devices)} nodes"
 
 
 def _shards(profile: Profile, plan: Plan) -> list[str]:
@@ -19,6 +63,9 @@ def _shards(profile: Profile, plan: Plan) -> list[str]:
     gradients = profile.trained * profile.parameter_bytes
     if plan.shards == 1:
         return []
+    if plan.splits_model:
+        what = "Optimizer state" if plan.zero == 1 else "Optimizer state and gradients"
+        return [f"{what} of a rank's part of the model lies over {plan.shards} ranks."]
     lies = f"over {plan.shards} ranks"
     if plan.zero == 1:
         return [f"Optimizer state lies {lies}; gradients are held whole ({format_bytes(gradients)}) and reduced once."]

@@ -16,12 +16,16 @@ from ..model.shapes import Convolution, shape_of
 from ..plan.combinations import refusal
 from ..plan.plan import Plan
 
-LONG = 1024
+LONG = 4096
 """Tokens that a rank keeps at least, where tokens are divided."""
 SMALLEST_TILE = 32
 """Rows, and columns, that a tile has at least."""
+LEAST_DEEP = 8
+"""A pipeline has up to so many ranks, or as many as there are nodes."""
 ROUNDS = (1, 2, 4, 8)
 """Micro-batches of a pipeline, in multiples of its ranks: with more, its bubble hardly shrinks."""
+MOST_ACTIONS = 8192
+"""Micro-batches times ranks of a pipeline: what takes more is not played."""
 FEW = 4
 """Up to so many micro-batches a rank, orders with smaller bubbles are looked at as well."""
 
@@ -46,7 +50,8 @@ def shapes(profile: Profile, cluster: Cluster, base: Plan) -> Iterator[Plan]:
         for tp in _powers(node if tile == (1, 1) else 1):
             for cp in _powers(min(node // tp, tokens // LONG)) if tile == (1, 1) else (1,):
                 inner = tp * cp * tile[0] * tile[1]
-                for pp in _powers(min(devices // inner, _layers(profile))) if tile == (1, 1) else (1,):
+                deepest = min(devices // inner, _layers(profile), max(LEAST_DEEP, devices // node))
+                for pp in _powers(deepest) if tile == (1, 1) else (1,):
                     if devices % (inner * pp) == 0 and inner * pp > 1:
                         dp = devices // (inner * pp)
                         if dp <= profile.batch_size:
@@ -89,7 +94,7 @@ def _in_micro_batches(plan: Plan, profile: Profile) -> Iterator[Plan]:
         yield from (replace(plan, micro=m) for m in _powers(most))
         return
     counts = {plan.pp * k for k in ROUNDS if plan.pp * k <= most}
-    for micro in sorted(counts | {max(_powers(most))}):
+    for micro in sorted(m for m in counts | {max(_powers(most))} if m * plan.pp <= MOST_ACTIONS):
         yield replace(plan, micro=micro)
         if micro <= FEW * plan.pp:
             yield replace(plan, micro=micro, schedule="zero-bubble")

@@ -223,6 +223,8 @@ def slice_(
     size = x.whole[dim]
     first = 0 if start is None else max(0, _norm(start, size))
     length = int(node.meta["val"].shape[dim])
+    if length == 0:
+        return NotImplemented
     if (first, length) == (0, size):
         return x
     ends = [first, length, size - first - length]

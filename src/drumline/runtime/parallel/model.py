@@ -43,6 +43,7 @@ from ..strategies.flat import FlatShard
 from ..strategies.pieces import Cut, Kind, Part
 from ..weights import seeded_model
 from .groups import COPIES, DATA, Groups
+from .refuse import check_names, or_whole
 from .spreading import Shown, Spread, Spreader
 
 Weigh = Callable[..., tuple[torch.Tensor, torch.Tensor, bool]]
@@ -255,6 +256,7 @@ class SplitModel:
         self.mine = frozenset(s for s, rank in homes.items() if rank == self.groups.at["pp"])
         holders = holders_of([n.meta["name"] for n in captured.placeholders("parameter").values()])
         if self.plan.split:
+            check_names(self.plan)
             self.starts = by_name(captured.graph, self.plan.split, holders)
         else:
             self.starts = balanced(captured.graph, self.order.stages, holders)
@@ -423,7 +425,7 @@ class SplitModel:
             return pairs
 
         self.template.train(training)
-        with computing(self.plan.precision, self.device):
+        with computing(self.plan.precision, self.device), or_whole(self.plan):
             return capture(self.template, run, leaves, self.mode), own[0], tuple(names)
 
     def _made(self, batch: Any, samples: int, training: bool) -> Ready:
@@ -438,7 +440,7 @@ class SplitModel:
         nodes = operators(spread.graph)
         at = [next((i for i, n in enumerate(nodes) if n.meta.get("origin", -1) >= s), len(nodes)) for s in starts]
         stages = cut(spread.graph, at)
-        strange = [name for name in stages.names(self.mine) if not self.has(name)]
+        strange = [name for name in _read(stages, self.mine) if not self.has(name)]
         if strange:
             raise PlanError(
                 f"a micro-batch of this shape needs {strange[0]} in another stage than the first one",
@@ -465,6 +467,13 @@ class SplitModel:
                 tensor = self._constants[id(tensor)]
             found[name] = tensor.to(self.device)
         return found
+
+
+def _read(stages: Stages, mine: frozenset[int]) -> list[str]:
+    """The parameters and buffers that these stages read: evaluation leaves some unread, such as a norm's count."""
+    graphs = [g for s in sorted(mine) if (g := stages.stages[s].graph) is not None]
+    heads = [n for g in graphs for n in g.nodes if n.op == "placeholder"]
+    return [n.meta["name"] for n in heads if n.meta.get("role") in ("parameter", "buffer")]
 
 
 def _programs(ready: Ready, mine: frozenset[int]) -> Iterator[StageProgram]:

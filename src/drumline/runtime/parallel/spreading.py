@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from ...errors import PlanError
 from ...partition import rules as _rules  # registers them
 from ...partition.capture import Captured
 from ...partition.choose import Choice, choose
-from ...partition.heads import heads_in
 from ...partition.layout import Split, even, evenly
 from ...partition.moves import Axis
 from ...partition.shared_gradients import leave_summands
@@ -22,6 +20,7 @@ from ...partition.spread import Pass, Value
 from ...partition.statistics import span
 from ...plan import Plan
 from .groups import DATA, Groups
+from .refuse import uneven_heads, whole
 
 assert _rules
 AXIS_KEYS = {"rows": "tile", "columns": "tile", "cp": "cp", "tp": "tp"}
@@ -81,7 +80,7 @@ class Spreader:
         """Choose once what is split; later graphs follow."""
         if "tp" in self.axes:
             self.choice = choose(captured, self.plan.tp)
-            self._refuse_uneven_heads(captured, self.choice)
+            uneven_heads(self.plan, captured, self.choice)
             names = {n.name: n.meta["name"] for n in captured.graph.nodes if n.op == "placeholder"}
             self.splits = {names[k]: s for k, s in self.choice.splits.items()}
             if not self.splits:
@@ -90,22 +89,6 @@ class Spreader:
                     rule="; ".join(f"{k}: {v}" for k, v in list(self.choice.left.items())[:3]),
                     fix="tp=1, and dp or pp",
                 )  # fmt: skip
-
-    def _refuse_uneven_heads(self, captured: Captured, choice: Choice) -> None:
-        """Heads that no number of ranks can share evenly; keys that are fewer than the queries may stay whole."""
-        n = self.plan.tp
-        found = {module: heads_in(captured.graph.nodes, module) for module, _, _ in choice.uneven}
-        wrong = next(((module, heads) for module, heads in found.items() if heads % n), None)
-        if wrong is None:
-            return
-        shared = math.gcd(*found.values())
-        near = min((k for k in range(1, shared + 1) if shared % k == 0), key=lambda k: (abs(k - n), -k))
-        same = math.gcd(shared, n)
-        raise PlanError(
-            f"tp={n} cannot share the {wrong[1]} heads of {wrong[0] or 'the model'}", where=f"plan {self.plan}",
-            rule=f"every rank has whole heads: {wrong[1]} % {n} != 0",
-            fix=f"tp={near}, or on as many ranks {replace(self.plan, tp=same, dp=self.plan.dp * n // same)}",
-        )  # fmt: skip
 
     def spread(self, captured: Captured, *, present: bool = True) -> Spread:
         """This rank's graph; `present`: whether its samples count."""
@@ -151,7 +134,10 @@ class Spreader:
         found = self._tokens(leaves, axis) if name == "cp" else self._images(leaves, name, axis)
         if not found:
             what = "tokens: an input of (samples, tokens, ...)" if name == "cp" else "images: an input of four dims"
-            raise PlanError(f"{AXIS_KEYS[name]} for a batch without {what}", rule="the plan splits what is there")
+            raise PlanError(
+                f"{AXIS_KEYS[name]} for a batch without {what}", where=f"plan {self.plan}",
+                rule="the plan splits what is there", fix=str(whole(self.plan)),
+            )  # fmt: skip
         return found
 
     def _images(self, leaves: Sequence[Any], name: str, axis: Axis) -> dict[str, Split]:

@@ -1,0 +1,95 @@
+"""What the tests of split models run on ranks, beside parity: masks, evaluation, loops of the caller's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import small_jobs
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from drumline.runtime.engine import initialize
+
+DOUBLE = torch.float64
+
+
+class Masks(nn.Module):
+    """Gives two masks to whoever watches: one of what every rank of tp has, one of what each has a part of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 64), nn.Linear(64, 8)
+        self.same, self.own, self.head = nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x)
+        x = x * self.same(torch.ones_like(x))
+        y = torch.tanh(self.up(x))
+        return self.head(x + self.down(y * self.own(torch.ones_like(y))))
+
+
+def masks(plan: str) -> dict[str, list[torch.Tensor]]:
+    """On every rank: the masks of two steps, module by module."""
+    engine = initialize(small_jobs.make("mlp", model=Masks), plan)
+    assert engine.split is not None
+    found: dict[str, list[torch.Tensor]] = {"same": [], "own": []}
+
+    def seen(micro: int, shown: Any, t: torch.Tensor) -> None:
+        if shown.module in found:
+            found[shown.module].append((t.detach() > 0).clone())
+
+    engine.split.watch(seen)
+    for batch in engine.data(2):
+        engine.step(batch)
+    return found
+
+
+def whole_on_every_rank(name: str, plan: str) -> float:
+    """On every rank: train with dropout; how far parameters that several ranks have whole have moved apart."""
+    engine = initialize(small_jobs.make(name), plan)
+    assert engine.split is not None
+    for batch in engine.data(3):
+        engine.step(batch)
+    worst = 0.0
+    for key, p in sorted(engine.model.named_parameters()):
+        if key in engine.split.spreader.splits:
+            continue
+        copies = [torch.empty_like(p) for _ in range(engine.ranks)]
+        dist.all_gather(copies, p.detach().contiguous())
+        worst = max(worst, *(float((c - p).abs().max()) for c in copies))
+    return worst
+
+
+def _accuracy(output: Any, target: torch.Tensor) -> dict[str, Any]:
+    output = output["logits"] if isinstance(output, dict) else output
+    right = (output.argmax(1 if output.dim() == 4 else -1) == target).double()
+    return {"accuracy": right.mean(), "right": (right.sum(), torch.tensor(float(right.numel())))}
+
+
+def evaluated(cases: list[tuple[str, str]]) -> list[dict[str, float]]:
+    """On every rank: train two steps, evaluate, and train one more, which evaluation must not have changed."""
+    found = []
+    for name, plan in cases:
+        engine = initialize(small_jobs.make(name, evaluate=_accuracy), plan, dtype=DOUBLE)
+        for batch in engine.data(2):
+            engine.step(batch)
+        metrics = engine.evaluate()
+        found.append({**metrics, "next": engine.step(next(engine.data(1)))})
+    return found
+
+
+def own_loop(cases: list[tuple[str, str]]) -> list[list[float]]:
+    """On every rank: losses of steps on batches of the caller's own loader; replicas have slices of them."""
+    found = []
+    for name, plan in cases:
+        engine = initialize(small_jobs.make(name), plan, dtype=DOUBLE)
+        losses = []
+        for step in range(3):
+            samples = [engine.stream.dataset[(8 * step + i) % small_jobs.SAMPLES] for i in range(8)]
+            mine = samples[engine.data_index :: engine.data_ranks]
+            x, y = (torch.stack([torch.as_tensor(s[k]) for s in mine]) for k in (0, 1))
+            losses.append(engine.step((x, y)))
+            losses.append(engine.grad_norm)
+        found.append(losses)
+    return found

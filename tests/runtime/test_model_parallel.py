@@ -1,0 +1,106 @@
+"""Parity of plans that split the model: a cover of the matrix every day, more of it slowly, all of it by `make parity`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cells
+import matrix
+import parity
+import pytest
+import small_jobs
+import split_cells
+from cells import Cell
+from world import World
+
+from drumline.plan import Plan
+from drumline.plan.combinations import FREE, HELD
+
+Worlds = Callable[[int], World]
+STEPS = 4
+"""Two full batches, a ragged one, and one of the next epoch."""
+
+
+def title(cell: Cell) -> str:
+    return f"{cell.job}:{cell.plan.removeprefix('dp=1,')}:{cell.computed}"
+
+
+def held(world: Worlds, cell: Cell, steps: int = STEPS) -> None:
+    if why := small_jobs.missing(cell.job):
+        pytest.skip(why)
+    result = matrix.run_one(world(Plan.parse(cell.plan).ranks), cell, steps)
+    assert result.kind == "held", result
+
+
+@pytest.mark.parametrize("cell", split_cells.quick(), ids=title)
+def test_cover(world: Worlds, cell: Cell) -> None:
+    held(world, cell)
+
+
+def test_what_is_refused_says_so(world: Worlds) -> None:
+    """The engine refuses what the matrix says it refuses, in the same words."""
+    for job, plan in [("gpt", "tp=4"), ("mlp", "tile=2x2"), ("groups", "cp=4"), ("huge", "dp=2,tile=1x2")]:
+        result = matrix.run_one(world(4), Cell(job, plan, "float64"), 1)
+        assert result.kind == "refused", result
+
+
+def test_a_cell_that_the_engine_refuses_unasked_has_failed(world: Worlds) -> None:
+    result = matrix.run_one(world(2), Cell("lstm", "tp=2", "float64"), 1)
+    assert (result.kind, result.words[:16]) == ("FAILED", "PlanError: tp=2:")
+
+
+@pytest.mark.parametrize("ranks", split_cells.RANKS)
+def test_every_cell_is_run_or_has_its_reason(ranks: int) -> None:
+    run = 0
+    for _, plan in split_cells.plans(ranks):
+        if not isinstance(plan, Plan) or cells.refused(plan):
+            assert cells.refused(plan)
+            continue
+        assert plan.ranks == ranks and plan.splits_model
+        for cell in [Cell(j, str(plan), t) for j in ("gpt", "groups", "huge") for t in split_cells.types_of(plan)]:
+            fate = split_cells.fate(cell)
+            run += fate is None
+            assert fate is None or (fate.words and fate.kind in ("same", "refused", "not run"))
+    assert run > 60
+
+
+def test_every_axis_and_choice_is_there() -> None:
+    tables = [{k: str(v) for k, v in table.items()} for n in split_cells.RANKS for table, _ in split_cells.plans(n)]
+    assert {key for table in tables for key in table} >= parity.SPLITS - {"split", "ep"}
+    assert set(HELD) | FREE >= parity.SPLITS
+    assert {table.get("schedule", "1f1b") for table in tables if "pp" in table} == set(HELD["schedule"])
+    axes = {frozenset(table) & {"pp", "dp", "tile", "cp", "tp"} for table in tables}
+    assert {frozenset(pair) for pair in [("pp", "dp"), ("pp", "tp"), ("pp", "cp"), ("pp", "tile"), ("dp", "tp")]} <= axes
+    assert {frozenset({"pp", "dp", "tp"}), frozenset({"dp", "tile", "tp"}), frozenset({"dp", "cp", "tp"})} <= axes
+
+
+def test_the_cover_holds_every_pair() -> None:
+    found = split_cells.quick()
+    tried = [c for n in (2, 4) for c in split_cells.cells_of(n, split_cells.QUICK)]
+    tried = [c for c in tried if not split_cells.unfit(c.job, Plan.parse(c.plan))]
+    assert set().union(*map(split_cells.wanted, found)) == set().union(*map(split_cells.wanted, tried))
+    assert len(found) < 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", small_jobs.SPLIT_JOBS)
+@pytest.mark.parametrize("plan", [
+    "tp=2", "cp=2", "tile=2x1", "tile=1x2", "pp=2,micro=3", "pp=2,micro=3,schedule=zero-bubble",
+    "pp=2,micro=3,virtual=2,schedule=interleaved", "tp=2,pp=2,micro=3", "dp=2,tp=2,zero=1", "tile=2x2",
+])  # fmt: skip
+def test_every_job(world: Worlds, job: str, plan: str) -> None:
+    """Ten steps, as the claim says."""
+    if split_cells.unfit(job, Plan.parse(plan)):
+        pytest.skip("refused")
+    held(world, Cell(job, plan, "float64"), 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "plan"), [
+    ("gpt", "dp=2,tp=2,pp=2,micro=3"), ("gpt", "dp=2,tp=2,pp=2,micro=3,zero=1,schedule=zero-bubble"),
+    ("gpt", "dp=2,tp=2,cp=2"), ("masked", "pp=4,dp=2,micro=3"), ("huge", "dp=2,tp=2,pp=2,micro=3"),
+    ("resnet", "dp=2,tile=2x2"), ("groups", "dp=2,tp=2,tile=2x1"), ("groups", "pp=2,micro=3,tile=2x2"),
+])  # fmt: skip
+def test_eight_ranks(world: Worlds, job: str, plan: str) -> None:
+    held(world, Cell(job, plan, "float64"))
+    world(8).stop()  # eight processes for one test; the others need their memory
