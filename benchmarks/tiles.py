@@ -1,6 +1,6 @@
 """One large image on four ranks: what no rank could hold alone, the bytes between the tiles, and the same numbers.
 
-    python benchmarks/tiles.py [--size 4096] [--cap 1400] [--steps 2] [--small 384] [--paste]
+    python benchmarks/tiles.py [--size 4096] [--cap 1700] [--steps 2] [--small 384] [--paste]
 
 A small U-Net is trained on one image of 4096 x 4096 in float32, while every rank may have `cap` MiB more than it has at
 its start (RLIMIT_DATA). Alone, a rank runs out of memory; with tile=2x2, four ranks train. The bytes that go between
@@ -253,7 +253,7 @@ def main() -> None:
     """Run, print, and paste."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=4096, help="rows and columns of the image; a multiple of 4")
-    parser.add_argument("--cap", type=int, default=1400, help="MiB that a rank may have beyond those at its start")
+    parser.add_argument("--cap", type=int, default=1700, help="MiB that a rank may have beyond those at its start")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--small", type=int, default=384, help="rows and columns of the image in float64")
     parser.add_argument("--paste", action="store_true", help="write the tables into docs/parallel-numbers.md")

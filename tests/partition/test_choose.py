@@ -36,7 +36,9 @@ def chosen(model: nn.Module, leaves: list[torch.Tensor], n: int = 2, given: Mapp
     return choose(written(model, leaves), n, given)
 
 
-@pytest.mark.parametrize(("name", "attention"), KINDS)
+@pytest.mark.parametrize(
+    ("name", "attention"), [p if p[1] == "sdpa" or p[0] == "bloom" else pytest.param(*p, marks=pytest.mark.slow) for p in KINDS]
+)
 def test_all_layers_are_split_and_nothing_is_gathered(name: str, attention: str) -> None:
     model = build(name, attention)
     captured = written(model, batch(name))

@@ -34,7 +34,7 @@ def close(found: list[list[dict[str, float]]], grid: list[Case], bound: float = 
             assert max(errors.values()) < bound, f"rank {rank}, {case}: {errors}"
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_equal_to_the_serial_layer(world: Worlds, n: int) -> None:
     few, none = TOKENS[n], NONE[n]
     grid = [

@@ -14,7 +14,7 @@ from drumline.partition.moves import Axis
 Worlds = Callable[[int], World]
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_splits_give_what_the_whole_gives(world: Worlds, family: str, n: int) -> None:
     for rank, wrong in enumerate(world(n).run(run_family, family)):

@@ -42,7 +42,7 @@ def cases(n: int) -> list[Case]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_equal_to_the_whole_sequence(world: Worlds, n: int) -> None:
     grid = cases(n) if n > 1 else [Case((0, 7)), Case((0, 7), causal=True), Case((0, 7), mask="learned blind")]
     for rank, found in enumerate(world(n).run(functions.all_errors, grid)):

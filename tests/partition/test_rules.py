@@ -19,7 +19,7 @@ Worlds = Callable[[int], World]
 CASES = [case for family in FAMILIES.values() for case in family]
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_splits_give_what_the_whole_gives(world: Worlds, family: str, n: int) -> None:
     for rank, wrong in enumerate(world(n).run(run_family, family, timeout=240)):

@@ -25,13 +25,16 @@ def check(results: list[dict[str, Any]], steps: int = 1) -> None:
         assert sorted(r["last"]) == sorted(r["stages"] * steps)
 
 
-@pytest.mark.parametrize("order", list(on.ORDERS))
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [(name, order) if name in ("lm", "two") or order == "vee" else pytest.param(name, order, marks=pytest.mark.slow)
+     for name in MODELS for order in on.ORDERS],
+)  # fmt: skip
 def test_two_ranks(world: Any, name: str, order: str) -> None:
     check(world(2).run(on.train, name, on.ORDERS[order](2, 4), [3, 3, 3, 3]))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
     ("order", "virtual"),
     [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero-bubble", 1), ("zero-bubble", 2)],
