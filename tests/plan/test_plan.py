@@ -123,15 +123,15 @@ def test_exact(text: str, exact: bool) -> None:
 @pytest.mark.parametrize("text", [
     "dp=3", "dp=4,zero=3,shard=4", "zero=3,recompute=full,precision=bf16,micro=7,bucket=1", "dp=4,zero=1,shard=2",
     "dp=2,zero=2,precision=fp16", "dp=2,compress=powersgd", "zero=3,offload=all", "offload=optimizer", "compile=true",
-    "dp=3,backend=threads", "dp=2,static=true",
+    "dp=3,backend=threads", "dp=2,static=true", "tp=2", "pp=4,micro=8,schedule=zero-bubble", "tile=2x2,dp=2,zero=1",
+    "cp=2,tp=2,dp=2,zero=2", "pp=2,split=a,recompute=full", "dp=4,ep=2",
 ])  # fmt: skip
 def test_held(text: str) -> None:
     check(Plan.parse(text))
 
 
 @pytest.mark.parametrize(("text", "reason"), [
-    ("tp=2", "tp=2"), ("pp=2", "pp=2"), ("tile=2x2", "tile=2x2"), ("sync=async", "sync=async"), ("split=a+b", "split="),
-    ("precision=fp8", "precision=fp8"),
+    ("sync=async", "sync=async"), ("precision=fp8", "precision=fp8"), ("tp=2,sync=local:4", "sync=local:4"),
 ])  # fmt: skip
 def test_what_no_test_holds_is_refused_by_name(text: str, reason: str) -> None:
     with pytest.raises(PlanError) as caught:
@@ -142,6 +142,10 @@ def test_what_no_test_holds_is_refused_by_name(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [
+    ("split=a+b", "virtual, split or schedule without pp"), ("pp=2,zero=2", "zero=2 with pp"),
+    ("tp=2,zero=3", "zero=3 with a split model"), ("tp=2,chunk=2", "a split model with compress, static, chunk"),
+    ("pp=2,recompute=full,schedule=zero-bubble", "zero-bubble with recompute"),
+    ("tp=2,recompute=selective", "a split model with recompute=selective or offload"),
     ("dp=2,shard=2", "shard without zero"), ("dp=2,zero=2,offload=all", "offload=all below zero=3"),
     ("dp=2,zero=1,compress=fp16", "compress with zero"), ("dp=2,zero=1,static=true", "static with zero"),
     ("dp=2,backend=threads,zero=1", "backend=threads with zero"), ("dp=2,static=true,micro=2", "static with micro"),

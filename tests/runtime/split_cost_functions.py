@@ -15,8 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import drumline as dl
 from drumline.runtime.engine import initialize
 
-OWN = ("24.0", "8.0")
-
 
 class Words(torch.utils.data.Dataset[Any]):
     """Random sequences."""
@@ -52,7 +50,6 @@ def sends(plan: str, *sizes: Any) -> tuple[dict[tuple[str, float], int], int]:
     """The messages of one step by name and bytes, how often each; and the numbers that this rank has."""
     engine = initialize(job(*sizes), plan)
     seen: Counter[tuple[str, float]] = Counter()
-    engine.split.spreader  # noqa: B018  # a plan that splits the model has one
     for batch in engine.data(1):
         engine.step(batch)
     for span in engine.record.spans():

@@ -23,8 +23,7 @@ class Masks(nn.Module):
         self.same, self.own, self.head = nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.inner(x)
-        x = x * self.same(torch.ones_like(x))
+        x = self.inner(x * self.same(torch.ones_like(x)))
         y = torch.tanh(self.up(x))
         return self.head(x + self.down(y * self.own(torch.ones_like(y))))
 
@@ -57,7 +56,7 @@ def whole_on_every_rank(name: str, plan: str) -> float:
             continue
         copies = [torch.empty_like(p) for _ in range(engine.ranks)]
         dist.all_gather(copies, p.detach().contiguous())
-        worst = max(worst, *(float((c - p).abs().max()) for c in copies))
+        worst = max(worst, *(float((c - p.detach()).abs().max()) for c in copies))
     return worst
 
 

@@ -106,7 +106,7 @@ def test_a_plan_for_another_number_of_ranks(world: Worlds) -> None:
         world(2).run(on_ranks.refuse, "mlp", "dp=1")
 
 
-@pytest.mark.parametrize("key", ["tp=2,dp=1", "sync=async", "offload=all", "shard"])
+@pytest.mark.parametrize("key", ["sync=async", "offload=all", "shard"])
 def test_what_no_parity_test_holds(world: Worlds, key: str) -> None:
     plan = "dp=2,shard=2" if key == "shard" else f"dp=2,{key}" if "dp" not in key else key
     with pytest.raises(PlanError, match=f"the engine does not run {key.split(',')[0]}"):

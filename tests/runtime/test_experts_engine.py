@@ -1,7 +1,7 @@
 """Expert parallelism through the engine: what runs under `ep` equals one device, whatever it is combined with.
 
-The parity matrix has no job with experts, and `ep` is refused for any other: its plans are held here. A matrix that gets
-such a job can offer `ep` to it alone.
+`ep` is refused for a model without experts, so it belongs to ELSEWHERE of parity.py, and cells.py has nothing to try:
+its plans are held here. A matrix that takes jobs of expert_jobs.py can offer ep=2 to these, where it divides dp.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import parity
 import pytest
+import small_jobs
 import split_functions as on_ranks
 import torch
 from world import World
@@ -23,10 +24,12 @@ Worlds = Callable[[int], World]
 def test_step_by_step(world: Worlds, job: str, plan: str) -> None:
     """Loss, norm before clipping and rate of every step are one device's, on every rank; so are weights and buffers."""
     ranks, micro = Plan.parse(plan).ranks, Plan.parse(plan).micro
-    expected = parity.serial(job, micro=micro, changes={"clip": None})
-    plain = world(1).run(parity.run_losses, job, f"micro={micro}", parity.STEPS, {"clip": None})[0]
+    # Adam divides the rounding of gradients that are zero, such as a key's bias, by itself: no two runs agree there
+    changes = {"clip": None, "optimizer": small_jobs.sgd, "schedule": small_jobs.decay}
+    expected = parity.serial(job, micro=micro, changes=changes)
+    plain = world(1).run(parity.run_losses, job, f"micro={micro}", parity.STEPS, changes)[0]
     buffers: set[str] = set()
-    for result in world(ranks).run(parity.run_losses, job, plan, parity.STEPS, {"clip": None}):
+    for result in world(ranks).run(parity.run_losses, job, plan, parity.STEPS, changes):
         assert result["losses"] == pytest.approx(expected["losses"], rel=1e-10)
         assert result["norms"] == pytest.approx(expected["norms"], rel=1e-9)
         assert result["rates"] == plain["rates"]
@@ -56,7 +59,7 @@ def test_masks_under_tensor_parallelism(world: Worlds) -> None:
         assert not any(torch.equal(x, y) for x, y in zip(first["own"], second["own"], strict=True))
     assert a["own"][0].shape[1] == 32  # of 64: the layer is split
     assert not torch.equal(a["same"][0], a["same"][1])
-    assert not any(torch.equal(x, y) for x, y in zip(a["same"], c["same"], strict=True) if x.shape == y.shape)
+    assert not any(torch.equal(x[:3], y[:3]) for x, y in zip(a["same"], c["same"], strict=True))  # slices of 4 and 3
 
 
 def test_masks_under_a_pipeline(world: Worlds) -> None:
@@ -77,7 +80,7 @@ def test_dropout_leaves_no_rank_behind(world: Worlds, plan: str) -> None:
 def test_evaluation(world: Worlds) -> None:
     cases = {
         2: [("gpt", "tp=2"), ("gpt", "cp=2"), ("gpt", "pp=2,micro=2"), ("mlp", "pp=2,micro=3,schedule=zero-bubble"),
-            ("resnet", "tile=2x1"), ("convnet", "pp=2,micro=2"), ("groups", "tile=1x2"), ("dropout", "tp=2,recompute=full")],
+            ("resnet", "tile=2x1"), ("convnet", "pp=2,micro=2"), ("groups", "tile=1x2"), ("gpt", "tp=2,recompute=full")],
         4: [("gpt", "dp=2,tp=2"), ("resnet", "dp=2,tile=1x2"), ("mlp", "dp=2,pp=2,micro=3")],
     }  # fmt: skip
     for ranks, tried in cases.items():
@@ -85,8 +88,6 @@ def test_evaluation(world: Worlds) -> None:
         expected = world(1).run(on_ranks.evaluated, serial, timeout=120)[0]
         for found in world(ranks).run(on_ranks.evaluated, tried, timeout=300):
             for case, mine, theirs in zip(tried, found, expected, strict=True):
-                if case[0] == "dropout":  # its next step draws other masks
-                    mine.pop("next"), theirs.pop("next")
                 assert mine == pytest.approx(theirs, rel=1e-9), case
 
 

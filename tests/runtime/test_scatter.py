@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from world import World
 
-from drumline.runtime.strategies.scatter import _Exchange, reduce_scatter
+from drumline.comm.scatter import _Exchange, reduce_scatter
 
 Worlds = Callable[..., World]
 

@@ -64,8 +64,9 @@ def memory_by_rank(
 ) -> list[Memory]:
     """Of every rank of the pipeline; `homes` are the ranks of the stages."""
     saved = [_saved(stages, i, profile) for i in range(len(stages))]
-    # a split backward keeps the graph until its second half, and the gradients that this one begins with
-    kept = [s + sum(c.deferred for c in stage) for s, stage in zip(saved, stages, strict=True)]
+    # a split backward keeps the graph until its second half, and the gradients that this one begins with; the first
+    # stage has no input to find a gradient for
+    kept = [s + (sum(c.deferred for c in stages[i]) if i else 0.0) for i, s in enumerate(saved)]
     held = peak_bytes(order, saved, kept)
     mine = [[s for i, s in enumerate(stages) if homes[i] == r] for r in range(len(order.lanes))]
     return [_rank(profile, plan, n, own, bytes_) for own, bytes_ in zip(mine, held, strict=True)]

@@ -113,7 +113,9 @@ class _Stream:
         if any(role == LOSS and op.kind == "softmax" for op, role in zip(layer.ops, roles, strict=True)):
             self._loss()
         elif self.split and any(op.kind == "softmax" and r == OUTSIDE for op, r in zip(layer.ops, roles, strict=True)):
-            self._say("forward", "all_reduce", *[Affine(float(self.profile.activation_bytes))] * 2, wide=True)
+            number = Affine(float(self.profile.activation_bytes))
+            self._say("forward", "all_reduce", number, wide=True)  # the sum of the loss
+            self._say("forward", "all_reduce", number)  # how many terms it has, in the type of the logits
         return tuple(self.told)
 
     def _say(self, phase: str, collective: str, *sizes: Affine, wide: bool = False) -> None:

@@ -16,7 +16,11 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..comm.scatter import reduce_scatter
 from .layout import Split
+
+_gather_parts: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+"""Newer releases of torch have a new name for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +161,7 @@ def gathered(x: torch.Tensor, split: Split, axis: Axis) -> torch.Tensor:
         mine = torch.cat([mine, mine.new_zeros(longest - mine.shape[0], *mine.shape[1:])])
     parts = mine.new_empty(axis.size * longest, *mine.shape[1:])
     with axis.told("all_gather", parts):
-        dist.all_gather(list(parts.chunk(axis.size)), mine, group=axis.group)
+        _gather_parts(parts, mine, group=axis.group)
     if len(split.cuts) == 1 and all(split.length(r) == longest for r in range(axis.size)):
         return _with_dim(parts, split.dim)
     whole = mine.new_empty(split.size, *mine.shape[1:])
@@ -181,8 +185,10 @@ def _scattered(x: torch.Tensor, split: Split, axis: Axis) -> torch.Tensor:
     lengths = {split.length(r) for r in range(axis.size)}
     if len(lengths) > 1:
         return part_of(_summed(x, axis), split, axis.index).contiguous()
-    parts = [part_of(x, split, r).movedim(split.dim, 0).contiguous() for r in range(axis.size)]
-    mine = torch.empty_like(parts[axis.index])
-    with axis.told("reduce_scatter", x):
-        dist.reduce_scatter(mine, parts, group=axis.group)
+    if len(split.cuts) > 1:  # the parts of a rank are brought together
+        x = torch.cat([part_of(x, split, r) for r in range(axis.size)], split.dim)
+    parts = x.movedim(split.dim, 0).contiguous()
+    mine = parts.new_empty(lengths.pop(), *parts.shape[1:])
+    with axis.told("reduce_scatter", parts):
+        reduce_scatter(mine, parts, group=axis.group)
     return _with_dim(mine, split.dim)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ..strategies.scatter import reduce_scatter
+from ...comm.scatter import reduce_scatter
 
 if TYPE_CHECKING:
     from .record import Recorder

@@ -24,10 +24,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...comm.scatter import reduce_scatter
 from ...plan import Plan
 from .buckets import Bucket, Reach, in_buckets
 from .pieces import Piece
-from .scatter import reduce_scatter
 from .strategy import Strategy
 
 IN_FLIGHT = 2

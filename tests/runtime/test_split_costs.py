@@ -1,0 +1,75 @@
+"""Predictions for plans that split the model, against what ranks send and hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import split_cost_functions as functions
+from world import World
+
+from drumline.cluster import load
+from drumline.cost.divided import Divided
+from drumline.cost.layers import largest_share
+from drumline.plan import Plan
+from drumline.trace import trace
+
+Worlds = Callable[[int], World]
+CLUSTER = load("dgx-h100")
+AGREES = Counter({("all_reduce", 24.0): 1, ("all_reduce", 8.0): 1})
+"""The engine's own: the loss with its weight and the norm of the gradients."""
+
+
+def predicted(plan: Plan, sizes: Any) -> tuple[Counter[tuple[str, float]], int]:
+    """Messages of one step by collective and bytes, and the numbers that a rank has."""
+    profile = trace(functions.job(*sizes))
+    local = Divided(profile, CLUSTER, plan.precision).local(plan)
+    n = largest_share(profile.batch_size, plan)
+    found: Counter[tuple[str, float]] = Counter()
+    for layer, talks in zip(local.profile.layers, local.talks, strict=True):
+        for t in talks:
+            found[t.collective, t.size(n, plan.precision, profile)] += layer.repeats * plan.micro
+    return found, local.profile.parameters
+
+
+@pytest.mark.parametrize("plan", ["tp=2", "tp=2,precision=bf16", "tp=2,micro=2"])
+@pytest.mark.parametrize(
+    ("words", "length"), [(11, 5), (11, 6), (32, 5), (32, 6), (64, 32)],
+    ids=["nothing divides", "tokens", "words", "both", "and the table of positions"],
+)  # fmt: skip
+def test_tp_sends_what_was_predicted(world: Worlds, plan: str, words: int, length: int) -> None:
+    """Every message of the layers: its kind, its bytes, how often."""
+    sizes = ("gpt", 8, words, length, 6)
+    for sent, numbers in world(2).run(functions.sends, plan, *sizes):
+        messages, parameters = predicted(Plan.parse(plan), sizes)
+        assert Counter(sent) - AGREES == messages
+        assert numbers == parameters
+
+
+@pytest.mark.parametrize("plan", ["pp=2,micro=4", "pp=2,micro=4,split=blocks.1", "pp=2,micro=4,schedule=gpipe"])
+def test_a_stage_holds_what_was_predicted(world: Worlds, plan: str) -> None:
+    """To 5%, on both ranks: states with the tied table twice, and the most that a step adds to them."""
+    sizes = ("deep", 64, 96, 32, 16)
+    memories = Divided(trace(functions.job(*sizes)), CLUSTER, "fp32").memories(Plan.parse(plan))
+    for found, memory in zip(world(2).run(functions.holds, plan, *sizes), memories, strict=True):
+        states = memory.parameters + memory.gradients + memory.optimizer
+        assert states == pytest.approx(found["states"], rel=0.05)
+        assert memory.activations + memory.communication == pytest.approx(found["step"], rel=0.05)
+
+
+def test_a_split_backward_holds_no_more_than_predicted(world: Worlds) -> None:
+    """What the engine lets go between the two halves is not known beforehand: an upper bound, to 20%."""
+    plan, sizes = "pp=2,micro=4,schedule=zero-bubble,split=blocks.2", ("deep", 64, 96, 32, 16)
+    memories = Divided(trace(functions.job(*sizes)), CLUSTER, "fp32").memories(Plan.parse(plan))
+    for found, memory in zip(world(2).run(functions.holds, plan, *sizes), memories, strict=True):
+        assert 0.95 * found["step"] <= memory.activations + memory.communication <= 1.2 * found["step"]
+
+
+def test_tp_holds_what_was_predicted(world: Worlds) -> None:
+    plan, sizes = "tp=2", ("deep", 64, 96, 32, 16)
+    (memory,) = Divided(trace(functions.job(*sizes)), CLUSTER, "fp32").memories(Plan.parse(plan))
+    for found in world(2).run(functions.holds, plan, *sizes):
+        assert memory.parameters + memory.gradients + memory.optimizer == pytest.approx(found["states"], rel=0.05)
+        assert memory.activations == pytest.approx(found["step"], rel=0.05)
