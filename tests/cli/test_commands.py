@@ -284,5 +284,11 @@ def test_simulate() -> None:
     found = json.loads(done.stdout)
     assert found["step_seconds"] == pytest.approx(sum(found["parts"].values()), rel=0.1) and found["critical_path"]
     assert "Did you mean" in refused(2, "simulate", "all_reduce:rign", "--cluster", "dgx-h100")
-    assert "does not run tp=8" in refused(2, "simulate", "gpt:7b", "--plan", "tp=8", "--cluster", "dgx-h100")
+    done = json.loads(here("simulate", "gpt:7b", "--plan", "tp=8", "--cluster", "dgx-h100", "--json").stdout)
+    alone = json.loads(here("simulate", "gpt:7b", "--plan", "dp=1", "--cluster", "dgx-h100", "--json").stdout)
+    assert 1 / 8 < done["parts"]["forward"] / alone["parts"]["forward"] < 1 / 7 and done["parts"]["communication"] > 0
+    piped = here("simulate", "gpt:7b", "--plan", "pp=4,micro=8", "--cluster", "dgx-h100", "--json")
+    assert json.loads(piped.stdout)["parts"]["bubble"] > 0
+    assert "zero=3 with a split" in refused(2, "simulate", "gpt:7b", "--plan", "tp=8,zero=3", "--cluster", "dgx-h100")
+    assert "tp divides the heads" in refused(2, "simulate", "gpt:7b", "--plan", "tp=3", "--cluster", "dgx-h100")
     assert "does not fit" in here("simulate", "gpt:7b", "--cluster", "dgx-h100").stdout

@@ -34,10 +34,16 @@ def predicted(plan: Plan, sizes: Any) -> tuple[Counter[tuple[str, float]], int]:
     return found, local.profile.parameters
 
 
-@pytest.mark.parametrize("plan", ["tp=2", "tp=2,precision=bf16", "tp=2,micro=2"])
 @pytest.mark.parametrize(
-    ("words", "length"), [(11, 5), (11, 6), (32, 5), (32, 6), (64, 32)],
-    ids=["nothing divides", "tokens", "words", "both", "and the table of positions"],
+    ("plan", "words", "length"),
+    [
+        ("tp=2", 11, 5), ("tp=2", 11, 6), ("tp=2", 32, 5), ("tp=2", 32, 6), ("tp=2", 64, 32),
+        ("tp=2,precision=bf16", 32, 6), ("tp=2,precision=bf16", 11, 6), ("tp=2,micro=2", 11, 5),
+    ],
+    ids=[
+        "nothing divides", "tokens", "words", "both", "and the table of positions", "bf16", "bf16, words do not divide",
+        "micro-batches",
+    ],
 )  # fmt: skip
 def test_tp_sends_what_was_predicted(world: Worlds, plan: str, words: int, length: int) -> None:
     """Every message of the layers: its kind, its bytes, how often."""

@@ -21,8 +21,8 @@ class Estimate:
     plan: str
     step_seconds: float
     parts: dict[str, float]
-    """Seconds by part (`forward`, `backward`, `recompute`, `communication`, `optimizer`, `overhead`); their sum is
-    the step. Communication is what is not hidden behind computation."""
+    """Seconds by part (`forward`, `backward`, `recompute`, `communication`, `optimizer`, `overhead`, and of a pipeline
+    `bubble`); their sum is the step. Communication is what is not hidden behind computation."""
     memory_bytes: float
     """Most bytes of tensors alive on one rank."""
     memory_parts: dict[str, float]

@@ -15,6 +15,7 @@ from ...partition.capture import Captured
 from ...partition.choose import Choice, choose
 from ...partition.layout import Split, even, evenly
 from ...partition.moves import Axis
+from ...partition.overlap import join
 from ...partition.shared_gradients import leave_summands
 from ...partition.spread import Pass, Value
 from ...partition.statistics import span
@@ -110,6 +111,8 @@ class Spreader:
                 leave_summands(graph, axis)
         if self.groups.size(DATA) > 1:
             span(graph, self._statistics).here = present
+        if {"rows", "columns"} & self.axes.keys():
+            join(graph)
         for (module, call), nodes in captured.outputs.items():
             for i, node in enumerate(nodes):
                 if node in shown:
