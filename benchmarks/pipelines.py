@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from engine_peers.ratios import Ratio, ratio
 from sleeping import Sleeper, Sleeps, kept
-from split_peers.page import paste
+from split_contest.page import paste
 from torch import nn
 
 from drumline.comm.environment import connect

@@ -17,9 +17,9 @@ import time
 from typing import Any
 
 from engine_peers.ratios import ratio
-from split_peers.contest import Case, Found, contest, profiled
-from split_peers.page import paste
-from split_peers.work import BLOCKS
+from split_contest.contest import Case, Found, contest, profiled
+from split_contest.page import paste
+from split_contest.work import BLOCKS
 
 from drumline.launch import run_ranks
 

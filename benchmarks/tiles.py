@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from split_peers.page import paste
+from split_contest.page import paste
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from drumline.comm.environment import connect
 from drumline.job import Job
@@ -148,7 +147,7 @@ def trained(_: Any, plan: str, size: int, cap: int, steps: int) -> Found:
                 found.sent.clear()
                 found.losses.append(engine.step(batch))
         except (MemoryError, RuntimeError) as e:
-            found.error = str(e).strip().split("\n")[0] or type(e).__name__
+            found.error = str(e).strip().split("\n")[0].rpartition("Allocator: ")[2] or type(e).__name__
             if "memory" not in found.error and "alloc" not in found.error and not isinstance(e, MemoryError):
                 raise  # it failed, but not for want of memory
     found.grown = (_status("VmHWM") - before) / MIB
@@ -180,8 +179,7 @@ def _counting(engine: Engine) -> dict[str, int]:
     plain: Callable[..., Any] = record.message
 
     def message(name: str, *tensors: torch.Tensor) -> Any:
-        # while a graph is spread, tensors without values go through the same functions, and nothing is sent
-        sent[name] = sent.get(name, 0) + sum(t.nbytes for t in tensors if not isinstance(t, FakeTensor))
+        sent[name] = sent.get(name, 0) + sum(t.nbytes for t in tensors)
         return plain(name, *tensors)
 
     record.message = message
@@ -236,9 +234,9 @@ def report(size: int, cap: int, alone: Found, ranks: list[Found], small: int, ex
     lines += ["", f"- One rank fails and four train, with a falling loss: {'kept' if fits else 'missed'}."]
     lines += ["", "| rank | halo, bytes | by formula | back, bytes | by formula |", "|---|---|---|---|---|"]
     same = True
-    for rank, found in enumerate(ranks):
+    for rank, one in enumerate(ranks):
         want = halo_bytes(size, rank, 4)
-        cells = [(found.sent.get(kind, 0), want[kind]) for kind in ("halo", "halo back")]
+        cells = [(one.sent.get(kind, 0), want[kind]) for kind in ("halo", "halo back")]
         same &= all(a == b for a, b in cells)
         lines.append(f"| {rank} | {' | '.join(f'{n:,}' for pair in cells for n in pair)} |")
     lines += ["", f"- The bytes of a step are those of the formula: {'kept' if same else 'missed'}."]

@@ -33,14 +33,14 @@ def test_predictions_are_those_of_equal_stages() -> None:
 
     one = Sleeps(1.0, 1.0, 1.0)
     for case in pipelines.CASES:
-        # a rank has two layers, of one unit for each part; the first stage's whole backward is in its W
+        # a rank has two layers, of one unit for each part
         wanted = pipeline_seconds(case.schedule, pipelines.RANKS, 8, case.virtual, 2.0, 2.0, 2.0)
         found = pipelines.predicted(case, 8, one, 0.0)
-        assert found == pytest.approx(wanted, rel=0.05), str(case)
+        assert found == pytest.approx(wanted, rel=1e-12), str(case)
 
 
 def test_marks_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from split_peers import page
+    from split_contest import page
 
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
     page.PAGE.write_text("# Numbers\n<!-- a -->\nold\n<!-- /a -->\nend\n", encoding="utf-8")

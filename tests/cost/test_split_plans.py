@@ -154,9 +154,11 @@ def test_edges_of_tiles() -> None:
     shape = Convolution(8, 4, 64, 32, 3, 3, 1, 1, 1, 0)
     op = Op("convolution", "conv", "forward", Affine(0.0, 1e6), Affine(64.0, 1e3), dims=dims(shape))
     down = replace(op, dims=dims(replace(shape, kernel_rows=2, kernel_columns=2, stride_rows=2, stride_columns=2)))
-    profile = Profile("images", 8, (Layer("a", "Conv", 288, tensors=1, ops=(op, down)),))
-    sent = [(t.axis, t.phase, t.bytes.per_sample) for t in divide(profile, Plan(tile=(2, 1))).talks[0]]
-    assert sent == [("rows", "forward", 32 * 8 * 4.0), ("rows", "backward", 32 * 8 * 4.0)]
+    layer = Layer("a", "Conv", 288, tensors=1, ops=(op, down))
+    profile = Profile("images", 8, (layer, replace(layer, name="b")))
+    first, second = ([(t.phase, t.bytes.per_sample) for t in talks] for talks in divide(profile, Plan(tile=(2, 1))).talks)
+    assert second == [("forward", 32 * 8 * 4.0), ("backward", 32 * 8 * 4.0)]
+    assert first == second[:1], "images need no gradient"
     both = [(t.axis, t.bytes.per_sample) for t in divide(profile, Plan(tile=(4, 2))).talks[0] if t.phase == "forward"]
     assert both == [("rows", 2 * 16 * 8 * 4.0), ("columns", 16 * 8 * 4.0)]
     local = divide(profile, Plan(tile=(4, 2))).profile.layers[0]
@@ -167,7 +169,7 @@ def test_edges_of_tiles() -> None:
 @pytest.mark.parametrize(
     ("name", "plan", "words"),
     [
-        ("resnet50", "cp=2", "not known as tokens"), ("gpt:125m", "tile=2x2", "not known as images"),
+        ("resnet50", "cp=2", "has no tokens"), ("gpt:125m", "tile=2x2", "has no convolutions"),
         ("gpt:125m", "cp=4096", "every rank has a token"), ("resnet50", "tile=256x1", "every tile has a row"),
     ],
 )  # fmt: skip
@@ -175,6 +177,16 @@ def test_what_is_not_there_is_not_split(name: str, plan: str, words: str) -> Non
     with pytest.raises(PlanError) as caught:
         divide(zoo.profile(name), Plan.parse(plan))
     assert words in f"{caught.value} {caught.value.rule}"
+
+
+def test_a_trace_that_shows_nothing_to_divide_says_so() -> None:
+    """The engine looks at the batch itself; the price is that of undivided work, and is called so."""
+    profile, machines = even_profile(2)
+    traced = replace(profile, origin="traced")
+    for plan in ("cp=2", "tile=1x2"):
+        e = estimate(traced, Plan.parse(plan), machines)
+        assert e.parts["forward"] == estimate(traced, Plan(), machines).parts["forward"]
+        assert any(note.startswith(f"{plan} is priced as if it divided nothing") for note in e.notes)
 
 
 # -- stages

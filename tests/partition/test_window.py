@@ -191,3 +191,9 @@ def test_what_cannot_be() -> None:
         window(x, 0, (0, 3, 8), ((0, 3), (3, 8)), axis)
     with pytest.raises(AssertionError, match="on 2 ranks"):
         window(x, 0, (0, 4), ((0, 4),), axis)
+
+
+def test_shapes_alone_are_no_messages() -> None:
+    axis = Axis("rows", 2, 0, watch=lambda *_: pytest.fail("a message"))
+    with FakeTensorMode():
+        assert window(torch.empty(4, 3), 0, (0, 4, 8), ((-1, 5), (3, 9)), axis).shape == (6, 3)

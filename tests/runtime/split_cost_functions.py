@@ -46,9 +46,14 @@ def job(kind: str, width: int, words: int, length: int, batch: int) -> dl.Job:
     )  # fmt: skip
 
 
+def of_name(name: str) -> dl.Job:
+    """One of the small jobs, without messages of its own."""
+    return small_jobs.make(name, clip=None, schedule=None, batch_size=6)
+
+
 def sends(plan: str, *sizes: Any) -> tuple[dict[tuple[str, float], int], int]:
     """The messages of one step by name and bytes, how often each; and the numbers that this rank has."""
-    engine = initialize(job(*sizes), plan)
+    engine = initialize(job(*sizes) if len(sizes) > 1 else of_name(*sizes), plan)
     seen: Counter[tuple[str, float]] = Counter()
     for batch in engine.data(1):
         engine.step(batch)

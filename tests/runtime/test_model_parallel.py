@@ -104,3 +104,17 @@ def test_every_job(world: Worlds, job: str, plan: str) -> None:
 def test_eight_ranks(world: Worlds, job: str, plan: str) -> None:
     held(world, Cell(job, plan, "float64"))
     world(8).stop()  # eight processes for one test; the others need their memory
+
+
+@pytest.mark.parametrize(("job", "plan"), [
+    ("gpt", "tp=2,backend=shm"), ("gpt", "cp=2,backend=shm"), ("groups", "tile=2x1,backend=shm"),
+    ("mlp", "pp=2,micro=3,backend=shm"), ("masked", "pp=2,micro=3,schedule=zero-bubble,backend=shm"),
+])  # fmt: skip
+def test_on_shared_memory(world: Callable[..., World], job: str, plan: str) -> None:
+    result = matrix.run_one(world(2, "shm"), Cell(job, plan, "float64"), STEPS)
+    assert result.kind == "held", result
+
+
+@pytest.mark.parametrize(("job", "plan"), [("gpt", "tp=2"), ("mlp", "pp=2,micro=3"), ("groups", "tile=2x1"), ("masked", "cp=2")])
+def test_half_precision(world: Worlds, job: str, plan: str) -> None:
+    held(world, Cell(job, f"{plan},precision=fp16", "float16"), 2)

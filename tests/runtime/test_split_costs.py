@@ -24,7 +24,7 @@ AGREES = Counter({("all_reduce", 24.0): 1, ("all_reduce", 8.0): 1})
 
 def predicted(plan: Plan, sizes: Any) -> tuple[Counter[tuple[str, float]], int]:
     """Messages of one step by collective and bytes, and the numbers that a rank has."""
-    profile = trace(functions.job(*sizes))
+    profile = trace(functions.job(*sizes) if len(sizes) > 1 else functions.of_name(*sizes))
     local = Divided(profile, CLUSTER, plan.precision).local(plan)
     n = largest_share(profile.batch_size, plan)
     found: Counter[tuple[str, float]] = Counter()
@@ -51,6 +51,27 @@ def test_tp_sends_what_was_predicted(world: Worlds, plan: str, words: int, lengt
     for sent, numbers in world(2).run(functions.sends, plan, *sizes):
         messages, parameters = predicted(Plan.parse(plan), sizes)
         assert Counter(sent) - AGREES == messages
+        assert numbers == parameters
+
+
+def test_an_mlp_sends_what_was_predicted(world: Worlds) -> None:
+    for sent, numbers in world(2).run(functions.sends, "tp=2", "mlp"):
+        messages, parameters = predicted(Plan.parse("tp=2"), ("mlp",))
+        assert Counter(sent) - AGREES == messages
+        assert numbers == parameters
+
+
+@pytest.mark.parametrize("plan", ["tile=1x2", "tile=2x1"])
+def test_tiles_send_the_edges_that_were_predicted(world: Worlds, plan: str) -> None:
+    """Of every convolution of a U-Net, forward and back. Its pools and transposed convolutions need none."""
+    messages, parameters = predicted(Plan.parse(plan), ("unet",))
+    edges = {size: count for (kind, size), count in messages.items() if kind == "send"}
+    for sent, numbers in world(2).run(functions.sends, plan, "unet"):
+        found: Counter[float] = Counter()
+        for (name, size), count in sent.items():
+            if name.startswith("halo"):
+                found[size] += count
+        assert found == edges
         assert numbers == parameters
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..errors import PlanError
 from ..model.profile import Affine, Layer, Op
 from ..model.shapes import Attention, Product, Table, dims, shape_of
-from .local import Kept, Local, Talk, Talks, each_layer, shared, times
+from .local import Kept, Local, Talk, Talks, each_layer, shared, times, undivided
 from .tensor import tokens_of
 
 
@@ -22,10 +22,7 @@ def by_context(local: Local, n: int) -> Local:
     profile = local.profile
     tokens = tokens_of(profile)
     if not tokens:
-        raise PlanError(
-            f"cp={n} for {profile.name}, whose samples are not known as tokens", rule="the plan splits what is there",
-            fix="cp=1",
-        )  # fmt: skip
+        return undivided(local, f"cp={n}", "tokens")
     if tokens < n:
         raise PlanError(f"cp={n} for {tokens} tokens", rule="every rank has a token", fix=f"cp={tokens} or less")
     share = -(-tokens // n) / tokens
@@ -37,6 +34,9 @@ def by_context(local: Local, n: int) -> Local:
         own = Kept(*(times(a, share) for a in (kept.saved, kept.forward, kept.backward)))
         return replace(layer, ops=ops, output=times(layer.output, share)), own, _ring(layer, share, n, width)
 
+    if not any(isinstance(shape_of(op), Attention) for x in profile.layers for op in x.ops):
+        note = f"cp={n}: {profile.name} shows no fused attention; what the engine gathers in its place is not counted"
+        local = replace(local, notes=(*local.notes, note))
     return each_layer(local, change)
 
 

@@ -21,4 +21,4 @@ def divide(profile: Profile, plan: Plan) -> Local:
     """The part of the busiest rank; stages are cut from it."""
     local = by_tensors(by_context(by_tiles(whole(profile), plan.tile), plan.cp), plan.tp)
     notes = (BY_ORDER if plan.tp > 1 else ()) + ((BY_LAYER, NO_SKIPS) if plan.pp > 1 else ())
-    return Local(local.profile, local.talks, notes)
+    return Local(local.profile, local.talks, (*local.notes, *notes))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ..errors import PlanError
 from ..model.profile import Affine, Layer, Op, Profile
 from .work import WIDTH
 
@@ -52,6 +53,15 @@ class Local:
 def whole(profile: Profile) -> Local:
     """A rank that has all of it."""
     return Local(profile, ((),) * len(profile.layers))
+
+
+def undivided(local: Local, key: str, what: str) -> Local:
+    """Where a profile does not know what a plan divides. A trace leaves that to the engine; a formula knows."""
+    name = local.profile.name
+    if local.profile.origin != "traced":
+        raise PlanError(f"{key} for {name}, which has no {what}", rule="the plan splits what is there")
+    note = f"{key} is priced as if it divided nothing: the trace of {name} shows no {what}"
+    return replace(local, notes=(*local.notes, note))
 
 
 def times(a: Affine, per_sample: float, fixed: float = 1.0) -> Affine:

@@ -45,7 +45,8 @@ def by_tensors(local: Local, n: int) -> Local:
 def tokens_of(profile: Profile) -> int:
     """Of a sample, where samples are tokens; else 0."""
     found = (shape_of(op) for x in profile.layers for op in x.ops)
-    return max((s.tokens for s in found if isinstance(s, Table)), default=0)
+    tokens = max((s.tokens for s in found if isinstance(s, Table)), default=0)
+    return tokens if tokens > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)

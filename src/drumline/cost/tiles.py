@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..errors import PlanError
 from ..model.profile import Affine, Layer, Op
 from ..model.shapes import Convolution, dims, shape_of
-from .local import Kept, Local, Talk, Talks, each_layer, shared, times
+from .local import Kept, Local, Talk, Talks, each_layer, shared, times, undivided
 
 STATISTICS = 4096.0
 """Bytes of a norm's statistics, about; they are small."""
@@ -25,10 +25,7 @@ def by_tiles(local: Local, tile: tuple[int, int]) -> Local:
         return local
     images = [s for x in local.profile.layers for op in x.ops if isinstance(s := shape_of(op), Convolution)]
     if not images:
-        raise PlanError(
-            f"tile={rows}x{columns} for {local.profile.name}, whose samples are not known as images",
-            rule="the plan splits what is there", fix="tile=1x1",
-        )  # fmt: skip
+        return undivided(local, f"tile={rows}x{columns}", "convolutions of images")
     first = images[0]
     if rows > first.rows or columns > first.columns:
         raise PlanError(
@@ -37,13 +34,16 @@ def by_tiles(local: Local, tile: tuple[int, int]) -> Local:
         )  # fmt: skip
     share = -(-first.rows // rows) * -(-first.columns // columns) / (first.rows * first.columns)
     width = local.profile.activation_bytes
+    learns = False  # the images themselves need no gradient, so the first convolution's edges do not come back
 
     def change(layer: Layer, kept: Kept) -> tuple[Layer, Kept, Talks]:
         if not any(isinstance(shape_of(op), Convolution) for op in layer.ops):
             return layer, kept, ()
+        nonlocal learns
+        talks, learns = _edges(layer, tile, width, learns), True
         ops = tuple(_op(op, share, rows, columns) for op in layer.ops)
         own = Kept(*(times(a, share) for a in (kept.saved, kept.forward, kept.backward)))
-        return replace(layer, ops=ops, output=times(layer.output, share)), own, _edges(layer, tile, width)
+        return replace(layer, ops=ops, output=times(layer.output, share)), own, talks
 
     return each_layer(local, change)
 
@@ -56,7 +56,7 @@ def _op(op: Op, share: float, rows: int, columns: int) -> Op:
     return replace(made, dims=dims(local))
 
 
-def _edges(layer: Layer, tile: tuple[int, int], width: int) -> Talks:
+def _edges(layer: Layer, tile: tuple[int, int], width: int, learns: bool) -> Talks:
     """The edges that a tile with neighbours on both sides sends; with two tiles there is one side."""
     found: list[Talk] = []
     rows, columns = tile
@@ -65,8 +65,10 @@ def _edges(layer: Layer, tile: tuple[int, int], width: int) -> Talks:
         if isinstance(shape, Convolution):
             long = -(-shape.columns // columns) * shape.inputs * width * op.count
             high = -(-shape.rows // rows) * shape.inputs * width * op.count
-            found += _edge("rows", rows, shape.kernel_rows - shape.stride_rows, long)
-            found += _edge("columns", columns, shape.kernel_columns - shape.stride_columns, high)
+            edges = _edge("rows", rows, shape.kernel_rows - shape.stride_rows, long)
+            edges += _edge("columns", columns, shape.kernel_columns - shape.stride_columns, high)
+            found += [e for e in edges if learns or e.phase == "forward"]
+            learns = True
         elif op.name == GROUP_NORM:
             axes = [axis for axis, n in (("rows", rows), ("columns", columns)) if n > 1]
             found += [Talk(a, p, "all_reduce", Affine(STATISTICS), True) for a in axes for p in ("forward", "backward")]

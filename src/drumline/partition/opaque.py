@@ -26,7 +26,8 @@ def opaque(model: nn.Module) -> Iterator[None]:
     """Around the capture of a model."""
     plain: Any = torch.autograd.Function.__dict__["apply"]
     hook: Any = torch.Tensor.register_hook
-    attributes = [(m, dict(vars(m))) for m in model.modules()]
+    attributes = [(m, {k: (v, dict(v) if isinstance(v, dict) else None) for k, v in vars(m).items()})
+                  for m in model.modules()]  # fmt: skip
     for m in model.modules():
         if isinstance(m, _BatchNorm) and m.momentum is None and m.track_running_stats:
             m.momentum = AVERAGED
@@ -61,7 +62,12 @@ def opaque(model: nn.Module) -> Iterator[None]:
     finally:
         torch.autograd.Function.apply = plain  # type: ignore[method-assign]
         torch.Tensor.register_hook = hook  # type: ignore[method-assign]
-        for module, before in attributes:  # a cache that the forward filled holds tensors of the trace
+        # a cache that the forward filled holds tensors of the trace; hooks go with the flags that say they are there
+        for module, before in attributes:
             for key in set(vars(module)) - set(before):
                 del vars(module)[key]
-            vars(module).update(before)
+            for key, (value, content) in before.items():
+                vars(module)[key] = value
+                if content is not None and key not in ("_parameters", "_buffers", "_modules"):
+                    value.clear()
+                    value.update(content)

@@ -48,7 +48,10 @@ def _attention(args: Any, kwargs: Any) -> tuple[int, ...]:
 
 def _convolution(args: Any) -> tuple[int, ...]:
     x, w, bias, stride, _, _, transposed, _, groups = args
-    rows, columns = x.shape[2:]
     outputs = w.shape[1] * groups if transposed else w.shape[0]
-    strides = [stride[0], stride[-1]]
-    return dims(Convolution(x.shape[1], outputs, rows, columns, *w.shape[2:], *strides, groups, int(bias is not None)))
+    return dims(
+        Convolution(
+            x.shape[1], outputs, x.shape[2], x.shape[3], w.shape[2], w.shape[3], stride[0], stride[-1], groups,
+            int(bias is not None),
+        )
+    )  # fmt: skip

@@ -8,6 +8,7 @@ is noise; s is 1e-3, and 0.1 in bfloat16.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..engine import Engine, initialize
 from ..experts import inside_experts
 from .compare import Finding, compare_gradients, compare_outputs, gather, gather_split, largest_error
 from .reference import run_reference
-from .witness import Witness, without_dropout
+from .witness import Exact, Witness, without_dropout
 
 BOUNDS = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
 """The largest relative error that passes, by the type that was computed in."""
@@ -200,7 +201,8 @@ def run_plan(engine: Engine, steps: int, notes: set[str], *, locate: bool = True
     elif locate:
         blind = inside_compiled(engine.model) if engine.plan.compile else set()
         witness.watch(engine.model, blind=blind | inside_experts(engine.model))
-    with without_dropout(engine.split.template if engine.split else engine.model) as dropout:
+    model = engine.split.template if engine.split else engine.model
+    with without_dropout(model) as dropout, Exact() if engine.dtype is torch.float64 else nullcontext():
         losses = _train(engine, steps, witness)
     if dropout:
         notes.add("dropout was set to 0")
@@ -244,7 +246,10 @@ def run_one_device(engine: Engine, steps: int) -> Outcome:
 
     def prepare(model: torch.nn.Module) -> None:
         contexts.append(without_dropout(model))
-        contexts[0].__enter__()
+        if engine.dtype is torch.float64:
+            contexts.append(Exact())
+        for context in contexts:
+            context.__enter__()
         witness.watch(model)
 
     def before_micro(step: int, i: int) -> None:
@@ -268,6 +273,6 @@ def run_one_device(engine: Engine, steps: int) -> Outcome:
             before_update=before_update,
         )  # fmt: skip
     finally:
-        for context in contexts:
+        for context in reversed(contexts):
             context.__exit__(None, None, None)
     return Outcome(losses, {k: p.detach() for k, p in model.named_parameters()}, witness)

@@ -110,12 +110,27 @@ def without_dropout(model: nn.Module) -> Iterator[bool]:
         if isinstance(module, _DropoutNd):
             found |= module.p > 0
             module.p = 0.0
-        elif isinstance(share := getattr(module, "dropout", None), float):
-            found |= share > 0
-            module.dropout = 0.0  # type: ignore[assignment]  # a plain number, not a module
+        for name in ("dropout", "drop_prob"):  # plain numbers, not modules: attention's, and of whole paths
+            if isinstance(share := getattr(module, name, None), float):
+                found |= share > 0
+                setattr(module, name, 0.0)
     mode = _NoDropout()
     with mode:
         yield found
+
+
+class Exact(TorchFunctionMode):
+    """Around runs in float64: a model that computes a part in float32 by its own will gets float64 there.
+
+    Its rounding would hide what float64 is to show.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            return torch.Tensor.double(*args)
+        args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+        kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in (kwargs or {}).items()}
+        return func(*args, **kwargs)
 
 
 class _NoDropout(TorchFunctionMode):
