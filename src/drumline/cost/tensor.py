@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import PlanError
 from ..model.profile import Affine, Layer, Op, Profile
-from ..model.shapes import Attention, Convolution, Norm, Product, Shape, Table, shape_of
-from .local import Kept, Local, Talk, Talks, kept_by, shared, times, with_layers
-from .roles import ALONE, COLUMN, HEAD, INSIDE, LOSS, OUTSIDE, ROW, SPLIT, TABLE, roles_of
+from ..model.shapes import Convolution, Norm, Product, Table, shape_of
+from .local import Kept, Local, Talk, Talks, kept_by, with_layers
+from .roles import ALONE, COLUMN, HEAD, LOSS, OUTSIDE, ROW, SPLIT, TABLE, roles_of
+from .tensor_part import Part, local_layer
 
 INDEX = 8
 """Bytes of an id."""
@@ -36,9 +37,9 @@ def by_tensors(local: Local, n: int) -> Local:
     state = _Stream(profile, n, tokens if tokens % n == 0 and tokens > 1 else 0)
     said = [t for x, t in zip(profile.layers, local.talks, strict=True) for _ in range(x.repeats)]
     kept = [k for x, k in zip(profile.layers, kept_by(profile), strict=True) for _ in range(x.repeats)]
-    parts: list[_Part] = []
+    parts: list[Part] = []
     for layer, own, roles, before in zip(profile.each(), kept, words, said, strict=True):
-        parts.append(_Part(layer, own, roles, state.layer(layer, roles), before, state.tokens))
+        parts.append(Part(layer, own, roles, state.layer(layer, roles), before, state.tokens))
     return _together(local, parts, n)
 
 
@@ -49,32 +50,17 @@ def tokens_of(profile: Profile) -> int:
     return tokens if tokens > 1 else 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A layer and all that its local form depends on."""
-
-    layer: Layer
-    kept: Kept
-    roles: tuple[str, ...]
-    talks: Talks
-    said: Talks
-    tokens: int
-
-    def equals(self, other: _Part) -> bool:
-        return self.layer is other.layer and (self.roles, self.talks) == (other.roles, other.talks)
-
-
-def _together(local: Local, parts: Sequence[_Part], n: int) -> Local:
+def _together(local: Local, parts: Sequence[Part], n: int) -> Local:
     """Equal layers in a row become one again."""
     layers: list[Layer] = []
     kept: list[Kept] = []
     talks: list[Talks] = []
-    last: _Part | None = None
+    last: Part | None = None
     for part in parts:
         if last is not None and part.equals(last):
             layers[-1] = replace(layers[-1], repeats=layers[-1].repeats + 1)
             continue
-        layer, own = _local(part, n, local.profile)
+        layer, own = local_layer(part, n)
         layers.append(layer)
         kept.append(own)
         talks.append((*part.said, *part.talks))
@@ -200,114 +186,3 @@ def _values(op: Op, shape: Product | Convolution, profile: Profile) -> tuple[Aff
                 Affine(0.0, float(width * shape.rows * shape.outputs)))  # fmt: skip
     read = float(width * shape.inputs * shape.rows * shape.columns)
     return Affine(0.0, read), Affine(0.0, max(0.0, op.bytes.per_sample - read))
-
-
-# -- amounts
-
-
-def _local(part: _Part, n: int, profile: Profile) -> tuple[Layer, Kept]:
-    """A layer as one rank has it."""
-    layer, beside = part.layer, 1.0 / n if part.tokens else 1.0
-    by_name = {op.name: role for op, role in zip(layer.ops, part.roles, strict=True) if role}
-    ops = []
-    for op, role in zip(layer.ops, part.roles, strict=True):
-        role = role or _backward_role(op, layer, part.roles, by_name)
-        ops.append(_op(op, role, n, beside, _forward_of(op, layer)))
-    split, largest = _divided(layer, part.roles)
-    parameters = layer.parameters - split + split // n
-    made = replace(
-        layer, ops=tuple(ops), parameters=parameters, repeats=1, output=times(layer.output, beside),
-        largest=max(largest // n, min(layer.largest, layer.parameters - split)) if split else layer.largest,
-        tied=layer.tied // n if HEAD in part.roles else layer.tied,
-    )  # fmt: skip
-    return made, _kept(part, n, beside, profile, parameters / layer.parameters if layer.parameters else 1.0)
-
-
-def _kept(part: _Part, n: int, beside: float, profile: Profile, numbers: float) -> Kept:
-    """Inside, a rank keeps 1/n; what columns read is whole."""
-    inside = sum(
-        op.output.per_sample * op.count for op, role in zip(part.layer.ops, part.roles, strict=True)
-        if role in (COLUMN, INSIDE, HEAD, LOSS)
-    )  # fmt: skip
-    saved = part.kept.saved
-    inside = min(inside, saved.per_sample)
-    gathered = sum(t.bytes.per_sample for t in part.talks if t.phase == "forward" and t.collective == "all_gather")
-    moving = max((t.bytes.per_sample for t in part.talks), default=0.0)
-    rest = max(0.0, saved.per_sample - inside - gathered)
-    per_sample = min(saved.per_sample, inside / n + gathered + rest * beside)
-
-    def temporary(a: Affine) -> Affine:
-        return Affine(a.fixed * numbers, min(a.per_sample, a.per_sample / n + 2 * moving))
-
-    return Kept(Affine(saved.fixed, per_sample), temporary(part.kept.forward), temporary(part.kept.backward))
-
-
-def _divided(layer: Layer, roles: Sequence[str]) -> tuple[int, int]:
-    """Numbers of a layer that ranks divide, and the largest parameter among them."""
-    sizes = []
-    for op, role in zip(layer.ops, roles, strict=True):
-        shape = shape_of(op)
-        if role == TABLE and isinstance(shape, Table):
-            sizes.append(shape.rows * shape.width)
-        elif role in SPLIT and isinstance(shape, Product | Convolution):
-            sizes.append(shape.numbers)
-            if role != ROW and shape.bias:
-                sizes.append(shape.outputs)
-    # what the layer only reads, another one counts
-    own = sum(sizes) - (layer.tied if HEAD in roles else 0)
-    return min(layer.parameters, max(0, own)), max(sizes, default=0)
-
-
-def _op(op: Op, role: str, n: int, beside: float, shape: Shape | None) -> Op:
-    """An operator of one rank."""
-    if role in (INSIDE, LOSS):
-        return shared(op, 1.0 / n, fixed=1.0 / n)
-    if role == TABLE:
-        return replace(op, bytes=times(op.bytes, 1.0, 1.0 / n))
-    if role in SPLIT:
-        share = _bytes_share(op, role, n, shape)
-        return replace(
-            op, flops=times(op.flops, 1.0 / n, 1.0 / n), bytes=times(op.bytes, share, 1.0 / n),
-            output=times(op.output, 1.0 if role == ROW else 1.0 / n),
-        )  # fmt: skip
-    return shared(op, beside)
-
-
-def _bytes_share(op: Op, role: str, n: int, shape: Shape | None) -> float:
-    """Columns read all inputs and give 1/n of the outputs; a row the other way round."""
-    if not isinstance(shape, Product | Convolution):
-        return 1.0 / n
-    read, given = shape.inputs, shape.outputs
-    return (read / n + given if role == ROW else read + given / n) / (read + given)
-
-
-def _forward_of(op: Op, layer: Layer) -> Shape | None:
-    """The sizes of a product, also of one of its two backward products: those have as many operations."""
-    if op.phase == "forward":
-        return shape_of(op)
-    if op.kind not in ("matmul", "conv_backward"):
-        return None
-    for other in layer.ops:
-        if other.dims and other.kind in ("matmul", "conv") and _same_work(op, other):
-            return shape_of(other)
-    return None
-
-
-def _same_work(backward: Op, forward: Op) -> bool:
-    ratio = backward.flops.per_sample / forward.flops.per_sample if forward.flops.per_sample else 0.0
-    return ratio in (1.0, 2.0) if forward.kind == "conv" else abs(ratio - 1.0) < 1e-9
-
-
-def _backward_role(op: Op, layer: Layer, roles: Sequence[str], by_name: dict[str, str]) -> str:
-    """Of an operator of the backward: as its forward."""
-    if op.kind in ("matmul", "conv_backward"):
-        same = [r for o, r in zip(layer.ops, roles, strict=True) if r in SPLIT and _same_work(op, o)]
-        return same[0] if same else OUTSIDE
-    if op.kind == "attention_backward":
-        same = [r for o, r in zip(layer.ops, roles, strict=True) if isinstance(shape_of(o), Attention)]
-        return same[0] if same else OUTSIDE
-    for ending in ("_backward_data", "_dense_backward", "_backward", ""):
-        if op.name.endswith(ending) and op.name.removesuffix(ending) in by_name:
-            role = by_name[op.name.removesuffix(ending)]
-            return role if role not in SPLIT else INSIDE
-    return OUTSIDE
