@@ -174,7 +174,7 @@ class TestBadInput:
         assert all(w in text for w in [*words, "c.toml"]), text
 
     def test_unsupported_plan(self, tiny: Path) -> None:
-        assert "the engine does not run tp=2" in refused(2, "verify", "tiny.py", "--plan", "tp=2", cwd=tiny)
+        assert "the engine does not run sync=async" in refused(2, "verify", "tiny.py", "--plan", "sync=async", cwd=tiny)
 
     def test_nonsense(self, tiny: Path) -> None:
         assert "Did you mean 'gpt:7b'?" in refused(2, "plan", "gtp:7b")
