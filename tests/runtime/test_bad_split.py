@@ -62,6 +62,7 @@ def test_more_tiles_than_rows_and_more_ranks_than_heads(world: Worlds) -> None:
         assert tiles[1:] == ("tile: 3 rows over 4 ranks", "every tile has a row and a column", "at most 3 tiles that way")
 
 
+@pytest.mark.slow
 def test_what_is_odd_and_right(world: Worlds) -> None:
     """Tiles of two rows under kernels that reach further than the neighbour; a pipeline of one micro-batch."""
     for ranks, cases in {
@@ -101,7 +102,10 @@ def drumline(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("verify", "heads", "tp=2", ["cannot share the 3 heads of block", "rule:  every rank has whole heads: 3 % 2 != 0", "try:   tp=3"]),
     ("train", "mlp", "pp=2,virtual=3,schedule=interleaved,micro=2", ["6 stages for a model of 5 layers", "6 > 5"]),
     ("verify", "asking", "pp=2", ["Asking cannot be traced", NOT_TRACED, "or dp=2, which runs the model as it is"]),
-    ("train", "mlp", "pp=2,virtual=2", ["1f1b with 2 stages a rank", "try:   schedule=interleaved takes virtual=2"]),
+    pytest.param(
+        "train", "mlp", "pp=2,virtual=2", ["1f1b with 2 stages a rank", "try:   schedule=interleaved takes virtual=2"],
+        marks=pytest.mark.slow,
+    ),
 ])  # fmt: skip
 def test_from_the_command_line(folder: Path, verb: str, job: str, plan: str, words: list[str]) -> None:
     known = ["--cluster", "dgx-a100"] if verb == "train" else []  # or it would measure this machine first

@@ -43,6 +43,7 @@ def test_two_ranks(world: Worlds) -> None:
     ])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_four_ranks(world: Worlds) -> None:
     """Copies of experts, shards of the copies, ranks without samples."""
     held(world, 4, [
@@ -71,6 +72,7 @@ def test_mixtral(world: Worlds) -> None:
     )
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_mixtral_on_two_ranks(world: Worlds) -> None:
     held(world, 2, [("mixtral", "dp=2,ep=2"), ("mixtral", "dp=2,ep=2,zero=1,micro=2")])

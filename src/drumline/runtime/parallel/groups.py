@@ -20,6 +20,21 @@ COPIES = ("rows", "columns", "cp")
 """Along these, ranks have other parts of the same samples, and the same parameters."""
 
 
+_MADE: dict[tuple[int, bool, tuple[int, ...]], tuple[dist.ProcessGroup, dist.ProcessGroup | None]] = {}
+"""(world, whether of its own, ranks) -> that world, to know it again, and the group. A group has threads of its own, so
+engines that follow each other in one process use the same ones."""
+
+
+def _group_of(members: list[int], *, own: bool = False) -> dist.ProcessGroup | None:
+    """The group of some ranks of this world; all ranks of the world ask for it together."""
+    world = dist.group.WORLD
+    assert world is not None
+    key = (id(world), own, tuple(members))
+    if key not in _MADE or _MADE[key][0] is not world:
+        _MADE[key] = world, dist.new_group(members)
+    return _MADE[key][1]
+
+
 class Groups:
     """Where this rank is, and with whom."""
 
@@ -75,7 +90,7 @@ class Groups:
         mine = None
         for places in itertools.product(*(range(self.sizes[a]) for a in others)):
             members = self._along(key, dict(zip(others, places, strict=True)))
-            made = dist.new_group(members)
+            made = _group_of(members, own=own)
             if self.rank in members:
                 mine = made
         return mine
