@@ -137,23 +137,23 @@ class Engine:
         )
         assert isinstance(split, SplitModel)
         self.split = split
-        self.data_ranks, self.data_index = split.data
+        self.data_ranks, self.data_index = split.places.data
         return built
 
     def _kinds(self, built: Built) -> dict[str, Kind]:
         if built.spread:
             return dict(built.spread.kinds)
-        return self.split.kinds if self.split else kinds_of(self.model, self._parts)
+        return self.split.places.kinds if self.split else kinds_of(self.model, self._parts)
 
     @property
     def holds(self) -> frozenset[str] | None:
         """The buffers that this rank answers for; None where every rank has them all."""
-        return self.split.answers if self.split else None
+        return self.split.places.answers if self.split else None
 
     @property
     def replica(self) -> bool:
         """Whether this rank is of the first copy of the model."""
-        return self.split.first_copy if self.split else True
+        return self.split.places.first_copy if self.split else True
 
     @property
     def pieces(self) -> list[Piece]:
@@ -243,7 +243,7 @@ class Engine:
         weighted = False
         if self.split:
             self.split.begin()
-        if self.split and self.split.pipelined:
+        if self.split and self.split.places.pipelined:
             weighted = self._in_stages(batch, sums, scale)
         for i, micro in enumerate(batch.micros if not self.plan.pp > 1 else ()):
             seed_everything(_mix(self.job.seed, self.position, i, self.data_index))
@@ -256,7 +256,7 @@ class Engine:
                     (total * (self.strategy.divides * scale / batch.samples)).backward()
                 sums[:2] += torch.stack([total.detach().double(), weight])
         self.local_loss = sums[0].clone()
-        if self.split and not self.split.counts:
+        if self.split and not self.split.places.counts:
             sums.zero_()  # another rank counts these samples
         with self._phase("communication"):
             sums[2] = self.strategy.unseen()

@@ -88,7 +88,7 @@ def investigate(engine: Engine, batch: Batch, loss: float, norm: float) -> Culpr
     seen = _again(engine, batch) if engine.split is None else _again_in_parts(engine, batch, loss)
     _drop(engine)
     # every stage has the batch, but the first one reads its input
-    reads = engine.split is None or not engine.split.pipelined or 0 in engine.split.mine
+    reads = engine.split is None or not engine.split.places.pipelined or 0 in engine.split.places.mine
     mine = dataclasses.replace(
         seen, weights=weights, inputs=_bad_inputs(batch) if reads else (), first_loss=first_loss, reduced=reduced,
         samples=_samples(engine, batch),

@@ -67,9 +67,9 @@ class SplitWatch:
             self.output = min(self.output or (place, shown.module), (place, shown.module))
 
     def _gradient(self, name: str) -> Callable[[torch.Tensor], None]:
-        mine = [s for s in self._split.held[name] if s in self._split.mine]
+        mine = [s for s in self._split.places.held[name] if s in self._split.places.mine]
         # a backward begins with the last stage
-        before = (self._split.order.stages - 1 - max(mine)) * _ROOM if self._split.pipelined else 0
+        before = (self._split.places.order.stages - 1 - max(mine)) * _ROOM if self._split.places.pipelined else 0
 
         def hook(gradient: torch.Tensor) -> None:
             self._came += 1

@@ -10,8 +10,9 @@ from ...plan import Plan
 from ..build import Built
 from ..observe.record import Recorder
 from ..strategies.flat import FlatShard
+from .captures import Weigh
 from .groups import COPIES, Groups
-from .model import SplitModel, Weigh
+from .model import SplitModel
 
 
 def set_up(
@@ -30,4 +31,4 @@ def set_up(
     strategy.record = record
     split.use(strategy)
     module = strategy.wrap(split.root)
-    return Built(split.root, module, split.parts, {}, [], world), split, strategy, world, record
+    return Built(split.root, module, split.places.parts, {}, [], world), split, strategy, world, record

@@ -71,7 +71,7 @@ def gather_split(
     keys = [(module, micro, call, i) for micro in range(micros) for module, call, i in model.first.outputs]
     number = {key: k for k, key in enumerate(keys)}
     listed = [(number[k], t) for k, t in sorted(whole.items(), key=lambda item: number.get(item[0], -1)) if k in number]
-    if not model.speaks:
+    if not model.places.speaks:
         listed = []
     counts = [torch.zeros(1, dtype=torch.long) for _ in range(engine.ranks)]
     dist.all_gather(counts, torch.tensor([len(listed)]))

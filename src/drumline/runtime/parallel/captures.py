@@ -1,0 +1,78 @@
+"""Captures a job's micro-batches: the user's module on tensors without values, and what it does to one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...job import Job, guard
+from ...partition.capture import Captured, capture, flatten
+from ...plan import Plan
+from ...trace.fake import call, fake_batch, fake_mode, fake_model, first_sample
+from ..precision import computing, to_device
+from .refuse import or_whole
+
+Weigh = Callable[..., tuple[torch.Tensor, torch.Tensor, bool]]
+
+
+class Captures:
+    """The template of a job's model, and graphs of it."""
+
+    def __init__(self, job: Job, plan: Plan, device: torch.device, dtype: torch.dtype | None, weigh: Weigh) -> None:
+        self.job, self.plan, self.device, self.dtype, self._weigh = job, plan, device, dtype, weigh
+        self.mode = fake_mode()
+        self.template = self._template()
+        """The user's module, on tensors without values: what is captured."""
+        self.template.train()
+
+    def first(self, slices: int) -> Captured:
+        """The graph of the first micro-batch, where a batch is cut into so many slices."""
+        n = -(-self.job.batch_size // (self.plan.micro * slices))
+        value, target = fake_batch(self.job, self.mode, sample=first_sample(self.job), n=n)
+        with self.mode:
+            value, target = (to_device(v, self.device, self.dtype) for v in (value, target))
+        return self.of((value, target), n, training=True)[0]
+
+    def _template(self) -> nn.Module:
+        model, _ = fake_model(self.job, self.mode)
+        moved: dict[int, torch.Tensor] = {}  # tied ones stay tied
+
+        def move(t: torch.Tensor) -> torch.Tensor:
+            if id(t) not in moved:
+                wanted = self.dtype if self.dtype is not None and t.is_floating_point() else t.dtype
+                new = t.detach().to(self.device, wanted)
+                moved[id(t)] = nn.Parameter(new, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else new
+            return moved[id(t)]
+
+        with self.mode:
+            for module in model.modules():
+                for table in (module._parameters, module._buffers):
+                    for key, t in table.items():
+                        if t is not None:
+                            table[key] = move(t)  # type: ignore[assignment]  # a parameter for a parameter
+        return model
+
+    def of(self, batch: Any, samples: int, *, training: bool) -> tuple[Captured, bool, tuple[str, ...]]:
+        """The graph of a micro-batch: its loss, and to evaluate, the job's metrics too."""
+        leaves, together = flatten(batch)
+        own, names = [False], ["loss"]
+
+        def run(model: nn.Module, given: list[Any]) -> Any:
+            value, target = together(given)
+            output = call(model, value)
+            found: dict[str, Any] = {"loss": self.job.loss(output, target)}
+            if not training and self.job.evaluate is not None:
+                found.update(guard(self.job.evaluate, "the job's evaluate()", output, target))
+            names[:] = list(found)
+            pairs = []
+            for result in found.values():
+                total, weight, own[0] = self._weigh(self.job, result, value, target, samples)
+                pairs += [total, weight.to(total.device)]
+            return pairs
+
+        self.template.train(training)
+        with computing(self.plan.precision, self.device), or_whole(self.plan):
+            return capture(self.template, run, leaves, self.mode), own[0], tuple(names)
