@@ -29,7 +29,7 @@ LEFT = {
 ALONE = {"vit": 1, "convolutions": 1}
 """How many weights find no partner: the patches', the first convolution."""
 KINDS = [(name, kind) for name in ARCHITECTURES for kind in ("sdpa", "eager") if (name, kind) != ("bloom", "sdpa")]
-QUICK = {("gpt2", "sdpa"), ("llama", "eager"), ("phi3", "sdpa"), ("encoder", "sdpa"), ("convolutions", "sdpa")}
+QUICK = {("llama", "eager"), ("phi3", "sdpa"), ("encoder", "sdpa"), ("convolutions", "sdpa")}
 
 
 def chosen(model: nn.Module, leaves: list[torch.Tensor], n: int = 2, given: Mapping[str, str] | None = None) -> Choice:

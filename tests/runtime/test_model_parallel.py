@@ -17,8 +17,8 @@ from drumline.plan import Plan
 from drumline.plan.combinations import FREE, HELD
 
 Worlds = Callable[[int], World]
-STEPS = 4
-"""Two full batches, a ragged one, and one of the next epoch."""
+STEPS = 3
+"""Two full batches and a ragged one."""
 
 
 def title(cell: Cell) -> str:
