@@ -231,10 +231,6 @@ class SplitModel:
             own.append(t.contiguous())
         return own
 
-    def forget(self) -> None:
-        """Capture again: the template has changed."""
-        self._ready.clear()
-
     def _made(self, batch: Any, samples: int, training: bool) -> Ready:
         captured, own, names = self._captures.of(batch, samples, training=training)
         with computing(self.plan.precision, self.device):
