@@ -19,6 +19,7 @@ HELD: dict[str, tuple[object, ...]] = {
     "compress": ("none", "fp16", "powersgd"),
     "compile": (False, True),
     "static": (False, True),
+    "halo": (True, False),
     "schedule": ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble"),
 }
 """Keys of which some values are held by parity tests, every pair of them among each other."""
@@ -117,6 +118,10 @@ CONFLICTS = (
         "virtual, split or schedule without pp",
         lambda p: p.pp == 1 and (p.virtual > 1 or bool(p.split) or p.schedule != "1f1b"),
         "they say how a pipeline runs", "pp=2 or more",
+    ),
+    Conflict(
+        "halo=false without tile", lambda p: not p.halo and p.tile == (1, 1),
+        "only tiles have neighbours whose rows they could do without", "tile=1x2 or more, or halo=true",
     ),
     Conflict(
         "ep with a split model", lambda p: p.ep > 1 and p.splits_model,

@@ -7,17 +7,19 @@ samples that contradict each other are refused. Nothing is imported or run, what
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
 from . import deepspeed_keys as keys
 from .foreign import Log, Reader, read_table
+from .imported import Imported as Imported
+from .imported import LossScale as LossScale
+from .imported import Named as Named
 from .plan import Plan
 
 FREE = {
-    "train_batch_size": "micro", "train_micro_batch_size_per_gpu": "micro", "gradient_accumulation_steps": "micro",
+    "gradient_accumulation_steps": "micro",
     "bf16.enabled": "precision", "fp16.enabled": "precision", "torch_autocast.enabled": "precision",
     "zero_optimization.stage": "zero", "zero_optimization.reduce_bucket_size": "bucket",
     "zero_optimization.offload_optimizer.device": "offload", "zero_optimization.offload_param.device": "offload",
@@ -26,61 +28,10 @@ FREE = {
 }  # fmt: skip
 """The key of a plan that "auto" leaves open."""
 
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """An optimizer or a schedule, by its name and numbers."""
-
-    kind: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class LossScale:
-    """How fp16 losses are scaled so that small gradients do not vanish."""
-
-    fixed: float = 0.0
-    """0: it follows the gradients."""
-    power: int = 16
-    """It begins at 2 to this power."""
-    window: int = 1000
-    """Steps without overflow after which it doubles."""
-    hysteresis: int = 2
-    """Overflows before it halves."""
-    least: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """What a config asks for. `str()` tells a person what became of every key that is not simply followed."""
-
-    plan: Plan
-    batch_size: int | None = None
-    """Samples per step over all ranks; None when the config leaves it open."""
-    micro_size: int | None = None
-    """Samples of one rank in one micro-batch."""
-    optimizer: Named | None = None
-    schedule: Named | None = None
-    clip: float | None = None
-    loss_scale: LossScale | None = None
-    drop_last: bool = False
-    """Whether the ragged last batch of an epoch is left out."""
-    auto: tuple[str, ...] = ()
-    """Keys that the config leaves to Drumline."""
-    free: tuple[str, ...] = ()
-    """The keys of the plan that are open because of them."""
-    ignored: Mapping[str, str] = field(default_factory=dict)
-    """Keys without effect here, and why."""
-    unknown: Mapping[str, str] = field(default_factory=dict)
-    """Keys that DeepSpeed does not have either, each with the nearest that it has."""
-    notes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [f"plan {self.plan}", *self.notes]
-        lines += [f"left to Drumline: {', '.join(self.auto)}"] if self.auto else []
-        lines += [f"no effect: {key} ({reason})" for key, reason in self.ignored.items()]
-        lines += [f"unknown key: {key}. {near}".rstrip(" .") for key, near in self.unknown.items()]
-        return "\n".join(lines)
+STATED = {
+    "train_batch_size": "batch_size", "train_micro_batch_size_per_gpu": "micro_size",
+    "gradient_accumulation_steps": "micro",
+}  # fmt: skip
 
 
 def read(source: str | Path | Mapping[str, Any], ranks: int) -> Imported:
@@ -90,9 +41,10 @@ def read(source: str | Path | Mapping[str, Any], ranks: int) -> Imported:
     top = Reader(table, where, log)
     values: dict[str, Any] = {}
     _parallel(top, values, ranks)
-    batch, micro_size, values["micro"] = _batch(top, values["dp"])
+    batch, micro_size, values["micro"] = _batch(top, values["dp"], values["tp"])
     scale = _precision(top, values)
     _zero(top, values)
+    _compress(top, values)
     _recompute(top, values)
     compiler = top.section("compile")
     values["compile"] = bool(compiler.flag("deepcompile"))
@@ -104,10 +56,21 @@ def read(source: str | Path | Mapping[str, Any], ranks: int) -> Imported:
     return Imported(
         plan=Plan.from_table({k: v for k, v in values.items() if v is not None}, where),
         batch_size=batch, micro_size=micro_size, optimizer=optimizer, schedule=schedule, clip=clip, loss_scale=scale,
-        drop_last=drop_last, auto=tuple(log.auto),
-        free=tuple(dict.fromkeys(FREE[key] for key in log.auto if key in FREE)), ignored=log.ignored,
+        drop_last=drop_last, auto=tuple(log.auto), free=_free(top), stated=_stated(top), ignored=log.ignored,
         unknown=log.unknown, notes=tuple(log.notes),
     )  # fmt: skip
+
+
+def _free(top: Reader) -> tuple[str, ...]:
+    """What of the plan is open; micro-batches are not where the numbers of samples give their number."""
+    found = dict.fromkeys(FREE[key] for key in top.log.auto if key in FREE)
+    if {"batch_size", "micro_size"} <= set(_stated(top)):
+        found.pop("micro", None)
+    return tuple(found)
+
+
+def _stated(top: Reader) -> tuple[str, ...]:
+    return tuple(word for key, word in STATED.items() if isinstance(top.table.get(key), int | float))
 
 
 def _parallel(top: Reader, values: dict[str, Any], ranks: int) -> None:
@@ -115,8 +78,11 @@ def _parallel(top: Reader, values: dict[str, Any], ranks: int) -> None:
     tensor, pipeline, expert = top.section("tensor_parallel"), top.section("pipeline"), top.section("expert_parallel")
     values["tp"] = tensor.whole("autotp_size") or 1  # 0 is DeepSpeed's word for none
     values["pp"] = pipeline.whole("stages", least=1) or 1
-    values["ep"] = expert.whole("autoep_size") or 1
+    values["ep"] = _experts(expert)
     values["cp"] = top.whole("sequence_parallel_size", least=1) or 1
+    if pipeline.whole("activation_checkpoint_interval"):
+        values["recompute"] = "full"
+        top.log.notes.append("recompute=full: pipeline.activation_checkpoint_interval is on")
     tensor.close(keys.TENSOR)
     pipeline.close(keys.PIPELINE)
     expert.close(dict.fromkeys(expert.table, "experts are found by trying"))
@@ -130,11 +96,24 @@ def _parallel(top: Reader, values: dict[str, Any], ranks: int) -> None:
     values["dp"] = ranks // others
 
 
-def _batch(top: Reader, dp: int) -> tuple[int | None, int | None, int]:
+def _experts(part: Reader) -> int:
+    """Expert parallelism, unless it is switched off."""
+    size, on = part.whole("autoep_size") or 1, part.flag("enabled")
+    if on is False and size > 1:
+        part.ignore("autoep_size", "expert_parallel.enabled is false")
+    elif on is None and size > 1:
+        part.log.notes.append(f"ep={size}: DeepSpeed itself wants expert_parallel.enabled beside it")
+    return 1 if on is False else size
+
+
+def _batch(top: Reader, dp: int, tp: int) -> tuple[int | None, int | None, int]:
     """Samples per step, per rank and micro-batch, and the number of micro-batches: any two give the third."""
     batch = top.whole("train_batch_size", least=1)
     micro = top.whole("train_micro_batch_size_per_gpu", least=1)
     steps = top.whole("gradient_accumulation_steps", least=1)
+    if tp > 1 and batch and micro and steps and batch == micro * steps * dp * tp:
+        said, batch = batch, batch // tp  # they run the same samples
+        top.log.notes.append(f"a batch of {batch}: DeepSpeed's train_batch_size({said}) counts the tp({tp}) ranks")
     words = (
         f"train_batch_size({batch}) != train_micro_batch_size_per_gpu({micro})"
         f" x gradient_accumulation_steps({steps}) x data-parallel ranks({dp})"
@@ -217,6 +196,16 @@ def _offloaded(zero: Reader, key: str) -> bool:
     if device == "nvme":
         zero.log.ignored[part.name("device")] = "nvme: nothing is swapped to disk; it lies in host memory"
     return device in ("cpu", "nvme")
+
+
+def _compress(top: Reader, values: dict[str, Any]) -> None:
+    """Replicas that send their gradients in fp16; what is sharded is summed in fp32 here."""
+    kind = top.word("communication_data_type", ("fp32", "fp16", "bf16", "bfp16"))
+    if kind == "fp16" and not values["zero"] and all(values[key] == 1 for key in ("tp", "pp", "cp", "ep")):
+        values["compress"] = "fp16"
+        top.log.notes.append("compress=fp16: communication_data_type is fp16")
+    elif kind:
+        top.ignore("communication_data_type", keys.TOP["communication_data_type"])
 
 
 def _recompute(top: Reader, values: dict[str, Any]) -> None:

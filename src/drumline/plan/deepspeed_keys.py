@@ -11,6 +11,9 @@ CHANGES = "it changes what is computed, and Drumline does not do it: the result 
 TOP = {
     "communication_data_type": "gradients of half precision are summed in fp32; `compress=fp16` is the plan's key",
     "seq_parallel_comm_data_type": "gradients are summed in fp32",
+    "seq_parallel_communication_data_type": "gradients are summed in fp32",
+    "disable_python_gc": "Python's own memory is not DeepSpeed's affair here", "log_level": _PRINT,
+    "use_node_local_storage": "Drumline writes its own checkpoints",
     "prescale_gradients": "gradients are summed in fp32, which does not overflow",
     "gradient_predivide_factor": "gradients are summed in fp32, which does not overflow",
     "gradient_allreduce_op": "the mean over the samples, always",
@@ -70,6 +73,7 @@ ZERO = {
     "zero_quantized_weights": CHANGES, "zero_quantized_gradients": CHANGES,
     "zero_quantized_nontrainable_weights": CHANGES, "zeropp_loco_param": CHANGES,
     "mics_hierarchical_params_gather": "the backend chooses the algorithm", "zenflow": CHANGES,
+    "compute_grad_norm": "the norm is computed where something needs it", "parameter_alignment": _BUFFERS,
     "leaf_module": "units are found by their size", "save_muon_momentum_buffer_in_memory": "nothing is swapped to disk",
 }  # fmt: skip
 
@@ -107,12 +111,14 @@ TENSOR = {
     "partition_config": "layers are found by trying", "use_default_specs": "layers are found by trying",
     "tensor_parallel": "the mesh makes the groups", "injection_policy_tuple": "layers are found by trying",
     "keep_module_on_host": "`offload` is the plan's key", "replace_with_kernel_inject": "it is for inference",
-    "dtype": "`precision` is the plan's key",
+    "dtype": "`precision` is the plan's key", "tp_size": "the mesh makes the groups",
+    "tp_grain_size": "layers are found by trying", "vocab_parallel_lm_head": "layers are found by trying",
+    "vocab_parallel_ce_backend": "layers are found by trying", "kernel_inject": "it is for inference",
 }  # fmt: skip
 
 PIPELINE = {
     "partition": "`split` is the plan's key", "seed_layers": "the seed is the job's",
-    "activation_checkpoint_interval": "`recompute` is the plan's key", "pipe_partitioned": _BUFFERS,
+    "pipe_partitioned": _BUFFERS,
     "grad_partitioned": _BUFFERS, "use_reentrant": "recomputation is not re-entrant",
     "pipe_schedule": "`schedule` is the plan's key",
 }  # fmt: skip

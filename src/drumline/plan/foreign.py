@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,40 +10,29 @@ from typing import Any
 
 from .. import files
 from ..errors import InputError, nearest
+from . import plain_yaml, relaxed
 
 DEEPEST = 20
 """No config is nested deeper."""
 
 
 def read_table(source: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """The table of a JSON file, or the one given, and what to call it in errors."""
+    """The table of a JSON or YAML file, or the one given, and what to call it in errors."""
     if isinstance(source, Mapping):
         return source, "the config"
     text, where = files.read_text(source), str(source)
+    kind = "YAML" if Path(source).suffix.lower() in (".yaml", ".yml") else "JSON"
     try:
-        table = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as e:
-        reason = "nested too deeply" if isinstance(e, RecursionError) else str(e)
-        raise InputError(f"{source} is not a config", where=where, rule=f"JSON: {reason}") from None
+        table = plain_yaml.parse(text) if kind == "YAML" else relaxed.parse(text)
+    except ValueError as e:
+        raise InputError(f"{source} is not a config", where=where, rule=f"{kind}: {e}") from None
     if not isinstance(table, dict):
         raise InputError(f"{source} is not a config", where=where, rule=f"a table, not a {type(table).__name__}")
     return table, where
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        names = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(k for k in names if names.count(k) > 1)!r} is given twice")
-    return table
-
-
 def _is_off(value: Any) -> bool:
     return not (value.get("enabled", True) if isinstance(value, Mapping) and value else value)
-
-
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not a number here")
 
 
 @dataclass(slots=True)
@@ -77,7 +65,8 @@ class Reader:
         self._asked.add(key)
         value = self.table.get(key)
         if isinstance(value, str) and value.lower() == "auto":
-            self.log.auto.append(self.name(key))
+            if self.name(key) not in self.log.auto:
+                self.log.auto.append(self.name(key))
             return None
         return value
 
@@ -104,6 +93,15 @@ class Reader:
             raise self.wrong(key, "true or false")
         return value
 
+    def switch(self, key: str) -> bool | None:
+        """true or false, also where they were written as words: 'false', 'no'."""
+        value = self.given(key)
+        if isinstance(value, str) and value.lower() in ("true", "yes", "false", "no"):
+            return value.lower() in ("true", "yes")
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
     def word(self, key: str, words: Iterable[str] = ()) -> str | None:
         """A word, of those named if any are."""
         value = self.given(key)
@@ -111,7 +109,8 @@ class Reader:
             return None
         words = list(words)
         if not isinstance(value, str) or (words and value.lower() not in words):
-            raise self.wrong(key, f"one of {', '.join(words)}" if words else "a word", nearest(str(value), words))
+            rule = f"one of {', '.join(words)}" if words else "a word"
+            raise self.wrong(key, rule, nearest(str(value).lower(), words))
         return value.lower() if words else value
 
     def section(self, key: str) -> Reader:

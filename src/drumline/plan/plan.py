@@ -25,6 +25,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """The words that each key of words takes."""
 
+MEASURED = ("measured",)
+"""What `split` is where the stages are cut by measured times."""
+_SWITCHES = ("compile", "static", "halo")
+"""Keys that are true or false."""
 _COUNTS = ("dp", "shard", "tp", "cp", "ep", "pp", "virtual", "micro", "chunk")
 LARGEST = 10_000_000
 
@@ -50,13 +54,16 @@ class Plan:
     virtual: int = 1
     """Pipeline stages per rank."""
     split: tuple[str, ...] = ()
-    """Stage boundaries by hand: names of the layers that begin a stage, written with `+` between them."""
+    """Where stages begin: by hand, as names of the layers that begin one, written with `+` between them; `measured`, by
+    times that are taken before the training; nothing (`auto`): by counted work."""
     schedule: str = "1f1b"
     """Pipeline order."""
     micro: int = 1
     """Micro-batches per step."""
     tile: tuple[int, int] = (1, 1)
     """Spatial tiles of an image batch."""
+    halo: bool = True
+    """Whether tiles get the rows of their neighbours; without, each sees padding there, which is approximate."""
     recompute: str = "none"
     """Activations kept, or computed again."""
     offload: str = "none"
@@ -106,6 +113,10 @@ class Plan:
                 f"ep={self.ep} with {key}={whole}",
                 rule=f"ep divides {key}, of whose ranks it is a part: {whole} % {self.ep} != 0", fix=f"ep={near}",
             )  # fmt: skip
+        if len(self.split) > 1 and not {"auto", *MEASURED}.isdisjoint(self.split):
+            raise PlanError(
+                f"split={'+'.join(self.split)}", rule="split is auto, measured, or names of layers with + between them"
+            )
         if self.bucket < 1 or min(self.tile) < 1:
             raise PlanError(f"bucket={self.bucket}, tile={_tile(self.tile)}", rule="both are positive")
 
@@ -123,6 +134,11 @@ class Plan:
     def splits_model(self) -> bool:
         """Whether ranks have different parts of the model, or of a sample."""
         return self.pp * self.tp * self.cp * self.tile[0] * self.tile[1] > 1
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The layers that begin a stage, where they are given by name."""
+        return () if self.split == MEASURED else self.split
 
     @property
     def equation(self) -> str:
@@ -151,7 +167,7 @@ class Plan:
         """Whether it computes what one device would, up to rounding."""
         return (
             self.sync in ("allreduce", "server") and self.compress == "none"
-            and self.precision not in ("bf16-pure", "fp8")
+            and self.precision not in ("bf16-pure", "fp8") and self.halo
         )  # fmt: skip
 
     @classmethod
@@ -218,15 +234,16 @@ def _read(key: str, value: Any, where: str) -> Any:
             rows, columns = str(value).split("x")
             return int(rows), int(columns)
         if key == "split":
-            return tuple(value.split("+")) if isinstance(value, str) else tuple(map(str, value))
-        if key in ("compile", "static"):
+            names = tuple(value.split("+")) if isinstance(value, str) else tuple(map(str, value))
+            return () if names == ("auto",) else names
+        if key in _SWITCHES:
             return {"true": True, "false": False}[str(value).lower()]
         return str(value)
     except (ValueError, KeyError, TypeError):
         kind = {
-            "bucket": "a size such as 25MiB", "tile": "rows x columns such as 2x2", "compile": "true or false",
-            "static": "true or false",
-        }  # fmt: skip
+            "bucket": "a size such as 25MiB", "tile": "rows x columns such as 2x2",
+            **dict.fromkeys(_SWITCHES, "true or false"),
+        }
         raise PlanError(
             f"{key}={value}", where=where, rule=f"{key} is {kind.get(key, 'a whole number')}"
         ) from None

@@ -1,0 +1,58 @@
+"""JSON as people write it: with comments and a comma too many. DeepSpeed reads its configs with a parser that allows
+both, so such files are about. They are blanked out before the strict parser reads; its line numbers stay right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_STRING = r'"(?:\\.|[^"\\\n])*"'
+_COMMENTS = re.compile(rf"{_STRING}|//[^\n]*|#[^\n]*|/\*.*?\*/", re.S)
+_COMMAS = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
+_PYTHON = {"True": "true", "False": "false", "None": "null", "'": 'a word in "double quotes"'}
+
+
+def parse(text: str) -> Any:
+    """The document.
+
+    Raises ValueError with the line. A key that stands twice is refused, and so are numbers that are not finite.
+    """
+    plain = _COMMAS.sub(_blank, _COMMENTS.sub(_blank, text))
+    try:
+        return json.loads(plain, object_pairs_hook=_once, parse_constant=_no_constant)
+    except json.JSONDecodeError as e:
+        raise ValueError(f"line {e.lineno}: {e.msg}, at {_near(e)}{_hint(e)}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _blank(found: re.Match[str]) -> str:
+    """Strings stay; of the rest only the ends of lines do."""
+    text = found.group()
+    return text if text.startswith('"') else re.sub(r"[^\n]", " ", text)
+
+
+def _near(e: json.JSONDecodeError) -> str:
+    rest = e.doc[e.pos :].split("\n")[0].strip()
+    return repr(rest[:30]) if rest else "the end of the line" if e.pos < len(e.doc) else "the end of the file"
+
+
+def _hint(e: json.JSONDecodeError) -> str:
+    """What to write instead of a word of Python's."""
+    rest = e.doc[e.pos :].lstrip()
+    word = next((w for w in _PYTHON if rest.startswith(w)), "")
+    return f" (JSON has {_PYTHON[word]})" if word else ""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(k for k in names if names.count(k) > 1)!r} is given twice")
+    return table
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not a number here")
