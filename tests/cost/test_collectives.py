@@ -15,7 +15,7 @@ from drumline.cost.collectives import (
     collective_seconds,
     price,
 )
-from drumline.cost.forms import ring_all_reduce_seconds
+from drumline.cost.forms import ring_all_reduce_seconds, switch_all_reduce_seconds
 from drumline.cost.links import Nodes
 from drumline.errors import ClusterError, InputError
 from drumline.schedule import (
@@ -155,3 +155,14 @@ def test_wrong_calls() -> None:
         collective_seconds("all_reduce", 13, M, NODES)
     with pytest.raises(InputError, match="ranks >= 1"):
         collective_seconds("all_reduce", 0, M, NODE)
+
+
+def test_a_switch_that_adds_up() -> None:
+    """2 alpha + (p+1)/p m beta inside a node, where the ring would be longer; nothing else changes."""
+    node = dataclasses.replace(NODE, node=dataclasses.replace(NODE.node, reduces=True))
+    assert collective_seconds("all_reduce", 4, M, node) == pytest.approx(2 * INSIDE.alpha + 1.25 * M * INSIDE.beta)
+    assert collective_seconds("all_reduce", 4, M, node) < collective_seconds("all_reduce", 4, M, NODE)
+    two = collective_seconds("all_reduce", 2, M, node)  # two ranks send as much without it, and 3/2 with it
+    assert two == collective_seconds("all_reduce", 2, M, NODE)
+    assert collective_seconds("all_gather", 4, M, node) == collective_seconds("all_gather", 4, M, NODE)
+    assert switch_all_reduce_seconds(1, M, INSIDE) == 0

@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 
 from drumline.cost.depth import Depth, schedule_depth
-from drumline.cost.logp import LogP, logp_seconds, optimal_broadcast_seconds
+from drumline.cost.logp import LogP, logp_seconds
+from drumline.cost.logp_trees import optimal_broadcast_seconds
 from drumline.errors import InputError
 from drumline.schedule import (
     ALGORITHMS,

@@ -1,6 +1,8 @@
 """What the machines are: devices, links and what was measured of them."""
 
 from .catalogue import catalogue, load
-from .spec import Cluster, Curve, Device, Host, Link, Network, Node, Table
+from .cloud import Cloud
+from .curves import Curve, Table
+from .spec import Cluster, Device, Host, Link, Network, Node
 
-__all__ = ["Cluster", "Curve", "Device", "Host", "Link", "Network", "Node", "Table", "catalogue", "load"]
+__all__ = ["Cloud", "Cluster", "Curve", "Device", "Host", "Link", "Network", "Node", "Table", "catalogue", "load"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from .. import files
 from ..errors import ClusterError
@@ -24,87 +22,30 @@ from ..units import (
     parse_flops,
     parse_seconds,
 )
+from .cloud import Cloud
+from .corrections import Corrections
+from .curves import STRICT, Count, Curve, Positive, Table
+from .sense import at_line, one_kind, plausible
 
-Positive = Field(gt=0, allow_inf_nan=False)
 Bytes = Annotated[float, BeforeValidator(parse_bytes), Positive]
 Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth), Positive]
 Flops = Annotated[float, BeforeValidator(parse_flops), Positive]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=10_000_000)]
 
-_STRICT = ConfigDict(extra="forbid")
 HAND = "given by hand"
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """The rate of one kind of kernel over its size: points, straight lines between them in log-log, flat outside."""
-
-    __pydantic_config__ = _STRICT
-    kernel: str
-    """`matmul`, `conv`, `pointwise`, ...: the kinds of operators, see `model.profile.KINDS`."""
-    dtype: str
-    """`fp32`, `bf16`, ...: as in the plan notation's `precision`."""
-    sizes: tuple[float, ...]
-    """Operations for kernels bound by compute, bytes for kernels bound by memory."""
-    rates: tuple[Annotated[float, Positive], ...]
-    """Operations per second, or bytes per second."""
-
-    def __post_init__(self) -> None:
-        if len(self.sizes) != len(self.rates) or not self.sizes:
-            raise ValueError(f"curve {self.kernel}: {len(self.sizes)} sizes but {len(self.rates)} rates")
-        if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)) or self.sizes[0] <= 0:
-            raise ValueError(f"curve {self.kernel}: sizes must be positive and grow")
-
-    def at(self, size: float) -> float:
-        """The rate at a size."""
-        if size <= self.sizes[0]:
-            return self.rates[0]
-        if size >= self.sizes[-1]:
-            return self.rates[-1]
-        return _log_between(self.sizes, self.rates, size)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Measured times of one collective over the bytes of the buffer that it is called with."""
-
-    __pydantic_config__ = _STRICT
-    collective: str
-    """`all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`."""
-    transport: str
-    ranks: Count
-    bytes: tuple[float, ...]
-    seconds: tuple[Annotated[float, Positive], ...]
-    algorithm: str = "native"
-    """As `drumline bench --list` names them; `native` is what the transport itself offers."""
-    segments: Count = 1
-    """Parts that each chunk was cut into."""
-
-    def __post_init__(self) -> None:
-        if len(self.bytes) != len(self.seconds) or not self.bytes:
-            raise ValueError(f"{self.collective}: {len(self.bytes)} sizes but {len(self.seconds)} times")
-        if any(b <= a for a, b in zip(self.bytes, self.bytes[1:], strict=False)) or self.bytes[0] <= 0:
-            raise ValueError(f"{self.collective}: sizes must be positive and grow")
-
-    def at(self, size: float) -> float:
-        """The time for `size` bytes: between points in log-log, below them flat, above them along the last slope."""
-        if size <= self.bytes[0]:
-            return self.seconds[0]
-        if size >= self.bytes[-1]:
-            return self.seconds[-1] * size / self.bytes[-1]
-        return _log_between(self.bytes, self.seconds, size)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """A level of the network in the alpha-beta model: a message of m bytes takes alpha + m / bandwidth."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     alpha: Seconds
     """Start-up time of a message."""
     bandwidth: Bandwidth
     """Bytes per second in one direction: of one device inside a node, of one node between nodes."""
+    wire: str = ""
+    """What it is made of, as wires.toml names it (`nvswitch`, `infiniband`, ...); empty where that is not known."""
 
     @property
     def beta(self) -> float:
@@ -116,7 +57,7 @@ class Link:
 class Pair:
     """The link from one rank to another, where each pair was measured."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     src: Annotated[int, Field(ge=0)]
     dst: Annotated[int, Field(ge=0)]
     link: Link
@@ -126,7 +67,7 @@ class Pair:
 class Host:
     """The host of a GPU, as one rank sees it while all ranks of the node use it: where offloaded states live."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     memory: Bytes
     """What one rank may use of it."""
     bandwidth: Bandwidth
@@ -139,7 +80,7 @@ class Host:
 class Device:
     """One accelerator, or one CPU rank."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     name: str
     kind: Literal["cpu", "cuda"]
     memory: Bytes
@@ -150,6 +91,9 @@ class Device:
     """Operations per second by precision, as data sheets give it (or the best that was measured)."""
     launch: Seconds
     """Time that one operator costs however small it is."""
+    start: dict[str, Seconds] = field(default_factory=dict)
+    """What a GPU's host takes to start an operator, by where it is: `forward`, `backward`, `update` (for a tensor), and
+    `watched`, which is more for each of a layer that is recomputed selectively; `launch` where it is not given."""
     context: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
     """Memory that the framework takes before the first tensor."""
     workspace: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
@@ -161,6 +105,8 @@ class Device:
     host: Host | None = None
     """Of a GPU: what offloading goes to; None where it is not known, and then offloading cannot be priced."""
     curve: tuple[Curve, ...] = ()
+    cloud: tuple[Cloud, ...] = ()
+    """Kernels bound by compute, measured shape by shape; where there is none, their curves tell."""
 
     def curve_of(self, kernel: str, dtype: str) -> Curve | None:
         """The measured curve of a kernel, if there is one."""
@@ -171,25 +117,35 @@ class Device:
 class Node:
     """Devices that share a host."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     devices: Count
     link: Link
+    reduces: bool = False
+    """Whether the switch between the devices adds up what passes: an all-reduce then sends (p+1)/p m, not 2(p-1)/p."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
     """Nodes and the link between them."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     nodes: Count
     link: Link
+    """Of a node, with all of its ports together."""
+    ports: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Network ports (NICs) of a node; 0 where that is not known."""
+
+    @property
+    def port_bandwidth(self) -> float:
+        """Bytes per second of one port: what one rank alone, or a server, can get."""
+        return self.link.bandwidth / max(1, self.ports)
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The machines: one kind of device, in nodes, in a network."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     name: str
     device: Device
     node: Node
@@ -209,6 +165,8 @@ class Cluster:
     """The links between single ranks, where they were measured: rings are ordered by them."""
     origin: dict[str, str] = field(default_factory=dict)
     """Where each number comes from, by key or by the beginning of keys; the longest match counts."""
+    corrections: Corrections = field(default_factory=Corrections)
+    """What earlier runs on these machines taught; empty unless asked for. Estimates are corrected by it."""
 
     @property
     def devices(self) -> int:
@@ -269,7 +227,14 @@ class Cluster:
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
         """Read the TOML form that a person or `drumline measure` wrote."""
-        return files.from_plain(cls, files.read_toml(path, ClusterError), str(path), ClusterError)
+        table = files.read_toml(path, ClusterError)
+        try:
+            one_kind(table, str(path))
+            cluster = files.from_plain(cls, table, str(path), ClusterError)
+            plausible(cluster, str(path))
+        except ClusterError as e:
+            raise at_line(e, files.read_text(path, ClusterError)) from None
+        return cluster
 
     def __str__(self) -> str:
         d = self.device
@@ -303,12 +268,5 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
     elif isinstance(value, list):
         for v in value:
             yield from _leaves(prefix, v)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+    elif isinstance(value, int | float):
         yield prefix, float(value)
-
-
-def _log_between(xs: tuple[float, ...], ys: tuple[float, ...], x: float) -> float:
-    i = bisect.bisect_right(xs, x)
-    x0, x1, y0, y1 = xs[i - 1], xs[i], ys[i - 1], ys[i]
-    share = math.log(x / x0) / math.log(x1 / x0)
-    return math.exp((1 - share) * math.log(y0) + share * math.log(y1))

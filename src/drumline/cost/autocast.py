@@ -18,6 +18,8 @@ def cast_bytes(profile: Profile, plan: Plan) -> list[float]:
 
     zero=3 gathers weights in half precision, and has none.
     """
+    if profile.precision == plan.precision:
+        return _cast_as_traced(profile, plan)
     half = WIDTH[plan.precision] if plan.zero < 3 and profile.parameter_bytes > WIDTH[plan.precision] else 0
     found: list[float] = []
     every = kept = 0.0
@@ -27,6 +29,16 @@ def cast_bytes(profile: Profile, plan: Plan) -> list[float]:
         every += own * x.repeats
         kept += 0.0 if again else own * x.repeats
         found += [every, kept + (own if again else 0.0)]
+    return found
+
+
+def _cast_as_traced(profile: Profile, plan: Plan) -> list[float]:
+    """What a trace with casts does not tell: autocast holds the copies of recomputed layers until the forward ends."""
+    found: list[float] = []
+    before = 0.0
+    for x in profile.layers:
+        found += [before, 0.0]
+        before += x.cast * x.repeats if plan.recompute != "none" and x.composite else 0.0
     return found
 
 

@@ -11,6 +11,9 @@ from ..plan import Plan
 from .collectives import collective_seconds
 from .links import level, message_seconds
 
+LONG = 2.0**24
+"""Bytes of a message that costs its bytes, and little else."""
+
 
 def copies(plan: Plan) -> int:
     """Ranks that have parts of the same samples and the same parameters."""
@@ -29,6 +32,12 @@ def replicas(plan: Plan) -> tuple[int, int]:
         return count, plan.shards * plan.tp
     # other tiles and tokens stand within a replica: their span begins at the nearest of them
     return count * copies(plan), plan.tp
+
+
+def holders(plan: Plan) -> tuple[int, int]:
+    """The same for what all tensor-parallel ranks have: they are the nearest of those that sum it."""
+    count, stride = replicas(plan)
+    return count * plan.tp, stride if plan.tp == 1 else 1
 
 
 def axis_of(name: str, plan: Plan) -> tuple[int, int]:
@@ -68,3 +77,9 @@ def hop(ranks: int, stride: int, cluster: Cluster) -> Link:
 def between_stages(size: float, plan: Plan, cluster: Cluster) -> float:
     """What a stage hands to the next one."""
     return send_seconds(size, plan.pp, plan.ranks // plan.pp, cluster)
+
+
+def flops_per_byte(plan: Plan, cluster: Cluster) -> float:
+    """What a byte between two stages costs, in operations of a device, in a long message."""
+    rate = cluster.device.peak.get(plan.precision) or max(cluster.device.peak.values())
+    return rate * between_stages(LONG, plan, cluster) / LONG

@@ -6,6 +6,7 @@ from ..cluster import Cluster, Link
 from ..errors import InputError, nearest
 from ..schedule import Schedule
 from .forms import CLOSED_FORMS as CLOSED_FORMS
+from .forms import switch_all_reduce_seconds
 from .links import Links, level, schedule_seconds
 
 DEFAULTS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial"}
@@ -29,8 +30,9 @@ def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Clust
     """The time of a collective of `bytes` over ranks of a cluster that stand `stride` apart: 1 means neighbours.
 
     If the cluster has a table measured with exactly these ranks, the table says it. Otherwise the closed form does, on
-    the node's link when one node holds all ranks. Over n nodes the price has two levels (TWO_LEVELS), see
-    `two_level_seconds`. With a stride, as many groups as ranks in a stride do the same at the same time.
+    the node's link when one node holds all ranks (of an all-reduce also that of its switch, where that adds up). Over n
+    nodes the price has two levels (TWO_LEVELS), see `two_level_seconds`. With a stride, as many groups as ranks in a
+    stride do the same at the same time.
     """
     if collective not in DEFAULTS:
         raise InputError(
@@ -51,7 +53,9 @@ def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Clust
     if table is not None and link is not None:  # inside a node, ranks that stand apart are as near as neighbours
         return table.at(bytes)
     if link is not None:
-        return _closed(collective, ranks, bytes, link)
+        ring = _closed(collective, ranks, bytes, link)
+        in_switch = cluster.node.reduces and collective == "all_reduce"
+        return min(ring, switch_all_reduce_seconds(ranks, bytes, link)) if in_switch else ring
     return two_level_seconds(collective, ranks, bytes, cluster, stride=stride)
 
 

@@ -19,6 +19,6 @@ NO_SKIPS = "pp: a stage is taken to hand on its last layer's output alone"
 
 def divide(profile: Profile, plan: Plan) -> Local:
     """The part of the busiest rank; stages are cut from it."""
-    local = by_tensors(by_context(by_tiles(whole(profile), plan.tile), plan.cp), plan.tp)
+    local = by_tensors(by_context(by_tiles(whole(profile), plan.tile, halo=plan.halo), plan.cp), plan.tp)
     notes = (BY_ORDER if plan.tp > 1 else ()) + ((BY_LAYER, NO_SKIPS) if plan.pp > 1 else ())
     return Local(local.profile, local.talks, (*local.notes, *notes))

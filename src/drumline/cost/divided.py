@@ -6,7 +6,7 @@ layers tell each other in the open. With one, the layers are cut into stages, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..cluster import Cluster
 from ..errors import PlanError
@@ -84,6 +84,12 @@ class Piped:
         mine = [i for i, home in self.homes.items() if home == rank]
         return self.order.micros * sum(self.forward[i] + self.backward[i] + self.weight[i] for i in mine)
 
+    @property
+    def bubble(self) -> float:
+        """The share of the time until the last action ends in which ranks do not compute."""
+        whole = len(self.order.lanes) * self.seconds
+        return 1 - sum(map(self.busy, range(len(self.order.lanes)))) / whole if whole else 0.0
+
     def play(self) -> Played:
         """The order, action by action."""
         return play(
@@ -111,6 +117,20 @@ class Divided:
         self._piped: dict[tuple[object, ...], Piped] = {}
         self._tails: dict[tuple[object, ...], Tail] = {}
         self._ends: dict[tuple[object, ...], float] = {}
+        self._shares: dict[tuple[int, float], float] = {}
+
+    def on_links_of(self, cluster: Cluster) -> Divided:
+        """The same for machines that differ in their links alone: parts of the model are not made anew."""
+        return self._alike(self._profile, cluster)
+
+    def with_batches_of(self, samples: int) -> Divided:
+        """The same for another batch: what belongs to samples is counted by sample."""
+        return self._alike(replace(self._profile, batch_size=samples), self._cluster)
+
+    def _alike(self, profile: Profile, cluster: Cluster) -> Divided:
+        other = Divided(profile, cluster, self._precision)
+        other._parts, other._shares = self._parts, self._shares
+        return other
 
     def local(self, plan: Plan) -> Local:
         """The part of one rank, before stages are cut."""
@@ -144,8 +164,8 @@ class Divided:
         tail = self.tail(plan, local.profile)
         parts = {
             "forward": m * sum(t.forward for t in times),
-            "backward": m * sum(t.backward for t in times),
-            "recompute": 0.0,
+            "backward": m * sum(t.backward - t.again for t in times),
+            "recompute": m * sum(t.again for t in times),
             "communication": m * sum(s.forward + s.backward for s in said) + exposed + tail.sent,
             "optimizer": tail.update,
             "overhead": overhead(plan, cluster),
@@ -156,7 +176,7 @@ class Divided:
         """The layers of one rank, repeats one by one, and what they wait for."""
         local, pricer = self._part(plan)
         n = largest_share(self._profile.batch_size, plan)
-        key = (plan.tile, plan.cp, plan.tp, n)
+        key = (plan.tile, plan.halo, plan.cp, plan.tp, n, plan.recompute)
         if key not in self._times:
             found = computed(local.profile, pricer, plan, n, self._cluster)
             said = [
@@ -177,7 +197,7 @@ class Divided:
         return self._tails[known]
 
     def _part(self, plan: Plan) -> tuple[Local, Pricer]:
-        key = (plan.tile, plan.cp, plan.tp, plan.pp > 1)
+        key = (plan.tile, plan.halo, plan.cp, plan.tp, plan.pp > 1)
         if key not in self._parts:
             local = divide(self._profile, plan)
             self._parts[key] = local, Pricer(local.profile, self._cluster.device, self._precision)
@@ -186,10 +206,13 @@ class Divided:
     def _said(self, layer: Layer, talks: Talks, plan: Plan, n: float, pricer: Pricer) -> Said:
         seconds = {"forward": 0.0, "backward": 0.0}
         ring = {"forward": 0.0, "backward": 0.0}
+        last = 0.0
         for t in talks:
             size = t.size(n, plan.precision, self._profile)
             known = ring if t.collective == "ring" else seconds
-            known[t.phase] += along(t.axis, t.collective, size, plan, self._cluster)
+            took = along(t.axis, t.collective, size, plan, self._cluster)
+            known[t.phase] += took
+            last = took if t.phase == "forward" and known is seconds else last
         if layer.norms and plan.dp * copies(plan) > 1:
             wait = layer.norms * max(self._cluster.stall, _statistics(plan, self._cluster))
             seconds = {phase: s + wait for phase, s in seconds.items()}
@@ -198,6 +221,8 @@ class Divided:
             behind = min(sent, self._cluster.overlap * self._attention(layer, phase, n, pricer))
             seconds[phase] += sent - behind
             hidden += behind
+        if plan.recompute == "full" and layer.composite:
+            seconds["backward"] += seconds["forward"] - last  # sent again, but for what nothing in the layer needs
         return Said(seconds["forward"], seconds["backward"], hidden)
 
     def _attention(self, layer: Layer, phase: str, n: float, pricer: Pricer) -> float:
@@ -216,10 +241,11 @@ class Divided:
         m = plan.micro
         said = m * sum(c.said_forward + c.said_backward for c in cells)
         forward, backward = m * sum(c.forward for c in cells), m * sum(c.backward for c in cells)
+        again = m * sum(c.again for c in cells)
         parts = {
             "forward": forward,
-            "backward": backward,
-            "recompute": 0.0,
+            "backward": backward - again,
+            "recompute": again,
             "bubble": max(0.0, seconds - forward - backward - said),
             "communication": said + tail.sent + self.tied_seconds(plan),
             "optimizer": tail.update,
@@ -243,11 +269,12 @@ class Divided:
 
     def _key(self, plan: Plan) -> tuple[object, ...]:
         n = largest_share(self._profile.batch_size, plan)
-        return plan.tile, plan.cp, plan.tp, plan.pp, plan.virtual, plan.schedule, plan.split, plan.micro, plan.dp, n
+        axes = plan.tile, plan.halo, plan.cp, plan.tp, plan.pp, plan.dp
+        return *axes, plan.virtual, plan.schedule, plan.begins, plan.micro, plan.recompute, n
 
     def _cut(self, plan: Plan) -> Piped:
         order = pipeline_order(plan.schedule, plan.pp, plan.micro, plan.virtual)
-        stages = cut(self._cells(plan), order.stages, plan.split)
+        stages = cut(self._cells(plan), order.stages, plan.begins)
         if len(stages) < order.stages:
             raise PlanError(
                 f"{order.stages} stages for {self._profile.name}, which has {len(stages)} layers with parameters",
@@ -272,13 +299,19 @@ class Divided:
             Cell(
                 i, name, 1.0, t.forward, t.backward, t.backward * self._weights(t.layer, n, pricer), s.forward,
                 s.backward, s.hidden, t.layer.parameters + t.layer.frozen + t.layer.tied > 0, kept[i].saved,
-                kept[i].output, kept[i].working, kept[i].deferred,
+                kept[i].output, kept[i].working, kept[i].deferred, t.again,
             )
             for i, name, t, s in zip(places, names_of(local.profile.layers), times, said, strict=True)
         ]  # fmt: skip
 
     def _weights(self, layer: Layer, n: float, pricer: Pricer) -> float:
         """The share of a layer's backward that is for weights: one of the two products of each weight."""
+        key = id(layer.ops), n
+        if key not in self._shares:
+            self._shares[key] = self._weight_share(layer, n, pricer)
+        return self._shares[key]
+
+    def _weight_share(self, layer: Layer, n: float, pricer: Pricer) -> float:
         back = [(op, pricer.op_seconds(op, n) * op.count) for op in layer.ops if op.phase == "backward"]
         whole = sum(seconds for _, seconds in back)
         products = sum(s for op, s in back if op.kind in COMPUTE_KINDS and op.kind != "attention_backward")

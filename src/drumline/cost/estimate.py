@@ -40,11 +40,31 @@ class Estimate:
     """Bytes of one rank's tensors that are offloaded to host memory; not among `memory_bytes`."""
     host_limit: float = 0.0
     """What one rank may use of the host's memory; 0 where nothing is offloaded."""
+    raw_seconds: float = 0.0
+    """The step before it was corrected by what runs on these machines measured; 0 where it was not."""
+    runs: int = 0
+    """How many runs corrected it."""
+    own_runs: int = 0
+    """How many of them were of this model, under any plan."""
 
     @property
     def fits(self) -> bool:
         """Whether the memory suffices, of the device and, where something is offloaded, of the host."""
         return self.memory_bytes <= self.memory_limit and self.host_bytes <= self.host_limit
+
+    @property
+    def uncorrected_seconds(self) -> float:
+        """The step as the closed form alone has it."""
+        return self.raw_seconds or self.step_seconds
+
+    @property
+    def correction(self) -> str:
+        """`corrected by 3 runs on this machine (x1.18)`; empty where nothing was corrected."""
+        if not self.raw_seconds:
+            return ""
+        own = f", {self.own_runs} of them of this job" if self.own_runs else ", none of this job"
+        runs = f"{self.runs} run{'s' if self.runs > 1 else ''}"
+        return f"corrected by {runs} on this machine{own} (x{self.step_seconds / self.raw_seconds:.2f})"
 
     @property
     def lacks(self) -> tuple[str, float]:
@@ -60,6 +80,7 @@ class Estimate:
             step_seconds=self.step_seconds / speed,
             parts={k: v / speed for k, v in self.parts.items()},
             hidden_seconds=self.hidden_seconds / speed,
+            raw_seconds=self.raw_seconds / speed,
             notes=(*self.notes, f"the machine ran at {speed:.2f} of its measured speed when the run began"),
         )
 

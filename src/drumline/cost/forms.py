@@ -124,6 +124,15 @@ def doubling_exscan_seconds(p: int, m: float, link: Link) -> float:
     return (1 + log2_up(p - 1)) * message_seconds(m, link) if p > 1 else 0.0
 
 
+def switch_all_reduce_seconds(p: int, m: float, link: Link) -> float:
+    """2 alpha + (p+1)/p m beta, where the switch adds up what passes: no schedule of ranks alone is so short.
+
+    The whole buffer of each rank goes to the switch, m, which gives each rank the sum of its share, m/p. Then each rank
+    sends that sum, m/p, and the switch gives all of them to everybody, m.
+    """
+    return 2 * link.alpha + (p + 1) / p * m * link.beta if p > 1 else 0.0
+
+
 def _folds(p: int) -> bool:
     return p & (p - 1) != 0
 

@@ -9,7 +9,7 @@ from ..cluster import Cluster
 from ..model.profile import Layer, Profile
 from ..plan import Plan
 from .traffic import Around, Message, reduced_often
-from .work import Pricer
+from .work import Pricer, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ def largest_share(batch_size: int, plan: Plan) -> int:
 def computed(profile: Profile, pricer: Pricer, plan: Plan, n: float, cluster: Cluster) -> list[LayerTime]:
     """The layers in the order in which they run, without messages, for n samples."""
     wait = cluster.straggle if plan.ranks > 1 else 1.0
+    if cluster.device.kind == "cuda":
+        return _told_ahead(list(profile.each()), pricer, plan, n, wait)
     times: list[LayerTime] = []
     for layer in profile.each():
         forward = wait * pricer.layer_seconds(layer, "forward", n)
@@ -60,6 +62,47 @@ def computed(profile: Profile, pricer: Pricer, plan: Plan, n: float, cluster: Cl
         backward = wait * pricer.layer_seconds(layer, "backward", n) + again
         times.append(LayerTime(layer, forward, backward, again))
     return times
+
+
+class _Clocks:
+    """A GPU and the host that tells it what to do: the host may be ahead, the GPU waits for it where it is not."""
+
+    def __init__(self, wait: float) -> None:
+        self._wait, self._host, self._device = wait, 0.0, 0.0
+
+    def run(self, told: Told) -> float:
+        """One more layer; by how much later the device is done."""
+        before = self._device
+        self._host += self._wait * told.host
+        self._device = max(self._device + self._wait * told.busy, self._host)
+        return self._device - before
+
+
+def _told_ahead(layers: list[Layer], pricer: Pricer, plan: Plan, n: float, wait: float) -> list[LayerTime]:
+    """The layers forward, then backward, by both clocks: what the host gains in one layer it has in the next."""
+    clocks = _Clocks(wait)
+    watched = plan.recompute == "selective"
+    forward = [clocks.run(pricer.told(layer, "forward", n, watched=watched)) for layer in layers]
+    times = []
+    for layer, before in zip(reversed(layers), reversed(forward), strict=True):
+        again = 0.0
+        if plan.recompute != "none" and layer.composite:
+            again = clocks.run(pricer.told(layer, "again" if watched else "forward", n, watched=watched))
+        backward = clocks.run(pricer.told(layer, "backward", n)) + again
+        times.append(LayerTime(layer, before, backward, again))
+    return times[::-1]
+
+
+def host_seconds(profile: Profile, pricer: Pricer, plan: Plan, n: float) -> float:
+    """What the host of a GPU takes to tell it of one micro-batch."""
+    watched = plan.recompute == "selective"
+    total = 0.0
+    for layer in profile.each():
+        told = [pricer.told(layer, "forward", n, watched=watched), pricer.told(layer, "backward", n)]
+        if plan.recompute != "none" and layer.composite:
+            told.append(pricer.told(layer, "again" if watched else "forward", n, watched=watched))
+        total += sum(t.host for t in told)
+    return total
 
 
 def communication(times: list[LayerTime], sent: Sent, plan: Plan, cluster: Cluster) -> tuple[float, float]:

@@ -1,20 +1,48 @@
-"""LogP: what messages, schedules and the best broadcast take when a processor's own time counts beside the wire's.
+"""LogP and LogGP: what messages and schedules take when a processor's own time counts beside the wire's.
 
-The letters are the model's: latency L, overhead o, gap g, P processors. A long message is a train of short ones.
+The letters are the models': latency L, overhead o, gap g, P processors; LogGP adds G, the gap between the bytes of one
+long message, where LogP has a train of short ones. The best trees for both are in `cost.logp_trees`.
 """
 
 from __future__ import annotations
 
-import heapq
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import InputError
 from ..schedule import Schedule, messages
 
 
+class Machine(ABC):
+    """What a schedule is priced by: how long a message of m bytes holds the processors at both of its ends."""
+
+    __slots__ = ()
+    P: int
+
+    @abstractmethod
+    def occupies(self, m: int) -> float:
+        """From the start of one message until the same processor may start the next one."""
+
+    @abstractmethod
+    def busy(self, m: int) -> float:
+        """From the start of a message until its sender can do something else."""
+
+    @abstractmethod
+    def under_way(self, m: int) -> float:
+        """From the start of a message until its receiver may begin to take it."""
+
+    @abstractmethod
+    def taken(self, m: int) -> float:
+        """From when the receiver begins to take a message until it has it."""
+
+    def message_seconds(self, m: int) -> float:
+        """From the start of a message until the receiver has it."""
+        return self.under_way(m) + self.taken(m)
+
+
 @dataclass(frozen=True, slots=True)
-class LogP:
+class LogP(Machine):
     """A machine in the LogP model; times in seconds, or in any other unit, which is then that of all results."""
 
     L: float
@@ -29,9 +57,8 @@ class LogP:
     """Bytes of a short message."""
 
     def __post_init__(self) -> None:
-        if not all(0 <= x < float("inf") for x in (self.L, self.o, self.g)):
-            raise InputError(f"LogP with L={self.L}, o={self.o}, g={self.g}", rule="times are finite, not negative")
-        if self.P < 1 or self.word < 1:
+        _check(self, "L", "o", "g")
+        if self.word < 1:
             raise InputError(f"LogP with P={self.P}, words of {self.word} bytes", rule="at least 1 of each")
 
     @property
@@ -43,9 +70,69 @@ class LogP:
         """How many short messages m bytes are; an empty one is one, too."""
         return max(1, -(-m // self.word))
 
-    def message_seconds(self, m: int) -> float:
-        """o + (k-1) max(g, o) + L + o for a train of k short messages."""
-        return self.o + (self.words(m) - 1) * self.step + self.L + self.o
+    def occupies(self, m: int) -> float:
+        """k max(g, o) for a train of k short messages."""
+        return self.words(m) * self.step
+
+    def busy(self, m: int) -> float:
+        """(k-1) max(g, o) + o: the processor sends each of them."""
+        return (self.words(m) - 1) * self.step + self.o
+
+    def under_way(self, m: int) -> float:
+        """o + L: then the first one is there."""
+        return self.o + self.L
+
+    def taken(self, m: int) -> float:
+        """(k-1) max(g, o) + o: they come one by one."""
+        return (self.words(m) - 1) * self.step + self.o
+
+
+@dataclass(frozen=True, slots=True)
+class LogGP(Machine):
+    """A machine in the LogGP model: a long message is started once, and its bytes follow each other by themselves."""
+
+    L: float
+    """How long the wire takes to carry a byte."""
+    o: float
+    """How long a processor is busy with sending or receiving a message, however long it is."""
+    g: float
+    """How long lies between two messages of one processor at least."""
+    G: float
+    """How long lies between two bytes of a message: 1 / G is the bandwidth."""
+    P: int
+    """Processors."""
+
+    def __post_init__(self) -> None:
+        _check(self, "L", "o", "g", "G")
+
+    def occupies(self, m: int) -> float:
+        """(m-1) G + max(g, o): the gap begins behind the last byte."""
+        return self._bytes(m) + max(self.g, self.o)
+
+    def busy(self, m: int) -> float:
+        """o: the wire does the rest."""
+        return self.o
+
+    def under_way(self, m: int) -> float:
+        """o + (m-1) G + L: then the last byte is there."""
+        return self.o + self._bytes(m) + self.L
+
+    def taken(self, m: int) -> float:
+        """o."""
+        return self.o
+
+    def _bytes(self, m: int) -> float:
+        return max(0, m - 1) * self.G
+
+
+def _check(machine: LogP | LogGP, *names: str) -> None:
+    values = {name: getattr(machine, name) for name in names}
+    word = type(machine).__name__
+    if not all(0 <= x < float("inf") for x in values.values()):
+        given = ", ".join(f"{name}={x}" for name, x in values.items())
+        raise InputError(f"{word} with {given}", rule="times are finite, not negative")
+    if machine.P < 1:
+        raise InputError(f"{word} with P={machine.P}", rule="at least 1 of each")
 
 
 @dataclass(slots=True)
@@ -55,52 +142,38 @@ class _Processor:
     free: float = 0.0
     send: float = 0.0
     receive: float = 0.0
+    arrivals: list[tuple[float, int, int]] = field(default_factory=list)
+    """Of the round: when a message may be taken, who sent it, its bytes."""
 
 
-def logp_seconds(schedule: Schedule, message_bytes: int, machine: LogP, *, itemsize: int = 1) -> float:
+def logp_seconds(schedule: Schedule, message_bytes: int, machine: Machine, *, itemsize: int = 1) -> float:
     """The time of any schedule: each rank sends its messages of a round, then takes those that come, then goes on.
 
-    Ranks wait for nothing but their own messages. A processor is busy for o with each word that it sends or receives.
+    Ranks wait for nothing but their own messages.
     """
     if schedule.p > machine.P:
         raise InputError(f"{schedule.name} over {schedule.p} ranks", rule=f"the machine has P = {machine.P} processors")
     sizes = schedule.sizes(message_bytes, itemsize=itemsize)
-    ranks = [_Processor() for _ in range(schedule.p)]
+    ranks = defaultdict[int, _Processor](_Processor)
     for sends in schedule.rounds:
-        coming: defaultdict[int, list[tuple[float, int, int]]] = defaultdict(list)
         for (src, dst), parts in messages(sends).items():
-            words = machine.words(sum(sizes[s.chunk] for s in parts))
-            coming[dst].append((_send(ranks[src], words, machine), src, words))
-        for dst, arrivals in coming.items():
-            for first, _, words in sorted(arrivals):
-                _receive(ranks[dst], first, words, machine)
-    return max(rank.free for rank in ranks)
+            m = sum(sizes[s.chunk] for s in parts)
+            ranks[dst].arrivals.append((_send(ranks[src], m, machine), src, m))
+        for rank in ranks.values():
+            for first, _, m in sorted(rank.arrivals):
+                _receive(rank, first, m, machine)
+            rank.arrivals.clear()
+    return max((rank.free for rank in ranks.values()), default=0.0)
 
 
-def _send(rank: _Processor, words: int, machine: LogP) -> float:
-    """Send a train; when its first word is there."""
+def _send(rank: _Processor, m: int, machine: Machine) -> float:
+    """Send a message; when its receiver may begin to take it."""
     start = max(rank.free, rank.send)
-    last = start + (words - 1) * machine.step
-    rank.free, rank.send = last + machine.o, last + machine.step
-    return start + machine.o + machine.L
+    rank.free, rank.send = start + machine.busy(m), start + machine.occupies(m)
+    return start + machine.under_way(m)
 
 
-def _receive(rank: _Processor, first: float, words: int, machine: LogP) -> None:
-    """Take a train whose first word arrives at `first` and whose others follow it step by step."""
-    last = max(first, rank.free, rank.receive) + (words - 1) * machine.step
-    rank.free, rank.receive = last + machine.o, last + machine.step
-
-
-def optimal_broadcast_seconds(machine: LogP) -> float:
-    """When the last of P processors has a short message, if all who have it send it on as often as they can.
-
-    The tree that does it is `schedule.logp_broadcast`.
-    """
-    ready = [0.0]
-    last = 0.0
-    for _ in range(machine.P - 1):
-        now = heapq.heappop(ready)
-        last = max(last, now + machine.message_seconds(machine.word))
-        heapq.heappush(ready, now + machine.step)
-        heapq.heappush(ready, now + machine.message_seconds(machine.word))
-    return last
+def _receive(rank: _Processor, first: float, m: int, machine: Machine) -> None:
+    """Take a message that may be taken from `first` on."""
+    start = max(first, rank.free, rank.receive)
+    rank.free, rank.receive = start + machine.taken(m), start + machine.occupies(m)

@@ -16,6 +16,9 @@ from .work import WIDTH
 IN_FLIGHT = 3
 """zero=2: buckets of gradients that are alive at once: one is filled while two are on their way."""
 
+FUSED = 3.0
+"""An optimizer that launches no more operators for a tensor than these has one kernel for all of its arithmetic."""
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -31,7 +34,8 @@ class Memory:
     @property
     def total(self) -> float:
         """All of it."""
-        return sum(self.parts().values())
+        states = self.parameters + self.gradients + self.optimizer
+        return states + self.activations + self.communication + self.workspace
 
     def parts(self) -> dict[str, float]:
         """Bytes by part."""
@@ -50,8 +54,10 @@ def peak_memory(profile: Profile, plan: Plan, n: float, *, device: str = "cpu") 
             _moments(profile, plan, n, held, device), cast_bytes(profile, plan), wide, strict=True
         )
     ]
-    # the optimizer works piece by piece, with temporaries as large as the largest; nothing else is alive then
-    temporary = 0.0 if plan.offload != "none" else 2 * _largest_piece(profile, plan) * profile.parameter_bytes
+    # the optimizer works piece by piece, with temporaries as large as the largest; nothing else is alive then. A fused
+    # one needs no temporaries
+    apart = plan.offload != "none" or (device == "cuda" and profile.optimizer_ops <= FUSED)
+    temporary = 0.0 if apart else 2 * _largest_piece(profile, plan) * profile.parameter_bytes
     moments.append(Memory(held.parameters, held.gradients, held.optimizer, inputs + temporary, 0.0))
     return max(moments, key=lambda m: m.total)
 
@@ -97,7 +103,8 @@ def _moments(
             chosen = _chosen(x, plan, device, profile.activation_bytes).at(n)
             before, kept = kept, kept + x.repeats * (_kept(x).at(n) + chosen)
             own = max(0.0, x.saved.at(n) - chosen)  # made again, beside what was kept
-            forward, backward = before + chosen + own + x.output.at(n), kept + own + x.local_backward.at(n)
+            forward = before + chosen + own + x.output.at(n)
+            backward = kept + (own if x.composite else 0.0) + x.local_backward.at(n)  # a simple layer has kept it all
         else:
             forward, backward = x.live_forward.at(n), x.live_backward.at(n)
         backward -= _apart(x, profile, plan)

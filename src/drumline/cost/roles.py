@@ -88,6 +88,7 @@ class _Scan:
             self._say([at], ROW)
             self._forget()
             return
+        attended = self.attends is not None
         self._drop()
         if at == head:
             if self._divides(shape.outputs):
@@ -95,6 +96,8 @@ class _Scan:
                 self._say(self._after(at), LOSS)
         else:
             self.pending = [(at, shape)]
+            if attended:
+                self._drop()  # what an attention ends with leads to a residual: it begins nothing
 
     def _is_beside(self, shape: Weight) -> bool:
         """Whether it reads what the pending ones read: queries, keys and values; a gate and what it gates."""
@@ -107,21 +110,21 @@ class _Scan:
         """Whether the pending ones lead to it, and n ranks can share what they give."""
         outputs = [x.outputs for _, x in self.pending]
         if self.attends is not None:
-            self._check_heads(self.attends, outputs)
-            return self._divides(shape.inputs)
+            return self._shares(self.attends, outputs) and self._divides(shape.inputs)
         alike = all(type(x) is type(shape) and x.outputs % shape.inputs == 0 for _, x in self.pending)
         return alike and all(map(self._divides, [*outputs, shape.inputs])) and _in_one_group(shape, self.pending)
 
-    def _check_heads(self, a: Attention, outputs: Sequence[int]) -> None:
-        heads = [a.heads, a.kv_heads, *(k // a.width for k in outputs if k % a.width == 0)]
-        uneven = [h for h in heads if h % self.n]
-        if uneven:
+    def _shares(self, a: Attention, outputs: Sequence[int]) -> bool:
+        """Whether every rank has whole heads, of queries and of keys. Keys may have too few: then all is whole."""
+        if a.heads % self.n:
             where = self.layers[self.between[-1][0]].name or self.profile.name
             raise PlanError(
-                f"tp={self.n} for attention of {min(uneven)} heads", where=where,
-                rule=f"tp divides the heads, of keys too: {min(uneven)} % {self.n} != 0",
-                fix=f"tp={_largest_divisor(min(heads), self.n)}",
+                f"tp={self.n} for attention of {a.heads} heads", where=where,
+                rule=f"tp divides the heads of queries: {a.heads} % {self.n} != 0",
+                fix=f"tp={_largest_divisor(a.heads, self.n)}",
             )  # fmt: skip
+        heads = [a.kv_heads, *(k // a.width for k in outputs if k % a.width == 0)]
+        return all(map(self._divides, heads))
 
     def _head(self) -> Place | None:
         """The last product, if classes are told from what it gives."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..model.profile import Layer, Profile
 from ..model.shapes import Convolution, Product, shape_of
@@ -29,9 +29,13 @@ class Held:
 
 
 def kept_by_cells(profile: Profile, plan: Plan, n: float) -> list[Held]:
-    """By layer of the profile. Cast copies of weights are made anew, and kept, for every micro-batch."""
+    """By layer of the profile. Cast copies of weights are made anew, and kept, for every micro-batch.
+
+    Of a layer that is computed again only its result is kept; all else is there in its backward.
+    """
     scale = WIDTH[plan.precision] / profile.activation_bytes
-    wide, cast = wide_bytes(profile, plan, n), cast_bytes(profile, plan)
+    whole = replace(plan, recompute="none")
+    wide, cast = wide_bytes(profile, whole, n), cast_bytes(profile, whole)
     # what passes from block to block of a transformer is a sum that begins with a table's rows: autocast leaves it wide
     passed = profile.parameter_bytes / profile.activation_bytes if tokens_of(profile) else scale
     found = []
@@ -39,12 +43,11 @@ def kept_by_cells(profile: Profile, plan: Plan, n: float) -> list[Held]:
         # both lists are sums along the model, of the repeats before and of this one
         extra = _grown(wide, i) / x.repeats + _grown(cast, i) / x.repeats
         back = wide[2 * i + 1] - wide[2 * i]
-        found.append(
-            Held(
-                scale * x.saved.at(n) + extra, passed * x.output.at(n), scale * x.local_backward.at(n) + back,
-                scale * _products(x, n, profile.activation_bytes),
-            )
-        )  # fmt: skip
+        saved, handed = scale * x.saved.at(n) + extra, passed * x.output.at(n)
+        working = scale * x.local_backward.at(n) + back
+        if plan.recompute != "none" and x.composite:
+            saved, working = handed, saved + working
+        found.append(Held(saved, handed, working, scale * _products(x, n, profile.activation_bytes)))
     return found
 
 
@@ -96,7 +99,7 @@ def _rank(profile: Profile, plan: Plan, n: float, mine: Sequence[Stage], held: f
     inputs = profile.input.at(n) * plan.micro
     buffers = profile.buffers * sum(c.share for c in cells) / sum(x.repeats for x in profile.layers)
     parameters = (part.parameters + tied) * width + buffers
-    working = max((c.working for c in cells), default=0.0)
+    working = max((_working(stage) for stage in mine), default=0.0)
     most = max(
         held + working,
         2.0 * min(max((profile.layers[i].largest for i in here), default=0), trained / plan.shards) * width,
@@ -105,6 +108,15 @@ def _rank(profile: Profile, plan: Plan, n: float, mine: Sequence[Stage], held: f
         parameters, trained * width, trained * profile.state_per_parameter / plan.shards, inputs + most,
         max((c.output for c in cells), default=0.0),
     )  # fmt: skip
+
+
+def _working(stage: Stage) -> float:
+    """The most that a backward adds to what is held: the layers behind the one that it is at have let go of theirs."""
+    most = behind = 0.0
+    for c in reversed(stage):
+        most = max(most, c.working - behind)
+        behind += c.saved
+    return most
 
 
 def _counts_it(profile: Profile, here: set[int]) -> bool:

@@ -34,6 +34,8 @@ class Cell:
     """Bytes that its backward needs beyond what was kept."""
     deferred: float
     """Bytes that a backward for the input leaves for the one for weights."""
+    again: float = 0.0
+    """Seconds of its backward in which its forward is computed again."""
 
     @property
     def seconds(self) -> float:
@@ -104,7 +106,7 @@ def _finer(cells: Sequence[Cell], parts: int) -> list[Cell]:
         piece = replace(
             c, share=c.share / k, forward=c.forward / k, backward=c.backward / k, weight=c.weight / k,
             said_forward=c.said_forward / k, said_backward=c.said_backward / k, hidden=c.hidden / k, saved=c.saved / k,
-            deferred=c.deferred / k,
+            deferred=c.deferred / k, again=c.again / k,
         )  # fmt: skip
         found += [piece] * k
     return found
@@ -160,10 +162,13 @@ def profile_of(profile: Profile, stages: Sequence[Stage]) -> Profile:
     for i, share in sorted(counts.items()):
         x, whole = profile.layers[i], max(1, int(share + 1e-9))
         part = share / whole
+        # a tied table is among what is common; the stage that counts it sums its gradients
+        counted = not x.tied or any(profile.layers[j].largest >= x.tied for j in counts if j < i)
+        common = x.common if counted else min(x.common, x.parameters)
         layers.append(
             replace(
                 x, repeats=whole, parameters=round(x.parameters * part), frozen=round(x.frozen * part),
-                tensors=max(1, round(x.tensors * part)) if x.tensors else 0,
+                common=round(common * part), tensors=max(1, round(x.tensors * part)) if x.tensors else 0,
             )
         )  # fmt: skip
     return replace(profile, layers=tuple(layers))

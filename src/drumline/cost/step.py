@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 from ..cluster import Cluster
 from ..model.profile import Layer, Profile
 from ..plan import Plan
 from .collectives import collective_seconds
+from .corrections import Corrector
 from .divided import Divided
 from .estimate import Estimate
 from .host import as_it_runs, host_bytes, host_of, stream_seconds
-from .layers import LayerTime, Sent, communication, computed
+from .layers import LayerTime, Sent, communication, computed, host_seconds
 from .layers import largest_share as largest_share
 from .memory import Memory, peak_memory
 from .traffic import after_backward, after_update, messages
@@ -46,6 +48,21 @@ class Steps:
         self._memory_limit = max(0.0, cluster.device.memory - cluster.device.context)
         self._norms = any(x.norms for x in profile.layers)
         self._divided = Divided(profile, cluster, precision)
+        self._corrected = Corrector(cluster.corrections, profile, precision)
+
+    def on_links_of(self, cluster: Cluster) -> Steps:
+        """The same for machines that differ in their links alone: what devices compute and hold is not priced anew."""
+        other = copy.copy(self)
+        other._cluster, other._sent, other._updated = cluster, {}, {}
+        other._divided = self._divided.on_links_of(cluster)
+        return other
+
+    def with_batches_of(self, samples: int) -> Steps:
+        """The same for another batch: kernels that were priced, and parts of the model, are known already."""
+        other = copy.copy(self)
+        other._profile, other._memory = replace(self._profile, batch_size=samples), {}
+        other._divided = self._divided.with_batches_of(samples)
+        return other
 
     def layer_times(self, plan: Plan) -> list[LayerTime]:
         """The layers with their messages."""
@@ -83,7 +100,8 @@ class Steps:
         given, plan = plan, as_it_runs(plan, self._cluster)
         if plan.splits_model:
             step = self._divided.step(plan)
-            return self._answer(given, step.parts, step.hidden, step.notes)
+            overhead = step.parts["overhead"] + between_steps(self._cluster)
+            return self._answer(given, step.parts | {"overhead": overhead}, step.hidden, step.notes)
         profile, cluster, m = self._profile, self._cluster, plan.micro
         times, sent = self._compute(plan), self._messages(plan)
         again = m * sum(t.again for t in times)
@@ -96,16 +114,28 @@ class Steps:
             "backward": m * sum(t.backward for t in times) - again,
             "recompute": again,
             "communication": exposed + beside + added_on_host(profile, plan, cluster),
-            "optimizer": update,
+            "optimizer": max(update, self._late(plan, m * sum(t.forward + t.backward for t in times))),
             # the engine agrees on the loss: one small all-reduce
-            "overhead": collective_seconds("all_reduce", plan.dp, 16, cluster),
+            "overhead": collective_seconds("all_reduce", plan.dp, 16, cluster) + between_steps(cluster),
         }
         return self._answer(given, parts, hidden, ())
+
+    def _late(self, plan: Plan, passes: float) -> float:
+        """How much later than the passes a GPU's host is done with telling of the update: it may be ahead of them."""
+        device = self._cluster.device
+        if device.kind != "cuda" or plan.offload != "none":
+            return 0.0
+        n = largest_share(self._profile.batch_size, plan)
+        key = (n, plan.recompute, "host")
+        if key not in self._updated:
+            self._updated[key] = host_seconds(self._profile, self._pricer, plan, n), 0.0
+        update = self._profile.tensors * device.start.get("update", 0.0)
+        return plan.micro * self._updated[key][0] + update - passes
 
     def _answer(self, given: Plan, parts: dict[str, float], hidden: float, notes: tuple[str, ...]) -> Estimate:
         profile, cluster, plan = self._profile, self._cluster, as_it_runs(given, self._cluster)
         memory = self.memory(given)
-        return Estimate(
+        found = Estimate(
             plan=str(given),
             step_seconds=sum(parts.values()),
             parts=parts,
@@ -119,6 +149,7 @@ class Steps:
             host_bytes=host_bytes(profile, plan),
             host_limit=host_of(cluster.device).memory if plan.offload != "none" else 0.0,
         )
+        return self._corrected(found, given)
 
     @property
     def divided(self) -> Divided:
@@ -149,6 +180,16 @@ class Steps:
             update = update_seconds(profile, plan, cluster.device, self._pricer)
             self._updated[key] = update, sum(message.seconds for message in beside)
         return self._updated[key]
+
+
+BETWEEN = 20
+"""Operators that a host could have started between reading a loss and the next step's first kernel."""
+
+
+def between_steps(cluster: Cluster) -> float:
+    """How long a GPU has nothing to do: the host reads the loss, and only then starts the next step."""
+    device = cluster.device
+    return BETWEEN * device.start.get("forward", device.launch) if device.kind == "cuda" else 0.0
 
 
 def statistics_seconds(layer: Layer, plan: Plan, cluster: Cluster) -> float:

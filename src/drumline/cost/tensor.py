@@ -3,7 +3,8 @@
 Between columns and row, and in a loss by classes, each rank has 1/n of the features. Beside them it has 1/n of the
 tokens where n divides them (then a gather leads to columns, and a scatter from the row), and else all of them (then the
 row's results are all-reduced, and in the backward the gradients of what columns read). Parameters that are whole while
-their tokens are divided have their gradients all-reduced in every backward.
+their tokens are divided (`common`) have gradients that are summands: they are added up with those of replicas, once a
+step (traffic.py).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def by_tensors(local: Local, n: int) -> Local:
     kept = [k for x, k in zip(profile.layers, kept_by(profile), strict=True) for _ in range(x.repeats)]
     parts: list[Part] = []
     for layer, own, roles, before in zip(profile.each(), kept, words, said, strict=True):
-        parts.append(Part(layer, own, roles, state.layer(layer, roles), before, state.tokens))
+        talks = state.layer(layer, roles)
+        parts.append(Part(layer, own, roles, talks, before, state.tokens, state.common))
     return _together(local, parts, n)
 
 
@@ -81,12 +83,14 @@ class _Stream:
     learns: bool = False
     """Whether a gradient goes back to what comes now."""
     told: list[Talk] = field(default_factory=list)
+    common: int = 0
+    """Numbers of this layer's parameters that are whole while their tokens are divided."""
     open: bool = False
     """Whether columns have been met whose row has not: they read one value, which moves once."""
 
     def layer(self, layer: Layer, roles: Sequence[str]) -> Talks:
         """What is said in one layer."""
-        self.told = []
+        self.told, self.common = [], 0
         residual = any(op.name in ("add", "add_") for op in layer.ops if op.phase == "forward")
         for op, role in zip(layer.ops, roles, strict=True):
             shape = shape_of(op)
@@ -95,7 +99,7 @@ class _Stream:
             elif isinstance(shape, Product | Convolution):
                 self._product(op, shape, role, residual)
             elif isinstance(shape, Norm) and role == OUTSIDE:
-                self._whole_parameters(shape.tensors * [shape.width])
+                self._whole_parameters(shape.tensors * shape.width)
                 self.learns = True
         if any(role == LOSS and op.kind == "softmax" for op, role in zip(layer.ops, roles, strict=True)):
             self._loss()
@@ -148,9 +152,9 @@ class _Stream:
             self._settle(given)
             if self.split and not was and residual:
                 self._say("backward", "all_gather", given, wide=True)  # what passes by the layer is cut
-            self._whole_parameters([shape.outputs] * shape.bias)
+            self._whole_parameters(shape.outputs * shape.bias)
         elif role == OUTSIDE:
-            self._whole_parameters([shape.numbers, *[shape.outputs] * shape.bias])
+            self._whole_parameters(shape.numbers + shape.outputs * shape.bias)
         self.learns = True
 
     def _enter(self, read: Affine) -> None:
@@ -161,10 +165,9 @@ class _Stream:
         elif self.learns:
             self._say("backward", "all_reduce", read, wide=True)
 
-    def _whole_parameters(self, sizes: Sequence[int]) -> None:
+    def _whole_parameters(self, numbers: int) -> None:
         if self.split:
-            width = self.profile.activation_bytes
-            self._say("backward", "all_reduce", *(Affine(float(size * width)) for size in sizes), wide=True)
+            self.common += numbers
 
     def _loss(self) -> None:
         """The largest logit; then the sum of exponentials and the target's logit, of every target."""

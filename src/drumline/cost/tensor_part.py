@@ -21,10 +21,13 @@ class Part:
     talks: Talks
     said: Talks
     tokens: int
+    common: int
 
     def equals(self, other: Part) -> bool:
         """Whether a rank has the same of another one."""
-        return self.layer is other.layer and (self.roles, self.talks) == (other.roles, other.talks)
+        return self.layer is other.layer and (self.roles, self.talks, self.common) == (
+            other.roles, other.talks, other.common
+        )
 
 
 def local_layer(part: Part, n: int) -> tuple[Layer, Kept]:
@@ -38,7 +41,7 @@ def local_layer(part: Part, n: int) -> tuple[Layer, Kept]:
     split, largest = _divided(layer, part.roles)
     parameters = layer.parameters - split + split // n
     made = replace(
-        layer, ops=tuple(ops), parameters=parameters, repeats=1, output=times(layer.output, beside),
+        layer, ops=tuple(ops), parameters=parameters, common=part.common, repeats=1, output=times(layer.output, beside),
         largest=max(largest // n, min(layer.largest, layer.parameters - split)) if split else layer.largest,
         tied=layer.tied // n if HEAD in part.roles else layer.tied,
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """Spatial tiles: each rank has some rows and columns of every image, and asks its neighbours for the edges.
 
 A convolution whose kernel is larger than its stride reads kernel - stride rows of its neighbours, and sends their
-gradients back. Layers without convolutions (what follows a pool over the whole image) are whole on every rank.
+gradients back, unless the plan does without halos. Layers without convolutions (what follows a pool over the whole
+image) are whole on every rank.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ STATISTICS = 4096.0
 GROUP_NORM = "native_group_norm"
 
 
-def by_tiles(local: Local, tile: tuple[int, int]) -> Local:
+def by_tiles(local: Local, tile: tuple[int, int], *, halo: bool = True) -> Local:
     """The part of the largest tile."""
     rows, columns = tile
     if rows * columns == 1:
@@ -41,6 +42,7 @@ def by_tiles(local: Local, tile: tuple[int, int]) -> Local:
             return layer, kept, ()
         nonlocal learns
         talks, learns = _edges(layer, tile, width, learns), True
+        talks = talks if halo else tuple(t for t in talks if t.collective != "send")
         ops = tuple(_op(op, share, rows, columns) for op in layer.ops)
         own = Kept(*(times(a, share) for a in (kept.saved, kept.forward, kept.backward)))
         return replace(layer, ops=ops, output=times(layer.output, share)), own, talks

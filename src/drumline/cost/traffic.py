@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..cluster import Cluster
 from ..model.profile import Layer, Profile
 from ..plan import Plan
-from .axes import inner, replicas
+from .axes import holders, inner, replicas
 from .collectives import collective_seconds
 from .host import copy_seconds
 from .work import STREAM, WIDTH
@@ -54,18 +54,22 @@ def after_backward(profile: Profile, plan: Plan, cluster: Cluster) -> list[Messa
     """zero=1 and 2: the replicas of each shard sum their shares, bucket by bucket. Nothing hides this.
 
     A split model does so at zero=0 too, and ranks with other parts of the samples take part. A pipeline has all its
-    gradients at its end, and scatters them then.
+    gradients at its end, and scatters them then. Where tensor-parallel ranks have summands too, these are in buckets of
+    their own.
     """
     if plan.zero == 3 or not (plan.zero or plan.splits_model):
         return []
-    count, size = _buckets(profile, plan)
-    share = size / plan.shards
     found = []
-    if plan.pp > 1 and plan.shards > 1:
-        seconds = _scatter_seconds(size, plan, cluster)
-        found += [Message("reduce-scatter bucket", "reduce_scatter", size, seconds)] * count
-    if replicas(plan)[0] > 1:
-        found += [Message("all-reduce bucket", "all_reduce", share, _replica_seconds(share, plan, cluster))] * count
+    common = sum(x.common * x.repeats for x in profile.layers)
+    for numbers, (ranks, stride) in ((profile.trained - common, replicas(plan)), (common, holders(plan))):
+        count, size = _buckets(numbers * profile.parameter_bytes, plan)
+        share = size / plan.shards
+        if plan.pp > 1 and plan.shards > 1:
+            seconds = _scatter_seconds(size, plan, cluster)
+            found += [Message("reduce-scatter bucket", "reduce_scatter", size, seconds)] * count
+        if ranks > 1:
+            seconds = collective_seconds("all_reduce", ranks, share, cluster, stride=stride)
+            found += [Message("all-reduce bucket", "all_reduce", share, seconds)] * count
     return found
 
 
@@ -73,13 +77,12 @@ def after_update(profile: Profile, plan: Plan, cluster: Cluster) -> list[Message
     """zero=1 and 2: each rank has updated its shard of every bucket; the others need it. Nothing hides this."""
     if plan.zero not in (1, 2) or plan.shards == 1:
         return []
-    count, size = _buckets(profile, plan)
+    count, size = _buckets(profile.trained * profile.parameter_bytes, plan)
     return [Message("all-gather bucket", "all_gather", size, _gather_seconds(size, plan, cluster))] * count
 
 
-def _buckets(profile: Profile, plan: Plan) -> tuple[int, float]:
-    """How many buckets flat shards have, and their bytes."""
-    size = float(profile.trained * profile.parameter_bytes)
+def _buckets(size: float, plan: Plan) -> tuple[int, float]:
+    """How many buckets flat shards of so many bytes have, and the bytes of one."""
     count = math.ceil(size / plan.bucket)
     return count, size / max(1, count)
 

@@ -46,7 +46,8 @@ def _in_groups(profile: Profile, plan: Plan, device: Device, pricer: Pricer, mov
     """A GPU works on many tensors with one kernel, as torch's optimizers do there of their own accord."""
     calls = max(1.0, ops) * max(1.0, _pieces(profile, plan) / GROUP)
     each = profile.trained / plan.shards * moved / calls
-    once = max(device.launch, each / pricer.memory_rate("update", max(each, 1.0)))
+    least = pricer.least or device.launch  # where kernels were measured, what the smallest takes: the host is ahead
+    once = max(least, each / pricer.memory_rate("update", max(each, 1.0)))
     return calls * once * device.situ.get("update", 1.0)
 
 

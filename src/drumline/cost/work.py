@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..cluster import Device
-from ..errors import ClusterError
-from ..model.profile import COMPUTE_KINDS, FALLBACK, Layer, Op, Profile
+from ..errors import ClusterError, PlanError
+from ..model.profile import ALIKE, COMPUTE_KINDS, FALLBACK, Layer, Op, Profile
 from ..model.selective import AGAIN, verdicts
+from .clouds import Clouds, work_of
 
 STREAM = 0.8
 """The share of the memory bandwidth that a kernel reaches, where no curve was measured."""
@@ -14,10 +17,27 @@ WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "bf16-pure": 2, "fp8": 1}
 """Bytes of a value by precision."""
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a layer costs the two that work on it."""
+
+    host: float
+    """Seconds that the host takes to tell a GPU what to do; 0 on a CPU, which is its own host."""
+    busy: float
+    """Seconds that the device works."""
+
+    @property
+    def seconds(self) -> float:
+        """When the device has nothing else to do, and the host is not ahead."""
+        return max(self.host, self.busy)
+
+
 class Pricer:
     """Seconds of operators and layers on one device in one precision. Remembers what it has priced.
 
     An operator is priced as it was measured, alone; a layer as it runs in a step, which takes longer (`Device.situ`).
+    A GPU is told what to do ahead of time: there, a layer takes the longer of what the host needs to tell all of it and
+    what the device needs to do it. A CPU does one operator after the other.
     """
 
     def __init__(self, profile: Profile, device: Device, precision: str) -> None:
@@ -27,45 +47,91 @@ class Pricer:
                 rule=f"device.peak has {', '.join(device.peak)}",
                 fix=f"--precision {next(iter(device.peak))}, or add the rate to the cluster file",
             )
+        if profile.precision not in ("", precision):
+            raise PlanError(
+                f"a profile that was traced in {profile.precision} cannot be priced in {precision}",
+                rule="what is cast, and how often, was counted for one precision",
+                fix=f"trace the job once more, with precision={precision}",
+            )
         self._device, self._precision = device, precision
         self._width = profile.activation_bytes
         self._scale = WIDTH[precision] / profile.activation_bytes
-        self._known: dict[tuple[int, str, float], float] = {}
+        self._known: dict[tuple[int, str, float], Told] = {}
+        self._clouds = Clouds(device)
+        self._ahead = device.kind == "cuda"
+        self._plain = "fp32" if profile.precision and precision != "tf32" else precision
+        """The type of operators that say nothing of theirs."""
+        stream = device.curve_of("pointwise", "fp32")
+        self.least = stream.sizes[0] / stream.rates[0] if stream and self._ahead else 0.0
+        """What the smallest kernel takes."""
 
     def op_seconds(self, op: Op, n: float) -> float:
-        """One call of an operator on n samples: bound by compute or by memory, and never free."""
-        moved = op.bytes.at(n) * self._scale
-        device = self._device
-        if op.kind in COMPUTE_KINDS:
-            flops = op.flops.at(n)
-            busy = max(flops / self._compute_rate(op.kind, max(flops, 1.0)), moved / device.bandwidth)
-        else:
-            busy = moved / self.memory_rate(op.kind, max(moved, 1.0))
-        return max(device.launch, busy)
+        """One call of an operator on n samples, alone: bound by compute or by memory, and never free."""
+        return max(self._device.launch, self._busy(op, n))
+
+    def _busy(self, op: Op, n: float) -> float:
+        """What the device needs for one call."""
+        moved, dtype = op.bytes.at(n) * self._scale, op.dtype or self._plain
+        flops = op.flops.at(n)
+        measured = self._measured(op, n, flops, dtype)
+        if measured is not None:
+            return max(self.least, measured)
+        if op.kind not in COMPUTE_KINDS:
+            return max(self.least, moved / self.memory_rate(op.kind, max(moved, 1.0), dtype))
+        return max(flops / self._compute_rate(op.kind, max(flops, 1.0), dtype), moved / self._device.bandwidth)
+
+    def _measured(self, op: Op, n: float, flops: float, dtype: str) -> float | None:
+        """By the shapes that were measured; an operator of which ranks share a part is no longer of its shape."""
+        if not op.shape or not self._device.cloud:
+            return None
+        shape = tuple(size.at(n) for size in op.shape)
+        work = work_of(op.kind, shape)
+        if op.kind in ("recurrent", "recurrent_backward"):
+            # layers that are equal run side by side, each a few steps behind the one before
+            seconds = self._clouds.seconds(op.kind, dtype, (*shape, float(op.count)))
+            return None if seconds is None else seconds / op.count
+        if op.kind == "conv_backward" and 0.45 * work < flops < 0.55 * work:
+            work = flops = flops * 2  # the first layer needs no gradient of its input: half of the time is left
+            seconds = self._clouds.seconds(op.kind, dtype, shape)
+            return None if seconds is None else seconds / 2
+        return self._clouds.seconds(op.kind, dtype, shape) if 0.98 * work < flops < 1.02 * work else None
 
     def layer_seconds(self, layer: Layer, phase: str, n: float) -> float:
         """One layer's forward or backward on n samples."""
-        key = (id(layer.ops), phase, n)
-        if key not in self._known:
-            alone = sum(self.op_seconds(op, n) * op.count for op in layer.ops if op.phase == phase)
-            self._known[key] = self._situ(layer) * alone
-        return self._known[key]
+        return self.told(layer, phase, n).seconds
 
     def again_seconds(self, layer: Layer, n: float) -> float:
         """What selective recomputation computes again of one layer."""
-        key = (id(layer.ops), "again", n)
+        return self.told(layer, "again", n).seconds
+
+    def told(self, layer: Layer, phase: str, n: float, *, watched: bool = False) -> Told:
+        """One layer's `forward`, `backward`, or what selective recomputation computes `again` of it.
+
+        Where it is recomputed selectively, each operator of the forward is `watched`, also those that are not repeated.
+        """
+        if watched and layer.composite:
+            plain = self.told(layer, phase, n)
+            return Told(plain.host + self._device.start.get("watched", 0.0) * _started(layer), plain.busy)
+        key = (id(layer.ops), phase, n)
         if key not in self._known:
-            words = verdicts(layer.ops, self._device.kind, self._width)
-            alone = sum(
-                self.op_seconds(op, n) * op.count for op, word in zip(layer.ops, words, strict=True) if word == AGAIN
-            )
-            self._known[key] = self._situ(layer) * alone
+            if phase == "again":
+                words = verdicts(layer.ops, self._device.kind, self._width)
+                ops = [op for op, word in zip(layer.ops, words, strict=True) if word == AGAIN]
+            else:
+                ops = [op for op in layer.ops if op.phase == phase]
+            situ = self._situ(layer)
+            if self._ahead:
+                start = self._device.start.get("backward" if phase == "backward" else "forward", self._device.launch)
+                host = sum(op.count for op in ops) * start
+                self._known[key] = Told(host, situ * sum(self._busy(op, n) * op.count for op in ops))
+            else:
+                self._known[key] = Told(0.0, situ * sum(self.op_seconds(op, n) * op.count for op in ops))
         return self._known[key]
 
-    def memory_rate(self, kind: str, size: float) -> float:
+    def memory_rate(self, kind: str, size: float, dtype: str = "") -> float:
         """Bytes per second of a kernel bound by memory."""
-        for name in (kind, "pointwise"):
-            curve = self._device.curve_of(name, self._precision) or self._device.curve_of(name, "fp32")
+        for name in (kind, ALIKE.get(kind, "pointwise"), "pointwise"):
+            curve = self._device.curve_of(name, dtype or self._plain) or self._device.curve_of(name, "fp32")
             if curve is not None:
                 return curve.at(size)
         return self._device.bandwidth * STREAM
@@ -83,10 +149,16 @@ class Pricer:
         convolves = any(op.kind == "conv" for op in layer.ops)
         return self._device.situ.get("conv" if convolves else "compute", 1.0)
 
-    def _compute_rate(self, kind: str, flops: float) -> float:
-        curve = self._device.curve_of(kind, self._precision)
+    def _compute_rate(self, kind: str, flops: float, dtype: str) -> float:
+        curve = self._device.curve_of(kind, dtype)
         if curve is not None:
             return curve.at(flops)
-        curve = self._device.curve_of("matmul", self._precision)
-        best = curve.at(flops) if curve is not None else 0.7 * self._device.peak[self._precision]
+        curve = self._device.curve_of("matmul", dtype)
+        peak = self._device.peak
+        best = curve.at(flops) if curve is not None else 0.7 * peak.get(dtype, peak[self._precision])
         return best * FALLBACK.get(kind, 1.0)
+
+
+def _started(layer: Layer) -> int:
+    """Operators of a layer's forward."""
+    return sum(op.count for op in layer.ops if op.phase == "forward")

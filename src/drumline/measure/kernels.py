@@ -5,6 +5,7 @@ All ranks measure at the same time, because that is how they will train: they sh
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from .clock import Timing, clock, settle
+from .journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,15 @@ Case = tuple[str, float, Callable[[], object]]
 """Kernel, size, and what to time."""
 
 
-def measure_kernels(device: torch.device, dtype: torch.dtype, report: Callable[[str], None]) -> list[Point]:
+def measure_kernels(
+    device: torch.device, dtype: torch.dtype, report: Callable[[str], None], journal: Journal
+) -> list[Point]:
     """Every kernel at every size."""
     points = []
     for kernel, size, action in _cases(device, dtype):
         report(_STAGES.get(kernel, "memory"))
-        points.append(Point(kernel, size, clock(action, budget=0.02, device=device.type)))
+        run = functools.partial(clock, action, budget=0.02, device=device.type)
+        points.append(Point(kernel, size, journal.timed((kernel, dtype, size), run)))
     return points
 
 

@@ -20,28 +20,30 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
-def measure_pair(rank: int, device: torch.device) -> list[tuple[float, float]]:
-    """(bytes, seconds) of one message from rank 0 to rank 1: half of a round trip. The other ranks wait."""
+def measure_pair(rank: int, device: torch.device, between: tuple[int, int] = (0, 1)) -> list[tuple[float, float]]:
+    """(bytes, seconds) of one message between two ranks: half of a round trip. The other ranks wait."""
+    first, second = between
     points = []
     for size in SIZES:
         buffer = torch.zeros(size, dtype=torch.uint8, device=device)
 
         def trip(buffer: torch.Tensor = buffer) -> None:
-            if rank == 0:
-                dist.send(buffer, 1)
-                dist.recv(buffer, 1)
-            elif rank == 1:
-                dist.recv(buffer, 0)
-                dist.send(buffer, 0)
+            if rank == first:
+                dist.send(buffer, second)
+                dist.recv(buffer, second)
+            elif rank == second:
+                dist.recv(buffer, first)
+                dist.send(buffer, first)
 
         points.append((float(size), _together(trip, device, size) / 2))
     return points
 
 
 def measure_collectives(
-    ranks: int, device: torch.device, report: Callable[[str], None]
+    group: dist.ProcessGroup | None, device: torch.device, report: Callable[[str], None]
 ) -> dict[str, list[tuple[float, float]]]:
-    """(bytes of the whole buffer, seconds) of each collective."""
+    """(bytes of the whole buffer, seconds) of each collective of a group, in all groups of its kind at once."""
+    ranks = dist.get_world_size(group)
     tables: dict[str, list[tuple[float, float]]] = {}
     for name in COLLECTIVES:
         report(name)
@@ -50,29 +52,31 @@ def measure_collectives(
             count = max(1, size // 4 // ranks)
             whole = torch.zeros(count * ranks, device=device)
             part = torch.zeros(count, device=device)
-            action = _action(name, whole, part)
+            action = _action(name, whole, part, group)
             bytes_whole = float(whole.numel() * 4)
             if not tables[name] or bytes_whole > tables[name][-1][0]:
                 tables[name].append((bytes_whole, _amid_computing(action, device, size)))
     return tables
 
 
-def _action(name: str, whole: torch.Tensor, part: torch.Tensor) -> Callable[[], object]:
+def _action(
+    name: str, whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup | None
+) -> Callable[[], object]:
     if name == "all_reduce":
-        return lambda: dist.all_reduce(whole)
+        return lambda: dist.all_reduce(whole, group=group)
     if name == "all_gather":
-        return lambda: _ALL_GATHER(whole, part)
-    return lambda: _REDUCE_SCATTER(part, whole)
+        return lambda: _ALL_GATHER(whole, part, group=group)
+    return lambda: _REDUCE_SCATTER(part, whole, group=group)
 
 
-def measure_overlap(device: torch.device) -> float:
+def measure_overlap(device: torch.device, group: dist.ProcessGroup | None = None) -> float:
     """The share of an all-reduce that proceeds while the device computes: 1 is free, 0 means they take turns.
 
     Computing, sending, and both at once, in turns: on a shared machine only neighbours in time can be compared.
     """
     buffer = torch.zeros(2**20, device=device)
     a = torch.randn(256, 256, device=device)
-    once = _together(lambda: dist.all_reduce(buffer), device, 2**22)
+    once = _together(lambda: dist.all_reduce(buffer, group=group), device, 2**22)
     each = _together(lambda: torch.mm(a, a), device, 2**22)
     times = max(1, int(once / each))  # as much computing as the message takes
 
@@ -80,15 +84,18 @@ def measure_overlap(device: torch.device) -> float:
         for _ in range(times):
             torch.mm(a, a)
 
+    def send() -> None:
+        dist.all_reduce(buffer, group=group)
+
     def both() -> None:
-        work = dist.all_reduce(buffer, async_op=True)
+        work = dist.all_reduce(buffer, group=group, async_op=True)
         compute()
         assert work is not None
         work.wait()
 
     hidden = []
     for _ in range(15):
-        alone, message, together = (_once(f, device) for f in (compute, lambda: dist.all_reduce(buffer), both))
+        alone, message, together = (_once(f, device) for f in (compute, send, both))
         hidden.append((alone + message - together) / min(alone, message))
     share = torch.tensor([statistics.median(hidden)], dtype=torch.float64, device=device)
     dist.all_reduce(share)

@@ -7,17 +7,22 @@ import os
 import platform
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from ..cluster import Cluster, Curve, Device, Link, Node, Table
+from ..cluster import Cloud, Cluster, Curve, Device, Link, Network, Node, Table
 from ..comm.environment import connect, device_of
 from .fit import alpha_beta
+from .gpu import Kernels, measure_gpu
+from .gpu_steps import measure_amid, measure_starts
 from .host import measure_host, measure_workspace
-from .kernels import Point, geometric_mean, measure_kernels, measure_launch
+from .journal import Journal
+from .kernels import geometric_mean, measure_kernels, measure_launch
+from .levels import find_levels
 from .links import measure_collectives, measure_overlap, measure_pair
 from .situ import Waiting, measure_situ, measure_waiting
 
@@ -28,11 +33,14 @@ STAGES = (
 """What is measured, in this order."""
 
 
-def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """One rank's part: kernels at the same time as all others, then the messages between them."""
+def measure_rank(emit: Callable[[dict[str, Any]], None], journal: str | None = None) -> dict[str, Any]:
+    """One rank's part: kernels at the same time as all others, then the messages between them.
+
+    `journal` is where the ranks write down what they have; what an earlier run has left there is not measured again.
+    """
     where = connect()
     device = device_of(where)
-    precisions = {"fp32": torch.float32} | ({"bf16": torch.bfloat16} if device.type == "cuda" else {})
+    levels = find_levels()
 
     last = [""]
 
@@ -42,32 +50,30 @@ def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
             emit({"measuring": what})
 
     context = float(psutil.Process().memory_info().rss)
-    points: dict[str, list[Point]] = {}
-    dist.barrier()
-    for name, dtype in precisions.items():
-        points[name] = measure_kernels(device, dtype, report)
-        dist.barrier()
-    report("launch")
-    launch = measure_launch(device)
-    dist.barrier()
     alone = where.size == 1
-    measured = {
-        "points": {name: [(p.kernel, p.size, p.rate, p.timing.spread) for p in ps] for name, ps in points.items()},
-        "launch": launch,
-    }
-    report("steps")
-    situ = measure_situ(_device_alone(measured, device), device)
     dist.barrier()
-    waiting = Waiting(1.0, 1.0, 0.0, 0.0, 1, 1.0) if alone else measure_waiting(device)
+    written = Journal(Path(f"{journal}.{where.rank}") if journal else None, device)
+    measured = _kernels(device, report, written)
+    dist.barrier()
+    report("steps")
+    on_gpu = device.type == "cuda"
+    situ = (measure_amid if on_gpu else measure_situ)(_device_alone(measured, device), device)
+    dist.barrier()
+    waiting = Waiting(1.0, 1.0, 0.0, 0.0, 1, 1.0) if alone else measure_waiting(device, levels.inside)
     report("point to point")
     return {
         **measured,
         "situ": situ,
         "waiting": waiting,
         "context": context if device.type == "cpu" else 0.0,
-        "pair": [] if alone else measure_pair(where.rank, device),
-        "collectives": {} if alone else measure_collectives(where.size, device, report),
-        "overlap": 1.0 if alone else measure_overlap(device),
+        "hosts": levels.hosts,
+        "pair": measure_pair(where.rank, device, levels.near) if levels.near else [],
+        "far": measure_pair(where.rank, device, levels.far) if levels.far else [],
+        "collectives": [
+            (dist.get_world_size(group), measure_collectives(group, device, report))
+            for group in (([levels.inside] if levels.near else []) + ([None] if levels.far else []))
+        ],
+        "overlap": 1.0 if alone else measure_overlap(device, levels.inside),
         "device": device.type,
         "device_name": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
         "memory": _memory(device),
@@ -79,9 +85,32 @@ def measure_rank(emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     }
 
 
+def _kernels(device: torch.device, report: Callable[[str], None], journal: Journal) -> dict[str, Any]:
+    """Points of curves, shapes, the start of an operator: all ranks at once, because they share memory and caches."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        kernels = measure_gpu(device, report, journal)
+    else:
+        kernels = Kernels({"fp32": measure_kernels(device, torch.float32, report, journal)}, {})
+    report("launch")
+    return {
+        "points": {
+            name: [(p.kernel, p.size, p.rate, p.timing.spread) for p in points]
+            for name, points in kernels.points.items()
+        },
+        "spots": {
+            name: [(s.kernel, s.shape, s.timing.seconds, s.timing.spread) for s in spots]
+            for name, spots in kernels.spots.items()
+        },
+        "launch": measure_launch(device),
+        "start": measure_starts(device) if on_gpu else {},
+    }
+
+
 def to_cluster(results: list[dict[str, Any]]) -> Cluster:
-    """What the ranks measured, as a cluster of one node."""
+    """What the ranks measured, as a cluster of one node, or of as many as there were hosts."""
     first, ranks = results[0], len(results)
+    hosts = first["hosts"]
     waiting: Waiting = first["waiting"]
     cpu = first["device"] == "cpu"
     curves, spreads = _curves(results)
@@ -89,49 +118,58 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
     streams = [c for c in curves if c.kernel == "pointwise"]
     bandwidth = max(max(c.rates) for c in streams)
     launch = statistics.median(r["launch"] for r in results)
-    alpha, beta, left = alpha_beta(first["pair"]) if ranks > 1 else (launch, 1 / bandwidth, 0.0)
+    alpha, beta, left = alpha_beta(first["pair"]) if first["pair"] else (launch, 1 / bandwidth, 0.0)
+    far, far_beta, far_left = alpha_beta(first["far"]) if hosts > 1 else (0.0, 1.0, 0.0)
     tables = tuple(
-        Table(name, first["transport"], ranks, tuple(m for m, _ in points), tuple(t for _, t in points))
-        for name, points in first["collectives"].items()
+        Table(name, first["transport"], count, tuple(m for m, _ in points), tuple(t for _, t in points))
+        for count, found in first["collectives"]
+        for name, points in found.items()
     )
-    straggle, unit = _beyond_messages(waiting, {t.collective: t for t in tables})
+    nearest = [t for t in tables if t.ranks == tables[0].ranks]
+    straggle, unit = _beyond_messages(waiting, {t.collective: t for t in nearest})
     return Cluster(
         name=platform.node() or "this-machine",
         device=Device(
             name=first["device_name"],
             kind=first["device"],
-            memory=first["memory"] / (ranks if cpu else 1),
+            memory=first["memory"] / (ranks // hosts if cpu else 1),
             bandwidth=bandwidth,
             peak=peak,
             launch=launch,
+            start={k: statistics.median(r["start"][k] for r in results) for k in first["start"]},
             context=max(r["context"] for r in results),
             threads=first["threads"] if cpu else 0,
             situ={k: statistics.mean(r["situ"][k] for r in results) for k in first["situ"]},
             host=first["host"],
             workspace=first["workspace"],
             curve=curves,
+            cloud=_clouds(results),
         ),
-        node=Node(ranks, Link(alpha, 1 / beta)),
+        node=Node(ranks // hosts, Link(alpha, 1 / beta)),
+        network=Network(hosts, Link(far, 1 / far_beta)) if hosts > 1 else None,
         overlap=min(r["overlap"] for r in results),
         straggle=straggle,
         stall=waiting.stall,
         unit=unit,
         spread=statistics.median(spreads),
         collective=tables,
-        origin=_origins(first, ranks, left),
+        origin=_origins(first, ranks, left, far_left),
     )
 
 
-def _origins(first: dict[str, Any], ranks: int, left: float) -> dict[str, str]:
+def _origins(first: dict[str, Any], ranks: int, left: float, far: float) -> dict[str, str]:
     """Where each number comes from: when and where it was measured, and how."""
     cpu = first["device"] == "cpu"
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    stamp = f"measured {when} on {platform.node()}, {ranks} ranks at once, torch {first['torch']}"
+    many = f" of {first['hosts']} hosts" if first["hosts"] > 1 else ""
+    stamp = f"measured {when} on {platform.node()}, {ranks} ranks{many} at once, torch {first['torch']}"
     if cpu:
         stamp += f", {first['threads']} thread{'s' if first['threads'] > 1 else ''} each"
-    alone = "assumed: one rank alone sends no messages"
+    alone, here = "assumed: one rank alone sends no messages", ranks // first["hosts"]
+    near = {"node.link": f"alpha-beta fit of messages over {first['transport']}, mean error {left:.0%}"}
     between = {
-        "node.link": f"alpha-beta fit of messages over {first['transport']}, mean error {left:.0%}",
+        **(near if first["pair"] else {}),
+        "network.link": f"alpha-beta fit of messages between hosts over {first['transport']}, mean error {far:.0%}",
         "overlap": "an all-reduce beside matmuls",
         "straggle": "small steps replicated and not, less their messages",
         "stall": "small steps with messages amid",
@@ -144,8 +182,9 @@ def _origins(first: dict[str, Any], ranks: int, left: float) -> dict[str, str]:
         "device.bandwidth": f"{stamp}: the best stream",
         "device.workspace": f"{stamp}: what is left after a product and its backward",
         "device.host": f"{stamp}: pinned copies both ways, Adam's fused kernel in host memory",
-        "device.memory": f"what was free when measured, shared by {ranks} ranks" if cpu else "told by the driver",
+        "device.memory": f"what was free when measured, shared by {here} ranks" if cpu else "told by the driver",
         "node.devices": "ranks that were started to measure",
+        **({} if first["pair"] else {"node.link": alone}),
         **{k: f"{stamp}: {how}" if ranks > 1 else alone for k, how in between.items()},
         "spread": f"{stamp}: median over all kernels",
         "collective": stamp,
@@ -167,7 +206,23 @@ def _device_alone(measured: dict[str, Any], device: torch.device) -> Device:
     best = {c.dtype: max(c.rates) for c in curves if c.kernel == "matmul"}
     stream = max(max(c.rates) for c in curves if c.kernel == "pointwise")
     kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
-    return Device("this rank", kind, 1.0, stream, best, measured["launch"], curve=curves)
+    return Device(
+        "this rank", kind, 1.0, stream, best, measured["launch"], curve=curves, cloud=_clouds([measured]),
+        start=measured["start"],
+    )
+
+
+def _clouds(results: list[dict[str, Any]]) -> tuple[Cloud, ...]:
+    """The ranks' shapes, each the mean of theirs."""
+    found: dict[tuple[str, str], dict[tuple[float, ...], list[float]]] = {}
+    for r in results:
+        for dtype, spots in r["spots"].items():
+            for kernel, shape, seconds, _ in spots:
+                found.setdefault((kernel, dtype), {}).setdefault(shape, []).append(seconds)
+    return tuple(
+        Cloud(kernel, dtype, tuple(shapes), tuple(geometric_mean(times) for times in shapes.values()))
+        for (kernel, dtype), shapes in found.items()
+    )
 
 
 def _curves(results: list[dict[str, Any]]) -> tuple[tuple[Curve, ...], list[float]]:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -107,22 +108,23 @@ class Waiting:
     """Parameters of one block."""
 
 
-def measure_waiting(device: torch.device) -> Waiting:
-    """Steps in turns: apart, with a small message at the end, with one more in every block, replicated, sharded."""
+def measure_waiting(device: torch.device, group: dist.ProcessGroup) -> Waiting:
+    """Steps of a group in turns: apart, with a small message at the end, or in each block, replicated, sharded."""
     shape = (64, 128)
     job = _job(_Attention, shape)
     plain, sharded = job.model().to(device), job.model().to(device)
-    replicated = DistributedDataParallel(job.model().to(device), gradient_as_bucket_view=True)
+    replicated = DistributedDataParallel(job.model().to(device), process_group=group, gradient_as_bucket_view=True)
+    mesh = DeviceMesh.from_group(group, device.type)
     for block in sharded.children():
-        fully_shard(block)
-    fully_shard(sharded)
+        fully_shard(block, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
     x = torch.randn(BATCH, *shape, device=device)
     flag = torch.zeros(64, device=device)
     amid = False
 
     def meet(*_: object) -> None:
         if amid:
-            dist.all_reduce(flag)
+            dist.all_reduce(flag, group=group)
 
     blocks = [block.register_forward_hook(meet) for block in plain.children()]
     models = {"apart": plain, "after": plain, "amid": plain, "replicated": replicated, "sharded": sharded}
@@ -134,7 +136,7 @@ def measure_waiting(device: torch.device) -> Waiting:
         job.loss(models[how](x), x).backward()
         settle(device.type)
         if how != "apart":
-            dist.all_reduce(flag)
+            dist.all_reduce(flag, group=group)
             settle(device.type)
         times[how].append(time.perf_counter() - start)
     apart, after, among, copies, split = (statistics.median(t) for t in times.values())

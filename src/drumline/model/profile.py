@@ -30,14 +30,42 @@ KINDS = {
     "norm": "layer, group and batch normalisation, and their backwards (bytes)",
     "softmax": "softmax and log-softmax, and their backwards (bytes)",
     "reduce": "sums, means and maxima, pooling (bytes)",
-    "gather": "embedding, indexing and their backwards (bytes)",
+    "gather": "embedding, indexing (bytes)",
+    "norm_backward": "layer and group normalisation, backward (bytes)",
+    "batch_norm": "batch normalisation over samples and places (bytes)",
+    "batch_norm_backward": "the same, backward (bytes)",
+    "softmax_backward": "softmax and log-softmax, backward (bytes)",
+    "pool": "pooling over places, forward (bytes)",
+    "pool_backward": "the same, backward (bytes)",
+    "gather_backward": "embedding, backward: rows are added up where their indices are equal (bytes)",
+    "transpose": "copies that change the order of dims (bytes)",
+    "strided": "copies that change the order of dims but the last (bytes)",
+    "widen": "values become wider ones: bf16 to fp32, or both are added (bytes)",
+    "narrow": "values become narrower ones: fp32 to bf16 (bytes)",
+    "cat": "several tensors are laid one after the other (bytes)",
+    "recurrent_backward": "fused recurrent layers, backward (operations)",
 }
-"""The kinds of operators, each with its own measured curve. The first six are bound by compute, the rest by memory."""
+"""The kinds of operators, each with its own measured curve."""
 
-COMPUTE_KINDS = frozenset(list(KINDS)[:6])
+COMPUTE_KINDS = frozenset({
+    "matmul", "attention", "attention_backward", "conv", "conv_backward", "recurrent", "recurrent_backward",
+})  # fmt: skip
+"""Those that are bound by compute; the rest is bound by memory."""
 
-FALLBACK = {"attention": 0.5, "attention_backward": 0.4, "conv": 0.6, "conv_backward": 0.5, "recurrent": 0.3}
+FALLBACK = {
+    "attention": 0.5, "attention_backward": 0.4, "conv": 0.6, "conv_backward": 0.5, "recurrent": 0.3,
+    "recurrent_backward": 0.3,
+}  # fmt: skip
 """The share of the matmul rate that other compute kernels reach, where no curve was measured."""
+
+ALIKE = {
+    "norm_backward": "norm", "batch_norm": "norm", "batch_norm_backward": "norm", "softmax_backward": "softmax",
+    "pool": "reduce", "pool_backward": "reduce", "gather_backward": "gather", "transpose": "pointwise",
+    "strided": "pointwise",
+    "widen": "pointwise", "narrow": "pointwise", "cat": "pointwise",
+    "recurrent_backward": "recurrent",
+}  # fmt: skip
+"""Whose curve stands in for a kind that has none."""
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -86,6 +114,10 @@ class Op:
     """What it makes is what the layer hands on, which the next one keeps anyway."""
     dims: tuple[int, ...] = ()
     """In the forward, the sizes that ranks can share it by, as shapes.py reads them; empty where there are none."""
+    dtype: str = ""
+    """The type that it computes in, where it was traced and is not fp32: `bf16`, `fp16`."""
+    shape: tuple[Affine, ...] = ()
+    """The sizes that its time depends on beside its amounts, as `cost.clouds` reads them; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +139,8 @@ class Layer:
     """The numbers in its largest parameter."""
     tied: int = 0
     """Trained numbers that it reads and an earlier layer counts: a rank that has it without that one holds them too."""
+    common: int = 0
+    """Of one rank's part under tensor parallelism: the trained numbers that all of these ranks have."""
     ops: tuple[Op, ...] = ()
     saved: Affine = Affine()
     """Bytes of activations that its forward keeps for its backward."""
@@ -123,6 +157,8 @@ class Layer:
     depth_backward: float = 0.0
     norms: int = 0
     """BatchNorms in it, whose statistics the ranks must agree on."""
+    cast: float = 0.0
+    """Bytes of copies of its parameters that autocast makes, where it was traced under autocast."""
     composite: bool = False
     """It holds other modules, so recomputing it saves memory."""
     unit: bool = False
@@ -168,6 +204,8 @@ class Profile:
     """Longest chain of dependent unit operations in forward and backward of one step; 0 where it was not traced."""
     origin: str = "formula"
     """`traced` or `formula`."""
+    precision: str = ""
+    """The plan's precision that it was traced in, with every cast; empty: others are scaled from what is counted."""
     notes: tuple[str, ...] = ()
     """What the tracer could not see, or had to assume."""
 

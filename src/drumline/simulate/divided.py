@@ -8,6 +8,7 @@ from ..cluster import Cluster
 from ..cost.divided import Divided, Said, Tail, overhead
 from ..cost.layers import LayerTime
 from ..cost.stages import profile_of
+from ..cost.step import between_steps
 from ..cost.traffic import Message, messages, reduced_often
 from ..model.profile import Profile
 from ..plan import Plan
@@ -61,7 +62,7 @@ def _tail(lanes: Lanes, tail: Tail, plan: Plan, cluster: Cluster) -> None:
     for message in tail.before:
         lanes.send(message)
     lanes.join()
-    lanes.compute("communication loss", overhead(plan, cluster))
+    lanes.compute("communication loss", overhead(plan, cluster) + between_steps(cluster))
     lanes.compute("optimizer", tail.update)
     for message in tail.after:
         lanes.send(message)

@@ -7,7 +7,7 @@ from ..cost.collectives import collective_seconds
 from ..cost.estimate import Estimate
 from ..cost.host import as_it_runs
 from ..cost.layers import LayerTime, asked_ahead
-from ..cost.step import added_on_host, layer_times, statistics_seconds
+from ..cost.step import added_on_host, between_steps, layer_times, statistics_seconds
 from ..cost.traffic import after_backward, after_update, reduced_often
 from ..model.profile import Profile
 from ..plan import Plan
@@ -45,6 +45,7 @@ def simulate_step(
     lanes.compute("communication host", added_on_host(profile, plan, cluster))
     if plan.dp > 1:
         lanes.compute("communication loss", collective_seconds("all_reduce", plan.dp, 16, cluster))
+    lanes.compute("overhead", between_steps(cluster))
     lanes.compute("optimizer", estimate.parts["optimizer"] * speed)
     for message in after_update(profile, plan, cluster):
         lanes.send(message)

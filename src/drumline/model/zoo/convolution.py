@@ -33,7 +33,7 @@ def resnet(size: str, batch_size: int | None) -> Profile:
         equal = _residual(out, width, out, after, 1)
         drafts.append(Draft(f"{name}.1", "Residual", equal, handed, carried=handed, repeats=blocks - 1))
         c, side = out, after
-    pool = _pool("mean", c * side * side, c, indices=False)
+    pool = pooled("mean", c * side * side, c, indices=False)
     drafts.append(Draft("head", "Head", (pool, linear(1, c, _CLASSES), cross_entropy(1, _CLASSES)), 0))
     notes = (f"batch of {batch}, images of 224 x 224, {_CLASSES} classes",)
     return assemble(
@@ -53,7 +53,7 @@ def vgg(size: str, batch_size: int | None) -> Profile:
             parts = [conv(c, width, 3, side, bias=True, keep=i == 0, first=c == 3), _relu(width * side * side)]
             last = i == convolutions - 1
             if last:
-                parts.append(_pool("max", width * side * side, width * side * side // 4))
+                parts.append(pooled("max", width * side * side, width * side * side // 4))
             handed = VALUE * width * side * side // (4 if last else 1)
             drafts.append(Draft(f"features.{len(drafts)}", "Convolution", tuple(parts), handed))
             c = width
@@ -74,7 +74,7 @@ def unet(batch_size: int | None) -> Profile:
     widths = (64, 128, 256, 512, 1024)
     drafts = [Draft("inc", "DoubleConvolution", tuple(_double(3, 64, side, first=True)), VALUE * 64 * side * side)]
     for i, (c, width) in enumerate(itertools.pairwise(widths)):
-        pool = _pool("max", c * side * side, c * side * side // 4)
+        pool = pooled("max", c * side * side, c * side * side // 4)
         side //= 2
         parts = (pool, *_double(c, width, side))
         drafts.append(Draft(f"down{i + 1}", "Down", parts, VALUE * width * side * side))
@@ -158,7 +158,7 @@ def _relu(values: int) -> Part:
     return activation("relu", values, kind="pointwise", in_place=True)
 
 
-def _pool(name: str, before: int, after: int, *, indices: bool = True) -> Part:
+def pooled(name: str, before: int, after: int, *, indices: bool = True) -> Part:
     """The maximum or the mean of windows; a maximum keeps where it stood."""
     index = INDEX * after if indices else 0
     moved = VALUE * (before + after) + index
@@ -179,7 +179,7 @@ def _stem() -> tuple[Part, ...]:
     values = 64 * side * side
     return (
         conv(3, 64, 7, _IMAGE, stride=2, keep=True, first=True), _batch_norm(64, values), _relu(values),
-        _pool("max", values, values // 4),
+        pooled("max", values, values // 4),
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def lstm(layers: int, width: int, batch_size: int | None, sequence: int | None) 
     handed = VALUE * s * width
     drafts = (
         Draft("embedding", "Embedding", (embedding(s, v, width),), handed),
-        Draft("layers.0", "LSTM", (_lstm_layer(s, width),), handed, repeats=layers),
+        Draft("layers.0", "LSTM", (lstm_layer(s, width),), handed, repeats=layers),
         Draft("head", "Head", (linear(s, width, v), cross_entropy(s, v)), 0),
     )
     notes = (
@@ -41,7 +41,7 @@ def lstm(layers: int, width: int, batch_size: int | None, sequence: int | None) 
     return assemble(f"lstm:{layers}x{width}", drafts, batch_size=batch, input=2 * INDEX * s, notes=notes)
 
 
-def _lstm_layer(s: int, h: int) -> Part:
+def lstm_layer(s: int, h: int) -> Part:
     """Four gates from input and state at each of s tokens. It keeps its input, the gates and the cell."""
     work = 2 * s * 8 * h * h
     weights = VALUE * (4 * h * h + s * 4 * h * h + 8 * h)

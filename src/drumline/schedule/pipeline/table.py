@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ...errors import InputError, nearest
 from .h1 import zero_bubble_h1
@@ -48,6 +49,7 @@ def check_order(name: str, ranks: int, micros: int, virtual: int = 1) -> None:
         )  # fmt: skip
 
 
+@lru_cache(maxsize=64)
 def pipeline_order(name: str, ranks: int, micros: int, virtual: int = 1) -> Pipeline:
     """The order by the name that a plan gives it, over ranks * virtual stages."""
     check_order(name, ranks, micros, virtual)

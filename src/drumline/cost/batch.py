@@ -1,6 +1,7 @@
 """How the learning rate follows the batch size, and up to which batch size that has been seen to work.
 
-A rule says nothing about a given job: `noise.py` measures it. The sizes here are published ones, each with its origin.
+A rule says nothing about a given job: its gradient noise scale does, once it is measured. The sizes here are published
+ones, each with its origin.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...errors import JobError, nearest
+from ..errors import JobError, nearest
 
 RULES = {
     "linear": "rate x k for a batch x k (Goyal et al. 2017), for SGD; warm-up over 5 epochs",

@@ -1,0 +1,58 @@
+"""Writes the tables of cost.md anew: closed forms, the growth of three all-reduces, errors on published collectives.
+
+    python docs/paste_cost.py [published_collectives.csv]
+
+Without a file the errors stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from drumline.cost.fabric import CollectivesValidation, Errors, validate_collectives
+from drumline.cost.forms import CLOSED_FORMS
+from drumline.cost.growth import growth_table, markdown
+
+DOCUMENT = Path(__file__).with_name("cost.md")
+
+
+def forms() -> str:
+    """Every closed form, by what its function says of itself."""
+    lines = ["| collective | algorithm | seconds |", "| --- | --- | --- |"]
+    for (collective, algorithm), form in CLOSED_FORMS.items():
+        said = (form.__doc__ or "").splitlines()[0].removesuffix(".")
+        lines.append(f"| {collective} | {algorithm} | {said} |")
+    return "\n".join(lines)
+
+
+def collectives(found: CollectivesValidation) -> str:
+    """The errors by level, as they ship and without each source."""
+    heads = ("rows", "count", "mean", "median", "P90", "worst", "bias")
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * 6}"]
+    names = {"inside": "inside a node", "across": "between nodes"}
+    for groups, tail in ((found.levels, ""), (found.left_out, ", without its source")):
+        lines += [f"| {names[level]}{tail} | {_cells(errors)} |" for level, errors in groups.items()]
+    return "\n".join(lines)
+
+
+def _cells(e: Errors) -> str:
+    shares = (e.mean, e.median, e.p90, e.worst)
+    return " | ".join([str(e.rows), *(f"{100 * share:.1f}%" for share in shares), f"{100 * e.bias:+.1f}%"])
+
+
+def pasted(document: str, found: CollectivesValidation | None = None) -> str:
+    """The document with its tables written anew."""
+    tables = {"forms": forms()} | {f"growth {p}": markdown(growth_table(p)) for p in (8,)}
+    if found is not None:
+        tables["collectives"] = collectives(found)
+    for name, table in tables.items():
+        pattern = re.compile(rf"(<!-- {name} -->)\n.*?<!-- end -->", re.DOTALL)
+        document = pattern.sub(lambda m, table=table: f"{m[1]}\n{table}\n<!-- end -->", document)  # type: ignore[misc]
+    return document
+
+
+if __name__ == "__main__":
+    validated = validate_collectives(sys.argv[1]) if len(sys.argv) > 1 else None
+    DOCUMENT.write_text(pasted(DOCUMENT.read_text(encoding="utf-8"), validated), encoding="utf-8")

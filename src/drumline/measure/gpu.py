@@ -1,0 +1,56 @@
+"""The kernels of a GPU, in every type that its plans compute in: shapes of what compute bounds, sizes of the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..cost.clouds import work_of
+from .clock import Timing
+from .journal import Journal
+from .kernels import Point
+from .shapes import TYPES, Spot, measure_shapes
+from .streams import measure_streams, measure_updates
+
+STREAMS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""The types in which kernels bound by memory are measured: what they move per second hardly depends on more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """All of them, by type."""
+
+    points: dict[str, list[Point]]
+    spots: dict[str, list[Spot]]
+
+
+def measure_gpu(device: torch.device, report: Callable[[str], None], journal: Journal) -> Kernels:
+    """Measure this rank's GPU, or go on with it."""
+    spots = {name: measure_shapes(device, name, report, journal) for name in TYPES}
+    points = {name: along_work(found) for name, found in spots.items()}
+    report("memory")
+    for name, dtype in STREAMS.items():
+        points[name] = points[name] + measure_streams(device, dtype, journal) + measure_updates(device, dtype)
+    torch.cuda.empty_cache()
+    return Kernels(points, spots)
+
+
+def along_work(spots: list[Spot]) -> list[Point]:
+    """One point for every fourfold of operations: what is left when no shape is known."""
+    found: dict[tuple[str, int], list[Spot]] = {}
+    for spot in spots:
+        size = int(math.log(work_of(spot.kernel, spot.shape), 4))
+        found.setdefault((spot.kernel, size), []).append(spot)
+    points = []
+    for (kernel, _), near in sorted(found.items()):
+        work = _middle([work_of(kernel, s.shape) for s in near])
+        rate = _middle([work_of(kernel, s.shape) / s.timing.seconds for s in near])
+        points.append(Point(kernel, work, Timing(work / rate, max(s.timing.spread for s in near))))
+    return points
+
+
+def _middle(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))

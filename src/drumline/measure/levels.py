@@ -1,0 +1,54 @@
+"""The two levels of links between ranks: inside a host, and between hosts. Each is measured on a group of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from ..comm.hosts import find_hosts, per_node
+from ..comm.torchdist import TorchTransport
+from ..errors import InputError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Levels:
+    """Where this rank is."""
+
+    hosts: int
+    per_host: int
+    inside: dist.ProcessGroup
+    """The ranks of this host; all ranks where every host has one."""
+
+    @property
+    def near(self) -> tuple[int, int] | None:
+        """Two ranks of one host, if there are."""
+        return (0, 1) if self.per_host > 1 else None
+
+    @property
+    def far(self) -> tuple[int, int] | None:
+        """Two ranks of different hosts, if there are."""
+        return (0, self.per_host) if self.hosts > 1 else None
+
+
+def find_levels() -> Levels:
+    """Ask every rank for its host, and make the groups. All ranks call it."""
+    world = dist.group.WORLD
+    assert world is not None
+    if dist.get_world_size() == 1:
+        return Levels(1, 1, world)
+    hosts = find_hosts(TorchTransport())
+    count = per_node(hosts)
+    if count is None:
+        sizes = ", ".join(str(len(ranks)) for ranks in hosts)
+        raise InputError(
+            f"hosts with {sizes} ranks, or ranks that are not numbered host by host",
+            rule="a cluster has equally many devices in each node, numbered one after the other",
+            fix="start the same number of ranks on every host, as torchrun does",
+        )
+    if len(hosts) == 1 or count == 1:
+        return Levels(len(hosts), count, world)
+    groups = [dist.new_group(list(ranks)) for ranks in hosts]
+    inside = groups[dist.get_rank() // count]
+    assert inside is not None
+    return Levels(len(hosts), count, inside)
