@@ -18,6 +18,8 @@ from drumline.comm import Communicator, TorchTransport, Transport, run_threads
 from drumline.comm.calls import Crossings, ranks_text
 from drumline.errors import DrumlineError, GaveUp, InputError
 
+pytestmark = pytest.mark.alone  # what is wrong is named within a second
+
 Worlds = Callable[[int], World]
 Case = Callable[[Communicator, bool], Any]
 """What a rank does; the second argument is whether it is the odd one, which is always the last rank."""

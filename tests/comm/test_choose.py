@@ -159,6 +159,7 @@ def test_ordered_rings_compute_what_they_should() -> None:
     run_threads(body, 6)
 
 
+@pytest.mark.alone
 def test_choosing_again_is_quick() -> None:
     found = chooser(4, with_tables())
     found.choose("all_reduce", 4096)

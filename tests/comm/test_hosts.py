@@ -14,6 +14,7 @@ from drumline.comm import Communicator, ThreadTransport, TorchTransport, Transpo
 from drumline.comm.hostnative import SEGMENT
 from drumline.comm.hosts import Hosts, HostTransport, find_hosts, host_digest, host_id, hosts, per_node
 from drumline.errors import InputError
+from drumline.runtime.groups import group_of
 
 
 @pytest.mark.parametrize(("ids", "groups", "nodes"), [
@@ -64,7 +65,7 @@ def over_two_ways(ids: str) -> None:
     across = Counted(TorchTransport())
     assert find_hosts(across) == (tuple(range(across.size)),)
     groups = hosts(ids)
-    made = [dist.new_group(list(group)) for group in groups]
+    made = [group_of(group) for group in groups]
     mine = next(i for i, group in enumerate(groups) if dist.get_rank() in group)
     inside = Counted(TorchTransport(made[mine]))
     transport = HostTransport(inside, across, groups)
@@ -95,8 +96,8 @@ def test_contract_over_two_ways(world: Callable[[int], Any], ids: str) -> None:
 def with_rails(ids: str) -> None:
     """On a rank: the all-reduce by shares, at sizes that divide and that do not, and what it does not know."""
     groups = hosts(ids)
-    inner = [dist.new_group(list(group)) for group in groups]
-    rails = [dist.new_group(list(ranks)) for ranks in zip(*groups, strict=True)]
+    inner = [group_of(group) for group in groups]
+    rails = [group_of(ranks) for ranks in zip(*groups, strict=True)]
     mine = next(group for group in groups if dist.get_rank() in group)
     inside = TorchTransport(inner[groups.index(mine)])
     rail = TorchTransport(rails[mine.index(dist.get_rank())])

@@ -21,6 +21,8 @@ from drumline.comm.mail.threads import run_posts
 from drumline.comm.mail.transport import MailTransport
 from drumline.errors import GaveUp, InputError
 
+pytestmark = pytest.mark.alone  # a deadlock is told from a long wait by the clock
+
 Fn = Callable[[Matching], Any]
 
 

@@ -11,6 +11,8 @@ import pytest
 from drumline.comm.mpi import world as mpiworld
 from drumline.errors import InputError
 
+pytestmark = pytest.mark.alone  # what an MPI leaves of its shared memory is removed, and must not be another one's
+
 MESSAGES = (
     "the_contract", "tags_of_31_bits", "every_type", "a_size_that_is_wrong", "silence_is_given_up", "frames_in_order",
     "the_contract_of_posts", "own_collectives",

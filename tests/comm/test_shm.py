@@ -24,6 +24,8 @@ from drumline.comm import Communicator, ShmTransport
 from drumline.comm.shm import ShmEngine, ShmPost
 from drumline.errors import GaveUp, InputError
 
+pytestmark = pytest.mark.alone  # what is wrong is named within a second
+
 _made: dict[str, object] = {}
 
 

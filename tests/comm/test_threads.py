@@ -57,6 +57,7 @@ def test_a_rank_that_has_ended_is_named_at_once() -> None:
     ), text  # fmt: skip
 
 
+@pytest.mark.alone
 def test_a_rank_that_does_not_come_in_time_is_named() -> None:
     asleep = threading.Event()
 
@@ -70,6 +71,7 @@ def test_a_rank_that_does_not_come_in_time_is_named() -> None:
         run_threads(body, 2, timeout=0.1)
 
 
+@pytest.mark.alone
 def test_ranks_that_wait_for_each_other_are_named_with_their_lines() -> None:
     """The classic: all receive before they send."""
     errors: dict[int, str] = {}

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from drumline.comm.torchgroup.errors import for_torch
 from drumline.errors import DrumlineError, GaveUp, InputError
 
+pytestmark = pytest.mark.alone  # timeouts are waited for
+
 COMMAND = Path(__file__).parents[2] / "benchmarks" / "torch_group_tests.py"
 
 

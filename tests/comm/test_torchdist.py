@@ -91,6 +91,7 @@ def waits_in_vain() -> str:
     return text
 
 
+@pytest.mark.alone
 def test_a_rank_that_does_not_come_is_named(world: Worlds) -> None:
     first, second, last = world(3).run(waits_in_vain)
     assert last == ""

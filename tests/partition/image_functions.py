@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +27,7 @@ from drumline.partition.shared_gradients import leave_summands
 from drumline.partition.spatial.pieces import hollow
 from drumline.partition.spread import Pass
 from drumline.partition.window import rebalance, route, window, windows
+from drumline.runtime.groups import group_of
 from drumline.trace.fake import fake_mode
 
 SAMPLES = 3
@@ -75,11 +76,16 @@ def run_model(model: nn.Module, leaves: list[Any]) -> torch.Tensor:
     return F.cross_entropy(model(leaves[0]), leaves[1])
 
 
-def captured_of(name: str, size: Sequence[int]) -> tuple[Captured, nn.Module, list[torch.Tensor]]:
-    """The graph, and what it was made of."""
-    model, leaves = model_of(name), batch_of(name, size)
+@lru_cache
+def kept(name: str, size: tuple[int, int]) -> Captured:
+    """A graph that several tests spread, each into another one."""
     mode = fake_mode()
-    return capture(copy.deepcopy(model), run_model, [mode.from_tensor(t) for t in leaves], mode), model, leaves
+    return capture(model_of(name), run_model, [mode.from_tensor(t) for t in batch_of(name, size)], mode)
+
+
+def captured_of(name: str, size: tuple[int, int]) -> tuple[Captured, nn.Module, list[torch.Tensor]]:
+    """The graph, which nobody may change, and what it was made of."""
+    return kept(name, size), model_of(name), batch_of(name, size)
 
 
 def axes_of(tiles: tuple[int, int], heard: list[tuple[str, str, int]]) -> list[tuple[Axis, int]]:
@@ -96,8 +102,8 @@ def axes_of(tiles: tuple[int, int], heard: list[tuple[str, str, int]]) -> list[t
 
         def __exit__(self, *_: object) -> None: ...
 
-    down = [dist.new_group([r * columns + c for r in range(rows)]) for c in range(columns)]
-    across = [dist.new_group([r * columns + c for c in range(columns)]) for r in range(rows)]
+    down = [group_of([r * columns + c for r in range(rows)]) for c in range(columns)]
+    across = [group_of([r * columns + c for c in range(columns)]) for r in range(rows)]
     found = [(Axis("rows", rows, i, down[j], Told), 2), (Axis("columns", columns, j, across[i], Told), 3)]
     return [(axis, dim) for axis, dim in found if axis.size > 1]
 

@@ -10,7 +10,7 @@ from image_functions import (
     SAMPLES,
     axes_of,
     batch_of,
-    captured_of,
+    kept,
     model_of,
     own_part,
     program_of,
@@ -68,8 +68,8 @@ def with_samples_too(name: str, size: tuple[int, int]) -> tuple[dict[str, float]
 def with_a_stand_in(size: tuple[int, int]) -> dict[str, float]:
     """Two ranks, of which the second runs a stand-in sample: everything is as the first has it alone."""
     world = _group_of_all()
-    captured, model, leaves = captured_of("convnet", size)
-    graph = captured.graph
+    captured, model, leaves = kept.__wrapped__("convnet", size), model_of("convnet"), batch_of("convnet", size)
+    graph = captured.graph  # of its own: it is changed
     presence = span(graph, lambda _: world)
     presence.here = world.index == 0
     program, root = program_of(graph, captured, model, {})

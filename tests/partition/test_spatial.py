@@ -20,6 +20,7 @@ from drumline.partition import spatial
 from drumline.partition.layout import even
 from drumline.partition.moves import Axis
 from drumline.partition.spatial.slide import settled, slide
+from drumline.runtime.groups import group_of
 
 Worlds = Callable[[int], World]
 Bounds = tuple[int, ...]
@@ -321,7 +322,7 @@ def two_axes() -> None:
     """Tiles of a 2 x 2 mesh: statistics go over one axis, then the other."""
     rank = dist.get_rank()
     rows, columns = (0, 4, 11), (0, 5, 7)
-    groups = [dist.new_group([0, 1]), dist.new_group([2, 3]), dist.new_group([0, 2]), dist.new_group([1, 3])]
+    groups = [group_of(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
     down, across = Axis("rows", 2, rank // 2, groups[2 + rank % 2]), Axis("columns", 2, rank % 2, groups[rank // 2])
     x = torch.randn(2, 4, 11, 7, dtype=torch.float64, requires_grad=True)
     w = torch.randn(3, 4, 3, 3, dtype=torch.float64)
@@ -343,9 +344,6 @@ def two_axes() -> None:
     out.backward(tile(gradient))
     assert x.grad is not None
     close(mine.grad, tile(x.grad), "gradient over two axes")
-    for group in groups:
-        if rank in dist.get_process_group_ranks(group) if group != dist.GroupMember.NON_GROUP_MEMBER else False:
-            dist.destroy_process_group(group)
 
 
 RANKS = [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]

@@ -1,13 +1,17 @@
 """The whole parity matrix: `make parity`, or a part of it, `make parity ARGS="--jobs gpt --ranks 2"`.
 
-The plans that split the model are a family of their own, `--family split`. A cell ends as `held` with its largest error, FAILED, `same` as another cell on a CPU, `refused` by the table of
-combinations, `not here` or `not run`; each with its reason. The table goes to build/parity.txt.
+The plans that split the model are a family of their own, `--family split`. A cell ends as `held` with its largest
+error, FAILED, `same` as another cell on a CPU, `refused` by the table of combinations, `not here` or `not run`; each with
+its reason. The table goes to build/parity.txt. With `--log FILE` every result is kept as it comes, and a run that was
+stopped goes on from there: what is in the file is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
+import json
 import math
 import queue
 import sys
@@ -117,7 +121,9 @@ def run_one(world: World, cell: Cell, steps: int) -> Result:
     return Result(result.kind, result.error, result.words, time.monotonic() - start)
 
 
-def run_all(todo: Sequence[Cell], steps: int, at_once: int) -> dict[Cell, Result]:
+def run_all(
+    todo: Sequence[Cell], steps: int, at_once: int, keep: Callable[[Cell, Result], None]
+) -> dict[Cell, Result]:
     """Every cell. Ranks live for one job and world size: they keep the groups and compiled layers of their plans."""
     units: dict[tuple[str, int, str], list[Cell]] = {}
     for cell in todo:
@@ -137,6 +143,7 @@ def run_all(todo: Sequence[Cell], steps: int, at_once: int) -> dict[Cell, Result
             try:
                 for cell in unit:
                     results[cell] = run_one(world, cell, steps)
+                    keep(cell, results[cell])
                     _tell(cell, results[cell], len(results), len(todo))
             finally:
                 world.stop()
@@ -147,6 +154,29 @@ def run_all(todo: Sequence[Cell], steps: int, at_once: int) -> dict[Cell, Result
     for worker in workers:
         worker.join()
     return results
+
+
+class Log:
+    """Results as they come, a line each; failures are not kept, so that they are run again."""
+
+    def __init__(self, path: str, steps: int) -> None:
+        self._path, self._steps = Path(path) if path else None, steps
+        self._lock = threading.Lock()
+
+    def known(self) -> dict[Cell, Result]:
+        """What an earlier run has found, with as many steps."""
+        if self._path is None or not self._path.exists():
+            return {}
+        lines = [json.loads(line) for line in self._path.read_text().splitlines()]
+        return {Cell(**x["cell"]): Result(**x["result"]) for x in lines if x["steps"] == self._steps}
+
+    def keep(self, cell: Cell, result: Result) -> None:
+        """One more."""
+        if self._path is None or result.kind == "FAILED":
+            return
+        found = {"cell": dataclasses.asdict(cell), "result": dataclasses.asdict(result), "steps": self._steps}
+        with self._lock, self._path.open("a") as f:
+            print(json.dumps(found), file=f)
 
 
 def _tell(cell: Cell, result: Result, done: int, of: int) -> None:
@@ -246,6 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--skip", default="", help="no plans with this text in them, such as compile")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--at-once", type=int, default=2, help="worlds of ranks at a time")
+    parser.add_argument("--log", default="", help="keep results here, and do not run again what is in it")
     parser.add_argument("--list", action="store_true", help="count the cells and run none")
     chosen = parser.parse_args(arguments)
     families = chosen.family.split(",")
@@ -265,7 +296,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.list:
         print(f"{len(todo)} cells to run; {Counter(r.kind for r in results.values())}, {refused} refused")
         return 0
-    results |= run_all(todo, chosen.steps, chosen.at_once)
+    log = Log(chosen.log, chosen.steps)
+    results |= {cell: result for cell, result in log.known().items() if cell in set(todo)}
+    results |= run_all([cell for cell in todo if cell not in results], chosen.steps, chosen.at_once, log.keep)
     lines = [line for (_, n), (jobs, rows) in tables.items() for line in [*draw(rows, jobs, n, results), ""]]
     lines += summary(results, refused, time.monotonic() - start)
     print("\n".join(lines))

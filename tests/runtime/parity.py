@@ -29,8 +29,9 @@ TRIED: dict[str, tuple[object, ...]] = {"dp": (1, 2, 3, 4), "micro": (1, 2, 3), 
 """Of the keys that may have any value: these."""
 SAME: dict[str, tuple[object, ...]] = {"offload": ("optimizer", "all"), "precision": ("tf32",)}
 """Values that do on a CPU what the key's default does: they move nothing there, and round nothing."""
-SPLITS = {"pp", "virtual", "split", "schedule", "tp", "cp", "tile", "ep"}
-"""Keys of plans that split the model: their table is split_cells.py, and ep's is test_experts_engine.py."""
+SPLITS = {"pp", "virtual", "split", "schedule", "tp", "cp", "tile", "halo", "ep"}
+"""Keys of plans that split the model: their table is split_cells.py, ep's is test_experts_engine.py, and that of tiles
+without halos is test_no_halo.py."""
 ELSEWHERE = {"backend", "bucket", "compile"} | SPLITS
 """Held by tests of their own: `nccl` needs CUDA devices, buckets a model larger than one, compiling takes minutes."""
 

@@ -74,6 +74,8 @@ def unfit(job: str, plan: Plan) -> str:
         return f"cp={plan.cp} for 1 tokens"
     if HEADS.get(job, plan.tp) % plan.tp:
         return f"tp={plan.tp} cannot share the {HEADS[job]} heads"
+    if plan.recompute == "full" and job in small_jobs.FLAT:
+        return "recompute=full saves nothing"
     stages = plan.pp * plan.virtual
     return f"{stages} stages for a model of {LAYERS[job]} layers" if stages > LAYERS.get(job, stages) else ""
 
@@ -122,14 +124,17 @@ def cells_of(ranks: int, jobs: Sequence[str] = small_jobs.SPLIT_JOBS) -> list[Ce
 
 
 def wanted(cell: Cell) -> frozenset[tuple[str, str]]:
-    """What a cover must hold: every job along every axis, every two axes, every axis with every choice, every order."""
+    """What a cover must hold: every job along every axis, every two axes, every axis with every choice, every order.
+    Tiles of every form are met by the jobs and the other axes, tiles of some form by the choices."""
     table = plan_of(cell.plan).table()
-    axes = [f"tile={table[k]}" if k == "tile" else k for k in ("pp", "dp", "tile", "cp", "tp") if table.get(k, 1) != 1]
+    along = [k for k in ("pp", "dp", "tile", "cp", "tp") if table.get(k, 1) != 1]
+    axes = [f"tile={table[k]}" if k == "tile" else k for k in along]
     usual = MICRO if "pp" in table else 1
     chosen = [f"{k}={table[k]}" for k in ("zero", "precision", "recompute") if k in table]
     chosen += ["micro"] if table.get("micro", 1) != usual else []
     order = f"{table.get('schedule', '1f1b')} {table.get('virtual', 1)}"
-    pairs = {*itertools.combinations(axes, 2), *itertools.product((cell.job, cell.computed, *chosen), axes)}
+    pairs = {*itertools.combinations(axes, 2), *itertools.product((cell.job,), axes)}
+    pairs |= set(itertools.product((cell.computed, *chosen), along))
     return frozenset(pairs | ({(order, "order")} if "pp" in table else set()))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import bad_splits
 import parity
 import pytest
+from command import here
 from world import World
 
 from drumline.errors import InputError, PlanError, TraceError
@@ -102,14 +103,11 @@ def drumline(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("verify", "heads", "tp=2", ["cannot share the 3 heads of block", "rule:  every rank has whole heads: 3 % 2 != 0", "try:   tp=3"]),
     ("train", "mlp", "pp=2,virtual=3,schedule=interleaved,micro=2", ["6 stages for a model of 5 layers", "6 > 5"]),
     ("verify", "asking", "pp=2", ["Asking cannot be traced", NOT_TRACED, "or dp=2, which runs the model as it is"]),
-    pytest.param(
-        "train", "mlp", "pp=2,virtual=2", ["1f1b with 2 stages a rank", "try:   schedule=interleaved takes virtual=2"],
-        marks=pytest.mark.slow,
-    ),
+    ("train", "mlp", "pp=2,virtual=2", ["1f1b with 2 stages a rank", "try:   schedule=interleaved takes virtual=2"]),
 ])  # fmt: skip
 def test_from_the_command_line(folder: Path, verb: str, job: str, plan: str, words: list[str]) -> None:
     known = ["--cluster", "dgx-a100"] if verb == "train" else []  # or it would measure this machine first
-    done = drumline(verb, f"{job}.py", "--plan", plan, *known, cwd=folder)
+    done = here(verb, f"{job}.py", "--plan", plan, *known, cwd=folder)
     assert done.returncode == 2, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
     assert "Traceback" not in done.stderr

@@ -66,7 +66,7 @@ def test_every_cell_is_run_or_has_its_reason(ranks: int) -> None:
 
 def test_every_axis_and_choice_is_there() -> None:
     tables = [{k: str(v) for k, v in table.items()} for n in split_cells.RANKS for table, _ in split_cells.plans(n)]
-    assert {key for table in tables for key in table} >= parity.SPLITS - {"split", "ep"}
+    assert {key for table in tables for key in table} >= parity.SPLITS - {"split", "halo", "ep"}
     assert set(HELD) | FREE >= parity.SPLITS
     assert {table.get("schedule", "1f1b") for table in tables if "pp" in table} == set(HELD["schedule"])
     axes = {frozenset(table) & {"pp", "dp", "tile", "cp", "tp"} for table in tables}

@@ -14,6 +14,8 @@ from drumline.plan.combinations import FREE, HELD, refusal
 from drumline.runtime.proof.verify import Verification
 
 Worlds = Callable[[int], World]
+STEPS = 3
+"""Two full batches and a ragged one; what follows in the next epoch is in the tests beside the cover."""
 
 
 def title(row: parity.Row) -> str:
@@ -24,7 +26,7 @@ def held(world: Worlds, row: parity.Row) -> None:
     if why := small_jobs.missing(str(row[0])):
         pytest.skip(why)
     plan = parity.plan_of(row)
-    results = world(plan.ranks).run(parity.run_verify, row[0], str(plan))
+    results = world(plan.ranks).run(parity.run_verify, row[0], str(plan), STEPS)
     assert isinstance(results[0], Verification)
     assert results[1:] == [None] * (plan.ranks - 1)
     parity.check(results[0])

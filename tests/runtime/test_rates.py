@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
+from drumline.cost import batch as scaling
 from drumline.errors import JobError
-from drumline.runtime.learning import deepspeed_rates, rates, scaling
+from drumline.runtime.learning import deepspeed_rates, rates
 
 CURVES: list[rates.Curve] = [
     rates.Constant(warmup=3), rates.Cosine(steps=12, warmup=3, end=0.1), rates.Linear(steps=12, warmup=3),

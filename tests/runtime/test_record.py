@@ -66,6 +66,7 @@ def test_messages_of_one_who_waits() -> None:
     assert message.name == "all_reduce" and message.bytes == 48 and message.end - message.start >= 0.001
 
 
+@pytest.mark.alone
 def test_time_of_ones_own() -> None:
     """A message that lasts until its phase ends is a wait for others."""
     recorder = Recorder(0, CPU)

@@ -25,12 +25,15 @@ AGREES = Counter({("all_reduce", 24.0): 1, ("all_reduce", 8.0): 1})
 def predicted(plan: Plan, sizes: Any) -> tuple[Counter[tuple[str, float]], int]:
     """Messages of one step by collective and bytes, and the numbers that a rank has."""
     profile = trace(functions.job(*sizes) if len(sizes) > 1 else functions.of_name(*sizes))
-    local = Divided(profile, CLUSTER, plan.precision).local(plan)
+    prices = Divided(profile, CLUSTER, plan.precision)
+    local = prices.local(plan)
     n = largest_share(profile.batch_size, plan)
     found: Counter[tuple[str, float]] = Counter()
     for layer, talks in zip(local.profile.layers, local.talks, strict=True):
         for t in talks:
             found[t.collective, t.size(n, plan.precision, profile)] += layer.repeats * plan.micro
+    for message in prices.tail(plan, local.profile).before:
+        found[message.collective, message.bytes] += 1
     return found, local.profile.parameters
 
 
@@ -52,6 +55,21 @@ def test_tp_sends_what_was_predicted(world: Worlds, plan: str, words: int, lengt
         messages, parameters = predicted(Plan.parse(plan), sizes)
         assert Counter(sent) - AGREES == messages
         assert numbers == parameters
+
+
+def test_layers_computed_again_send_again(world: Worlds) -> None:
+    """All that a block's forward waits for but its last message: nothing in the block needs what that one brings."""
+    sizes = ("gpt", 8, 32, 6, 6)
+    plain, again = (world(2).run(functions.sends, plan, *sizes)[0][0] for plan in ("tp=2", "tp=2,recompute=full"))
+    local = Divided(trace(functions.job(*sizes)), CLUSTER, "fp32").local(Plan.parse("tp=2"))
+    found: Counter[tuple[str, float]] = Counter()
+    for layer, talks in zip(local.profile.layers, local.talks, strict=True):
+        if layer.composite:
+            said = [t for t in talks if t.phase == "forward"][:-1]
+            found.update({(t.collective, t.size(6, "fp32", local.profile)): 0 for t in said})
+            for t in said:
+                found[t.collective, t.size(6, "fp32", local.profile)] += layer.repeats
+    assert Counter(again) - Counter(plain) == found and found
 
 
 def test_an_mlp_sends_what_was_predicted(world: Worlds) -> None:
@@ -84,6 +102,14 @@ def test_a_stage_holds_what_was_predicted(world: Worlds, plan: str) -> None:
         states = memory.parameters + memory.gradients + memory.optimizer
         assert states == pytest.approx(found["states"], rel=0.05)
         assert memory.activations + memory.communication == pytest.approx(found["step"], rel=0.05)
+
+
+@pytest.mark.parametrize("plan", ["pp=2,micro=4,recompute=full", "tp=2,recompute=full"])
+def test_layers_computed_again_hold_what_was_predicted(world: Worlds, plan: str) -> None:
+    sizes = ("deep", 64, 96, 32, 16)
+    memories = Divided(trace(functions.job(*sizes)), CLUSTER, "fp32").memories(Plan.parse(plan))
+    for found, memory in zip(world(2).run(functions.holds, plan, *sizes), memories * (2 // len(memories)), strict=True):
+        assert memory.activations + memory.communication == pytest.approx(found["step"], rel=0.1)
 
 
 def test_a_split_backward_holds_no_more_than_predicted(world: Worlds) -> None:

@@ -16,6 +16,12 @@ _of_torch: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.redu
 """Newer releases of torch have a new name for it."""
 
 
+def backend_of(group: dist.ProcessGroup | None) -> str:
+    """The backend that a group has, or in a dry run the one that it stands for."""
+    there = dist.group.WORLD if group is None else group
+    return getattr(there, "stands_for", "") or str(dist.get_backend(group))
+
+
 def reduce_scatter(
     output: torch.Tensor,
     input: torch.Tensor,
@@ -26,7 +32,7 @@ def reduce_scatter(
 ) -> Any:
     """This rank's shard of the ranks' sum or mean into `output`, which may lie in `input`, when it is waited for."""
     sums = op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
-    if not sums or dist.get_backend(group) != "gloo" or not input.is_contiguous():
+    if not sums or backend_of(group) != "gloo" or not input.is_contiguous():
         return _of_torch(output, input, op=op, group=group, async_op=async_op)
     work = _Exchange(output, input, group, mean=op == dist.ReduceOp.AVG)
     if async_op:

@@ -25,10 +25,16 @@ class Again:
     def __call__(self, *inputs: torch.Tensor) -> Any:
         if not torch.is_grad_enabled():
             return self.program(*inputs)
-        buffers = [inputs[i] for i in self._buffers]
-        return checkpoint(
-            self.program, *inputs, use_reentrant=False, context_fn=functools.partial(_contexts, buffers)
-        )
+        buffers = {i: inputs[i] for i in self._buffers}
+
+        def run(*others: torch.Tensor) -> Any:
+            left = iter(others)
+            return self.program(*(buffers[i] if i in buffers else next(left) for i in range(len(inputs))))
+
+        # not as inputs: those must stay as they were, and a buffer may move before this micro-batch's backward
+        others = [x for i, x in enumerate(inputs) if i not in buffers]
+        contexts = functools.partial(_contexts, list(buffers.values()))
+        return checkpoint(run, *others, use_reentrant=False, context_fn=contexts)
 
 
 def _contexts(buffers: Sequence[torch.Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

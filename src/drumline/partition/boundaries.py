@@ -1,20 +1,29 @@
-"""Where the stages of a pipeline begin: at modules with parameters, so that the slowest stage is as fast as can be."""
+"""Where the stages of a pipeline begin: at modules with parameters, so that the slowest stage is as fast as can be.
+
+What a stage costs is counted from its operators, or measured (see `Prices`); the search for the boundaries is the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch.fx import Graph, Node
 
 from ..errors import PlanError, nearest
-from .stages import operators
+from .stages import cut, operators
 from .weights import weighing
 
-FLOPS_PER_BYTE = 50.0
-"""What a byte between two stages costs, in operations."""
+FLOPS_PER_BYTE = {"cpu": 80.0, "cuda": 1000.0}
+"""What a byte between two stages costs, in operations, by the kind of device, where nobody knows the machine.
+docs/pipelines.md has what machines have, and how little depends on it."""
+
+FORWARD_AND_BACKWARD = 3.0
+"""Operations of both, where those of the forward are counted."""
+SLACK = 1.05
+"""How much slower than it could be the slowest stage may be, where fewer bytes travel for it."""
 
 Key = tuple[str, int]
 """A module, and which of its calls."""
@@ -27,6 +36,16 @@ class Entry:
     key: Key
     position: int
     """Among `operators(graph)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What the boundaries are chosen by, in any one unit: operations, or seconds."""
+
+    segments: tuple[float, ...] = ()
+    """Of the operators up to the first entry, from there to the second, and so on; none: they are counted."""
+    per_byte: float = FLOPS_PER_BYTE["cpu"]
+    """Of what goes from a stage to a later one."""
 
 
 def entries(graph: Graph, holders: set[str]) -> list[Entry]:
@@ -84,9 +103,9 @@ def by_name(graph: Graph, names: Sequence[str], holders: set[str]) -> list[Key]:
     return [e.key for e in chosen]
 
 
-def balanced(graph: Graph, stages: int, holders: set[str], costs: Mapping[Node, float] | None = None) -> list[Key]:
-    """Boundaries such that the most expensive stage is cheapest; every stage has a parameter of its own."""
-    places = entries(graph, holders)
+def balanced(graph: Graph, stages: int, holders: set[str], prices: Prices | None = None) -> list[Key]:
+    """Boundaries such that the slowest stage is about as fast as can be; every stage has a parameter of its own."""
+    prices, places = prices or Prices(), entries(graph, holders)
     nodes = operators(graph)
     weights = [1.0 if _reads_parameter(n) else 0.0 for n in nodes]
     ends = [0, *(e.position for e in places), len(nodes)]
@@ -96,43 +115,93 @@ def balanced(graph: Graph, stages: int, holders: set[str], costs: Mapping[Node, 
             f"{stages} stages for a model of {layers} layer{'s' if layers != 1 else ''} with parameters",
             rule=f"every stage has a layer of its own: {stages} > {layers}", fix=f"pp x virtual = {layers} or less",
         )  # fmt: skip
-    price = [costs[n] if costs and n in costs else cost_of(n) for n in nodes]
-    sums = [0.0]
-    owns = [0.0]
-    for p, w in zip(price, weights, strict=True):
-        sums.append(sums[-1] + p)
-        owns.append(owns[-1] + w)
-    crossing = _crossing(graph, nodes)
-    return [places[i].key for i in _best([e.position for e in places], stages, sums, owns, crossing, len(nodes))]
+    price = _by_operator(prices, ends) if prices.segments else [FORWARD_AND_BACKWARD * cost_of(n) for n in nodes]
+    sums, owns = ([0.0, *accumulate(numbers)] for numbers in (price, weights))
+    sends = [prices.per_byte * size for size in _crossing(graph, nodes)]
+
+    def chosen(among: Sequence[Entry]) -> list[Entry]:
+        return [among[i] for i in _best([e.position for e in among], stages, sums, owns, sends, len(nodes))]
+
+    found = chosen(places)
+    if not _can_be_cut(graph, [e.position for e in found]):
+        allowed = set(cuttable(graph, holders))
+        found = chosen([e for e in places if e.position in allowed]) or found  # what cannot be is refused by `cut`
+    return [e.key for e in found]
+
+
+def cuttable(graph: Graph, holders: set[str]) -> list[int]:
+    """The entries at which a stage can begin: no number and no write in place goes across."""
+    at = [e.position for e in entries(graph, holders)]
+    return at if _can_be_cut(graph, at) else [b for b in at if _can_be_cut(graph, [b])]
+
+
+def _can_be_cut(graph: Graph, at: Sequence[int]) -> bool:
+    try:
+        cut(graph, at)
+    except PlanError:
+        return False
+    return True
+
+
+def _by_operator(prices: Prices, ends: Sequence[int]) -> list[float]:
+    """Each segment's price at its first operator: stages begin nowhere else."""
+    found = [0.0] * ends[-1]
+    for start, price in zip(ends, prices.segments, strict=False):  # `ends` has the end of the last one too
+        found[start] = price
+    return found
 
 
 def _best(
-    at: Sequence[int], stages: int, sums: Sequence[float], owns: Sequence[float], crossing: Sequence[float], end: int
+    at: Sequence[int], stages: int, sums: Sequence[float], owns: Sequence[float], sends: Sequence[float], end: int
 ) -> list[int]:
-    """Indices into `at`: by dynamic programming over (stages so far, where the last one begins)."""
-    k = len(at)
-    starts = [0, *at]
-    best = {0: (0.0, 0.0, ())}
-    table: dict[int, tuple[float, float, tuple[int, ...]]] = dict(best)
-    for _ in range(stages - 1):
-        new: dict[int, tuple[float, float, tuple[int, ...]]] = {}
-        for i, (worst, sent, chosen) in table.items():
-            for j in range(i + 1, k + 1):
-                a, b = starts[i], starts[j]
-                if owns[b] == owns[a]:
+    """Indices into `at`. First the time of the slowest stage, then the fewest bytes that keep about that time.
+
+    Messages travel behind computation: one costs time where it takes longer than the stage that sends it computes.
+    """
+    starts = [0, *at, end]
+    sent = [sends[b] if b < end else 0.0 for b in starts]
+
+    def price(i: int, j: int) -> float:
+        return max(sums[starts[j]] - sums[starts[i]], sent[j])
+
+    allowed = [[j for j in range(i + 1, len(starts)) if owns[starts[j]] > owns[starts[i]]] for i in range(len(starts))]
+    fastest = _way(stages, allowed, lambda so_far, i, j: (max(so_far[0], price(i, j)),))
+    if fastest is None:
+        return []
+    limit = SLACK * fastest[0][0]
+
+    def fewest(so_far: tuple[float, ...], i: int, j: int) -> tuple[float, ...] | None:
+        slowest = max(so_far[1], price(i, j))
+        return (so_far[0] + sent[j], slowest) if slowest <= limit else None
+
+    found = _way(stages, allowed, fewest)
+    assert found is not None, "the way that is fastest is within the limit"
+    return [i - 1 for i in found[1]]
+
+
+Sums = tuple[float, ...]
+
+
+def _way(
+    stages: int, allowed: Sequence[Sequence[int]], add: Callable[[Sums, int, int], Sums | None]
+) -> tuple[Sums, tuple[int, ...]] | None:
+    """The least sums of so many stages from the first start to the last, and where they begin: by dynamic programming.
+
+    `allowed[i]` is where a stage that begins at i may end; `add` gives the sums with one more stage, or None.
+    """
+    last = len(allowed) - 1
+    table: dict[int, tuple[Sums, tuple[int, ...]]] = {0: ((0.0, 0.0), ())}
+    for k in range(stages):
+        new: dict[int, tuple[Sums, tuple[int, ...]]] = {}
+        for i, (so_far, begins) in table.items():
+            for j in allowed[i]:
+                if (j == last) != (k == stages - 1):
                     continue
-                send = FLOPS_PER_BYTE * crossing[b]
-                slower = max(worst, sums[b] - sums[a] + send)
-                found = (slower, sent + send, (*chosen, j - 1))
-                if j not in new or found[:2] < new[j][:2]:
-                    new[j] = found
+                sums = add(so_far, i, j)
+                if sums is not None and (j not in new or sums < new[j][0]):
+                    new[j] = sums, (*begins, j)
         table = new
-    finals = [
-        (max(worst, sums[end] - sums[starts[i]]), sent, chosen)
-        for i, (worst, sent, chosen) in table.items()
-        if owns[end] > owns[starts[i]]
-    ]
-    return list(min(finals)[2])
+    return (table[last][0], table[last][1][:-1]) if last in table else None
 
 
 def positions(graph: Graph, keys: Sequence[Key], holders: set[str]) -> list[int]:

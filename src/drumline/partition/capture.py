@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ..errors import DrumlineError
 from ..trace.fake import untraceable
 from ..trace.kinds import tensors as tensors_in
+from ..trace.running import with_values
 from .opaque import opaque
 from .statistics import averaged
 from .tidy import tidy
@@ -49,6 +50,7 @@ class Captured:
         return {n.meta["name"]: n for n in nodes if n.meta["role"] == role}
 
 
+@with_values()
 def capture(
     model: nn.Module, run: Callable[[nn.Module, list[Any]], Any], leaves: list[Any], mode: FakeTensorMode
 ) -> Captured:

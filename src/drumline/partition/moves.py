@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
 
 from ..comm.scatter import reduce_scatter
+from ..trace.running import only_shapes
 from .layout import Split
 
 _gather_parts: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -34,10 +34,17 @@ class Axis:
     """None while nothing runs: shapes can be computed without a group."""
     watch: Callable[[str, str, torch.Tensor], AbstractContextManager[None]] | None = None
     """(axis, message, tensor) -> around every message, for those who record."""
+    halo: bool = True
+    """Whether windows bring rows of others. Without, what lies beyond this rank's own is filled: that is not exact."""
+
+    @property
+    def with_halo(self) -> Axis:
+        """The same, for what cannot do without the rows of others."""
+        return self if self.halo else replace(self, halo=True)
 
     def told(self, message: str, tensor: torch.Tensor) -> AbstractContextManager[None]:
         """Around a message. Tensors without values go through the same functions, and nothing is sent for them."""
-        if self.watch is None or isinstance(tensor, FakeTensor):
+        if self.watch is None or only_shapes(tensor):
             return nullcontext()
         return self.watch(self.name, message, tensor)
 
@@ -139,7 +146,7 @@ class _Enter(torch.autograd.Function):
 
 def _idle(x: torch.Tensor, axis: Axis) -> bool:
     """Whether only shapes are wanted."""
-    return isinstance(x, FakeTensor) or axis.size == 1
+    return only_shapes(x) or axis.size == 1
 
 
 def _summed(x: torch.Tensor, axis: Axis) -> torch.Tensor:

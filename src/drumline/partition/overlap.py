@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
+from .moves import Axis
 from .spatial.conv import conv_of_window
 from .window import travels, window
 
@@ -35,8 +36,10 @@ def _joins(node: Node) -> bool:
     source = node.args[0]
     if not isinstance(source, Node) or source.target is not window or len(source.users) > 1:
         return False
-    _, dim, bounds, wanted, _, *fill = source.args
+    _, dim, bounds, wanted, axis, *fill = source.args
     padding = node.args[4]
-    assert isinstance(padding, list | tuple) and isinstance(dim, int)
+    assert isinstance(padding, list | tuple) and isinstance(dim, int) and isinstance(axis, Axis)
+    if not axis.halo:
+        return False
     first = node.meta["val"].dim() - CONVOLUTIONS[node.target]
-    return dim >= first and not padding[dim - first] and not any(fill) and travels(bounds, wanted)  # type: ignore[arg-type]
+    return dim >= first and not padding[dim - first] and not any(fill) and travels(bounds, wanted)

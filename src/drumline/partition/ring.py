@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
+from ..trace.running import only_shapes, without_values
 from .block import View, attend, attend_backward, exact, finite
 from .moves import Axis
 from .way import Batch, Bounds, Pair, Ring
@@ -45,7 +45,7 @@ def ring_attention(
     ring = Ring(axis.index, bounds, q_bounds or bounds, is_causal)
     assert ring.size == axis.size, f"bounds {bounds} are not those of {axis.size} ranks"
     assert (q.shape[-2], k.shape[-2]) == ring.rows, f"{q.shape[-2]} queries, {k.shape[-2]} keys; bounds: {ring.rows}"
-    seed = int(torch.randint(1 << 62, ())) if dropout_p and not isinstance(q, FakeTensor) else 0
+    seed = int(torch.randint(1 << 62, ())) if dropout_p and not without_values(q) else 0
     how = _How(q.shape[-1] ** -0.5 if scale is None else scale, dropout_p, seed, enable_gqa, axis)
     out = _Attention.apply(q, k, v, mask, ring, how)  # type: ignore[no-untyped-call]  # torch's own
     assert isinstance(out, Tensor)
@@ -80,7 +80,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring, how: _How) -> Tensor:
-        if isinstance(q, FakeTensor):
+        if only_shapes(q):
             ctx.save_for_backward(q, k, v, mask, None, None)
             return q.new_empty([*q.shape[:-1], v.shape[-1]])
         with torch.autocast(q.device.type, enabled=False):
@@ -95,7 +95,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         q, k, v, mask, out, lse = ctx.saved_tensors
         learned = mask is not None and ctx.needs_input_grad[3]
-        if isinstance(q, FakeTensor):
+        if only_shapes(q):
             return *(torch.empty_like(t) for t in (q, k, v)), torch.empty_like(mask) if learned else None, None, None
         with torch.autocast(q.device.type, enabled=False):
             run = _Backward(gradient, q, k, v, mask, out, lse, ctx.ring, ctx.how, learned)

@@ -1,7 +1,8 @@
 """Parameters that every rank of an axis holds whole while the work is split: their gradients are summands there.
 
 Instead of a message for every use in every backward, all uses are made to give summands, and whoever adds up the
-gradients of the data-parallel ranks adds up these along with them.
+gradients of the data-parallel ranks adds up these along with them. A parameter that is used in work that all ranks do
+alike has its whole gradient everywhere: with tensor parallelism there may be large ones, which are left as they are.
 """
 
 from __future__ import annotations
@@ -30,10 +31,15 @@ class _Share(torch.autograd.Function):
         return gradient / ctx.n, None
 
 
-def leave_summands(graph: Graph, axis: moves.Axis) -> None:
-    """In place: every trained parameter that is whole along the axis gets a gradient that is a summand."""
-    for node in [n for n in graph.nodes if n.op == "placeholder" and n.meta.get("trained")]:
-        if axis.name in node.meta.get("splits", {}):
+def entering(graph: Graph, axis: moves.Axis) -> frozenset[str]:
+    """The trained parameters, by name, that are whole along the axis and used in work that is split along it."""
+    return frozenset(str(n.meta["name"]) for n in _trained(graph) if any(_enters(u, axis) for u in n.users))
+
+
+def leave_summands(graph: Graph, axis: moves.Axis, names: frozenset[str] | None = None) -> None:
+    """In place: trained parameters that are whole along the axis get gradients that are summands; all, or of these."""
+    for node in _trained(graph):
+        if axis.name in node.meta.get("splits", {}) or (names is not None and node.meta["name"] not in names):
             continue
         entered = [u for u in node.users if _enters(u, axis)]
         direct = [u for u in node.users if u not in entered]
@@ -47,6 +53,10 @@ def leave_summands(graph: Graph, axis: moves.Axis) -> None:
             shared.meta.update(val=node.meta["val"], module="")
         for user in direct:
             user.replace_input_with(node, shared)
+
+
+def _trained(graph: Graph) -> list[Node]:
+    return [n for n in graph.nodes if n.op == "placeholder" and n.meta.get("trained")]
 
 
 def _enters(node: Node, axis: moves.Axis) -> bool:

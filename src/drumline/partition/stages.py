@@ -224,7 +224,7 @@ class _Cutter:
             weights = [s for s in node.all_input_nodes if s in self.grad and s not in inner] if node in inner else []
             if (node in inner and not weights) != loose:
                 loose = not loose
-                new.call_function(mark, (loose,))
+                _beside(new.call_function(mark, (loose,)), node)
             self._copy(node, new, env, weights)
         _enter(new, inside, ())
         if not mode:
@@ -234,10 +234,16 @@ class _Cutter:
 
     def _copy(self, node: Node, new: Graph, env: dict[Node, Node], weights: list[Node]) -> None:
         """Copy an operator; where it reads weights beside what comes from inputs, their gradients can be had apart."""
-        leaves = {s: new.call_function(leaf_of, (env[s],)) for s in weights}
+        leaves = {s: _beside(new.call_function(leaf_of, (env[s],)), node) for s in weights}
         env[node] = new.node_copy(node, lambda s: leaves.get(s, env[s]))
         if weights:
-            new.call_function(watch, (env[node], *((env[s], leaves[s]) for s in weights)))
+            _beside(new.call_function(watch, (env[node], *((env[s], leaves[s]) for s in weights))), node)
+
+
+def _beside(made: Node, node: Node) -> Node:
+    """What is put beside an operator belongs to the operator's module: a layer that is computed again stays whole."""
+    made.meta.update({key: node.meta[key] for key in ("nn_module_stack", "module") if key in node.meta})
+    return made
 
 
 def _modes(nodes: list[Node]) -> dict[Node, bool]:

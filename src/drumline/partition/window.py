@@ -5,6 +5,8 @@ before 0 or beyond the end are filled. Forward: each owner sends each peer the r
 ranks that want nothing of each other exchange nothing. Backward: the gradients of those rows go the same way back and
 are added to the owner's.
 
+Where an axis has no halo, nothing travels: the rows of others are filled as those beyond the whole are.
+
 A window has two halves, so that work fits between them: `begin` sends, `Halo.rows` waits. In the backward it is the
 other way round: autograd runs the newest function first, so the gradients leave before the work between the halves is
 differentiated, and are added after it.
@@ -21,8 +23,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
 
+from ..trace.running import only_shapes
 from .layout import Bounds
 from .moves import Axis
 
@@ -47,8 +49,8 @@ def windows(
 
 
 def rebalance(x: torch.Tensor, dim: int, bounds: Bounds, new: Bounds, axis: Axis) -> torch.Tensor:
-    """The same whole, cut at other bounds."""
-    return x if bounds == new else window(x, dim, bounds, tuple(pairwise(new)), axis)
+    """The same whole, cut at other bounds: rows change hands, with or without halos."""
+    return x if bounds == new else window(x, dim, bounds, tuple(pairwise(new)), axis.with_halo)
 
 
 def begin(
@@ -59,7 +61,8 @@ def begin(
     assert len(bounds) == axis.size + 1 == len(wanted) + 1, f"{bounds} and {wanted} on {axis.size} ranks"
     here = (bounds[axis.index], bounds[axis.index + 1])
     assert x.shape[dim] == here[1] - here[0], f"{x.shape[dim]} rows of {bounds} on rank {axis.index}"
-    mail = _Mail(route(tuple(bounds), tuple(wanted), axis.index), dim, here[0], axis)
+    messages = route(tuple(bounds), tuple(wanted), axis.index) if axis.halo else Route((), ())
+    mail = _Mail(messages, dim, here[0], axis)
     if not mail.route.sends and not mail.route.receives:
         return Halo(x, bounds, fill, mail)
     own, token = _Leave.apply(x, mail)  # type: ignore[no-untyped-call]  # torch's own
@@ -164,7 +167,7 @@ class _Mail:
     ) -> None:
         self._sent = [tensor for _, tensor in sent]
         self._received = [like.new_empty(self._sized(spans)) for _, spans in receives]
-        if isinstance(like, FakeTensor):
+        if only_shapes(like):
             return  # only the shapes are wanted
         operations = [
             *((dist.irecv, t, peer) for t, (peer, _) in zip(self._received, receives, strict=True)),
@@ -263,7 +266,12 @@ class Halo:
         yield from self._filled(min(span[1], 0) - span[0])
         for rank in range(len(self._bounds) - 1):
             for a, b in _owned((span,), self._bounds, rank):
-                yield self.here(a, b) if rank == self._mail.axis.index else self._of(rank, a, b)
+                if rank == self._mail.axis.index:
+                    yield self.here(a, b)
+                elif self._mail.axis.halo:
+                    yield self._of(rank, a, b)
+                else:
+                    yield from self._filled(b - a)
         yield from self._filled(span[1] - max(span[0], size))
 
     def _of(self, rank: int, a: int, b: int) -> torch.Tensor:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from ..job import Job
 from ..plan import Plan
@@ -16,6 +15,7 @@ from .adopt.given import Given
 from .batchnorm import Spanning, span_statistics
 from .compiling import compile_layers
 from .experts import Spread, SpreadExperts
+from .groups import mesh_of
 from .memory.recompute import recompute
 from .memory.selective import recompute_selectively
 from .memory.tiling import left_whole, tile
@@ -63,19 +63,18 @@ class Choice:
 def choose(job: Job, plan: Plan, device: torch.device) -> Choice:
     """Make the groups of a plan, and its strategy."""
     ranks = plan.processes
-    mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("dp",))
+    mesh = mesh_of(device.type, (ranks,), ("dp",))
     group = mesh.get_group()
     if plan.backend == "threads":
         return Choice(Threads(plan.dp, device), group)
     if plan.ep > 1:
-        experts = SpreadExperts(plan, group, device)
+        experts = SpreadExperts(plan, group)
         return Choice(experts.strategy, group, experts)
     if not plan.zero:
         return Choice(Replicate(group, plan, unused=ranks > 1 and unused_parameters(job)), group)
     hybrid = plan.shards < plan.dp
     if hybrid:
-        shape = (plan.dp // plan.shards, plan.shards)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard"))
+        mesh = mesh_of(device.type, (plan.dp // plan.shards, plan.shards), ("replica", "shard"))
     if plan.zero == 3:
         return Choice(Shard(mesh, plan, device), group)
     if hybrid:
@@ -100,7 +99,7 @@ def build(job: Job, plan: Plan, chosen: Choice, device: torch.device, dtype: tor
     spread = chosen.experts.spread(model) if chosen.experts else None  # first: all experts may be too much for a device
     if spread:
         parts, left = spread.parts, spread.left
-    if not sharded and not host:
+    if not sharded and not host and any(t.device != device for t in [*model.parameters(), *model.buffers()]):
         model.to(device)
     if plan.chunk > 1:
         left = left_whole(model)

@@ -7,11 +7,13 @@ from torch import nn
 
 from ..errors import PlanError
 from ..job import Job
+from ..trace.running import with_values
 
 
 def check_elementwise(job: Job, plan: str) -> None:
     """Refuse, by name, an optimizer whose update of a number depends on the other numbers (LAMB, Muon, ...)."""
-    name, difference = _difference(job)
+    with with_values():
+        name, difference = _difference(job)
     if difference is not None and difference > 1e-9:
         raise PlanError(
             f"{name} cannot be sharded",

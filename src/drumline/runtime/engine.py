@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ..errors import JobError, PlanError
 from ..job import Job, guard
 from ..plan import Plan, check
 from ..trace.fake import call
+from ..trace.running import with_values
 from .build import build, choose
 from .elementwise import check_elementwise
 from .guards.guard import Guard, Guards
@@ -27,6 +29,7 @@ from .observe.record import Recorder
 from .precision import computing, multiplying, to_device
 from .scaler import LossScale
 from .strategies.pieces import Kind, Part, Piece, assemble, kinds_of, rename
+from .strategies.strategy import Strategy
 from .update import Update
 from .weights import seed_everything
 
@@ -38,12 +41,13 @@ if TYPE_CHECKING:
 
 def initialize(
     job: Job, plan: Plan | str | None = None, *, dtype: torch.dtype | None = None, threads: int | None = None,
-    guards: Guards | None = None,
+    guards: Guards | None = None, flops_per_byte: float | None = None,
 ) -> Engine:  # fmt: skip
     """Set a job up on this rank: under `drumline train`, torchrun, srun or mpiexec, in `dl.spawn`, or all alone.
 
     Without a plan, every rank is a replica. `dtype` casts the model and its data (verification uses float64). `guards`
-    say what happens when a number is not finite, and how often replicas are compared.
+    say what happens when a number is not finite, and how often replicas are compared. `flops_per_byte` is what a byte
+    between two stages of a pipeline costs, in operations of a device, where stages are balanced by counted work.
     """
     if isinstance(plan, str):
         plan = Plan.parse(plan)
@@ -66,7 +70,19 @@ def initialize(
     device = device_of(where)
     if threads and device.type == "cpu":
         torch.set_num_threads(threads)
-    return Engine(job, plan, where=where, device=device, dtype=dtype, guards=guards)
+    return Engine(job, plan, where=where, device=device, dtype=dtype, guards=guards, flops_per_byte=flops_per_byte)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Facts:
+    """What is known of a step before its update, perhaps by the device alone."""
+
+    found: torch.Tensor
+    """The sums of losses and of their weights, parameters that were not reached, the square of the norm."""
+    samples: int | None
+    """Samples of the batch, where the loss has weights of its own."""
+    scale: float
+    """What the loss was multiplied by."""
 
 
 class Engine:
@@ -74,7 +90,7 @@ class Engine:
 
     def __init__(
         self, job: Job, plan: Plan, *, where: Place, device: torch.device, dtype: torch.dtype | None,
-        guards: Guards | None = None,
+        guards: Guards | None = None, flops_per_byte: float | None = None,
     ) -> None:  # fmt: skip
         self.job, self.plan, self.device, self.dtype = job, plan, device, dtype
         self.rank, self.ranks = where.rank, where.size
@@ -96,9 +112,10 @@ class Engine:
         self.data_ranks, self.data_index = self.ranks, self.rank
         """How many slices a batch has, and which one is this rank's."""
         if plan.splits_model:
-            built = self._split(where)
+            built = self._split(where, flops_per_byte)
         else:
-            chosen = choose(job, plan, device)
+            with with_values():  # the numbers of ranks are real in a dry run too
+                chosen = choose(job, plan, device)
             self.strategy, self.group = chosen.strategy, chosen.group
             self.record = self.strategy.record = Recorder(self.rank, device, self.group)
             """What the last steps did, and when."""
@@ -128,12 +145,12 @@ class Engine:
             job, guard(job.data, "the job's data()"), dp=self.data_ranks, index=self.data_index, micro=plan.micro
         )
 
-    def _split(self, where: Place) -> Built:
+    def _split(self, where: Place, flops_per_byte: float | None) -> Built:
         """Set up a plan that splits the model itself."""
         from .parallel import SplitModel, set_up
 
         built, split, self.strategy, self.group, self.record = set_up(
-            self.job, self.plan, where.rank, self.device, self.dtype, weigh
+            self.job, self.plan, where.rank, self.device, self.dtype, weigh, flops_per_byte
         )
         assert isinstance(split, SplitModel)
         self.split = split
@@ -211,9 +228,13 @@ class Engine:
         self.moving.keep()
         self.note = ""
         while True:
-            loss, factor = self.gradients_of(batch)
+            done = False
+            if self._may_run_ahead():
+                loss, factor, done = self._ahead(batch)
+            else:
+                loss, factor = self.gradients_of(batch)
             if self.guard.finite(loss, self.grad_norm):
-                self._apply(loss, factor)
+                self._apply(loss, factor, done=done)
                 break
             if self.scaler is None or not math.isfinite(loss):
                 self.note = f"skipped: {self.guard.bad(self, batch, loss, self.grad_norm)}"
@@ -223,21 +244,46 @@ class Engine:
         self.record.end()
         return loss
 
-    def _apply(self, loss: float, factor: float) -> None:
-        """A good step: look whether the replicas agree, when it is time, and update."""
+    def _apply(self, loss: float, factor: float, *, done: bool = False) -> None:
+        """A good step: look whether the replicas agree, when it is time, and update, unless that is done already."""
         with self._phase("optimizer"):
-            self.guard.compare(self)
-            self.update.apply(factor, self.grad_norm, self.gradients_ready)
+            if not done:
+                self.guard.compare(self)
+                self.update.apply(factor, self.grad_norm, self.gradients_ready)
+            self.update.finish()
         if self.scaler:
             self.scaler.went_well()
         self.steps += 1
         self.note = self.guard.spike(loss)
 
-    def gradients_of(self, batch: Batch) -> tuple[float, float]:
-        """Forward and backward of every micro-batch: the mean loss, and what the gradients are to be multiplied by.
+    def _may_run_ahead(self) -> bool:
+        """Whether a GPU may be told of the update before the host knows whether the step is good.
 
-        All that the host must know before the update (loss, weight, norm) is read at once: a GPU waits only there.
+        The GPU decides then by itself. The host must know first where replicas are compared, and where somebody looks
+        at the gradients.
         """
+        watched = "gradients_ready" in vars(self) or self.guard.compares(self.steps)
+        return self.update.decides_on_device and not watched and self.split is None
+
+    def _ahead(self, batch: Batch) -> tuple[float, float, bool]:
+        """`gradients_of`, and the update before the host waits; whether there was one, if the step is good.
+
+        There is none where some parameter was not reached: those that no rank has reached are to be left out.
+        """
+        facts = self._passes(batch)
+        reached = self.strategy.unseen() == 0 and (self.ranks == 1 or type(self.strategy).unseen is Strategy.unseen)
+        if reached:
+            with self._phase("optimizer"):
+                self.update.apply_if_finite(facts.found, facts.samples, facts.scale)
+        loss, factor = self._read(facts)
+        return loss, factor, reached
+
+    def gradients_of(self, batch: Batch) -> tuple[float, float]:
+        """Forward and backward of every micro-batch: the mean loss, and what the gradients are to be multiplied by."""
+        return self._read(self._passes(batch))
+
+    def _passes(self, batch: Batch) -> _Facts:
+        """Forward and backward of every micro-batch, and the norm of the gradients. A GPU is only told to do it."""
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         scale = self.scaler.scale if self.scaler else 1.0
         weighted = False
@@ -259,20 +305,32 @@ class Engine:
         if self.split and not self.split.places.counts:
             sums.zero_()  # another rank counts these samples
         with self._phase("communication"):
-            sums[2] = self.strategy.unseen()
+            unseen = self.strategy.unseen()
+            if unseen:
+                sums[2] = unseen
             if self.ranks > 1:
                 with self.record.message("all_reduce", sums):
                     dist.all_reduce(sums, group=self.group)
             self.strategy.gather_gradients()
-            loss_sum, weight_sum, unseen, square = torch.cat([sums, self.update.square()]).tolist()
+            return _Facts(torch.cat([sums, self.update.square()]), batch.samples if weighted else None, scale)
+
+    def _read(self, facts: _Facts) -> tuple[float, float]:
+        """The mean loss, and what the gradients are to be multiplied by. The host waits for a GPU only here."""
+        with self._phase("communication"):
+            loss_sum, weight_sum, unseen, square = self.numbers(facts.found)
             if unseen:
                 self.strategy.drop_unseen()
         if not weight_sum:
             raise JobError(f"step {self.steps}: the batch has no weight", rule="the weights of a batch add up to > 0")
         loss = float(loss_sum / weight_sum)
-        factor = (batch.samples / weight_sum if weighted else 1.0) / scale
+        factor = (1.0 if facts.samples is None else facts.samples / weight_sum) / facts.scale
         self.grad_norm = factor * math.sqrt(square) if square >= 0 else math.nan
         return loss, factor
+
+    def numbers(self, tensor: torch.Tensor) -> list[float]:
+        """What the host must know of a step, read once: a dry run, which has no values, assumes some here."""
+        read: list[float] = tensor.tolist()
+        return read
 
     def _in_stages(self, batch: Batch, sums: torch.Tensor, scale: float) -> bool:
         """The micro-batches through the stages of a pipeline; whether the loss has weights of its own."""
@@ -361,11 +419,11 @@ class Engine:
         """A batch of the caller's own loader: this rank's samples, along the first dim."""
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise JobError(f"a batch is a {type(batch).__name__}", rule="a batch is (input, target), or from data()")
-        n = _length(batch)
-        total = torch.tensor([float(n)], dtype=torch.float64, device=self.device)
+        n = total = _length(batch)
         if self.ranks > 1:
-            dist.all_reduce(total, group=self.group)
-            total *= self.data_ranks / self.ranks
+            count = torch.tensor([float(n)], dtype=torch.float64, device=self.device)
+            dist.all_reduce(count, group=self.group)
+            total = round(count.item() * self.data_ranks / self.ranks)
         parts = [part for part in split(n, self.plan.micro) if part]
         if len(parts) < self.plan.micro:
             raise JobError(
@@ -373,13 +431,19 @@ class Engine:
                 rule="each rank gives at least one sample to every micro-batch",
             )
         micros = [Micro(_cut(batch[0], part), _cut(batch[1], part), len(part), 0) for part in parts]
-        return Batch(self.steps, tuple(micros), round(total.item()))
+        return Batch(self.steps, tuple(micros), total)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         """Clock a part of the step, and name it in traces."""
-        with torch.profiler.record_function(f"drumline:{name}"), self.record.phase(name):
+        named = torch.profiler.record_function(f"drumline:{name}") if _profiled() else nullcontext()
+        with named, self.record.phase(name):
             yield
+
+
+def _profiled() -> bool:
+    """Whether a profiler is on: names that nobody reads cost time all the same."""
+    return torch.autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled
 
 
 def _trained(model: nn.Module, parts: Mapping[str, Part]) -> set[str]:
@@ -391,13 +455,13 @@ def _trained(model: nn.Module, parts: Mapping[str, Part]) -> set[str]:
 def weigh(job: Job, loss: Any, value: Any, target: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
     """Sum and weight from what a loss or metric returned; a slice of no samples weighs nothing."""
     if isinstance(loss, tuple | list):
-        total, weight, own = loss[0], torch.as_tensor(loss[1], dtype=torch.float64), True
+        total, weight, own = loss[0], _number(loss[1], loss[0]), True
     elif job.sample_weight is not None:
-        weight, own = torch.as_tensor(job.sample_weight(value, target), dtype=torch.float64), True
+        weight, own = _number(job.sample_weight(value, target), loss), True
         # a mean over nothing is not a number, and counts nothing
         total = torch.where(weight.to(loss.device) > 0, loss * weight.to(loss.device, loss.dtype), 0.0)
     else:
-        weight, own = torch.tensor(float(samples), dtype=torch.float64), False
+        weight, own = _number(float(samples), loss), False
         total = loss * samples
     if not isinstance(total, torch.Tensor) or total.numel() != 1:
         what = tuple(total.shape) if isinstance(total, torch.Tensor) else type(total).__name__
@@ -405,6 +469,14 @@ def weigh(job: Job, loss: Any, value: Any, target: Any, samples: int) -> tuple[t
     if samples == 0:
         total, weight = torch.where(torch.zeros_like(total, dtype=torch.bool), total, 0.0), weight * 0.0
     return total.reshape(()), weight.to(total.device).reshape(()), own
+
+
+def _number(value: Any, beside: Any) -> torch.Tensor:
+    """A number where another tensor is. It is made there: the host would wait for a GPU to have copied it."""
+    device = beside.device if isinstance(beside, torch.Tensor) else None
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype=torch.float64)
+    return torch.full((), float(value), dtype=torch.float64, device=device)
 
 
 def _mix(*numbers: int) -> int:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import PlanError
 from ..partition.experts import expert_count, expert_modules, shard_experts
 from ..partition.moves import Axis
 from ..plan import Plan
+from .groups import group_along
 from .strategies.buckets import Reach
 from .strategies.flat import FlatShard
 from .strategies.pieces import Kind, Part, kinds_of
@@ -44,23 +44,21 @@ class Spread:
 class SpreadExperts:
     """The ranks of a plan with `ep`, and the strategy that adds up its gradients."""
 
-    def __init__(self, plan: Plan, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(self, plan: Plan, group: dist.ProcessGroup) -> None:
         self._plan = plan
         copy = plan.shards if plan.zero else plan.dp
-        mesh = init_device_mesh(
-            device.type, (plan.dp // copy, copy // plan.ep, plan.ep), mesh_dim_names=("replica", "same", "ep")
-        )
-        self._ep = mesh.get_group("ep")
-        replica, same = _group(mesh, "replica"), _group(mesh, "same")
+        shape = (plan.dp // copy, copy // plan.ep, plan.ep)
+        replica, same = group_along(shape, 0), group_along(shape, 1)
+        # of its own: gradients that leave while tokens travel may leave at another moment on another rank
+        ep = group_along(shape, 2, use="ep")
+        assert ep is not None, "ep > 1"
+        self._ep = ep
         if not plan.zero:
             self._own = Reach(None, same)
             self.strategy = FlatShard(plan, None, group, split=self._ep)
             return
         self._own = Reach(same, replica)
-        shard = group
-        if replica is not None:
-            shape = (plan.dp // copy, copy)
-            shard = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard")).get_group("shard")
+        shard = group if replica is None else group_along((plan.dp // copy, copy), 1)
         self.strategy = FlatShard(plan, shard, replica, split=shard)
 
     def spread(self, model: nn.Module) -> Spread:
@@ -90,10 +88,6 @@ class SpreadExperts:
 def inside_experts(model: nn.Module) -> set[nn.Module]:
     """The modules inside of experts: which of them run, and how often, depends on where the tokens go."""
     return {inner for m in expert_modules(model).values() for inner in m.modules() if inner is not m}
-
-
-def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
-    return mesh.get_group(axis) if mesh[axis].size() > 1 else None
 
 
 def _check(model: nn.Module, plan: Plan) -> None:

@@ -61,6 +61,7 @@ def train(
     if keeper is not None:
         keeper.end()
     counted = [t for i, t in enumerate(seconds) if i > probed] or seconds[-1:]
+    split = engine.split
     return {
         "step_seconds": statistics.median(counted),
         "data_seconds": statistics.median(waits),
@@ -70,10 +71,14 @@ def train(
         "probed": probed,
         "last": engine.record.spans(),
         "seconds_by_phase": _by_phase(engine, first + probed),
+        "own_by_phase": _by_phase(engine, first + probed, own=True),
+        "counted": len([t for i, t in enumerate(seconds) if i > probed]),
         "evaluation": engine.evaluate() if evaluate and not preempted else {},
         "preempted": preempted,
         "save_stall": statistics.median(keeper.stalls) if keeper is not None and keeper.stalls else None,
         "device": engine.device.type,
+        "division": split.division if split else None,
+        "lanes": split.clock.lanes(len(counted)) if split and split.places.pipelined else [],
     }
 
 
@@ -87,6 +92,11 @@ def _begin(engine: Engine, emit: Emit) -> None:
     if engine.left_whole:
         key = f"ep={engine.plan.ep}" if engine.plan.ep > 1 else f"chunk={engine.plan.chunk}"
         emit({"said": f"{key} leaves whole: {_by_reason(engine.left_whole)}"})
+    if engine.split:
+        division = engine.split.division
+        begins = [f"stages begin at {', '.join(division.stages)}"] if division.stages else []
+        for line in (*division.lines(), *begins):
+            emit({"said": line})
 
 
 def _by_reason(left: Mapping[str, str]) -> str:
@@ -106,9 +116,13 @@ def tokens(batch: Batch) -> int:
     return batch.samples * found[0].shape[1]
 
 
-def _by_phase(engine: Engine, probed: int) -> dict[str, float]:
-    """The median seconds of each phase over the steps that are remembered, without those that were not yet warm."""
-    clocks = [engine.record.clock(n) for n in engine.record.numbers if n > probed]
+def _by_phase(engine: Engine, probed: int, *, own: bool = False) -> dict[str, float]:
+    """The median seconds of each phase over the steps that are remembered, without those that were not yet warm.
+
+    `own`: without the wait for other ranks.
+    """
+    clock = engine.record.own if own else engine.record.clock
+    clocks = [clock(n) for n in engine.record.numbers if n > probed]
     names = dict.fromkeys(name for clock in clocks for name in clock)
     return {name: statistics.median(clock.get(name, 0.0) for clock in clocks) for name in names}
 

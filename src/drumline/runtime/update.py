@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -26,6 +27,7 @@ class Update:
         self._host = Host(pieces) if offload and device.type != "cpu" else None
         self.pieces = self._host.pieces if self._host else pieces
         """What the optimizer updates."""
+        self._on_gpu = device.type == "cuda" and all(p.value.device.type == "cuda" for p in self.pieces)
         self.optimizer = make_optimizer(job, self.pieces, kinds)
         self.schedule = guard(job.schedule, "the job's schedule()", self.optimizer) if job.schedule else None
 
@@ -35,11 +37,11 @@ class Update:
         total = torch.zeros(1, dtype=torch.float64, device=self._device)
         if gradients:
             norms = torch.stack(torch._foreach_norm(gradients)).double()
-            total = norms.square().sum(0, keepdim=True).to(self._device)
+            total = torch.dot(norms, norms).reshape(1).to(self._device)
         return self._strategy.add_up(total)
 
     def apply(self, factor: float, norm: float, ready: Callable[[], None]) -> None:
-        """Multiply the gradients by `factor`, clip what then has the norm `norm`, call `ready`, step."""
+        """Multiply the gradients by `factor`, clip what then has the norm `norm`, call `ready`, step. Then `finish`."""
         if self._clip is not None and norm > self._clip:
             factor *= self._clip / (norm + 1e-6)
         if factor != 1.0:
@@ -50,6 +52,38 @@ class Update:
         self.optimizer.step()
         if self._host:
             self._host.values_up()
+
+    @property
+    def decides_on_device(self) -> bool:
+        """Whether the optimizer can be told to do nothing by a number that only the device knows."""
+        optimizer = self.optimizer
+        fused = all(group.get("fused") for group in optimizer.param_groups)
+        return fused and self._on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)
+
+    def apply_if_finite(self, found: torch.Tensor, samples: int | None, scale: float) -> None:
+        """What `apply` does, without the host knowing the numbers: the fused kernel divides by the scale that it is
+        given, and does nothing where it is told that something is not finite. Torch's own loss scaling works so.
+
+        `found` is what the engine reads afterwards: loss, weight, parameters that were not reached, square of the norm.
+        """
+        weight, square = found[1], found[3]
+        divide: Any = scale if samples is None else weight * (scale / samples)
+        every = found.sum()
+        if samples is not None:
+            every = every + weight.reciprocal()  # a batch without weight is bad, too
+        if self._clip is not None:
+            # the norm after the division, over what it may be; below 1 nothing is clipped
+            divide = ((square.sqrt() / divide + 1e-6) / self._clip).clamp(min=1.0) * divide
+        optimizer: Any = self.optimizer
+        optimizer.grad_scale = None if _is_one(divide) else _single(divide, found.device)
+        optimizer.found_inf = (every * 0.0).ne(0.0).float()  # of what is not finite, nothing makes a zero
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+
+    def finish(self) -> None:
+        """The update is applied: the learning rate moves on, and the gradients are forgotten."""
         if self.schedule is not None:
             self.schedule.step()
         self._strategy.updated()
@@ -61,3 +95,13 @@ class Update:
     def _gradients(self) -> list[torch.Tensor]:
         return [g for _, g in self.gradients() if g.numel()]
 
+
+
+def _is_one(value: object) -> bool:
+    """Whether the host knows that it is 1."""
+    return isinstance(value, float) and value == 1.0
+
+
+def _single(value: Any, device: torch.device) -> torch.Tensor:
+    """A number in single precision on the device."""
+    return value.float() if isinstance(value, torch.Tensor) else torch.full((), value, device=device)

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import JobError
 from ..job import Job, guard
 from ..trace.kinds import tensors
+from ..trace.running import with_values
 from .strategies.pieces import Part
 
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -37,6 +38,7 @@ def seeded_model(job: Job, dtype: torch.dtype | None = None) -> nn.Module:
     return model if dtype is None else model.to(dtype)
 
 
+@with_values()
 def shape_of_model(job: Job, dtype: torch.dtype | None = None) -> nn.Module:
     """The model without memory for its parameters."""
     try:

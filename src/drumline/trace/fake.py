@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from ..data.stream import check_dataset, collate
 from ..errors import JobError, TraceError
 from ..job import Job, guard, line_of
+from .running import with_values
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException)
 """What fake tensors raise when a program asks for a value."""
@@ -32,12 +33,49 @@ def fake_model(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, list[str]]:
     except (JobError, KeyboardInterrupt):
         raise
     except Exception as first:
-        # A constructor may read values (`x.item()`), which fake tensors do not have: build it for real, then forget.
-        with torch.random.fork_rng(devices=[]):
+        # A constructor may read values (`x.item()`), which fake tensors do not have. Those that know the meta device
+        # make what they read on the CPU.
+        model = _on_meta(job)
+        if model is not None:
+            _forget_values(model, mode)
+            return model, []
+        # The others are built for real, and then what they hold is forgotten.
+        with with_values(), torch.random.fork_rng(devices=[]):
             model = _check_model(guard(job.model, "the job's model()"))
         why = (str(first).splitlines() or [""])[0]
         _forget_values(model, mode)
         return model, [f"the model was allocated to be traced, because its constructor reads values ({why})"]
+
+
+def _on_meta(job: Job) -> nn.Module | None:
+    """The model on the meta device, if it can be built there."""
+    try:
+        with with_values(), torch.device("meta"), torch.random.fork_rng(devices=[]):
+            return _check_model(job.model())
+    except (JobError, KeyboardInterrupt):
+        raise
+    except Exception:
+        return None
+
+
+def moved(model: nn.Module, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
+    """The model on a device, its floating-point tensors of a type. `model.to` refuses tensors without values."""
+    done: dict[int, torch.Tensor] = {}  # tied ones stay tied
+
+    def move(t: torch.Tensor) -> torch.Tensor:
+        if id(t) not in done:
+            wanted = dtype if dtype is not None and t.is_floating_point() else t.dtype
+            new = t.detach().to(device, wanted)
+            done[id(t)] = nn.Parameter(new, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else new
+        return done[id(t)]
+
+    with mode:
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                for key, t in table.items():
+                    if t is not None:
+                        table[key] = move(t)  # type: ignore[assignment]  # a parameter for a parameter
+    return model
 
 
 def fake_batch(job: Job, mode: FakeTensorMode, *, sample: tuple[Any, Any], n: int) -> tuple[Any, Any]:
@@ -45,14 +83,16 @@ def fake_batch(job: Job, mode: FakeTensorMode, *, sample: tuple[Any, Any], n: in
 
     Collating two and three copies shows which dim of each tensor counts samples, whatever the collate function does.
     """
-    two, three = collate(job, [sample] * 2), collate(job, [sample] * 3)
+    with with_values():  # to collate may read numbers
+        two, three = collate(job, [sample] * 2), collate(job, [sample] * 3)
     return _grow(two[0], three[0], n, mode), _grow(two[1], three[1], n, mode)
 
 
 def first_sample(job: Job) -> tuple[Any, Any]:
     """The sample that stands for all: the first one."""
-    dataset = check_dataset(guard(job.data, "the job's data()"))
-    return guard(dataset.__getitem__, "sample 0 of the dataset", 0)  # type: ignore[no-any-return]  # the user's
+    with with_values():
+        dataset = check_dataset(guard(job.data, "the job's data()"))
+        return guard(dataset.__getitem__, "sample 0 of the dataset", 0)  # type: ignore[no-any-return]  # the user's
 
 
 def call(model: Any, value: Any) -> Any:
@@ -78,12 +118,23 @@ def _forget_values(model: nn.Module, mode: FakeTensorMode) -> None:
     for module in model.modules():
         for name, p in module._parameters.items():
             if p is not None:
-                made.setdefault(id(p), nn.Parameter(mode.from_tensor(p.detach()), requires_grad=p.requires_grad))
+                made.setdefault(id(p), nn.Parameter(_forgotten(p.detach(), mode), requires_grad=p.requires_grad))
                 module._parameters[name] = made[id(p)]
         for name, b in module._buffers.items():
             if b is not None:
-                made.setdefault(id(b), mode.from_tensor(b))
+                made.setdefault(id(b), _forgotten(b, mode))
                 module._buffers[name] = made[id(b)]
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor) and value.is_meta:  # one that is no buffer
+                setattr(module, name, made.setdefault(id(value), _forgotten(value, mode)))
+
+
+def _forgotten(t: torch.Tensor, mode: FakeTensorMode) -> Any:
+    """The tensor without values, on the CPU."""
+    if not t.is_meta:
+        return mode.from_tensor(t)
+    with mode:
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu")
 
 
 def _grow(two: Any, three: Any, n: int, mode: FakeTensorMode) -> Any:
@@ -102,11 +153,18 @@ def _grow(two: Any, three: Any, n: int, mode: FakeTensorMode) -> Any:
     return two
 
 
-def untraceable(model: nn.Module, e: BaseException) -> TraceError:
-    """The error for a model that asks for values while it is traced."""
+def assumed(model: nn.Module) -> list[str]:
+    """What a trace takes for granted."""
+    mixed = any(type(m).__name__.endswith("Experts") for m in model.modules())
+    return ["the mixture of experts is traced at uniform load: every expert gets as many tokens"] if mixed else []
+
+
+def untraceable(model: nn.Module | str, e: BaseException) -> TraceError:
+    """The error for a model, or one of that name, that asks for values while it is traced."""
+    name = model if isinstance(model, str) else type(model).__name__
     text = (str(e).strip().splitlines() or [type(e).__name__])[0]
     return TraceError(
-        f"{type(model).__name__} cannot be traced: {type(e).__name__}: {text[:200]}",
+        f"{name} cannot be traced: {type(e).__name__}: {text[:200]}",
         where=line_of(e),
         rule="its operators may depend on the shapes of its input, not on the values",
         fix="move the decision out of forward, or express it with torch.where",

@@ -17,9 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .amount import Batch
 from .dims import dims_of
-from .kinds import depth_of, flops_of, kind_of, size_of, tensors
+from .kinds import depth_of, flops_of, kind_of_call, picked_from, rearranged, size_of, tensors
 from .layers import LayerSpec
 from .lineage import Lineage
+from .sizes import sizes_of, type_of
+
+RESERVE = 5
+"""Values that cuDNN keeps for each that a recurrent layer with four gates makes: the gates, and the cell's state."""
 
 LOSS = "loss"
 """The layer that holds what happens after the model."""
@@ -39,6 +43,8 @@ class Call:
     """Its place in the lineage of its layer."""
     dims: tuple[int, ...] = ()
     """In the forward, the sizes that ranks can share it by."""
+    dtype: str = ""
+    shape: tuple[complex, ...] = ()
 
 
 @dataclass(slots=True)
@@ -67,13 +73,15 @@ class LayerTrace:
     """Places of the operators that made what it hands on."""
     needed: int = 0
     """How many of the operators in the lineage a backward needs."""
+    cast: float = 0.0
+    """Bytes of copies of parameters in another type."""
 
 
 class Recorder(TorchDispatchMode):
     """Records one training step's forward and backward. Use `with`, run the forward, call `start_backward`, go on."""
 
     def __init__(
-        self, model: nn.Module, layers: list[LayerSpec], resident: list[torch.Tensor], batch: Batch
+        self, model: nn.Module, layers: list[LayerSpec], resident: list[torch.Tensor], batch: Batch, device: str = "cpu"
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.layers: dict[str, LayerTrace] = {}
@@ -81,6 +89,7 @@ class Recorder(TorchDispatchMode):
         """Layers in the order in which they first ran."""
         self.alive = 0j
         self._batch = batch
+        self._on_gpu = device == "cuda"
         self.depth = 0.0
         """Longest chain so far."""
         self._phase = "forward"
@@ -197,6 +206,13 @@ class Recorder(TorchDispatchMode):
             return ()
         return dims_of(name, kind, args, kwargs, self._batch.size, lambda t: self._key(t) in self._resident)
 
+    def _moved(self, name: str, args: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> complex:
+        """Bytes that are read and written. Of a table, no more is read than is taken out."""
+        table = picked_from(name, args)
+        read = sum((self._size(t) for t in inputs if t is not table), 0j)
+        written = sum(map(self._size, outputs), 0j)
+        return read + written + (written if table is not None and "backward" not in name else 0j)
+
     def _size(self, t: torch.Tensor) -> complex:
         return self._batch.amount(size_of(t), t.numel())
 
@@ -205,6 +221,14 @@ class Recorder(TorchDispatchMode):
         self._sizes[key] = self._batch.amount(storage.nbytes(), storage.nbytes())
         self.alive += self._sizes[key]
         self._watch[key] = weakref.ref(storage, functools.partial(self._died, key))
+
+    def _reserve(self, outputs: list[torch.Tensor]) -> None:
+        """A GPU's recurrent layer keeps more for its backward than a CPU's: it lives as long as the CPU's workspace."""
+        key = self._key(outputs[-1])
+        if key in self._sizes:
+            more = RESERVE * self._size(outputs[0])
+            self._sizes[key] += more
+            self.alive += more
 
     def _died(self, key: int, _: Any) -> None:
         self.alive -= self._sizes.pop(key, 0j)
@@ -248,21 +272,30 @@ class Recorder(TorchDispatchMode):
             made = sum(map(self._size, layer.lineage.add(func, args, kwargs, out)), 0j)
         if func._schema.is_mutable or any(k not in read for k in written):
             name = func._overloadpacket.__name__
-            kind = kind_of(name)
+            kind = kind_of_call(name, inputs, outputs)
             depth += depth_of(kind, args, out)
             if not name.startswith(("empty", "new_empty")):
-                moved = sum(map(self._size, inputs)) + sum(map(self._size, outputs))
                 flops = flops_of(func, kind, args, kwargs, out)
-                shape = self._dims(name, kind, args, kwargs)
+                sizes = sizes_of(name, kind, args, kwargs, out)
                 seen.calls.append(
-                    Call(name, kind, self._batch.amount(flops, int(4 * flops)), moved, made, number, shape)
-                )
+                    Call(
+                        name, kind, self._batch.amount(flops, int(4 * flops)), self._moved(name, args, inputs, outputs),
+                        made, number, self._dims(name, kind, args, kwargs), type_of(inputs, outputs),
+                        tuple(self._batch.amount(n, n) for n in sizes),
+                    )
+                )  # fmt: skip
+                for t in rearranged(kind, inputs):
+                    seen.calls.append(Call("contiguous", "transpose", 0j, 2 * self._size(t), dtype=type_of([t], [])))
+                if name == "_to_copy" and self._phase == "forward" and read[0] in self._resident:
+                    layer.cast += sum(size_of(t) for t in outputs)
             elif made:
                 layer.bare[number] = made
         for t, key in zip(outputs, written, strict=True):
             if key not in self._sizes and key not in self._resident:
                 self._born(t, key)
             self._depths[key] = max(depth, self._depths.get(key, 0.0))
+        if self._on_gpu and func._overloadpacket.__name__ == "mkldnn_rnn_layer":
+            self._reserve(outputs)
         if depth > self.depth:
             seen.depth += depth - self.depth
             self.depth = depth

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import warnings
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,34 +20,42 @@ from ..errors import DrumlineError, JobError, TraceError
 from ..job import Job, guard, line_of
 from ..model.profile import Affine, Layer, Op, Profile
 from .amount import Batch, affine, choose
-from .fake import UNTRACEABLE, call, fake_batch, fake_mode, fake_model, first_sample, untraceable
+from .autocast import HALVES, AsOnGpu, as_on
+from .draws import MiddleDraws
+from .fake import UNTRACEABLE, assumed, call, fake_batch, fake_mode, fake_model, first_sample, untraceable
 from .fused import prefer_fused
 from .kinds import size_of, tensors
 from .layers import LayerSpec, layers_of
 from .recorder import LOSS, LayerTrace, Recorder, Seen
+from .unseen import seen_around
 
 
-def trace(job: Job) -> Profile:
-    """The profile of a job."""
+def trace(job: Job, *, precision: str = "", device: str = "cpu") -> Profile:
+    """The profile of a job.
+
+    With a `precision` of a plan, as a device of that kind (`cpu` or `cuda`) computes in it: with every cast. Without,
+    all is counted in the types of the model, and other precisions are scaled from it.
+    """
     # thousands of small objects come and go; looking for cycles among them costs a tenth of the time
     collecting = gc.isenabled()
     gc.disable()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is worth a warning warns again in the real run
-            return _trace(job)
+            return _trace(job, precision, device)
     finally:
         if collecting:
             gc.enable()
 
 
-def _trace(job: Job) -> Profile:
+def _trace(job: Job, precision: str, device: str) -> Profile:
     mode = fake_mode()
     sample = first_sample(job)
     model, notes = fake_model(job, mode)
     model.train()
     specs = layers_of(model)
-    record, batch = _record_any(job, model, specs, mode, sample)
+    way = _Way(precision, device)
+    record, batch = _record_any(job, model, specs, mode, sample, way, notes)
     optimizer = _optimizer(job, model, mode)
     inputs = tensors(fake_batch(job, mode, sample=sample, n=batch.size))
     return Profile(
@@ -56,42 +66,59 @@ def _trace(job: Job) -> Profile:
         input=affine(sum((batch.amount(size_of(t), t.numel()) for t in inputs), 0j)),
         depth=Affine(record.depth),
         parameter_bytes=max(p.element_size() for p in model.parameters()),
+        activation_bytes=2 if precision in HALVES else 4,
+        precision=precision,
         origin="traced",
-        notes=tuple(notes),
+        notes=(*notes, *assumed(model)),
         **optimizer,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How the operators are computed."""
+
+    precision: str
+    device: str
+
+
 def _record_any(
-    job: Job, model: nn.Module, specs: list[LayerSpec], mode: FakeTensorMode, sample: tuple[Any, Any]
-) -> tuple[Recorder, Batch]:
+    job: Job, model: nn.Module, specs: list[LayerSpec], mode: FakeTensorMode, sample: tuple[Any, Any], way: _Way,
+    notes: list[str],
+) -> tuple[Recorder, Batch]:  # fmt: skip
     """One forward and backward; a model that wants its batch to divide by 8 gets such a one."""
     held = [*model.parameters(), *model.buffers(), *tensors(sample)]
     dims = {d for t in held for d in t.shape}
-    batch = choose(dims, job.batch_size, 1)
+
+    def of(times: int) -> tuple[Recorder, Batch]:
+        batch = choose(dims, job.batch_size, times)
+        record = functools.partial(_record, job, model, specs, mode, sample, batch, way)
+        return seen_around(model, batch.size, record, notes), batch
+
     try:
-        return _record(job, model, specs, mode, sample, batch), batch
+        return of(1)
     except TraceError as first:
-        batch = choose(dims, job.batch_size, 8)
         try:
-            return _record(job, model, specs, mode, sample, batch), batch
+            return of(8)
         except TraceError:
             raise first from None
 
 
 def _record(
-    job: Job, model: nn.Module, specs: list[LayerSpec], mode: FakeTensorMode, sample: tuple[Any, Any], batch: Batch
-) -> Recorder:
+    job: Job, model: nn.Module, specs: list[LayerSpec], mode: FakeTensorMode, sample: tuple[Any, Any], batch: Batch,
+    way: _Way,
+) -> Recorder:  # fmt: skip
     """One forward and backward."""
     n = batch.size
     value, target = fake_batch(job, mode, sample=sample, n=n)
     resident = [*model.parameters(), *model.buffers(), *tensors((value, target))]
     for p in model.parameters():
         p.grad = None
-    recorder = Recorder(model, specs, resident, batch)
+    recorder = Recorder(model, specs, resident, batch, way.device)
     try:
-        with mode, recorder, torch.random.fork_rng(devices=[]):
-            loss = job.loss(call(model, value), target)
+        with mode, recorder, MiddleDraws(), torch.random.fork_rng(devices=[]):
+            with as_on(way.device, way.precision), AsOnGpu() if way.device == "cuda" else nullcontext():
+                loss = job.loss(call(model, value), target)
             if isinstance(loss, tuple | list):
                 loss = loss[0]
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -147,6 +174,7 @@ def _layers(model: nn.Module, specs: list[LayerSpec], record: Recorder) -> list[
                 depth_forward=seen.forward.depth,
                 depth_backward=seen.backward.depth,
                 norms=sum(isinstance(m, _BatchNorm) for m in spec.module.modules()) if spec else 0,
+                cast=seen.cast,
                 composite=bool(spec and spec.composite),
                 unit=bool(spec and spec.unit),
             )
@@ -158,15 +186,18 @@ def _ops(seen: Seen, phase: str, places: dict[int, _Place]) -> tuple[Op, ...]:
     """The operators of one layer and phase; equal ones are counted, except where their order tells who feeds whom."""
     alone = _Place()
     counts = Counter(
-        (c.name, c.kind, c.flops, c.bytes, c.output, places.get(c.number, alone), c.dims, i if c.dims else -1)
+        (
+            c.name, c.kind, c.flops, c.bytes, c.output, places.get(c.number, alone), c.dims, i if c.dims else -1,
+            c.dtype, c.shape,
+        )
         for i, c in enumerate(seen.calls)
     )
     return tuple(
         Op(
             name, kind, phase, affine(flops), affine(moved), k, output=affine(made + place.more), group=place.group,
-            again=place.again, handed=place.handed, dims=shape,
+            again=place.again, handed=place.handed, dims=shape, dtype=dtype, shape=tuple(map(affine, sizes)),
         )
-        for (name, kind, flops, moved, made, place, shape, _), k in counts.items()
+        for (name, kind, flops, moved, made, place, shape, _, dtype, sizes), k in counts.items()
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from drumline.partition.layout import Split, even
 from drumline.plan import Plan
+from drumline.runtime import groups as kept_groups
 from drumline.runtime.checkpoint import Saver, load
 from drumline.runtime.checkpoint.weights import load_weights
 from drumline.runtime.optimizer import make_optimizer
@@ -97,7 +98,7 @@ def group_of(plan: Plan, rank: int) -> dist.ProcessGroup | None:
     keys = {r: tuple(v for k, v in mesh.coordinate(r).items() if k not in ("pp", "shard", "tp")) for r in range(mesh.size)}
     if len(set(keys.values())) == mesh.size:
         return None
-    groups = {key: dist.new_group([r for r in keys if keys[r] == key]) for key in sorted(set(keys.values()))}
+    groups = {key: kept_groups.group_of([r for r in keys if keys[r] == key]) for key in sorted(set(keys.values()))}
     return groups[keys[rank]]
 
 

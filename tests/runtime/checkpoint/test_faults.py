@@ -180,6 +180,7 @@ class Slow(Disk):
         super().write(handle, data)
 
 
+@pytest.mark.alone
 def test_a_slow_disk_does_not_hold_up_the_training(tmp_path: Path) -> None:
     """A save in the background costs the training a tenth of what one costs that it waits for, at most."""
     engine = fakes.engine(model=torch.nn.Linear(1000, 3000))

@@ -25,6 +25,7 @@ from drumline.partition.program import Holder, put
 from drumline.partition.spread import Pass
 from drumline.partition.stage import Cut
 from drumline.partition.stages import cut, operators
+from drumline.runtime.groups import group_of
 from drumline.runtime.pipeline.run import Runner
 from drumline.runtime.pipeline.shared import holders, sum_shared
 from drumline.runtime.pipeline.step import Hooks, MicroBatch
@@ -280,16 +281,13 @@ def other_shapes(order: Pipeline) -> None:
 
 def side_by_side(order: Pipeline, m: int) -> dict[str, Any]:
     """Two pipelines at a time: ranks 0 and 2, ranks 1 and 3."""
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    groups = [group_of([0, 2]), group_of([1, 3])]
     here = Setup("lm", order, [2] * m, group=groups[dist.get_rank() % 2])
     here.runner.train(order, here.micros, FACTOR)
     for leaves in here.leaves:
         (here.loss(here.serial, leaves)[0] * FACTOR).backward()
     sum_shared(dict(here.model.named_parameters()), holders(here.cut, order), here.wires)
     errors = [error(here.model.get_parameter(n).grad, here.serial.get_parameter(n).grad) for n in here.names()]
-    for group in groups:
-        if dist.get_rank(group) >= 0:
-            dist.destroy_process_group(group)
     return {"error": max(errors), "seen": sorted(set(here.seen))}
 
 
@@ -300,7 +298,7 @@ def _broken(*_: Any) -> Any:
 def split_over(order: Pipeline, m: int) -> dict[str, float]:
     """Stages whose wide layers are also split over two ranks each: ranks (0, 1) are the first, (2, 3) the second."""
     rank = dist.get_rank()
-    rows, lines = ([dist.new_group(ranks) for ranks in both] for both in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
+    rows, lines = ([group_of(ranks) for ranks in both] for both in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
     axis = Axis("tp", 2, rank % 2, rows[rank // 2])
     here = Setup("lm", order, [2] * m, group=lines[rank % 2])
     graph = captured("lm", 2)
@@ -323,8 +321,6 @@ def split_over(order: Pipeline, m: int) -> dict[str, float]:
         assert whole is not None
         part = part_of(whole, splits[name], axis.index) if name in splits else whole
         errors[name] = error(root.get_parameter(name).grad, part)
-    for group in (rows[rank // 2], lines[rank % 2]):
-        dist.destroy_process_group(group)
     return errors
 
 

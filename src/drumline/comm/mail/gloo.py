@@ -146,6 +146,9 @@ class GlooPost(Post):
         self._leaving.put(None)
         for thread in self._threads:
             thread.join()
+        if dist.is_initialized():  # else the world has ended, and its groups with it
+            dist.destroy_process_group(self._group)
+        del self._group  # or its threads live on
 
     def _take(self, src: int, card: bytes) -> None:
         length, nbytes = _HEAD.unpack_from(card)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...trace.running import without_values
 from ..moves import Axis
 from .exchange import Sizes, exchange, exchange_sizes
 from .layer import add_rows, loads, touched
@@ -59,6 +60,8 @@ class Dispatch:
         """Which tokens go to which ranks."""
         loads(index.reshape(-1), self.bounds[-1])  # refuses experts that do not exist
         n = self.axis.size
+        if without_values(index):
+            return _even(index, n)
         bounds = torch.tensor(self.bounds, device=index.device)
         owner = torch.bucketize(index, bounds[1:], right=True)
         hit = torch.zeros(n, index.shape[0], dtype=torch.bool, device=index.device)
@@ -70,8 +73,26 @@ class Dispatch:
 
     def _work(self, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
         """This rank's experts on all that came: every pair of a row and an expert is one row of its own."""
-        row, column = (index >= 0).nonzero(as_tuple=True)
+        row, column = _pairs(index, self.axis.size)
         if not len(row):  # nothing came; but the backward of every exchange must run here too
             return touched(x + weight.sum(), self.module.parameters())
         y = self.local(self.module, x[row], index[row, column].unsqueeze(-1), weight[row, column].unsqueeze(-1))
         return add_rows(y, row, x)
+
+
+def _pairs(index: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The rows that came and their places in them that name an expert."""
+    if not without_values(index):
+        row, column = (index >= 0).nonzero(as_tuple=True)
+        return row, column
+    rows, k = index.shape  # of a row's places as many name experts here as there are tokens' experts for the rows
+    count = rows * k // min(k, n)
+    return index.new_empty(count), index.new_empty(count)
+
+
+def _even(index: Tensor, n: int) -> _Letters:
+    """Without values nobody knows where tokens go: the load is taken to be uniform, a token's experts on many ranks."""
+    tokens, k = index.shape
+    rows = tokens * min(k, n)
+    sizes = [rows * (r + 1) // n - rows * r // n for r in range(n)]
+    return _Letters(index.new_empty(rows), index.new_empty(rows, k), sizes)

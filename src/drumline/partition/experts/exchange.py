@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...trace.running import without_values
 from ..moves import Axis
 
 Sizes = list[int]
@@ -22,7 +23,8 @@ def exchange_sizes(gives: Sizes, axis: Axis, device: torch.device) -> Sizes:
     found = torch.empty_like(mine)
     with axis.told("all_to_all", found):
         dist.all_to_all_single(found, mine, group=axis.group)
-    return [int(n) for n in found.tolist()]
+    # without values every rank is taken to give as much as this one
+    return gives if without_values(found) else [int(n) for n in found.tolist()]
 
 
 def exchange(x: Tensor, gives: Sizes, takes: Sizes, axis: Axis) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx import Node
 
 from ..layout import Split
+from ..moves import Axis
 from ..spatial.pieces import averaged, hollow, picked, sampled, scaled
 from ..spread import Pass, Value, rule
 from ..window import Span, rebalance, window, windows
@@ -54,12 +55,12 @@ def reads_places(node: Node) -> bool:
     return any(user.args[1] != 0 and user.users for user in node.users)
 
 
-def rows_of(at: Pass, x: Value, wanted: Sequence[Span], fill: float = 0.0) -> Node:
+def rows_of(at: Pass, x: Value, wanted: Sequence[Span], fill: float = 0.0, axis: Axis | None = None) -> Node:
     """The rows that each rank wants of a split value."""
     bounds = x.split.bounds
     if tuple(wanted) == tuple(pairwise(bounds)):
         return x.node
-    return at.call(window, x, x.split.dim, bounds, tuple(wanted), at.axis, fill)
+    return at.call(window, x, x.split.dim, bounds, tuple(wanted), axis or at.axis, fill)
 
 
 def scaled_cuts(split: Split, times: int, over: int, dim: int) -> Split | None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
+from ...trace.running import only_shapes
 from .. import moves
 from ..moves import Axis
 from ..spread import Pass, Value, rule
@@ -144,7 +144,7 @@ class _ClassParallel(torch.autograd.Function):
         axis: Axis,
     ) -> torch.Tensor:  # fmt: skip
         counts = y != ignore
-        if isinstance(x, FakeTensor):
+        if only_shapes(x):
             ctx.save_for_backward(x)
             return x.new_empty(y.shape)
         wide = x.movedim(dim, -1).to(torch.promote_types(x.dtype, torch.float32))

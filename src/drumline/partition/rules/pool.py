@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ..layout import Split
 from ..spatial.pieces import scaled
-from ..spatial.pool import lowest, strides_of, true_counts
+from ..spatial.pool import lowest, seen_rows, strides_of, true_counts
 from ..spatial.slide import Slide, each, slide
 from ..spread import Pass, Value, rule
 from .local import alone, local_shape, operator_of, own, reads_places, rows_of, with_places
@@ -72,7 +72,8 @@ def avg_pool(
         return NotImplemented
     k, plan, (kernels, strides, sides, _) = _plan(x, n, kernel, stride, padding, 1, ceil)
     split, out = Split(x.split.dim, (plan.bounds,)), plan.out(at.axis.index)
-    true = true_counts(out, x.whole[split.dim], kernels[k], strides[k], sides[k], include_pad)
+    edges = seen_rows(x.split.bounds, at.axis)
+    true = true_counts(out, x.whole[split.dim], kernels[k], strides[k], sides[k], include_pad, edges)
     rows, sides[k] = rows_of(at, x, plan.wanted), 0
     shape = local_shape(at, node, split)
     made = own(at, operator, shape, rows, kernels, strides, sides, ceil, include_pad, *more)

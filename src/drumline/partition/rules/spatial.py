@@ -14,7 +14,7 @@ from ..layout import Split
 from ..spatial.pad import padding as padding_plan
 from ..spatial.pieces import Sampling, averaged, picked, sampled
 from ..spatial.pool import adaptive, highest_of_all, parts
-from ..spatial.resize import around, reach, resized_bounds, sampling, whole_factor
+from ..spatial.resize import around, inside, reach, resized_bounds, sampling, whole_factor
 from ..spatial.slide import settled
 from ..spread import Pass, Value, rule
 from ..window import windows
@@ -51,7 +51,7 @@ def adaptive_avg_pool(at: Pass, node: Node, x: Value, size: Sequence[int]) -> An
     plan = adaptive(x.split.bounds, size[k])
     split, start = Split(dim, (plan.bounds,)), plan.wanted[at.axis.index][0]
     spans = tuple((a - start, b - start) for a, b in parts(plan.out(at.axis.index), whole, size[k]))
-    rows = at.call(averaged, rows_of(at, x, plan.wanted), dim, spans)
+    rows = at.call(averaged, rows_of(at, x, plan.wanted, axis=at.axis.with_halo), dim, spans)
     shape = local_shape(at, node, split)
     if list(rows.meta["val"].shape) == shape:
         return at.value(rows, split)
@@ -100,7 +100,7 @@ def pad(
         return NotImplemented
     plan = padding_plan(x.split.bounds, sides[k], sides[k + 1], mode)
     split = Split(x.split.dim, (plan.bounds,))
-    rows = at.call(windows, x, x.split.dim, x.split.bounds, plan.wanted, at.axis, value or 0.0)
+    rows = at.call(windows, x, x.split.dim, x.split.bounds, plan.wanted, at.axis.with_halo, value or 0.0)
     order = plan.order[at.axis.index]
     if order:
         rows = at.call(picked, rows, x.split.dim, order)
@@ -228,7 +228,7 @@ def _enlarged(
 ) -> Any:
     """All dims at once by the operator itself, on a part with a halo that is cut off again."""
     dim, bounds = x.split.dim, x.split.bounds
-    wanted = around(mode, bounds)
+    wanted = around(mode, bounds, at.axis)
     rows = rows_of(at, x, wanted)
     split = Split(dim, (tuple(b * factor for b in bounds),))
     shape = local_shape(at, node, split)
@@ -249,6 +249,7 @@ def _resampled(
     dim, bounds = x.split.dim, x.split.bounds
     taps = sampling(mode, n, bounds[-1], count, align, None if align else scale, x.fake.dtype == torch.float64)
     out = resized_bounds(bounds, count)
+    taps = taps if at.axis.halo else inside(taps, out, bounds)
     wanted = tuple(reach(taps, out[r], out[r + 1]) for r in range(at.axis.size))
     mine = Sampling(taps[out[at.axis.index] : out[at.axis.index + 1]], wanted[at.axis.index][0])
     return Split(dim, (out,)), at.call(sampled, rows_of(at, x, wanted), dim, mine)

@@ -54,7 +54,7 @@ def conv(
     reach = _Reach(kernel[at], strides[at], before[at], steps[at])
     inner = reach.interior(out, (bounds[axis.index], bounds[axis.index + 1]))
     border = out[1] - out[0] - (inner[1] - inner[0])
-    if overlap and travels(bounds, plan.wanted) and inner[1] - inner[0] >= _WORTH * border:
+    if overlap and axis.halo and travels(bounds, plan.wanted) and inner[1] - inner[0] >= _WORTH * border:
         return _overlapped(halo, local, dim, out, inner, reach), plan.bounds
     return local(halo.rows(plan.wanted[axis.index])), plan.bounds
 

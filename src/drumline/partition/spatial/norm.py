@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor
 
+from ...trace.running import only_shapes
 from ..layout import Bounds
 from ..moves import Axis
 from .slide import nothing
@@ -241,7 +241,7 @@ def _advance(
 
 def _all(table: torch.Tensor, axis: Axis) -> torch.Tensor:
     """The tables of all ranks, stacked."""
-    if isinstance(table, FakeTensor):
+    if only_shapes(table):
         return table.new_empty(axis.size, *table.shape)
     if axis.size == 1:
         return table.unsqueeze(0)
@@ -253,7 +253,7 @@ def _all(table: torch.Tensor, axis: Axis) -> torch.Tensor:
 
 def _add_up(sums: torch.Tensor, axis: Axis) -> None:
     """In place."""
-    if not isinstance(sums, FakeTensor) and axis.size > 1:
+    if not only_shapes(sums) and axis.size > 1:
         with axis.told("all_reduce", sums):
             dist.all_reduce(sums, group=axis.group)
 

@@ -38,7 +38,7 @@ def pad(
     if k < len(sides):
         sides[k] = sides[k + 1] = 0
     plan = padding(bounds, before, after, mode)
-    rows = windows(x, dim, bounds, plan.wanted, axis, value or 0.0)
+    rows = windows(x, dim, bounds, plan.wanted, axis.with_halo, value or 0.0)
     if plan.order[axis.index]:
         rows = rows.index_select(dim, torch.tensor(plan.order[axis.index], device=x.device))
     if not any(sides):

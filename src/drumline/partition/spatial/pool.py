@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor
 
+from ...trace.running import only_shapes
 from ..layout import Bounds
 from ..moves import Axis, reduce
 from ..window import window
@@ -57,7 +57,8 @@ def avg_pool(
     at = dim - (x.dim() - n)
     strides, sides = strides_of(kernel, stride), list(each(padding, n))
     plan = slide(bounds, kernel[at], strides[at], sides[at], sides[at], 1, ceil)
-    counts = true_counts(plan.out(axis.index), bounds[-1], kernel[at], strides[at], sides[at], include_pad)
+    edges = seen_rows(bounds, axis)
+    counts = true_counts(plan.out(axis.index), bounds[-1], kernel[at], strides[at], sides[at], include_pad, edges)
     rows = window(x, dim, bounds, plan.wanted, axis)
     sides[at] = 0
     if rows.shape[dim] == 0:
@@ -133,7 +134,7 @@ def _adaptive(
     plan = adaptive(bounds, size[at])
     a, b = plan.out(axis.index)
     start = plan.wanted[axis.index][0]
-    rows = window(x, dim, bounds, plan.wanted, axis)
+    rows = window(x, dim, bounds, plan.wanted, axis.with_halo)  # parts of an image are no edges of it
     if a == b:
         return nothing([*x.shape[: x.dim() - len(size)], *size[:at], 0, *size[at + 1 :]], rows), plan.bounds
     if bounds[-1] % size[at] == 0:
@@ -151,7 +152,7 @@ class _Highest(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor, axis: Axis) -> torch.Tensor:
-        if isinstance(x, FakeTensor) or axis.size == 1:
+        if only_shapes(x) or axis.size == 1:
             ctx.save_for_backward(torch.ones_like(x, dtype=torch.bool))
             return x.clone()
         mine, place = x.contiguous(), places.contiguous()
@@ -189,15 +190,23 @@ def strides_of(kernel: Sequence[int], stride: Numbers) -> tuple[int, ...]:
 
 
 def true_counts(
-    out: tuple[int, int], size: int, kernel: int, stride: int, padding: int, include_pad: bool
+    out: tuple[int, int], size: int, kernel: int, stride: int, padding: int, include_pad: bool, edges: tuple[int, int]
 ) -> list[int]:
-    """How many rows each output's average is over: with the padding, but without what lies beyond it."""
+    """How many rows each output's average is over: with the padding, but without what lies beyond it.
+
+    `edges`: the rows that count where padding does not.
+    """
     counts = []
     for o in range(*out):
         start = o * stride - padding
         stop = min(start + kernel, size + padding)
-        counts.append(stop - start if include_pad else min(stop, size) - max(start, 0))
+        counts.append(stop - start if include_pad else max(1, min(stop, edges[1]) - max(start, edges[0])))
     return counts
+
+
+def seen_rows(bounds: Bounds, axis: Axis) -> tuple[int, int]:
+    """The rows that are no padding for this rank: all of them, or without a halo its own."""
+    return (0, bounds[-1]) if axis.halo else (bounds[axis.index], bounds[axis.index + 1])
 
 
 def _pooled(

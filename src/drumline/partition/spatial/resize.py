@@ -52,6 +52,7 @@ def resize(
     axis_scale = None if align else scales[at]
     out = resized_bounds(bounds, size[at])
     taps = sampling(mode, n, bounds[-1], size[at], align, axis_scale, x.dtype == torch.float64)
+    taps = taps if axis.halo else inside(taps, out, bounds)
     wanted = tuple(reach(taps, a, b) for a, b in spans(out))
     rows = window(x, dim, bounds, wanted, axis)
     a, b = out[axis.index], out[axis.index + 1]
@@ -72,9 +73,9 @@ def whole_factor(mode: str, bounds: Bounds, count: int, align: bool, scale: floa
     return factor if exact or not mode.startswith("nearest") else 0
 
 
-def around(mode: str, bounds: Bounds) -> tuple[Span, ...]:
+def around(mode: str, bounds: Bounds, axis: Axis) -> tuple[Span, ...]:
     """The rows of each rank, and as many beside them as its enlarged rows look at."""
-    beside = {"linear": 1, "cubic": 2}.get(mode, 0)
+    beside = {"linear": 1, "cubic": 2}.get(mode, 0) if axis.halo else 0
     return tuple((max(a - beside, 0), min(b + beside, bounds[-1])) for a, b in spans(bounds))
 
 
@@ -83,7 +84,7 @@ def _enlarged(
     axis: Axis, factor: int,
 ) -> tuple[torch.Tensor, Bounds]:  # fmt: skip
     """All dims at once by torch's own operator, on a part with a halo that is cut off again."""
-    n, wanted = len(size), around(mode, bounds)
+    n, wanted = len(size), around(mode, bounds, axis)
     rows = window(x, dim, bounds, wanted, axis)
     target = [rows.shape[dim] * factor if i == at else size[i] for i in range(n)]
     arguments = () if mode.startswith("nearest") else (False,)
@@ -162,6 +163,15 @@ def _cubic(source: float, size: int) -> Taps:
 def resized_bounds(bounds: Bounds, count: int) -> Bounds:
     """Each rank has about the part of the result that it has of the source."""
     return settled((_rounded(b * count, bounds[-1]) for b in bounds), count)
+
+
+def inside(taps: tuple[Taps, ...], out: Bounds, bounds: Bounds) -> tuple[Taps, ...]:
+    """Without a halo: each rank's last row stands for those beyond it, as at the edge of an image."""
+    found = list(taps)
+    for (a, b), (first, last) in zip(spans(out), spans(bounds), strict=True):
+        for o in range(a, b) if first < last else ():
+            found[o] = tuple((min(max(row, first), last - 1), weight) for row, weight in taps[o])
+    return tuple(found)
 
 
 def reach(taps: tuple[Taps, ...], a: int, b: int) -> Span:

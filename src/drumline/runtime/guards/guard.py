@@ -98,13 +98,17 @@ class Guard:
         """What to say of a loss that is finite but far above the last ones; nothing for most."""
         return self._spikes.see(loss)
 
+    def compares(self, steps: int) -> bool:
+        """Whether the replicas are compared before the update that comes after so many."""
+        return bool(self.guards.vote) and (steps + 1) % self.guards.vote == 0
+
     def compare(self, engine: Engine) -> None:
         """The vote, when its step has come. Called on all ranks before the update: it would spread what it finds.
 
         Under zero=1 and 2 every update sends each number from the one rank that updates it to all. What happened to
         another rank's copy is seen until then, so only vote=1 sees all of it.
         """
-        if self.guards.vote and (engine.steps + 1) % self.guards.vote == 0:
+        if self.compares(engine.steps):
             drifts = drifted(engine)
             if drifts:
                 more = f"; and {len(drifts) - 4} more" if len(drifts) > 4 else ""

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ...trace.running import without_values
 
 
 @dataclass(slots=True)
@@ -44,25 +47,31 @@ class Moving:
             ]
             self._settled = False
             return
-        for held in self._buffers:
-            self._again(held)
+        moved = [held for held in self._buffers if self._again(held)]
+        for dtype in {held.tensor.dtype for held in moved}:  # all of a type at once: on a GPU a copy costs its start
+            alike = [held for held in moved if held.tensor.dtype == dtype]
+            copies = [held.copy for held in alike if held.copy is not None]
+            torch._foreach_copy_(copies, [held.tensor for held in alike])
         self._settled = self._settled or not self._undone
         self._undone = False
 
-    def _again(self, held: _Buffer) -> None:
+    def _again(self, held: _Buffer) -> bool:
+        """Look at one buffer; whether its copy is to be made anew."""
         now = held.module._buffers.get(held.name)
         if now is None or now.is_inference():
-            return
+            return False
         same = now is held.tensor and now._version == held.version
         if same and held.copy is None:
-            return
-        if same and not self._settled and not self._undone and held.copy is not None and torch.equal(now, held.copy):
+            return False
+        again = False
+        if same and not self._settled and not self._undone and held.copy is not None and _stayed(held, now):
             held.copy = None
         elif held.copy is None or now is not held.tensor:
             held.copy = now.clone()
         else:
-            held.copy.copy_(now)
+            again = True
         held.tensor, held.version = now, now._version
+        return again
 
     @torch.no_grad()
     def undo(self) -> None:
@@ -73,3 +82,10 @@ class Moving:
                 held.tensor.copy_(held.copy)
                 held.version = held.tensor._version
         self._undone = True
+
+
+def _stayed(held: _Buffer, now: torch.Tensor) -> bool:
+    """Whether a buffer that torch counts no change of is what it was; without values, by what its module is."""
+    if without_values(now):
+        return not isinstance(held.module, _NormBase)
+    return held.copy is not None and torch.equal(now, held.copy)

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...data.stream import collate
 from ...job import Job, guard
 from ...partition.capture import Captured, capture, flatten
 from ...plan import Plan
-from ...trace.fake import call, fake_batch, fake_mode, fake_model, first_sample
+from ...trace.fake import call, fake_batch, fake_mode, fake_model, first_sample, moved
+from ...trace.running import with_values
 from ..precision import computing, to_device
 from .refuse import or_whole
 
@@ -28,6 +30,7 @@ class Captures:
         """The user's module, on tensors without values: what is captured."""
         self.template.train()
 
+    @with_values()
     def first(self, slices: int) -> Captured:
         """The graph of the first micro-batch, where a batch is cut into so many slices."""
         n = -(-self.job.batch_size // (self.plan.micro * slices))
@@ -36,25 +39,19 @@ class Captures:
             value, target = (to_device(v, self.device, self.dtype) for v in (value, target))
         return self.of((value, target), n, training=True)[0]
 
+    def real(self, slices: int) -> list[torch.Tensor]:
+        """The tensors of such a micro-batch with values: copies of the first sample."""
+        n = -(-self.job.batch_size // (self.plan.micro * slices))
+        batch = collate(self.job, [first_sample(self.job)] * n)
+        leaves, _ = flatten(tuple(to_device(v, self.device, self.dtype) for v in batch))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    @with_values()
     def _template(self) -> nn.Module:
         model, _ = fake_model(self.job, self.mode)
-        moved: dict[int, torch.Tensor] = {}  # tied ones stay tied
+        return moved(model, self.mode, self.device, self.dtype)
 
-        def move(t: torch.Tensor) -> torch.Tensor:
-            if id(t) not in moved:
-                wanted = self.dtype if self.dtype is not None and t.is_floating_point() else t.dtype
-                new = t.detach().to(self.device, wanted)
-                moved[id(t)] = nn.Parameter(new, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else new
-            return moved[id(t)]
-
-        with self.mode:
-            for module in model.modules():
-                for table in (module._parameters, module._buffers):
-                    for key, t in table.items():
-                        if t is not None:
-                            table[key] = move(t)  # type: ignore[assignment]  # a parameter for a parameter
-        return model
-
+    @with_values()
     def of(self, batch: Any, samples: int, *, training: bool) -> tuple[Captured, bool, tuple[str, ...]]:
         """The graph of a micro-batch: its loss, and to evaluate, the job's metrics too."""
         leaves, together = flatten(batch)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch.distributed as dist
 
 from ...plan import Plan
+from ..groups import group_of
 
 AXES = ("pp", "replica", "shard", "rows", "columns", "cp", "tp")
 """Outermost first, so that tensor parallelism stays inside a node. Rows and columns are those of `tile`."""
@@ -18,21 +19,6 @@ DATA = ("replica", "shard")
 
 COPIES = ("rows", "columns", "cp")
 """Along these, ranks have other parts of the same samples, and the same parameters."""
-
-
-_MADE: dict[tuple[int, bool, tuple[int, ...]], tuple[dist.ProcessGroup, dist.ProcessGroup | None]] = {}
-"""(world, whether of its own, ranks) -> that world, to know it again, and the group. A group has threads of its own, so
-engines that follow each other in one process use the same ones."""
-
-
-def _group_of(members: list[int], *, own: bool = False) -> dist.ProcessGroup | None:
-    """The group of some ranks of this world; all ranks of the world ask for it together."""
-    world = dist.group.WORLD
-    assert world is not None
-    key = (id(world), own, tuple(members))
-    if key not in _MADE or _MADE[key][0] is not world:
-        _MADE[key] = world, dist.new_group(members)
-    return _MADE[key][1]
 
 
 class Groups:
@@ -79,18 +65,16 @@ class Groups:
 
     def another(self, axes: Iterable[str]) -> dist.ProcessGroup | None:
         """A further group of the same ranks, with lines of its own."""
-        return self._new(tuple(a for a in AXES if a in set(axes) and self.sizes[a] > 1), own=True)
+        return self._new(tuple(a for a in AXES if a in set(axes) and self.sizes[a] > 1), use="another")
 
-    def _new(self, key: tuple[str, ...], *, own: bool = False) -> dist.ProcessGroup | None:
+    def _new(self, key: tuple[str, ...], *, use: str = "") -> dist.ProcessGroup | None:
         if not key:
             return None
         others = [a for a in AXES if a not in key]
-        if self.size(others) == 1 and not own:
-            return dist.group.WORLD
         mine = None
         for places in itertools.product(*(range(self.sizes[a]) for a in others)):
             members = self._along(key, dict(zip(others, places, strict=True)))
-            made = _group_of(members, own=own)
+            made = group_of(members, use=use)
             if self.rank in members:
                 mine = made
         return mine

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.fx import Graph
 
+from ...comm.scatter import backend_of
 from ...data.stream import Micro
 from ...errors import PlanError
 from ...job import Job
 from ...partition.again import recomputed
+from ...partition.boundaries import FLOPS_PER_BYTE, Prices
 from ...partition.capture import Captured, flatten
 from ...partition.layout import Split
 from ...partition.moves import gathered, part_of
@@ -27,8 +28,11 @@ from ...partition.stage import Cut as Stages
 from ...partition.stage import StageProgram
 from ...partition.stages import cut, operators
 from ...plan import Plan
+from ...plan.plan import MEASURED
+from ...report.division import Division, division_of
 from ...schedule.pipeline import Action
 from ..memory.recompute import recomputed_layers
+from ..pipeline.clock import Clock
 from ..pipeline.run import Runner
 from ..pipeline.shared import holders, sum_shared
 from ..pipeline.step import Hooks, MicroBatch
@@ -38,8 +42,9 @@ from ..strategies.flat import FlatShard
 from .captures import Captures, Weigh
 from .filling import Filling
 from .groups import DATA, Groups
-from .placing import Placement
+from .placing import Placement, holders_in
 from .spreading import Shown, Spread, Spreader
+from .timing import measured_prices
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +68,10 @@ class SplitModel:
 
     def __init__(
         self, job: Job, plan: Plan, groups: Groups, device: torch.device, dtype: torch.dtype | None, weigh: Weigh,
-        watch: Callable[..., Any] | None = None,
+        watch: Callable[..., Any] | None = None, flops_per_byte: float | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.groups, self.device, self.dtype = plan, groups, device, dtype
-        self.spreader = Spreader(plan, groups, watch)
+        self.spreader = Spreader(plan, groups, device, watch)
         self._captures = Captures(job, plan, device, dtype, weigh)
         self.template = self._captures.template
         """The user's module, on tensors without values: what is captured."""
@@ -80,12 +85,16 @@ class SplitModel:
         self.peak = 0
         """The most forwards that this rank held at once in the last step of a pipeline."""
         group = groups.group(["pp"])
-        back = groups.another(["pp"]) if group is not None and dist.get_backend(group) == "nccl" else None
+        back = groups.another(["pp"]) if group is not None and backend_of(group) == "nccl" else None
         self.wires = Wires(group, back, device=device) if group is not None else None
         self._pipe = Runner(self.wires) if self.wires is not None else None
+        self.clock = Clock(device)
+        """When the actions of a pipeline ran."""
         first = self._captures.first(groups.size(DATA))
-        self.spreader.decide(first)
-        self.places = Placement(plan, groups, first, self.spreader.splits)
+        with computing(plan.precision, device):
+            self.spreader.decide(first)
+        prices = self._prices(first, flops_per_byte)
+        self.places = Placement(plan, groups, first, self.spreader.splits, prices)
         """Who has what."""
         with computing(plan.precision, device):
             self.first = self.spreader.spread(first)
@@ -94,6 +103,19 @@ class SplitModel:
         """This rank's parameters and buffers."""
         self._filling = Filling(self._captures, self.places, self.root)
         self._filling.fill(first)
+
+    def _prices(self, captured: Captured, flops_per_byte: float | None) -> Prices:
+        """What the stages of a pipeline are balanced by."""
+        if self.wires is None or self.plan.split != MEASURED:
+            return Prices(per_byte=flops_per_byte or FLOPS_PER_BYTE[self.device.type])
+        slices = self.groups.size(DATA)
+        return measured_prices(self._captures, captured, holders_in(captured), slices, self.wires)
+
+    @property
+    def division(self) -> Division:
+        """What the plan could not split, and where its stages begin."""
+        left = self.spreader.choice.left if self.spreader.choice else {}
+        return division_of(self.first.gathered, left, [name for name, _ in self.places.starts])
 
     # -- running
 
@@ -127,7 +149,8 @@ class SplitModel:
             self._show(made[micro][0], micro)
 
         runner = self._runner(before, phase)
-        result = runner.train(self.places.order_of(len(micros)), batches, factor)
+        with self.clock.step():
+            result = runner.train(self.places.order_of(len(micros)), batches, factor)
         self._cut, self.peak = batches[0].cut, result.peak
         return result.losses, any(r.own_weight for r, _ in made)
 
@@ -137,7 +160,7 @@ class SplitModel:
         made = [self.ready(m, training=False) for m in micros]
         names = made[0][0].names
         if self.places.pipelined:
-            runner = self._runner(lambda stage, micro: None, lambda name: nullcontext())
+            runner = self._runner(lambda stage, micro: None, lambda name: nullcontext(), timed=False)
             batches = [self._micro_batch(r, t) for r, t in made]
             found: Sequence[Any] = runner.evaluate(self.places.order_of(len(micros)), batches).losses
         else:
@@ -159,13 +182,17 @@ class SplitModel:
         assert ready.stages is not None
         return MicroBatch(ready.stages, {str(i): t for i, t in enumerate(tensors)})
 
-    def _runner(self, seed: Callable[[int, int], None], phase: Callable[[str], AbstractContextManager[None]]) -> Runner:
+    def _runner(
+        self, seed: Callable[[int, int], None], phase: Callable[[str], AbstractContextManager[None]], *,
+        timed: bool = True,
+    ) -> Runner:  # fmt: skip
         assert self._pipe is not None
         names = {"F": "forward", "B": "backward", "W": "backward"}
 
         @contextmanager
         def around(action: Action) -> Iterator[None]:
-            with phase(names[action.kind]), computing(self.plan.precision, self.device):
+            clock = self.clock.action(action) if timed else nullcontext()
+            with clock, phase(names[action.kind]), computing(self.plan.precision, self.device):
                 yield
 
         self._pipe.hooks = Hooks(seed=seed, around=around)

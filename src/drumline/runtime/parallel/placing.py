@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...partition.boundaries import Key, balanced, by_name, holders_of, positions
+from ...partition.boundaries import Key, Prices, balanced, by_name, holders_of, positions
 from ...partition.capture import Captured
 from ...partition.layout import Split
 from ...partition.stages import cut
@@ -16,10 +16,15 @@ from .refuse import check_names
 
 
 class Placement:
-    """The places of one plan, as one rank sees them. `splits`: how tensor parallelism cuts parameters, by name."""
+    """The places of one plan, as one rank sees them.
 
-    def __init__(self, plan: Plan, groups: Groups, captured: Captured, splits: Mapping[str, Split]) -> None:
-        self.plan, self.groups, self.splits = plan, groups, splits
+    `splits`: how tensor parallelism cuts parameters, by name; `prices`: what stages are balanced by.
+    """
+
+    def __init__(
+        self, plan: Plan, groups: Groups, captured: Captured, splits: Mapping[str, Split], prices: Prices | None = None
+    ) -> None:
+        self.plan, self.groups, self.splits, self._prices = plan, groups, splits, prices
         self._orders: dict[int, Pipeline] = {}
         self.order = self.order_of(plan.micro)
         self.mine: frozenset[int] = frozenset()
@@ -72,7 +77,7 @@ class Placement:
 
     def boundaries(self, captured: Captured) -> list[int]:
         """Where the stages begin in a captured graph."""
-        return positions(captured.graph, self.starts, _holders(captured))
+        return positions(captured.graph, self.starts, holders_in(captured))
 
     def has(self, name: str) -> bool:
         """Whether this rank has a parameter or buffer."""
@@ -83,11 +88,11 @@ class Placement:
             return
         homes = self.order.homes()
         self.mine = frozenset(s for s, rank in homes.items() if rank == self.groups.at["pp"])
-        if self.plan.split:
+        if self.plan.begins:
             check_names(self.plan)
-            self.starts = by_name(captured.graph, self.plan.split, _holders(captured))
+            self.starts = by_name(captured.graph, self.plan.begins, holders_in(captured))
         else:
-            self.starts = balanced(captured.graph, self.order.stages, _holders(captured))
+            self.starts = balanced(captured.graph, self.order.stages, holders_in(captured), self._prices)
 
     def _held(self, captured: Captured) -> dict[str, tuple[int, ...]]:
         names = [n.meta["name"] for role in ("parameter", "buffer") for n in captured.placeholders(role).values()]
@@ -122,5 +127,6 @@ class Placement:
         return frozenset(first) if alone else frozenset()
 
 
-def _holders(captured: Captured) -> set[str]:
+def holders_in(captured: Captured) -> set[str]:
+    """The modules with parameters, at which stages may begin."""
     return holders_of([n.meta["name"] for n in captured.placeholders("parameter").values()])

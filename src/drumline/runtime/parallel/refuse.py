@@ -33,7 +33,7 @@ def uneven_heads(plan: Plan, captured: Captured, choice: Choice) -> None:
 
 def check_names(plan: Plan) -> None:
     """Refuse `split` with more or fewer names than the stages that begin with one."""
-    names, stages = plan.split, plan.pp * plan.virtual
+    names, stages = plan.begins, plan.pp * plan.virtual
     if len(names) != stages - 1:
         raise PlanError(
             f"split={'+'.join(names)} makes {len(names) + 1} stages, and the plan has {stages}", where=f"plan {plan}",
@@ -54,4 +54,4 @@ def or_whole(plan: Plan) -> Iterator[None]:
 
 def whole(plan: Plan) -> Plan:
     """On as many ranks, all of them replicas."""
-    return replace(plan, dp=plan.ranks, pp=1, virtual=1, split=(), schedule="1f1b", tp=1, cp=1, tile=(1, 1))
+    return replace(plan, dp=plan.ranks, pp=1, virtual=1, split=(), schedule="1f1b", tp=1, cp=1, tile=(1, 1), halo=True)

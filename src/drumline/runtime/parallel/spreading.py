@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.fx import Graph, Node
 
 from ...errors import PlanError
+from ...partition import moves
 from ...partition import rules as _rules  # registers them
 from ...partition.capture import Captured
 from ...partition.choose import Choice, choose
 from ...partition.layout import Split, even, evenly
 from ...partition.moves import Axis
 from ...partition.overlap import join
-from ...partition.shared_gradients import leave_summands
+from ...partition.shared_gradients import entering, leave_summands
 from ...partition.spread import Pass, Value
 from ...partition.statistics import span
 from ...plan import Plan
-from .groups import DATA, Groups
+from ...trace.running import numbers_of, with_values
+from .groups import COPIES, DATA, Groups
 from .refuse import uneven_heads, whole
 
 assert _rules
@@ -63,20 +66,38 @@ def _followed(shown: Places, work: Pass) -> dict[Node, tuple[Node, dict[str, Spl
     return found
 
 
+def _made_whole(graph: Graph, axis: Axis, found: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Operator -> modules of what is given a whole image or sequence, by a rule too: on the way to a `flatten`, say.
+
+    Tensor parallelism gathers as a matter of course, where columns begin; tiles and tokens stay parts where they can.
+    """
+    all_ = {name: dict.fromkeys(at) for name, at in found.items()}
+    for node in graph.nodes:
+        if node.target in (moves.gather, moves.gather_to_enter) and node.args[-1] is axis:
+            for user in (u for u in node.users if u.op == "call_function"):
+                all_.setdefault(str(user.target), {})[str(user.meta.get("module", ""))] = None
+    return {name: tuple(at) for name, at in all_.items()}
+
+
 class Spreader:
     """Spreads graphs of one job over the axes of one plan; parameters are split alike in all of them."""
 
-    def __init__(self, plan: Plan, groups: Groups, watch: Callable[..., Any] | None = None) -> None:
-        self.plan, self.groups, self._watch = plan, groups, watch
+    def __init__(
+        self, plan: Plan, groups: Groups, device: torch.device, watch: Callable[..., Any] | None = None
+    ) -> None:
+        self.plan, self.groups, self.device, self._watch = plan, groups, device, watch
         self.axes = {
-            name: Axis(name, groups.sizes[name], groups.at[name], groups.group([name]), watch)
+            name: Axis(name, groups.sizes[name], groups.at[name], groups.group([name]), watch, plan.halo)
             for name in ("rows", "columns", "cp", "tp")
             if groups.sizes[name] > 1
         }
         self.choice: Choice | None = None
         """What tensor parallelism splits, by the parameters' names."""
         self.splits: dict[str, Split] = {}
+        self.summands: frozenset[str] | None = None
+        """The parameters that are whole along tp and get summands there: found in the first graph, kept in all."""
 
+    @with_values()
     def decide(self, captured: Captured) -> None:
         """Choose once what is split; later graphs follow."""
         if "tp" in self.axes:
@@ -91,6 +112,7 @@ class Spreader:
                     fix="tp=1, and dp or pp",
                 )  # fmt: skip
 
+    @with_values()
     def spread(self, captured: Captured, *, present: bool = True) -> Spread:
         """This rank's graph; `present`: whether its samples count."""
         graph = captured.graph
@@ -105,10 +127,11 @@ class Spreader:
             sequence = self._sequence(graph, axis) if name == "tp" else (lambda _: None)
             work = Pass(graph, axis, captured.mode, seeds, sequence=sequence)
             graph = work.run()
-            gathered[name] = work.gathered
+            gathered[name] = work.gathered if name == "tp" else _made_whole(graph, axis, work.gathered)
             shown = _followed(shown, work)
-            if name != "tp":
-                leave_summands(graph, axis)
+            if name == "tp" and self.summands is None:
+                self.summands = self._agreed(entering(graph, axis), captured)
+            leave_summands(graph, axis, self.summands if name == "tp" else None)
         if self.groups.size(DATA) > 1:
             span(graph, self._statistics).here = present
         if {"rows", "columns"} & self.axes.keys():
@@ -120,6 +143,17 @@ class Spreader:
                     final.meta.setdefault("shows", []).append(Shown(module, call, i, splits))
         outputs = [(m, c, i) for (m, c), nodes in captured.outputs.items() for i in range(len(nodes))]
         return Spread(graph, gathered, outputs)
+
+    def _agreed(self, names: frozenset[str], captured: Captured) -> frozenset[str]:
+        """What any rank with other parts of the same samples has found: their parts may be of different sizes."""
+        group = self.groups.group(COPIES)
+        if group is None:
+            return names
+        every = sorted(captured.placeholders("parameter"))
+        own = [name in names for name in every]
+        found = torch.tensor(own, dtype=torch.int32, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+        return frozenset(name for name, there in zip(every, numbers_of(found, own), strict=True) if there)
 
     def _statistics(self, names: frozenset[str]) -> Axis:
         """The ranks over which a BatchNorm's statistics run: those with other samples, and with other parts of them."""

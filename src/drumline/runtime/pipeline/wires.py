@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...comm.scatter import backend_of
 from ...errors import GaveUp, PlanError
 from .tables import Key, Message
 
@@ -28,7 +29,7 @@ class Wires:
         device: torch.device | None = None, follow: Follow | None = None,
     ) -> None:  # fmt: skip
         """`group` carries what goes to higher ranks, `back` what goes to lower ones: the same unless on nccl."""
-        if back is None and dist.get_backend(group) == "nccl":
+        if back is None and backend_of(group) == "nccl":
             raise PlanError(
                 "a pipeline on nccl with one process group", rule="nccl has no tags: each direction has its own group",
                 fix="give `back`, a second group of the same ranks",

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from ...job import Job
 from ...plan import Plan
+from ...report.division import Division
 from ..compiling import inside_compiled
 from ..engine import Engine, initialize
 from ..experts import inside_experts
@@ -33,6 +34,9 @@ a BatchNorm, whose true gradient is zero, comes out at some 1e-4 of the largest.
 
 COMPRESSED = {"fp16": 1e-2, "powersgd": 0.25}
 """The largest relative error of any step's loss that passes where gradients are compressed, which is no exact plan."""
+
+WITHOUT_HALO = 0.25
+"""The same where tiles have no halo: how far off a loss is depends on the share of pixels that lie at a cut."""
 
 COMPUTES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """The type that a precision is judged in."""
@@ -60,6 +64,8 @@ class Verification:
     reference: str = ""
     """Which reference was used."""
     notes: tuple[str, ...] = ()
+    division: Division | None = None
+    """What a plan that splits the model could not split, and where its stages begin."""
 
 
 def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
@@ -69,15 +75,17 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
     finding: Finding | None = None
     notes: set[str] = set()
     engine: Engine | None = None
-    later = 0.0
+    later = unjudged = 0.0
     for name in dtypes:
         exact = name == "float64"
-        # In float64 the arithmetic of the plan is checked, not the rounding of its precision or of compression.
-        tried = replace(plan, precision="fp32", compress="none") if exact else plan
+        # In float64 the arithmetic of the plan is checked, not its precision, or what compression or tiles lose.
+        tried = replace(plan, precision="fp32", compress="none", halo=True) if exact else plan
         engine = initialize(job, tried, dtype=torch.float64 if exact else None)
         found = _compare(engine, steps, exact, notes)
         if found is not None:
             parts[name], first, later = found
+            if not exact and not plan.halo:
+                unjudged = parts[name].pop("gradients")
             if finding is None and max(parts[name].values()) > limits_of(name, plan)[0]:
                 finding = first
     if engine is None or engine.rank > 0:
@@ -89,6 +97,12 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
         passed = passed and later <= COMPRESSED[plan.compress]
         notes.add(
             f"compress={plan.compress} is approximate: losses off by {later:.1e}, at most {COMPRESSED[plan.compress]:g}"
+        )
+    if not plan.halo:
+        passed = passed and later <= WITHOUT_HALO
+        notes.add(
+            f"halo=false is approximate: losses off by {later:.1e}, at most {WITHOUT_HALO:g}; the first gradients by "
+            f"{unjudged:.1e}, which is not judged"
         )
     return Verification(
         passed=passed,
@@ -103,6 +117,7 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
         later_losses=later,
         reference=f"one device, the same {plan.micro} micro-batch{'es' if plan.micro > 1 else ''} of each batch",
         notes=tuple(sorted(notes)),
+        division=engine.split.division if engine.split else None,
     )
 
 
@@ -169,6 +184,8 @@ def errors_of(mine: Outcome, theirs: Outcome, computed: str) -> tuple[dict[str, 
 
 def limits_of(computed: str, plan: Plan) -> tuple[float, float]:
     """The bound and the share for a type; gradients that travel compressed are not better than half precision."""
+    if computed != "float64" and not plan.halo:
+        return WITHOUT_HALO, SHARES[computed]
     kinds = [computed] if computed == "float64" or plan.compress == "none" else [computed, "float16"]
     return max(BOUNDS[k] for k in kinds), max(SHARES[k] for k in kinds)
 

@@ -26,6 +26,7 @@ from torch import nn
 
 from ...comm.scatter import reduce_scatter
 from ...plan import Plan
+from ...trace.running import numbers_of
 from .buckets import Bucket, Reach, in_buckets
 from .pieces import Piece
 from .strategy import Strategy
@@ -171,10 +172,12 @@ class FlatShard(Strategy):
             if not everyone:
                 continue
             device = everyone[0][1].flat.device
-            reached = torch.tensor([p in b.seen for p, b in everyone], dtype=torch.int32, device=device)
+            own = [p in b.seen for p, b in everyone]
+            reached = torch.tensor(own, dtype=torch.int32, device=device)
             for group in reach.groups:
                 dist.all_reduce(reached, dist.ReduceOp.MAX, group=group)
-            missed |= {b.names[p] for (p, b), found in zip(everyone, reached.tolist(), strict=True) if not found}
+            agreed = numbers_of(reached, own)
+            missed |= {b.names[p] for (p, b), found in zip(everyone, agreed, strict=True) if not found}
         for piece, _, _ in self._pieces:
             if piece.name in missed:
                 piece.value.grad = None

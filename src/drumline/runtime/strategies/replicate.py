@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...plan import Plan
+from ...trace.running import without_values
 from .compress import compress
 from .whole import Whole
 
@@ -53,6 +54,7 @@ class Replicate(Whole):
             gradient_as_bucket_view=True,
             find_unused_parameters=self._unused and not self._plan.static,
             static_graph=self._plan.static,
+            init_sync=not without_values(next(model.parameters())),  # in a dry run nobody is there to compare with
             **_BUFFERS,
         )
         compress(self._ddp, self._plan.compress, self._ranks)

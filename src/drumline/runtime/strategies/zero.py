@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from ...errors import PlanError
 from ...plan import Plan
 from ...trace.layers import layers_of
+from ...trace.running import numbers_of, with_values
 from ..memory.tiled import InParts
 from ..memory.tiling import parts_of
 from ..precision import HALVES
@@ -75,6 +76,7 @@ class Shard(Strategy):
             self.record.watch_shards(model)
         return model
 
+    @with_values()  # of a thousand ranks, torch makes a thousand parts of every parameter here
     def _shard(self, module: nn.Module, *, reshard: bool | None) -> FSDPModule:
         return fully_shard(
             module, mesh=self._mesh, reshard_after_forward=reshard, mp_policy=self._policy,
@@ -128,10 +130,11 @@ class Shard(Strategy):
     def drop_unseen(self) -> None:
         """One device would leave them as they are; an optimizer with weight decay would move them by a zero."""
         names = [name for name, _ in self._named()]
-        reached = torch.tensor([name in self._seen for name in names], dtype=torch.int32, device=self._mesh.device_type)
+        own = [name in self._seen for name in names]
+        reached = torch.tensor(own, dtype=torch.int32, device=self._mesh.device_type)
         for axis in range(self._mesh.ndim):
             dist.all_reduce(reached, dist.ReduceOp.MAX, group=self._mesh.get_group(axis))
-        for (piece, _), found in zip(self._held, reached.tolist(), strict=True):
+        for (piece, _), found in zip(self._held, numbers_of(reached, own), strict=True):
             if not found:
                 piece.value.grad = None
 

@@ -1,0 +1,118 @@
+"""When the actions of a pipeline's last steps ran on this rank, and what all ranks' clocks together say: the bubble.
+
+The bubble is the share of a step's pipeline in which ranks do not compute: they wait for each other, at the beginning,
+between actions, and at the end, until the last of them is done. So it takes the clocks of all ranks of the same step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...cost.lanes import play
+from ...schedule.pipeline import Action, Pipeline
+
+KEEP = 64
+"""Steps that are remembered."""
+
+Mark = Any
+"""A moment: seconds of the host's clock, or a CUDA event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One step of one rank."""
+
+    seconds: float
+    """From the beginning until its last action was over."""
+    busy: float
+    """Of these, computing."""
+    actions: dict[str, float]
+    """`F2`: the mean of the forwards of stage 2."""
+
+
+@dataclass(slots=True)
+class _Running:
+    start: Mark
+    end: Mark = None
+    actions: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
+
+
+class Clock:
+    """The last steps of one rank."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._steps: deque[_Running] = deque(maxlen=KEEP)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around the lane of a step; one that fails is forgotten."""
+        running = _Running(self._now())
+        self._steps.append(running)
+        try:
+            yield
+        except BaseException:
+            self._steps.pop()
+            raise
+        running.end = self._now()
+
+    @contextmanager
+    def action(self, action: Action) -> Iterator[None]:
+        """Around the computing of an action, which begins when what it reads has come."""
+        start = self._now()
+        yield
+        self._steps[-1].actions.append((action, start, self._now()))
+
+    def lanes(self, last: int) -> list[Lane]:
+        """The last so many steps that are remembered, oldest first."""
+        return [self._lane(s) for s in list(self._steps)[-last:]] if last > 0 else []
+
+    def _lane(self, step: _Running) -> Lane:
+        each: dict[str, list[float]] = {}
+        for action, a, b in step.actions:
+            each.setdefault(f"{action.kind}{action.stage}", []).append(self._seconds(a, b))
+        busy = sum(sum(times) for times in each.values())
+        return Lane(self._seconds(step.start, step.end), busy, {k: statistics.fmean(v) for k, v in each.items()})
+
+    def _now(self) -> Mark:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, start: Mark, end: Mark) -> float:
+        if not self._cuda:
+            return float(end - start)
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3
+
+
+def measured_bubble(ranks: Sequence[Sequence[Lane]]) -> float | None:
+    """The median over the steps, from the lanes of all ranks; None where no step was measured.
+
+    Ranks begin a step together, as they have agreed on the loss of the last one; it is over when the last one is done.
+    """
+    steps = list(zip(*ranks, strict=False))
+    shares = [1 - statistics.fmean(x.busy for x in lanes) / max(x.seconds for x in lanes) for lanes in steps]
+    return max(0.0, statistics.median(shares)) if shares else None
+
+
+def bubble_of_order(order: Pipeline, ranks: Sequence[Sequence[Lane]]) -> float | None:
+    """What the order itself has with stages that take what was measured, if messages took no time."""
+    found: dict[str, list[float]] = {}
+    for lane in (lane for lanes in ranks for lane in lanes):
+        for name, seconds in lane.actions.items():
+            found.setdefault(name, []).append(seconds)
+    times = {
+        kind: [statistics.median(found.get(f"{kind}{s}", (0.0,))) for s in range(order.stages)] for kind in "FBW"
+    }
+    return play(order, forward=times["F"], backward=times["B"], weight=times["W"]).bubble if found else None

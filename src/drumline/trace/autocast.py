@@ -1,0 +1,143 @@
+"""What a GPU does in its own way, on fake tensors of the CPU: autocast, dropout, fused attention and recurrent layers.
+
+A trace runs on fake CPU tensors, because a torch without CUDA cannot run the backward of fake CUDA ones. Autocast has
+other lists on a CPU than on a GPU; the operators that only a GPU computes in fp32 are added to them while a trace runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions that autocast computes products in."""
+
+_WIDE = (
+    "layer_norm", "native_layer_norm", "group_norm", "logsumexp", "cumsum", "cumprod",
+    "exp", "log", "log1p", "expm1", "rsqrt", "reciprocal", "softplus", "pow.Tensor_Scalar", "pow.Tensor_Tensor",
+    "cosine_similarity", "nll_loss", "nll_loss_nd", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss",
+    "binary_cross_entropy_with_logits", "sum", "sum.dim_IntList", "prod", "norm.Scalar", "linalg_vector_norm",
+)  # fmt: skip
+"""Operators that CUDA's autocast computes in fp32, and a CPU's in what it is given."""
+
+_TYPED = ("cumsum", "cumprod", "sum", "sum.dim_IntList", "prod")
+"""They are told to give fp32, and read halves as they are."""
+
+
+@contextmanager
+def as_on(device: str, precision: str) -> Iterator[None]:
+    """Around the forward and the loss: autocast as that kind of device does it."""
+    half = HALVES.get(precision)
+    if half is None:
+        yield
+    elif device != "cuda":
+        with torch.autocast("cpu", dtype=half):
+            yield
+    else:
+        with as_gpu_casts(), torch.autocast("cpu", dtype=half):
+            yield
+
+
+@contextmanager
+def as_gpu_casts() -> Iterator[None]:
+    """Have a CPU's autocast do what a GPU's does."""
+    library = torch.library.Library("aten", "IMPL", "AutocastCPU")
+    try:
+        for name in _WIDE:
+            library.impl(name, _in_fp32(name), allow_override=True)
+        library.impl("softmax.int", _softmax("_softmax"), allow_override=True)
+        library.impl("log_softmax.int", _softmax("_log_softmax"), allow_override=True)
+        library.impl("cross_entropy_loss", _cross_entropy, allow_override=True)
+        yield
+    finally:
+        library._destroy()
+
+
+class _FromHalves(torch.autograd.Function):
+    """A softmax whose kernel reads halves and writes fp32, and whose gradient is of halves again.
+
+    What fakes it knows that of fp16 alone, so that bf16 is called so meanwhile.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, name: str) -> torch.Tensor:
+        ctx.dim, ctx.name, ctx.dtype = dim, name, x.dtype
+        out: torch.Tensor = getattr(torch.ops.aten, name)(x.view(torch.float16), dim, True)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (out,) = ctx.saved_tensors
+        backward = getattr(torch.ops.aten, f"{ctx.name}_backward_data")
+        return backward(gradient, out, ctx.dim, torch.float16).view(ctx.dtype), None, None
+
+
+def _softmax(name: str) -> Callable[..., Any]:
+    def run(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            if x.dtype in HALVES.values() and dtype in (None, torch.float32):
+                return _FromHalves.apply(x.contiguous(), dim, name)  # type: ignore[no-untyped-call]  # torch's own
+            return getattr(torch.ops.aten, name)(x if dtype is None else x.to(dtype), dim, False)
+
+    return run
+
+
+def _cross_entropy(
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = 1,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """A loss over logits is a log-softmax and what picks its values; as one operator it would be cast before."""
+    with torch.autocast("cpu", enabled=False):
+        operator = torch.ops.aten.cross_entropy_loss
+        if x.dtype not in HALVES.values() or target.is_floating_point() or label_smoothing:
+            return operator(_wide(x), _wide(target), weight, reduction, ignore_index, label_smoothing)
+        dim = 0 if x.dim() == 1 else 1
+        logs = _FromHalves.apply(x.contiguous(), dim, "_log_softmax")  # type: ignore[no-untyped-call]  # torch's own
+        return torch.ops.aten.nll_loss_nd(logs, target, weight, reduction, ignore_index)
+
+
+def _in_fp32(name: str) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            halves = any(isinstance(a, torch.Tensor) and a.dtype in HALVES.values() for a in args)
+            if halves and name in _TYPED and kwargs.get("dtype") is None:
+                return operator(*args, **{**kwargs, "dtype": torch.float32})
+            return operator(*map(_wide, args), **{k: _wide(v) for k, v in kwargs.items()})
+
+    return run
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype in HALVES.values():
+        return value.float()
+    return value
+
+
+class AsOnGpu(TorchFunctionMode):
+    """Dropout keeps a mask of one byte a value, and attention with dropout is fused."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout:
+            return _dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False))
+            rest = args[5:]
+            if named.get("dropout_p", kwargs.get("dropout_p", 0.0)) and not rest:
+                return func(**{**named, **kwargs, "dropout_p": 0.0})
+        return func(*args, **kwargs)
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    if not training or p == 0:
+        return input
+    return torch.native_dropout(input, p, True)[0]

@@ -1,0 +1,117 @@
+"""What a plan that splits the model could not split is said: by the engine, by `train`, by `verify`, in few lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import bad_splits
+import pytest
+import small_jobs
+import torch
+from torch import nn
+from world import World
+
+from drumline.plan import Plan
+from drumline.report.division import Division, division_of
+from drumline.runtime.engine import initialize
+from drumline.runtime.proof.verify import verify
+from drumline.runtime.train import train
+
+Worlds = Callable[[int], World]
+
+
+class Summing(nn.Module):
+    """A convolution, sums along its columns that no rule can split, and a linear layer over all pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(2 * 8 * 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.flatten(self.conv(x).cumsum(2), 1))  # type: ignore[no-any-return]  # a tensor
+
+
+def summing_job() -> Any:
+    """On images of 8 x 8."""
+    return small_jobs.make("convnet", model=Summing)
+
+
+def told(name: str, plan: str) -> tuple[list[str], Division, Any]:
+    """On every rank: what `train` says at its beginning, what the engine knows, and what `train` gives."""
+    said: list[str] = []
+    engine = initialize(summing_job() if name == "summing" else small_jobs.make(name), plan)
+    result = train(engine, lambda e: said.append(e["said"]) if "said" in e else None, steps=1, evaluate=False)
+    assert engine.split is not None
+    return said, engine.split.division, result
+
+
+def proved(name: str, plan: str) -> Any:
+    """On every rank: verify; the first rank gets the result."""
+    return verify(summing_job() if name == "summing" else bad_splits.make(name), Plan.parse(plan), steps=2)
+
+
+def test_what_is_gathered_is_said(world: Worlds) -> None:
+    (said, division, result), (silent, same, _) = world(2).run(told, "summing", "tile=2x1")
+    assert list(division.gathered) == ["rows"] and not division.left and not division.stages
+    assert division.gathered["rows"] == {"aten.cumsum.default": ("",)}
+    assert said == ["tile rows makes whole for cumsum (the model)"]
+    assert silent == [] and same == division == result["division"]
+
+
+def test_what_tp_leaves_whole_is_said(world: Worlds) -> None:
+    (said, division, _), _ = world(2).run(told, "gpt", "tp=2")
+    assert division.left["norm.weight"] and "place.weight" in division.left
+    assert said[0].startswith(f"tp leaves {len(division.left)} parameters whole: ") and len(said) == 1
+
+
+def test_where_stages_begin_is_said(world: Worlds) -> None:
+    (said, division, result), _ = world(2).run(told, "mlp", "pp=2,micro=2")
+    assert said == [f"stages begin at {division.stages[0]}"]
+    assert len(result["lanes"]) == 1 and result["lanes"][0].seconds >= result["lanes"][0].busy > 0
+
+
+def test_verify_has_it_too(world: Worlds) -> None:
+    result = world(2).run(proved, "summing", "tile=2x1", timeout=120)[0]
+    assert result.passed and list(result.division.gathered) == ["rows"]
+    assert json.loads(json.dumps(dataclasses.asdict(result)))["division"]["gathered"]["rows"]
+
+
+def test_tiles_without_a_halo_are_held_to_a_stated_bound(world: Worlds) -> None:
+    """Exact in float64 with halos; without, losses are near and the note says how near."""
+    result = world(2).run(proved, "convnet", "tile=2x1,halo=false", timeout=120)[0]
+    assert result.passed and result.errors["float64"] <= 1e-10
+    assert result.bounds["float32"] == 0.25 and 1e-4 < result.errors["float32"] <= 0.25
+    assert result.plan == "dp=1,tile=2x1,halo=false"
+    assert any(n.startswith("halo=false is approximate: losses off by") and "at most 0.25" in n for n in result.notes)
+    assert not Plan.parse(result.plan).exact
+
+
+def test_few_lines_however_much_there_is() -> None:
+    left = {f"blocks.{i}.norm.weight": "no product is split by it" for i in range(40)} | {
+        "words.weight": "a table of 11 rows", "odd.weight": "7 outputs: 7 % 2 != 0", "other.weight": "9 outputs: 9 % 2 != 0",
+    }  # fmt: skip
+    gathered = {
+        "rows": {f"aten.op{i}.default": ["", "a", "a", "b", "c", "d"] for i in range(5)}, "columns": {},
+        "tp": {"<function gather at 0x7f>": ["x"]},
+    }  # fmt: skip
+    lines = division_of(gathered, left, []).lines()
+    assert lines == [
+        "tile rows makes whole for op0 (the model, a, b, 2 more); op1 (the model, a, b, 2 more); "
+        "op2 (the model, a, b, 2 more); 2 more",
+        "tp makes whole for gather (x)",
+        "tp leaves 43 parameters whole: blocks.0.norm.weight, blocks.1.norm.weight, blocks.2.norm.weight, 37 more (no "
+        "product is split by it); words.weight (a table of 11 rows); 2 more",
+    ]
+    assert division_of({"rows": {}}, {}, ["a"]).lines() == []
+
+
+@pytest.mark.parametrize(("bubble", "line"), [
+    ({}, ""),
+    ({"measured": 0.25}, "bubble: predicted nothing, measured 25.0%"),
+    ({"predicted": 0.2, "measured": 0.25, "order": 0.21}, "bubble: predicted 20.0%, measured 25.0%; of the order alone 21.0%"),
+])  # fmt: skip
+def test_the_line_of_the_bubble(bubble: dict[str, float], line: str) -> None:
+    assert Division(bubble=bubble).bubble_line() == line
