@@ -4,12 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-# Tests of pure values and of commands take one core: two files of them run at a time. The others start ranks, which
-# take all cores and are watched by the clock: one after the other. What is not named here is among the others.
-ROOMS := cli cluster cost model plan report schedule search simulate trace
-APART := $(ROOMS:%=tests/%) $(sort $(wildcard tests/test_*.py))
-both = $(BIN)/python -m pytest -n 2 --dist loadfile $(1) $(APART); first=$$?; \
-	$(BIN)/python -m pytest $(1) $(APART:%=--ignore=%); second=$$?; test $$first -eq 0 && test $$second -eq 0
+# Two files of tests run at a time, each with ranks of its own. Those that are watched by the clock follow, one by one.
+ALONE = $(shell grep -rl --include='test_*.py' 'mark[.]alone' tests)
+both = $(BIN)/python -m pytest -n 2 --dist loadfile -m '$(1)not alone'; first=$$?; \
+	$(BIN)/python -m pytest -m '$(1)alone' $(ALONE); second=$$?; test $$first -eq 0 && test $$second -eq 0
 
 .PHONY: demo test test-all parity check numbers clean help
 
@@ -33,10 +31,10 @@ demo: $(STAMP)
 	@$(BIN)/drumline demo
 
 test: $(STAMP)
-	@$(call both,)
+	@$(call both,not slow and )
 
 test-all: $(STAMP)
-	@$(call both,-m 'slow or not slow')
+	@$(call both,)
 
 parity: $(STAMP)
 	@PYTHONPATH=tests $(BIN)/python tests/runtime/matrix.py $(ARGS)

@@ -131,8 +131,8 @@ def bare(job: dl.Job, precision: str, batch: Any, fused: bool | None = None) -> 
     return step
 
 
-def overhead(blocks: int = 20, steps: int = 5) -> None:
-    """Ratio of step times, engine / bare loop, interleaved."""
+def overhead(blocks: int = 20, seconds: float = 0.1) -> None:
+    """Ratio of step times, engine / bare loop, interleaved; a block takes about so many seconds."""
     for width, layers, batch, precision in ((768, 12, 8, "bf16"), (1536, 16, 16, "bf16"), (768, 12, 8, "fp32")):
         job = gpt_job(width, layers, batch)
         made = torch.utils.data.default_collate(job.data()[:batch])
@@ -144,6 +144,9 @@ def overhead(blocks: int = 20, steps: int = 5) -> None:
         for step in contestants.values():
             for _ in range(5):
                 step()
+        start = time.perf_counter()
+        contestants["bare"]()
+        steps = max(1, round(seconds / (time.perf_counter() - start)))
         times: dict[str, list[float]] = {name: [] for name in contestants}
         order = list(contestants)
         for _ in range(blocks):

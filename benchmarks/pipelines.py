@@ -1,6 +1,6 @@
 """The orders of a pipeline on four ranks whose layers sleep: the step that was predicted, and the measured one.
 
-    python benchmarks/pipelines.py [--blocks 20] [--sleep 5] [--micro 8] [--paste]
+    python benchmarks/pipelines.py [--blocks 20] [--sleep 20] [--micro 8] [--paste]
 
 Eight equal layers, each of which sleeps in its forward, for its input's gradient and for its weight's, so that four
 stages work at the same time on fewer cores. The engine runs every order, all of them in the same ranks, in turns. The
@@ -238,7 +238,7 @@ def main() -> None:
     """Run, print, and paste."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=20, help="of every order: a step each")
-    parser.add_argument("--sleep", type=float, default=5.0, help="milliseconds of each part of a layer")
+    parser.add_argument("--sleep", type=float, default=20.0, help="milliseconds of each part of a layer")
     parser.add_argument("--micro", type=int, default=8, help="micro-batches of a step")
     parser.add_argument("--paste", action="store_true", help="write the table into docs/parallel-numbers.md")
     options = parser.parse_args()

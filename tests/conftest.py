@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -10,13 +11,19 @@ from pathlib import Path
 
 import psutil
 import pytest
-from world import World
+from world import PRELOAD, World
 
 _WORLDS: dict[tuple[int, str], World] = {}
 _SHM = Path("/dev/shm")
-_CHILDREN = Path("/proc/self/task") / str(os.getpid()) / "children"
+_PROC = Path("/proc")
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the launcher sets it, and it is not a leak
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Of many files some have models of transformers on their ranks; a few files start sooner without."""
+    if len({item.path for item in session.items}) > 20:
+        PRELOAD.extend(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "gpt2", "llama", "t5"))
 
 
 @pytest.fixture(scope="session")
@@ -40,12 +47,22 @@ def world(_worlds: dict[tuple[int, str], World]) -> Callable[..., World]:
 def nothing_left_behind() -> Iterator[None]:
     """Fail the test that leaves a process, a shared-memory segment, a process group or a variable behind."""
     before, segments, variables = _children(), _segments(), {k: os.environ.get(k) for k in _VARIABLES}
+    grouped = _in_group()
     yield
+    if _in_group() and not grouped:
+        sys.modules["torch.distributed"].destroy_process_group()
+        pytest.fail("the test left a process group behind")
     end = time.monotonic() + 2.0
     while (left := left_behind(before, segments)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not left, f"the test left behind: {left}"
     assert {k: os.environ.get(k) for k in _VARIABLES} == variables, "the test left variables behind"
+
+
+def _in_group() -> bool:
+    """Whether this process is in a process group; without importing torch."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_initialized()
 
 
 def left_behind(before: set[int], segments: set[str]) -> list[str]:
@@ -58,31 +75,30 @@ def left_behind(before: set[int], segments: set[str]) -> list[str]:
 def _children() -> set[int]:
     """Our processes and theirs, without the two servers that Python keeps until we end."""
     servers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
-    return {pid for pid in _descendants() if pid not in servers and _alive(pid)}
+    return _descendants() - servers
 
 
 def _descendants() -> set[int]:
-    """All processes that descend from this one. The kernel's own lists spare every test two looks at all of /proc."""
-    if not _CHILDREN.exists():  # the kernel may be built without them
-        return {c.pid for c in psutil.Process().children(recursive=True)}
+    """All living processes that descend from this one. One look at /proc: the kernel's own lists of children are by
+    thread, and ranks have hundreds of those."""
+    if not _PROC.is_dir():
+        return {c.pid for c in psutil.Process().children(recursive=True) if c.status() != psutil.STATUS_ZOMBIE}
+    children: dict[int, list[tuple[int, bool]]] = {}
+    for name in filter(str.isdigit, os.listdir(_PROC)):
+        try:
+            stat = (_PROC / name / "stat").read_bytes()
+        except OSError:  # it has just ended
+            continue
+        state, parent = stat[stat.rindex(b")") + 2 :].split()[:2]
+        children.setdefault(int(parent), []).append((int(name), state != b"Z"))
     found: set[int] = set()
     ask = [os.getpid()]
     while ask:
-        for path in Path(f"/proc/{ask.pop()}/task").glob("*/children"):
-            try:
-                new = {int(pid) for pid in path.read_text().split()} - found
-            except OSError:  # it has just ended
-                continue
-            found |= new
-            ask += new
+        for pid, lives in children.get(ask.pop(), ()):
+            ask.append(pid)
+            if lives:
+                found.add(pid)
     return found
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _segments() -> set[str]:
@@ -92,7 +108,7 @@ def _segments() -> set[str]:
 def _of_others(name: str) -> bool:
     """Whether a process that is not ours maps the segment: other programs of this machine have theirs."""
     ours = {os.getpid(), *(c.pid for c in psutil.Process().children(recursive=True))}
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+    for maps in _PROC.glob("[0-9]*/maps"):
         try:
             if int(maps.parent.name) not in ours and f"{_SHM}/{name}" in maps.read_text():
                 return True

@@ -18,7 +18,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+CPU, PERIOD = Path("/sys/fs/cgroup/cpu"), 5000
+"""Where shares of cores are given out, and the microseconds that they count in."""
 PORT = 29561
 """In namespaces that nobody else is in, every port is free."""
 
@@ -34,25 +37,33 @@ class Hosts:
     names: tuple[str, str]
     interfaces: tuple[str, str]
     address: str
+    cores: float = 0.0
+    """What each rank may use of a core, whatever the others do; 0: they share what there is."""
 
-    def start(self, *arguments: str, per_host: int = 2, **variables: str) -> list[subprocess.Popen[str]]:
-        """Start a Python script on all ranks of both hosts."""
+    def start(
+        self, *arguments: str, per_host: int = 2, interleaved: bool = False, **variables: str
+    ) -> list[subprocess.Popen[str]]:
+        """Start a Python script on all ranks of both hosts, numbered host by host, or in turns if `interleaved`."""
         size = 2 * per_host
         ranks = []
         for rank in range(size):
-            host = rank // per_host
+            host, local = (rank % 2, rank // 2) if interleaved else divmod(rank, per_host)
             env = {
-                **os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank % per_host),
+                **os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local),
                 "LOCAL_WORLD_SIZE": str(per_host), "MASTER_ADDR": self.address, "MASTER_PORT": str(PORT),
                 "GLOO_SOCKET_IFNAME": self.interfaces[host], "OMP_NUM_THREADS": "1", **variables,
             }  # fmt: skip
             argv = ["ip", "netns", "exec", self.names[host], sys.executable, *arguments]
             ranks.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            if self.cores:
+                _limit(_cpu_group(self.names[host], rank), self.cores, ranks[-1].pid)
         return ranks
 
-    def run(self, *arguments: str, per_host: int = 2, timeout: float = 120.0, **variables: str) -> list[str]:
+    def run(
+        self, *arguments: str, per_host: int = 2, timeout: float = 120.0, interleaved: bool = False, **variables: str
+    ) -> list[str]:
         """What every rank printed; raises with what they said if one fails or the time is up."""
-        ranks = self.start(*arguments, per_host=per_host, **variables)
+        ranks = self.start(*arguments, per_host=per_host, interleaved=interleaved, **variables)
         end = time.monotonic() + timeout
         try:
             outputs = [rank.communicate(timeout=max(0.1, end - time.monotonic())) for rank in ranks]
@@ -68,9 +79,25 @@ class Hosts:
         return [out for out, _ in outputs]
 
 
+def _cpu_group(name: str, rank: int) -> Path:
+    return CPU / f"{name}-{rank}"
+
+
+def _limit(group: Path, cores: float, pid: int) -> None:
+    """Give a process a share of a core of its own: ranks that wait do not make the others faster."""
+    group.mkdir(exist_ok=True)
+    (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+    (group / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD)))
+    (group / "cgroup.procs").write_text(str(pid))
+
+
 @contextmanager
-def two_hosts(rate: str = "1gbit", *, burst: str = "256kb", latency: str = "50ms") -> Iterator[Hosts]:
-    """Make both hosts and the wire, and remove them whatever happens."""
+def two_hosts(
+    rate: str = "1gbit", *, burst: str = "256kb", latency: str = "50ms", cores: float = 0.0
+) -> Iterator[Hosts]:
+    """Make both hosts and the wire, and remove them whatever happens. `cores`: what each rank may use of a core."""
+    if cores and not CPU.exists():
+        raise Unable(f"there is no {CPU}: shares of cores need the cpu controller of control groups, version 1")
     if os.geteuid() != 0:
         raise Unable("network namespaces need root")
     for tool in ("ip", "tc"):
@@ -81,7 +108,7 @@ def two_hosts(rate: str = "1gbit", *, burst: str = "256kb", latency: str = "50ms
     interfaces = f"dl{token}a", f"dl{token}b"
     # A network of its own in 10.128.0.0/9 for every token; nobody else is in the namespaces.
     net = f"10.{128 + int(token[:2], 16) // 2}.{int(token[2:4], 16)}"
-    hosts = Hosts(names, interfaces, f"{net}.1")
+    hosts = Hosts(names, interfaces, f"{net}.1", cores)
     try:
         for name in names:
             _run("ip", "netns", "add", name)
@@ -99,6 +126,8 @@ def two_hosts(rate: str = "1gbit", *, burst: str = "256kb", latency: str = "50ms
         subprocess.run(["ip", "link", "del", interfaces[0]], capture_output=True, check=False)
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+            for group in CPU.glob(f"{name}-*"):
+                group.rmdir()
 
 
 def _run(*argv: str) -> None:

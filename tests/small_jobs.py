@@ -276,6 +276,8 @@ _JOBS |= {
 }
 TOKENS = ("gpt", "llama", "keys", "bert", "t5", "masked", "dropout")
 IMAGES = ("unet", "groups", "resnet", "convnet")
+FLAT = ("huge",)
+"""Without modules that hold others: nothing to recompute."""
 SPLIT_JOBS = (*TOKENS, *IMAGES, "mlp", "huge", "mixture", "named", "partial")
 """Those that are tried under plans that split the model; those with tokens and those with images have axes of their own."""
 HF = ("bert", "llama", "t5", "keys")

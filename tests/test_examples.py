@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,12 @@ def test_there_are_those_that_students_know() -> None:
     assert EXAMPLES == ["average", "deadlock", "deviation", "grid", "pi", "ring"]
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "deadlock"])
+QUICK = ("ring",)
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXAMPLES if name != "deadlock"
+])  # fmt: skip
 def test_an_example_prints_what_it_says(name: str) -> None:
     command, output = told(name)
     done = run(command)
@@ -60,15 +66,19 @@ def test_the_same_over_gloo() -> None:
     assert done.stdout.splitlines() == output, done.stderr
 
 
-def test_one_loop_on_any_number_of_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", [
+    ((1, 2), (2, 2, "dp=2,zero=2")),
+    pytest.param(((1, 2), (2, 2), (3, 2, "dp=3,zero=2")), marks=pytest.mark.slow),
+], ids=len)  # fmt: skip
+def test_one_loop_on_any_number_of_ranks(tmp_path: Path, parts: tuple[Any, ...]) -> None:
     """Started again with other ranks and another plan, it goes on as one run that was never interrupted."""
     script = str(FOLDER.parent / "own_loop.py")
 
-    def losses(ranks: int, folder: str, steps: int, *plan: str) -> list[str]:
+    def losses(folder: str, ranks: int, steps: int, *plan: str) -> list[str]:
         done = run(["drumline", "run", "-n", str(ranks), script, str(tmp_path / folder), str(steps), *plan])
         assert done.returncode == 0, done.stderr
         return [line.rpartition(" ")[2] for line in done.stdout.splitlines()]
 
-    whole = losses(1, "whole", 6)
-    assert len(whole) == 6
-    assert losses(1, "parts", 2) + losses(2, "parts", 2) + losses(3, "parts", 2, "dp=3,zero=2") == whole
+    whole = losses("whole", 1, 2 * len(parts))
+    assert len(whole) == 2 * len(parts)
+    assert [loss for part in parts for loss in losses("parts", *part)] == whole

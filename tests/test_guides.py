@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-GUIDES = ["learning-rate.md", "from-deepspeed.md", "experts.md"]
+GUIDES = ["learning-rate.md", "from-deepspeed.md", "experts.md", "planning.md", "dry-run.md"]
 
 
 def programs() -> list[tuple[str, str]]:

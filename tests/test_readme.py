@@ -45,7 +45,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", commands())
+ELSEWHERE = (
+    "drumline verify", "drumline bench", "drumline profile examples/gpt.py --dry-run", "drumline run",
+    "drumline train examples/gpt.py --plan dp=2,zero=1", "drumline train examples/gpt.py --plan dp=1",
+)  # fmt: skip
+"""No other command but these needs what these leave, and other quick tests have each of them."""
+
+
+@pytest.mark.parametrize("command", [
+    pytest.param(command, marks=pytest.mark.slow if command.startswith(ELSEWHERE) else ()) for command in commands()
+])  # fmt: skip
 def test_command(command: str, folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", *shlex.split(command)], cwd=folder, capture_output=True, text=True, timeout=280,

@@ -81,3 +81,14 @@ def test_what_is_printed_is_read(x: float) -> None:
         assert units.parse_bytes(units.format_bytes(x)) == pytest.approx(x, rel=0.0051, abs=0.5)
         assert units.parse_bandwidth(units.format_rate(x)) == pytest.approx(x, rel=0.0051)
         assert units.parse_flops(units.format_count(x, "FLOP/s")) == pytest.approx(x, rel=0.0051)
+
+
+@pytest.mark.parametrize(("text", "number"), [("13T", 13e12), ("300B", 3e11), ("1.5e12", 1.5e12), ("40k", 4e4), (7, 7.0)])
+def test_counts(text: str | int, number: float) -> None:
+    assert units.parse_count(text) == number
+
+
+@pytest.mark.parametrize("text", ["13X", "many", "3GB", ""])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(ValueError, match="not a number such as 13T"):
+        units.parse_count(text)

@@ -1,8 +1,8 @@
 """Ranks that are started once per world size and used again by every test: `world(3).run(function, *arguments)`.
 
-A rank is a process forked from a server that has imported torch already. It joins one group (gloo, or what is asked for) when it is born and
-then waits for functions, which travel by name. A test that leaves its ranks out of step costs it the whole world: the
-next test gets a fresh one.
+A rank is a process forked from a server that has imported torch already. It joins one group (gloo, or what is asked
+for) when it is born and then waits for functions, which travel by name. A test that leaves its ranks out of step costs
+it the whole world: the next test gets a fresh one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ TIMEOUT = 60.0
 """Seconds that a function may run before its ranks are said to hang."""
 GRACE = 1.0
 """Seconds that the peers of a rank that failed get to fail too."""
+PRELOAD = ["drumline.runtime.preload"]
+"""What the server imports before it forks the first rank."""
 
 
 class RankFailed(Exception):
@@ -75,7 +77,7 @@ class World:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["drumline.runtime.preload"])
+        context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.mkdtemp(prefix="drumline-world-")
         for rank in range(self.size):
             here, there = context.Pipe()

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gpt_task import ADAMW as ADAMW
+from gpt_task import CLIP as CLIP
+from gpt_task import VOCABULARY, Tokens
+from gpt_task import loss_of as loss_of
 from torch import nn
 
 from drumline.data import Batch, Stream
 from drumline.job import Job
 
-CONTEXT, WIDTH, HEADS, BLOCKS, VOCABULARY = 32, 384, 6, 6, 256
-CLIP = 1.0
-ADAMW: dict[str, Any] = {"lr": 3e-4, "fused": True}
+CONTEXT, WIDTH, HEADS, BLOCKS = 32, 384, 6, 6
 KEPT = 8
 """Different batches, used in turn: loading data is no part of the contest."""
 
@@ -62,27 +64,6 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-class Tokens(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A sequence that a model can learn: every token follows from the one before, with some noise."""
-
-    def __init__(self, samples: int) -> None:
-        draw = torch.Generator().manual_seed(1)
-        noise = torch.randint(0, 4, (samples, CONTEXT + 1), generator=draw)
-        start = torch.randint(0, VOCABULARY, (samples, 1), generator=draw)
-        self.text = (start + (3 + noise).cumsum(1)) % VOCABULARY
-
-    def __len__(self) -> int:
-        return len(self.text)
-
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.text[i, :-1], self.text[i, 1:]
-
-
-def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy over all positions."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
 @dataclass(frozen=True)
 class Work:
     """One case on this rank."""
@@ -113,7 +94,7 @@ def work_for(stage: int, samples: int, shm: Any) -> Work:
     p = dist.get_world_size()
     job = Job(
         model=GPT, loss=loss_of, optimizer=partial(torch.optim.AdamW, **ADAMW),
-        data=partial(Tokens, KEPT * samples * p), batch_size=samples * p, clip=CLIP,
+        data=partial(Tokens, KEPT * samples * p, CONTEXT), batch_size=samples * p, clip=CLIP,
     )  # fmt: skip
     stream = Stream(job, job.data(), dp=p, index=dist.get_rank())
     return Work(stage, samples, tuple(stream.batch(i) for i in range(KEPT)), job, shm)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gpt_task import GPT, loss_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -21,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from .work import CLIP, GPT, Step, Work, loss_of
+from .work import CLIP, Step, Work
 
 
 def make(work: Work) -> Step:

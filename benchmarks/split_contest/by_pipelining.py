@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gpt_task import GPT, loss_of
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from .work import BLOCKS, CLIP, GPT, Step, Work, loss_of
+from .work import BLOCKS, CLIP, Step, Work
 
 
 class First(nn.Module):

@@ -1,4 +1,4 @@
-"""Writes what a benchmark found between its marks in docs/parallel-numbers.md."""
+"""Writes what a benchmark found between its marks in docs/parallel-numbers.md, or in another page."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "parallel-numbers.md"
 
 
-def paste(mark: str, lines: Sequence[str], how: str) -> None:
+def paste(mark: str, lines: Sequence[str], how: str, page: Path | None = None) -> None:
     """Replace what stands between `<!-- mark -->` and `<!-- /mark -->`."""
+    page = page or PAGE
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
-    text = PAGE.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     if begin not in text or end not in text:
-        raise SystemExit(f"{PAGE.name} has no {begin} ... {end}: nothing was pasted")
+        raise SystemExit(f"{page.name} has no {begin} ... {end}: nothing was pasted")
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     new = "\n".join([begin, *lines, "", f"{when}, {how}.", end])
     pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.S)
-    PAGE.write_text(pattern.sub(lambda _: new, text), encoding="utf-8")
+    page.write_text(pattern.sub(lambda _: new, text), encoding="utf-8")

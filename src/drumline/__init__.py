@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .partition.experts import Experts
     from .plan import Plan
     from .runtime.adopt.compat import initialize
+    from .runtime.dryrun import dry_run
     from .runtime.engine import Engine
     from .runtime.guards.guard import Guards
     from .runtime.learning import rates
@@ -44,6 +45,7 @@ __all__ = [
     "Profile",
     "Span",
     "Timeline",
+    "dry_run",
     "initialize",
     "profile",
     "rank_zero_first",
@@ -59,6 +61,7 @@ _LAZY = {
     "Guards": "runtime.guards.guard.Guards",
     "Plan": "plan.Plan",
     "Profile": "model.Profile",
+    "dry_run": "runtime.dryrun.dry_run",
     "initialize": "runtime.adopt.compat.initialize",
     "profile": "trace.trace",
     "rank_zero_first": "comm.environment.rank_zero_first",

@@ -42,6 +42,15 @@ def parse_seconds(text: str | float) -> float:
     return number * _SECONDS.get(unit, 1.0)
 
 
+def parse_count(text: str | float) -> float:
+    """`13T`, `300B`, `1.5M` or a plain number: how many there are of something."""
+    number, unit = _split(text, "a number such as 13T, 300B or 1.5e12")
+    scale = {**_SI, "B": 1e9}.get(unit)
+    if scale is None:
+        raise ValueError(f"{text!r} is not a number such as 13T, 300B or 1.5e12")
+    return number * scale
+
+
 def format_bytes(n: float) -> str:
     """`1.50 GiB`: binary units, three digits."""
     for unit, scale in (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):

@@ -85,7 +85,7 @@ def refused(code: int, *arguments: object, cwd: Path | None = None, run: Any = h
 
 def refused_after_start(code: int, *arguments: object, cwd: Path) -> str:
     """Refused, perhaps after some lines, but before any step."""
-    done = drumline(*arguments, cwd=cwd)
+    done = here(*arguments, cwd=cwd)
     assert done.returncode == code and "Traceback" not in done.stderr
     assert "step 1/" not in done.stdout
     return done.stderr
@@ -97,7 +97,7 @@ class TestPlan:
         found = json.loads(done.stdout)
         assert {"plans", "candidates", "seconds", "explanation"} <= set(found)
         best, *others = found["plans"]
-        assert set(best) == {"plan", "step_seconds", "memory_bytes", "fits", "reason"}
+        assert {"plan", "step_seconds", "memory_bytes", "fits", "reason"} <= set(best)
         assert best["fits"] and all(best["step_seconds"] <= o["step_seconds"] for o in others if o["fits"])
         assert all(o["reason"] for o in others)
 
@@ -211,7 +211,7 @@ class TestLoop:
         assert cluster.measured and cluster.table("all_reduce", 2)
 
     def test_verify_json(self, folder: Path) -> None:
-        done = drumline("verify", "tiny.py", "--plan", "dp=2,zero=3", "--json", cwd=folder)
+        done = here("verify", "tiny.py", "--plan", "dp=2,zero=3", "--json", cwd=folder)
         found = json.loads(done.stdout)
         assert done.returncode == 0 and found["passed"] and found["ranks"] == 2
         assert 0 <= found["errors"]["float64"] <= 1e-10 and 0 <= found["errors"]["float32"] <= 1e-3
@@ -233,13 +233,13 @@ class TestLoop:
         assert found["losses"][-1] < found["losses"][0]
         keys = ("step_seconds", "predicted_step_seconds", "peak_bytes", "predicted_peak_bytes")
         assert all(found[key] > 0 for key in keys)
-        done = drumline("report", "run", "--trace", "trace.json", cwd=folder)
+        done = here("report", "run", "--trace", "trace.json", cwd=folder)
         assert done.returncode == 0 and "Predicted" in done.stdout
         assert "<svg" in (folder / "run" / "report.html").read_text()
         assert json.loads((folder / "trace.json").read_text())["traceEvents"]
 
     def test_plain_lines_when_not_a_terminal(self, folder: Path) -> None:
-        done = drumline("train", "tiny.py", "--plan", "dp=2,micro=2", "--cluster", "here.toml", "-o", "r2", cwd=folder)
+        done = here("train", "tiny.py", "--plan", "dp=2,micro=2", "--cluster", "here.toml", "-o", "r2", cwd=folder)
         lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
         assert any("step 6/6  loss" in line and "grad" in line and "samples/s" in line for line in lines), done.stdout
         assert "step time: predicted" in done.stdout and "peak memory: predicted" in done.stdout
@@ -250,7 +250,7 @@ class TestLoop:
         assert "cannot be a run folder" in refused_after_start(2, *arguments, "tiny.py", cwd=folder)
 
     def test_more_micro_batches_than_samples(self, folder: Path) -> None:
-        text = refused(2, "verify", "tiny.py", "--plan", "micro=11", cwd=folder, run=drumline)
+        text = refused(2, "verify", "tiny.py", "--plan", "micro=11", cwd=folder)
         assert "micro=11 for batches of 10" in text
 
     def test_damaged_run(self, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from typing import Any
@@ -13,6 +14,8 @@ from mpi_checks import caught, in_processes
 from drumline import MPI
 from drumline.errors import GaveUp, InputError
 from drumline.mpi import run_threads
+
+pytestmark = pytest.mark.alone  # a deadlock is told from a long wait by the clock
 
 
 def both_receive_first(comm: Any) -> str:
@@ -68,6 +71,8 @@ def apart(case: Any, comm: Any) -> Any:
 @pytest.mark.parametrize(("case", "p", "words"), CASES, ids=lambda x: getattr(x, "__name__", ""))
 @pytest.mark.parametrize("place", ["threads", "processes"])
 def test_deadlocks(case: Any, p: int, words: list[str], place: str, world: Any) -> None:
+    if place == "processes":
+        world(p).run(os.getpid)  # the first test that needs these ranks starts them, which takes seconds
     start = time.monotonic()
     case = partial(apart, case)
     texts = run_threads(case, p) if place == "threads" else world(p).run(in_processes, case)

@@ -16,6 +16,7 @@ from fake_run import EVIL, MIB, make_answer, make_bare_run, make_profile, make_r
 from drumline.plan.plan import Plan
 from drumline.report import Run, StepRecord
 from drumline.report.compare import in_words, verdict
+from drumline.report.division import Division
 from drumline.report.markup import cut, escape, tag
 from drumline.report.page import page, write_page
 from drumline.report.parts import idle_share, parts_of, phase_of, short_name
@@ -303,3 +304,12 @@ def test_text_can_be_read(scheme: str) -> None:
         assert _contrast(colours["on-light"], colours[kind]) >= 4.5, kind
     for kind in ("backward", "gradients", "optimizer"):
         assert _contrast(colours["on-dark"], colours[kind]) >= 4.5, kind
+
+
+def test_the_bubble_and_what_was_not_split_are_said() -> None:
+    bubble = {"predicted": 0.2, "measured": 0.25, "order": 0.21}
+    division = Division(gathered={"rows": {"aten.cumsum.default": ("body",)}}, stages=("b",), bubble=bubble)
+    text = page(dataclasses.replace(make_run(), division=division))
+    assert "Bubble of the pipeline" in text and "25.0%" in text and "predicted 20.0%" in text
+    assert "21.0% if messages took no time" in text and "tile rows makes whole for cumsum (body)." in text
+    assert "Bubble of the pipeline" not in page(make_run())

@@ -16,6 +16,7 @@ from fake_run import make_bare_run, make_run
 
 from drumline.errors import CorruptFile, InputError
 from drumline.report import Run, StepRecord
+from drumline.report.division import Division
 from drumline.report.run import without_secrets
 
 PARTS = [
@@ -29,6 +30,21 @@ def test_reads_back_equal(make: Callable[[], Run], tmp_path: Path) -> None:
     run = make()
     assert run.save(tmp_path / "run") == tmp_path / "run"
     assert Run.load(tmp_path / "run") == run
+
+
+def test_what_was_not_split_reads_back(tmp_path: Path) -> None:
+    division = Division({"rows": {"aten.cumsum.default": ("a", "b")}}, {"w": "why"}, ("b",), {"measured": 0.25})
+    run = dataclasses.replace(make_run(), division=division)
+    run.save(tmp_path)
+    assert Run.load(tmp_path) == run
+
+
+def test_a_folder_from_before_plans_split_models_is_read(tmp_path: Path) -> None:
+    make_run().save(tmp_path)
+    head = json.loads((tmp_path / "run.json").read_text())
+    del head["division"]
+    (tmp_path / "run.json").write_text(json.dumps(head))
+    assert Run.load(tmp_path) == make_run()
 
 
 def test_the_folder_holds_these_files(tmp_path: Path) -> None:

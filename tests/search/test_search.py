@@ -52,7 +52,9 @@ def test_light_work_wins_on_one_rank() -> None:
     assert answer.candidates[0].plan.startswith("dp=1")
 
 
-@pytest.mark.parametrize(("name", "cluster", "devices"), [("gpt:175b", "dgx-a100", 8), ("gpt:530b", "dgx-h100", 8)])
+@pytest.mark.parametrize(("name", "cluster", "devices"), [
+    ("gpt:175b", "dgx-a100", 8), pytest.param("gpt:530b", "dgx-h100", 8, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_nothing_fits(name: str, cluster: str, devices: int) -> None:
     """What is named as the way out does help, and half of it does not."""
     fleet, profile = load(cluster), zoo.profile(name, batch_size=64)

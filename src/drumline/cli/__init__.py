@@ -19,6 +19,7 @@ from .report import report
 from .run import run
 from .simulate import simulate
 from .train import train
+from .validate import validate
 from .verify import verify
 
 _SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (doctor, measure, bench, profile, plan, verify, train, export, report, simulate, run, demo):
+for verb in (doctor, measure, bench, profile, plan, verify, train, export, report, simulate, validate, run, demo):
     settings = _SCRIPT if verb is run else {}
     app.command(context_settings=settings)(verb)
 

@@ -6,8 +6,11 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ..errors import InputError, nearest
 
@@ -15,6 +18,11 @@ if TYPE_CHECKING:
     from ..cluster import Cluster
     from ..model import Profile
     from ..plan import Plan
+
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="What if: node.link.bandwidth=400GB/s (again and again).")
+]
+"""The option that changes numbers of the cluster."""
 
 
 def is_job(text: str) -> bool:
@@ -49,18 +57,19 @@ def profile_of(target: str, *, batch: int | None = None) -> Profile:
 
 
 def cluster_of(
-    name: str | None, devices: int | None, memory: str | None, *, say: bool = True
+    name: str | None, devices: int | None, memory: str | None, *, changes: Sequence[str] | None = None, say: bool = True
 ) -> tuple[Cluster, Cluster]:
     """The cluster that was named, or this machine: measured now, unless it was measured before.
 
-    Second, what it was taken from: with as many devices as there may be.
+    Second, what it was taken from: with as many devices as there may be. `changes` are what `--set` asks for.
     """
     from ..cluster import load
+    from ..cost.what_if import what_if
     from ..units import parse_bytes
 
     if devices is not None and devices < 1:
         raise InputError(f"--devices {devices}", rule="at least one device")
-    fleet = load(name) if name is not None else this_machine(devices, say=say)
+    fleet = what_if(load(name) if name is not None else this_machine(devices, say=say), changes or ())
     if memory is not None:
         try:
             fleet = fleet.with_memory(parse_bytes(memory))

@@ -16,7 +16,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 def train_rank(
     emit: Emit, reference: str, plan: str, steps: int, evaluate: bool, measured: Device | None,
-    guards: Guards, saves: Saves | None = None,
+    guards: Guards, saves: Saves | None = None, flops_per_byte: float | None = None,
 ) -> dict[str, Any]:
     """Set the job up, tell how fast the machine is now against when it was `measured`, and train."""
     from ..job import Job
@@ -24,7 +24,7 @@ def train_rank(
     from ..runtime.engine import initialize
     from ..runtime.train import train
 
-    engine = initialize(Job.load(reference), plan, guards=guards)
+    engine = initialize(Job.load(reference), plan, guards=guards, flops_per_byte=flops_per_byte)
     if measured is not None:
         now = speed(measured, engine.device)
         if engine.rank == 0:

@@ -106,6 +106,8 @@ class Screen:
         out.print(
             against("peak memory", format_bytes(e.memory_bytes), format_bytes(run.peak_bytes), run.memory_error)
         )
+        if run.division and run.division.bubble_line():
+            out.print(run.division.bubble_line())
         if phases:
             out.print("time by part: " + ", ".join(f"{k} {format_seconds(v)}" for k, v in phases.items()))
         if run.memory_parts:

@@ -7,15 +7,17 @@ import time
 import typer
 
 from ..errors import InputError, nearest
+from .common import Changes
 
 
 def simulate(
     target: str = typer.Argument(
         ..., metavar="JOB|SCHEDULE",
-        help="A job, a zoo name, or a schedule: all_reduce:ring, pipeline:1f1b; pipeline alone lists all orders.",
+        help="A job, a zoo name, or a schedule: all_reduce:ring, pipeline:1f1b; pipeline or all_reduce alone: a table.",
     ),
     plan: str = typer.Option("dp=1", "--plan", help="The plan of a job."),
     cluster: str = typer.Option(None, "--cluster", help="A cluster file or a name of the catalogue (default: here)."),
+    changes: Changes = None,
     ranks: int = typer.Option(4, "--ranks", "-n", help="Ranks of a collective or a pipeline."),
     size: str = typer.Option("1MiB", "--bytes", help="Bytes of a collective's buffer."),
     micro: int = typer.Option(8, "--micro", help="Micro-batches of a pipeline."),
@@ -27,12 +29,14 @@ def simulate(
     kind, _, name = target.partition(":")
     if target == "pipeline":
         _orders(ranks, micro, as_json, start)
+    elif target == "all_reduce":
+        _growth(ranks, as_json, start)
     elif kind == "pipeline":
         _pipeline(name, ranks, micro, virtual, as_json, start)
     elif kind in _collectives():
-        _collective(kind, name, ranks, size, cluster, as_json, start)
+        _collective(kind, name, ranks, size, cluster, changes, as_json, start)
     else:
-        _step(target, plan, cluster, as_json, start)
+        _step(target, plan, cluster, changes, as_json, start)
 
 
 def _collectives() -> dict[str, dict[str, object]]:
@@ -86,8 +90,35 @@ def _orders(ranks: int, micro: int, as_json: bool, start: float) -> None:
     console().print("held: the most micro-batches of a rank's activations at once")
 
 
+def _growth(ranks: int, as_json: bool, start: float) -> None:
+    """The classic all-reduces side by side: how they grow with the ranks, and exact counts for these."""
+    from ..cost.growth import HEADS, growth_table
+    from ..report.text import console
+    from .common import print_json
+
+    rows = growth_table(ranks)
+    if as_json:
+        found = [
+            {
+                "algorithm": r.algorithm, "rounds": r.counts.rounds, "round_share": float(r.counts.round_bytes),
+                "all_share": float(r.counts.all_bytes), "fan_in": r.counts.fan_in, "orders": list(r.orders),
+            }
+            for r in rows
+        ]  # fmt: skip
+        print_json({"all_reduce": found, "ranks": ranks, "seconds": time.perf_counter() - start})
+        return
+    out = console()
+    for row in rows:
+        name, *cells = row.cells()
+        out.print(name)
+        for head, cell in zip(HEADS[1:], cells, strict=True):
+            out.print(f"  {head + ':':<23}{cell}")
+    out.print(f"N bytes, P = {ranks} ranks; counted from the schedules")
+
+
 def _collective(
-    kind: str, name: str, ranks: int, size: str, cluster: str | None, as_json: bool, start: float
+    kind: str, name: str, ranks: int, size: str, cluster: str | None, changes: list[str] | None, as_json: bool,
+    start: float,
 ) -> None:
     from ..report.draw import draw_collective
     from ..report.text import console
@@ -107,7 +138,7 @@ def _collective(
     except ValueError as e:
         raise InputError(f"--bytes {size}", rule=str(e)) from None
     schedule = collective_schedule(kind, name, ranks)
-    machines, _ = cluster_of(cluster, None, None, say=not as_json)
+    machines, _ = cluster_of(cluster, None, None, changes=changes, say=not as_json)
     timeline = replay(schedule, m, machines.node.link)
     if as_json:
         print_json(
@@ -124,17 +155,21 @@ def _collective(
     out.print(f"{size} on {machines.name}'s node link: {format_seconds(timeline.seconds)}")
 
 
-def _step(target: str, plan: str, cluster: str | None, as_json: bool, start: float) -> None:
+def _step(
+    target: str, plan: str, cluster: str | None, changes: list[str] | None, as_json: bool, start: float
+) -> None:
     from ..cost import estimate
     from ..plan import check
     from ..report.text import console, estimate_lines
     from ..simulate.step import simulate_step
     from ..units import format_seconds
     from .common import cluster_of, plan_of, print_json, profile_of
+    from .corrections import with_corrections
 
     chosen = plan_of(plan)
     check(chosen)
-    machines, _ = cluster_of(cluster, chosen.ranks if cluster else None, None, say=not as_json)
+    machines, _ = cluster_of(cluster, chosen.ranks if cluster else None, None, changes=changes, say=not as_json)
+    machines = with_corrections(machines, None, use=False)  # the replay knows none
     if chosen.ranks > machines.devices:
         raise InputError(
             f"{chosen} takes {chosen.ranks} ranks", rule=f"{machines.name} has {machines.devices} devices",

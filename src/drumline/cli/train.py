@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import math
 import os
@@ -15,18 +16,17 @@ import typer
 
 from ..errors import InputError, nearest
 from .checkpoints import Checkpoints, goes_on, stopping
+from .corrections import NoCorrections
 from .screen import FORMATS, Screen
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
-    from ..model import Profile
     from ..plan import Plan
     from ..report import Run, StepRecord
     from ..runtime.checkpoint.during import Saves
     from ..runtime.guards.guard import Guards
     from ..runtime.observe.log import Log
     from ..runtime.observe.sinks import Sink
-    from ..search import Answer
     from ..timeline import Span
 
 
@@ -48,6 +48,7 @@ def train(
     keep: int = typer.Option(2, "--keep", metavar="K", help="Checkpoints that stay (2 at least)."),
     resume: str = typer.Option(None, "--resume", metavar="auto|PATH", help="Go on from the newest checkpoint, or one."),
     mtbf: str = typer.Option("24h", "--mtbf", help="Time between failures, for the advice on --save-every."),
+    no_corrections: NoCorrections = False,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document at the end."),
 ) -> None:
     """Train a job; compare it with its prediction."""
@@ -57,6 +58,7 @@ def train(
         target, plan=plan, ranks=ranks, steps=steps, cluster=cluster, output=output, quiet=as_json,
         shown=Shown(log_format, log_every, tensorboard, wandb, trace),
         guards={"nonfinite": on_nonfinite, "vote": vote}, checkpoints=Checkpoints(save_every, keep, resume, mtbf),
+        corrections=not no_corrections,
     )  # fmt: skip
     if as_json:
         print_json(summary(run, folder))
@@ -90,9 +92,11 @@ def summary(run: Run, folder: Path) -> dict[str, Any]:
     return {
         "run": str(folder), "plan": str(run.plan), "steps": len(run.steps), "losses": _losses(run),
         "step_seconds": run.step_seconds, "predicted_step_seconds": run.estimate.step_seconds,
+        "uncorrected_step_seconds": run.estimate.uncorrected_seconds, "correction": run.estimate.correction,
         "peak_bytes": run.peak_bytes, "predicted_peak_bytes": run.estimate.memory_bytes,
         "time_error": run.time_error, "memory_error": run.memory_error, "evaluation": run.evaluation,
-        "skipped": run.steps[-1].skipped if run.steps else 0, **host_bytes(run.estimate),
+        "skipped": run.steps[-1].skipped if run.steps else 0, "notes": list(run.estimate.notes),
+        **host_bytes(run.estimate), **({"division": dataclasses.asdict(run.division)} if run.division else {}),
     }  # fmt: skip
 
 
@@ -114,8 +118,12 @@ def train_now(
     shown: Shown | None = None,
     guards: dict[str, Any] | None = None,
     checkpoints: Checkpoints | None = None,
+    corrections: bool = False,
 ) -> tuple[Run, Path]:
-    """Trace, plan, predict, train, save. The run and its folder."""
+    """Trace, plan, predict, train, save. The run and its folder.
+
+    With `corrections`, earlier runs on this machine correct the prediction, and this one is kept for the next.
+    """
     from ..cost import estimate
     from ..job import Job
     from ..plan import check
@@ -125,10 +133,12 @@ def train_now(
     from ..runtime.guards.guard import Guards
     from ..runtime.observe.log import Facts, Log
     from ..runtime.observe.sinks import JsonFile
-    from ..simulate.step import simulate_step
+    from ..search import search
     from ..timeline import Timeline
     from ..trace import trace
     from .common import cluster_of, is_job
+    from .corrections import cluster_file, keep, timeline_of, with_corrections
+    from .splitting import best, can_split, carried_out
 
     if not is_job(target):
         rule = "a job is path.py or path.py:name; zoo models can only be planned"
@@ -143,11 +153,20 @@ def train_now(
     shown = shown or Shown()
     job = Job.load(target)
     given = None if plan == "auto" else _given_plan(plan, ranks)
+    if given is not None:
+        check(given)
+        can_split(job, given)  # before this machine is measured
     profile = trace(job)
-    machines, _ = cluster_of(cluster, given.ranks if given else ranks, None, say=not quiet)
-    answer, chosen = _answer(profile, machines, given)
+    wanted = given.ranks if given else ranks
+    machines, _ = cluster_of(cluster, wanted, None, say=not quiet)
+    file = cluster_file(cluster, wanted)
+    machines = with_corrections(machines, file, use=corrections)
+    answer, _ = search(profile, machines, precision=given.precision if given else None)
+    chosen, why = (given, "") if given else best(job, answer)
     check(chosen)
     predicted = estimate(profile, chosen, machines)
+    if why:
+        predicted = dataclasses.replace(predicted, notes=(*predicted.notes, why))
     folder = Path(output) if output else Path("runs") / f"{job.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     saves = checkpoints.of(job.name, folder) if checkpoints else None
     _prepare(folder, overwrite=overwrite or bool(saves and saves.resume))
@@ -156,10 +175,13 @@ def train_now(
     earlier = earlier_steps(folder / STEPS) if goes_on(saves, folder) else ()
     config = {"job": job.source, "plan": str(chosen), "steps": count}
     sinks = [JsonFile(folder / STEPS, goes_on=bool(earlier)), *_sinks(shown, folder, config)]
+    if why:
+        out.say(why)
     out.start(job.source, chosen, predicted)
     log = Log(Facts.of(count, chosen, profile, machines, predicted))
     evaluates = bool(job.evaluate or job.validation)
     records, results, speed = _run(job.reference, chosen, count, evaluates, machines, guard, log, sinks, out, saves)
+    division = carried_out(profile, chosen, machines, results)
     predicted = predicted if speed is None else predicted.at_speed(speed)
     first = results[0]
     run = Run(
@@ -168,13 +190,14 @@ def train_now(
         versions=_versions(), ranks=chosen.ranks, device=first["device"], batch_size=job.batch_size, plan=chosen,
         cluster=machines, profile=profile, estimate=predicted, answer=answer,
         steps=(*(s for s in earlier if s.step < records[0].step), *records),
-        predicted=simulate_step(profile, chosen, machines, predicted, speed=speed or 1.0),
+        predicted=timeline_of(profile, chosen, machines, predicted, speed or 1.0),
         measured=Timeline(
             "measured", tuple(s for r in results for s in r["spans"]),
             notes=(f"step {first['probed']}, recorded under the profiler, which slows it",),
         ),
         step_seconds=max(r["step_seconds"] for r in results), peak_bytes=max(r["peak_bytes"] for r in results),
         memory_parts=max(results, key=lambda r: r["peak_bytes"])["parts"], evaluation=first["evaluation"],
+        division=division,
     )  # fmt: skip
     run.save(folder)
     page = write_page(run, folder)
@@ -184,6 +207,11 @@ def train_now(
     advice = checkpoints.advice(first["save_stall"], run.step_seconds) if checkpoints else ""
     if advice:
         out.say(advice)
+    kept = ""
+    if corrections:
+        kept = keep(file, run, speed, [r["own_by_phase"] for r in results], first["counted"])
+    if kept:
+        out.say(kept)
     if first["preempted"]:
         print("preempted: go on with --resume auto", file=sys.stderr)
     return run, folder
@@ -211,15 +239,6 @@ def _given_plan(text: str, ranks: int | None) -> Plan:
     return plan
 
 
-def _answer(profile: Profile, machines: Cluster, given: Plan | None) -> tuple[Answer, Plan]:
-    """All candidates, and the plan to run: the best, or the one that was given."""
-    from ..plan import Plan
-    from ..search import search
-
-    answer, _ = search(profile, machines, precision=given.precision if given else None)
-    return answer, given or Plan.parse(answer.candidates[0].plan)
-
-
 def _write_trace(path: str, spans: list[Span], step: int) -> None:
     """The last step as every rank recorded it, each by its own clock from its own start."""
     from .. import files
@@ -243,6 +262,7 @@ def _run(
     sinks: list[Sink], out: Screen, saves: Saves | None,
 ) -> tuple[list[StepRecord], list[dict[str, Any]], float | None]:  # fmt: skip
     """Start the ranks; a record per step, what each rank measured, and how fast the machine was when they began."""
+    from ..cost.axes import flops_per_byte
     from ..launch import run_ranks
     from ..units import format_seconds
     from .ranks import train_rank
@@ -268,7 +288,8 @@ def _run(
         with out, stopping(saves):
             results = run_ranks(
                 train_rank, reference, str(plan), steps, evaluate, machines.device if machines.measured else None,
-                guards, saves, ranks=plan.processes, threads=machines.device.threads or None, on_event=on_event,
+                guards, saves, flops_per_byte(plan, machines) if plan.pp > 1 else None, ranks=plan.processes,
+                threads=machines.device.threads or None, on_event=on_event,
             )  # fmt: skip
     finally:
         for sink in sinks:

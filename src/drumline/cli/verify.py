@@ -39,12 +39,13 @@ def verify(
         for name, error in result.errors.items():
             sign = "<=" if error <= result.bounds[name] else ">"
             parts = ", ".join(f"{k} {v:.1e}" for k, v in result.parts[name].items())
-            out.print(f"{name}: largest relative error {error:.1e} {sign} {result.bounds[name]:.0e} ({parts})")
+            out.print(f"{name}: largest relative error {error:.1e} {sign} {result.bounds[name]:g} ({parts})")
         out.print(f"reference: {result.reference}; {_many(steps, 'step')} on {workers(chosen)}")
-        for note in result.notes:
+        for note in (*result.notes, *(result.division.lines() if result.division else ())):
             out.print(f"note: {note}")
         if result.passed:
-            out.print(f"passed: {result.plan} computes what one device computes")
+            what = "computes what one device computes" if chosen.exact else "keeps the bounds of an approximate plan"
+            out.print(f"passed: {result.plan} {what}")
     if not result.passed:
         raise failure(result)
 
@@ -63,7 +64,7 @@ def failure(result: Verification) -> VerificationError:
     name = max(result.errors, key=lambda k: result.errors[k] / result.bounds[k])
     return VerificationError(
         f"{result.plan} diverges from the reference in {result.first_divergence!r} ({result.phase})",
-        rule=f"{name}: relative error {result.errors[name]:.1e} > {result.bounds[name]:.0e}",
+        rule=f"{name}: relative error {result.errors[name]:.1e} > {result.bounds[name]:g}",
     )
 
 

@@ -30,6 +30,7 @@ MEANING = {
     "schedule": "the order of forwards and backwards in the pipeline",
     "micro": "micro-batches per step",
     "tile": "spatial tiles of an image",
+    "halo": "whether tiles get the rows of their neighbours",
     "recompute": "activations that are computed again in the backward instead of kept",
     "offload": "what lives in host memory",
     "chunk": "pieces in which the largest layers are computed",

@@ -113,11 +113,28 @@ def _numbers(run: Run) -> Html:
         _card("Throughput", _rate(run.batch_size, run.step_seconds) or _NONE,
               f"predicted {_rate(run.batch_size, e.step_seconds) or 'nothing'}",
               f"{format_count(work, 'FLOP/s')} over {_ranks(run.ranks)}" if work else ""),
-        class_="cards",
+        *_bubble(run), class_="cards",
     )  # fmt: skip
     origin = f"The prediction comes from {e.origin}." if e.origin else ""
-    notes = tag("p", " ".join(filter(None, (origin, *e.notes))), class_="note") if origin or e.notes else None
-    return join(cards, time_table(run), notes)
+    corrected = f"It is {e.correction}; {format_seconds(e.raw_seconds)} without." if e.raw_seconds else ""
+    said = [x for x in (origin, corrected, *e.notes) if x]
+    notes = tag("p", " ".join(said), class_="note") if said else None
+    return join(cards, time_table(run), notes, _not_split(run))
+
+
+def _bubble(run: Run) -> list[Html]:
+    """The share of a pipeline's time in which ranks wait, beside what was predicted."""
+    shares = {k: f"{100 * v:.1f}%" for k, v in run.division.bubble.items()} if run.division else {}
+    if "measured" not in shares:
+        return []
+    alone = f"{shares['order']} if messages took no time" if "order" in shares else ""
+    return [_card("Bubble of the pipeline", shares["measured"], f"predicted {shares.get('predicted', _NONE)}", alone)]
+
+
+def _not_split(run: Run) -> Html | None:
+    """What the plan leaves whole."""
+    lines = run.division.lines() if run.division else []
+    return tag("p", ". ".join(lines) + ".", class_="note") if lines else None
 
 
 _NONE = "not measured"

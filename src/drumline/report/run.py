@@ -21,6 +21,7 @@ from ..model.profile import Profile
 from ..plan.plan import Plan
 from ..search.answer import Answer
 from ..timeline import Timeline
+from .division import Division
 from .steps import STEPS, StepRecord, finite, read_steps, step_line
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ class Run:
     memory_parts: dict[str, float] = field(default_factory=dict)
     """The measured peak by `parameters`, `gradients`, `optimizer`, `activations`, `communication`, `other`."""
     evaluation: dict[str, float] = field(default_factory=dict)
+    division: Division | None = None
+    """What the plan could not split of the model, and the bubble of its pipeline; none where it splits nothing."""
 
     def __post_init__(self) -> None:
         # A secret that never enters the value cannot leak from its files or its page.
@@ -184,6 +187,7 @@ class _Head:
     memory_parts: dict[str, float]
     evaluation: dict[str, float]
     files: dict[str, str]
+    division: Division | None = None
 
 
 def _read_head(folder: Path) -> _Head:

@@ -9,6 +9,7 @@ from pydantic import ConfigDict
 
 from .. import files
 from ..errors import CorruptFile
+from .families import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All candidates, best first: those that fit by time, then those that do not by memory."""
+    """All candidates, best first: those that fit by the objective, then those that do not by memory."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     candidates: tuple[Candidate, ...]
@@ -34,6 +35,12 @@ class Answer:
     """How long the search took."""
     explanation: str
     """One paragraph for a person: what bounds the step, and what the runner-up lacks."""
+    objective: str = "time"
+    """What was sought: `time`, `memory` or `cost`."""
+    families: tuple[Family, ...] = ()
+    """The best of each family of plans, with its margin and what would have to change for it to win."""
+    interrupted: bool = False
+    """Whether the search was stopped: then these are the candidates so far, and a better one may be missing."""
 
     def save(self, path: str | Path) -> None:
         """Write the JSON form."""

@@ -19,12 +19,14 @@ MOST_CHUNKS = 64
 """The largest layers are cut into 2, 4, ... so many parts."""
 
 
-def candidates(profile: Profile, cluster: Cluster, base: Plan, fits: Fits | None = None) -> Iterator[Plan]:
+def candidates(
+    profile: Profile, cluster: Cluster, base: Plan, fits: Fits | None = None, *, sparing: bool = False
+) -> Iterator[Plan]:
     """Every plan for up to all devices; choices not searched over are those of `base`.
 
     What only ever costs time (offloading, chunks) is offered where it makes a plan fit that does not fit without it,
-    and nowhere else. The fastest plan that fits is not lost by that. Plans that split the model (splitting.py) use all
-    devices.
+    and nowhere else. The fastest plan that fits is not lost by that. Where memory is what is sought (`sparing`), it is
+    offered with every plan. Plans that split the model (splitting.py) use as many devices as they can.
     """
     fits = fits or Steps(profile, cluster, base.precision).fits
     for dp in replicas(profile, cluster.devices):
@@ -34,14 +36,19 @@ def candidates(profile: Profile, cluster: Cluster, base: Plan, fits: Fits | None
                     plan = replace(base, dp=dp, zero=zero, shard=shard, micro=micro, recompute=recompute)
                     if not refusal(plan):
                         yield plan
-                        if not fits(plan):
+                        if sparing:
+                            yield from spared(plan, cluster)
+                        elif not fits(plan):
                             yield from smaller(plan, cluster, fits)
-    yield from splits(profile, cluster, base)
+    yield from splits(profile, cluster, base, fits, sparing=sparing)
 
 
 def replicas(profile: Profile, devices: int) -> Iterator[int]:
-    """Up to 16 devices every number, above only those that divide the devices; never more than samples."""
-    for dp in range(1, devices + 1):
+    """Up to 16 devices every number, above only those that divide the devices; never more than samples.
+
+    Most of them first: a search that is stopped early has then seen the plans that use the machine.
+    """
+    for dp in range(devices, 0, -1):
         if dp <= profile.batch_size and (devices <= 16 or devices % dp == 0):
             yield dp
 
@@ -83,6 +90,15 @@ def smaller(plan: Plan, cluster: Cluster, fits: Fits) -> Iterator[Plan]:
             yield moved
         else:
             yield from chunks(moved, fits)
+
+
+def spared(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
+    """A plan with everything that saves memory, needed or not."""
+    for moved in (plan, *offloads(plan, cluster)):
+        for chunk in (1, MOST_CHUNKS):
+            found = replace(moved, chunk=chunk)
+            if found != plan and (chunk == 1 or moved.zero == 3) and not refusal(found):
+                yield found
 
 
 def offloads(plan: Plan, cluster: Cluster) -> Iterator[Plan]:

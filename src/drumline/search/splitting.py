@@ -4,7 +4,7 @@ of images; what devices are left over are replicas. Small generators that read l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..cluster import Cluster
@@ -30,32 +30,49 @@ FEW = 4
 """Up to so many micro-batches a rank, orders with smaller bubbles are looked at as well."""
 
 
-def splits(profile: Profile, cluster: Cluster, base: Plan) -> Iterator[Plan]:
-    """Every plan that splits the model over all devices, and can be priced."""
+def splits(
+    profile: Profile, cluster: Cluster, base: Plan, fits: Callable[[Plan], bool] | None = None, *, sparing: bool = False
+) -> Iterator[Plan]:
+    """Every plan that splits the model over as many devices as it can, and can be priced.
+
+    Layers are computed again where a plan does not fit without that, or, `sparing` memory, with every plan.
+    """
     steps = Steps(profile, cluster, base.precision)
+    fits = fits or steps.fits
+    again = any(x.composite for x in profile.layers)
     for shape in shapes(profile, cluster, base):
         if not _can_be_cut(shape, steps):
             continue
         for zero in _levels(shape):
             for plan in _in_micro_batches(replace(shape, zero=zero), profile):
-                if not refusal(plan):
-                    yield plan
+                if refusal(plan):
+                    continue
+                yield plan
+                smaller = replace(plan, recompute="full")
+                if again and not refusal(smaller) and (sparing or not fits(plan)):
+                    yield smaller
 
 
 def shapes(profile: Profile, cluster: Cluster, base: Plan) -> Iterator[Plan]:
-    """Meshes that fill the devices."""
+    """Meshes that fill the devices, or leave as few idle as they can. Ranks that share a layer share a node."""
     devices, node = cluster.devices, min(cluster.devices, cluster.node.devices)
     tokens = tokens_of(profile)
     for tile in _tiles(profile, node):
-        for tp in _powers(node if tile == (1, 1) else 1):
+        for tp in _parts(node) if tile == (1, 1) else (1,):
             for cp in _powers(min(node // tp, tokens // LONG)) if tile == (1, 1) else (1,):
                 inner = tp * cp * tile[0] * tile[1]
+                if devices > node and node % inner:
+                    continue  # some group would lie across two nodes
                 deepest = min(devices // inner, _layers(profile), max(LEAST_DEEP, devices // node))
                 for pp in _powers(deepest) if tile == (1, 1) else (1,):
-                    if devices % (inner * pp) == 0 and inner * pp > 1:
-                        dp = devices // (inner * pp)
-                        if dp <= profile.batch_size:
-                            yield replace(base, dp=dp, tp=tp, cp=cp, pp=pp, tile=tile)
+                    dp = min(devices // (inner * pp), profile.batch_size)
+                    if inner * pp > 1:
+                        yield replace(base, dp=dp, tp=tp, cp=cp, pp=pp, tile=tile)
+
+
+def _parts(node: int) -> list[int]:
+    """Over how many devices of a node features can lie: powers of two, and what divides the node."""
+    return [n for n in range(1, node + 1) if n & (n - 1) == 0 or node % n == 0]
 
 
 def _powers(most: int) -> Iterator[int]:

@@ -1,0 +1,1 @@
+"""The models that benchmarks/predict_gpu.py predicts and then runs."""

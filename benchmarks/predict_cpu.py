@@ -1,0 +1,203 @@
+"""Six jobs on this machine with 1, 2 and 4 ranks: predicted, run, corrected by what was measured, and run again.
+
+    python benchmarks/predict_cpu.py [--jobs gpt,cnn] [--ranks 1,2,4] [--steps 14] [--clusters FOLDER] [--paste]
+
+For each number of ranks the machine is measured with that number (or read from FOLDER/cpu-N.toml, and kept there).
+Then every job is predicted from its trace and run by the engine, as `drumline train` does: the speed of the moment is
+looked at before the first step. What the first runs measured becomes corrections, and every job is predicted and run
+once more. Third, as a job that never ran here is predicted: by what the other jobs taught. Expected before measuring:
+errors of the first runs at most 15% on average; those of the second runs at most half as large. It should take less
+than six minutes, on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cpu_jobs import NAMES
+from split_contest.page import paste
+
+from drumline.cli.measure import measure_now
+from drumline.cluster import Cluster, Device
+from drumline.cost import Estimate, estimate
+from drumline.cost.learnt import Observed, learnt, observe
+from drumline.job import Job
+from drumline.launch import run_ranks
+from drumline.model import Profile
+from drumline.plan import Plan
+from drumline.trace import trace
+from drumline.units import format_seconds
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "validate-here.md"
+PLANS = {1: "dp=1", 2: "dp=2", 4: "dp=4,zero=1"}
+MOST, HALF = 0.15, 0.5
+"""What is promised: the mean error of first runs, and of second runs against it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job under a plan on a measured machine."""
+
+    name: str
+    plan: Plan
+    profile: Profile
+    cluster: Cluster
+
+    def predicted(self, taught: Sequence[Observed]) -> Estimate:
+        """By the closed form, and what some runs taught."""
+        return estimate(self.profile, self.plan, dataclasses.replace(self.cluster, corrections=learnt(taught)))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one run of a case measured."""
+
+    case: Case
+    seconds: float
+    speed: float
+    seen: Observed
+
+    def error(self, predicted: Estimate) -> float:
+        """Relative, with its sign, at the speed of the moment."""
+        return predicted.at_speed(self.speed).step_seconds / self.seconds - 1
+
+
+def main() -> None:
+    """Measure, predict, run, correct, run again."""
+    options = _options()
+    start = time.monotonic()
+    jobs, ranks = options.jobs.split(","), [int(n) for n in options.ranks.split(",")]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(options.clusters or temporary)
+        cases = [case for n in ranks for case in _cases(jobs, n, folder)]
+    first = _round(cases, options.steps)
+    second = _round(cases, options.steps)
+    lines = page(first, second)
+    lines.append(f"- All of it took {time.monotonic() - start:.0f} s.")
+    print("\n".join(lines))
+    if options.paste:
+        paste("here", lines, "pasted by `python benchmarks/predict_cpu.py --paste`", PAGE)
+
+
+def _cases(jobs: Sequence[str], n: int, folder: Path) -> list[Case]:
+    """Every job with n ranks, on this machine as measured with n ranks."""
+    path = folder / f"cpu-{n}.toml"
+    if not path.exists():
+        begin = time.monotonic()
+        measure_now(n).save(path)
+        print(f"measured with {n} ranks in {time.monotonic() - begin:.0f} s", flush=True)
+    cluster = Cluster.load(path)
+    return [Case(name, Plan.parse(PLANS[n]), trace(Job.load(_reference(name))), cluster) for name in jobs]
+
+
+def _reference(name: str) -> str:
+    return f"{HERE / 'cpu_jobs.py'}:{name}"
+
+
+def _round(cases: Sequence[Case], steps: int) -> list[Ran]:
+    """Run every case once; those with as many ranks in the same ranks, one after the other."""
+    found: list[Ran] = []
+    for n in dict.fromkeys(c.plan.ranks for c in cases):
+        mine = [c for c in cases if c.plan.ranks == n]
+        device = mine[0].cluster.device
+        asked = [(_reference(c.name), str(c.plan)) for c in mine]
+        results = run_ranks(run_all, asked, steps, device, ranks=n, threads=device.threads or None)
+        found += [_ran(case, [rank[i] for rank in results]) for i, case in enumerate(mine)]
+    return found
+
+
+def run_all(emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str]], steps: int, device: Device) -> Any:
+    """On every rank: the jobs one after the other, each as `drumline train` runs it."""
+    from drumline.cli.ranks import train_rank
+    from drumline.runtime.guards.guard import Guards
+
+    found = []
+    for reference, plan in asked:
+        told: list[dict[str, Any]] = []
+        result = train_rank(told.append, reference, plan, steps, False, device, Guards())
+        speed = next((e["speed"] for e in told if "speed" in e), None)
+        each = [e["seconds"] for e in told if "seconds" in e][-result["counted"] :]
+        found.append({"speed": speed, "each": each, **{k: result[k] for k in ("step_seconds", "own_by_phase")}})
+    return found
+
+
+def _ran(case: Case, ranks: list[dict[str, Any]]) -> Ran:
+    seconds, speed = max(r["step_seconds"] for r in ranks), ranks[0]["speed"] or 1.0
+    raw = case.predicted(()).at_speed(speed)
+    seen = observe(
+        case.profile, case.plan, raw, step_seconds=seconds, phases=[r["own_by_phase"] for r in ranks],
+        each=ranks[0]["each"], when=datetime.datetime.now(datetime.UTC).isoformat(), torch="", measurement="",
+    )  # fmt: skip
+    expected = format_seconds(raw.step_seconds)
+    print(f"{case.name} {case.plan}: {format_seconds(seconds)}, predicted {expected}", flush=True)
+    return Ran(case, seconds, speed, seen)
+
+
+def page(first: Sequence[Ran], second: Sequence[Ran]) -> list[str]:
+    """The table of errors, and whether what was expected holds."""
+    lines = [
+        "| job | ranks | plan | step | first run | step | second run, corrected | by other jobs alone | uncorrected |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    errors: dict[str, list[float]] = {"first": [], "second": [], "others": [], "raw": []}
+    for a, b in zip(first, second, strict=True):
+        case = a.case
+        here = [r for r in first if r.case.cluster is case.cluster]  # each measurement has its own corrections
+        taught = [r.seen for r in here]
+        found = {
+            "first": a.error(case.predicted(())),
+            "second": b.error(case.predicted(taught)),
+            "others": b.error(case.predicted([r.seen for r in here if r.case.name != case.name])),
+            "raw": b.error(case.predicted(())),
+        }
+        for key, value in found.items():
+            errors[key].append(abs(value))
+        shown = {k: f"{100 * v:+.1f}%" for k, v in found.items()}
+        lines.append(
+            f"| {case.name} | {case.plan.ranks} | `{case.plan}` | {format_seconds(a.seconds)} | {shown['first']} | "
+            f"{format_seconds(b.seconds)} | {shown['second']} | {shown['others']} | {shown['raw']} |"
+        )
+    return [*lines, "", *verdicts(errors)]
+
+
+def verdicts(errors: dict[str, list[float]]) -> list[str]:
+    """Sentences on the means."""
+    mean = {k: statistics.mean(v) for k, v in errors.items()}
+    said = {k: f"{100 * v:.1f}%" for k, v in mean.items()}
+    half = mean["second"] <= HALF * mean["first"]
+    return [
+        f"- First runs, uncorrected: mean error {said['first']} (worst {100 * max(errors['first']):.1f}%); at most "
+        f"{100 * MOST:.0f}% was expected: {_kept(mean['first'] <= MOST)}.",
+        f"- Second runs, corrected by the first ones: {said['second']} (worst {100 * max(errors['second']):.1f}%), "
+        f"{mean['second'] / mean['first']:.2f} of the first's; at most half was expected: {_kept(half)}.",
+        f"- Second runs by what other jobs taught alone: {said['others']}; without corrections {said['raw']}: "
+        f"{'it helps' if mean['others'] < mean['raw'] else 'it does not help'} a job that never ran here.",
+    ]
+
+
+def _kept(is_kept: bool) -> str:
+    return "kept" if is_kept else "missed"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", default=",".join(NAMES), help="which of " + ", ".join(NAMES))
+    parser.add_argument("--ranks", default="1,2,4", help="which of 1, 2 and 4")
+    parser.add_argument("--steps", type=int, default=14, help="of every run; three of them are not counted")
+    parser.add_argument("--clusters", help="a folder with measurements of this machine, cpu-N.toml; kept there")
+    parser.add_argument("--paste", action="store_true", help="write into docs/validate-here.md")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""Ten models and more on one GPU: each predicted from its trace before it runs, then run by the engine.
+
+    python benchmarks/predict_gpu.py run OUT [--only NAME ...] [--cluster FILE]     on the GPU
+    python benchmarks/predict_gpu.py page OUT/results.json [--engine FILE ...]      writes docs/gpu.md
+
+`run` measures the GPU as `drumline measure` does, unless it is given a cluster file, traces every model, writes down
+what it predicts, and only then runs it: the median of 20 steps, and the peak of allocated memory. At the end two models
+are tried under a cap of memory: with the largest batch that is predicted to leave a tenth free, and with the smallest
+that is predicted not to fit. Expected before measuring: step time within 10% on average and 20% at worst, memory within
+5% on average.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gpu_models.table import TABLE, Entry
+
+import drumline as dl
+from drumline.cluster import Cluster
+from drumline.cost import estimate
+from drumline.model import Profile
+from drumline.runtime.engine import initialize
+from drumline.trace import trace
+
+STEPS, WARM = 20, 4
+CAP = 24 * 2**30
+CAPPED = ("GPT 768x12", "ResNet-50")
+PAGE = Path(__file__).parent.parent / "docs" / "gpu.md"
+MARKS = {
+    "predicted": ("<!-- predicted -->", "<!-- end -->"), "engine": ("<!-- engine -->", "<!-- end of engine -->"),
+}  # fmt: skip
+
+
+def traced(entry: Entry) -> Profile:
+    """The profile of a model in the plan's precision, as a GPU computes."""
+    return trace(entry.job(), precision=dl.Plan.parse(entry.plan).precision, device="cuda")
+
+
+def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool) -> None:
+    """Measure, predict, run."""
+    out.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    if cluster_file:
+        cluster = Cluster.load(cluster_file)
+    else:
+        from drumline.cli.measure import measure_now
+
+        cluster = measure_now(1)
+    seconds = time.perf_counter() - start
+    cluster.save(out / "cluster.toml")
+    print(f"measured in {seconds:.0f} s\n{cluster}", flush=True)
+    results: dict[str, Any] = {"machine": _machine(), "measure_seconds": seconds, "spread": cluster.spread}
+    results["models"] = []
+    for entry in TABLE:
+        if only and entry.name not in only:
+            continue
+        start = time.perf_counter()
+        try:
+            row = one(entry, cluster, out)
+        except ImportError as e:
+            row = {"name": entry.name, "skipped": str(e)}
+        except Exception as e:
+            row = {"name": entry.name, "failed": f"{type(e).__name__}: {str(e)[:500]}"}
+        results["models"].append(row)
+        print(json.dumps(row), f"({time.perf_counter() - start:.0f} s)", flush=True)
+        (out / "results.json").write_text(json.dumps(results))
+        free()
+    if kernels:  # last: steps that came after a profiled one were slower on their host, for whatever reason
+        for row in results["models"]:
+            if "seconds" in row:
+                row["kernels"] = _kernels(next(e for e in TABLE if e.name == row["name"]))
+                free()
+    results["caps"] = [capped(e, cluster) for e in TABLE if e.name in CAPPED and (not only or e.name in only)]
+    (out / "results.json").write_text(json.dumps(results))
+    print(json.dumps(results["caps"], indent=1))
+    print(summary(results))
+
+
+def one(entry: Entry, cluster: Cluster, out: Path) -> dict[str, Any]:
+    """Predict one model, then run it."""
+    plan = dl.Plan.parse(entry.plan)
+    profile = traced(entry)
+    predicted = estimate(profile, plan, cluster)
+    profile.save(out / f"{entry.name.replace(' ', '-').replace(',', '')}.json")
+    free()
+    engine = initialize(entry.job(), plan)
+    batch = _placed(entry, entry.batch)
+    for _ in range(WARM):
+        engine.step(batch)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        engine.step(batch)
+        times.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    peak, phases = torch.cuda.max_memory_allocated(), engine.clock
+    return {
+        "name": entry.name, "plan": entry.plan, "batch": entry.batch, "library": entry.library,
+        "parameters": profile.parameters, "seconds": statistics.median(times), "spread": _spread(times),
+        "predicted_seconds": predicted.step_seconds, "parts": predicted.parts, "peak": peak,
+        "predicted_peak": predicted.memory_bytes, "memory_parts": predicted.memory_parts,
+        "dtype": str(entry.dtype or ""), "phases": phases,
+    }  # fmt: skip
+
+
+def _kernels(entry: Entry) -> list[tuple[str, int, float]]:
+    """Name, count and microseconds of the kernels of one step, longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    engine, batch = initialize(entry.job(), dl.Plan.parse(entry.plan)), _placed(entry, entry.batch)
+    for _ in range(WARM):
+        engine.step(batch)
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        engine.step(batch)
+        torch.cuda.synchronize()
+    rows = [(e.key[:120], e.count, e.self_device_time_total) for e in seen.key_averages() if e.self_device_time_total]
+    return sorted(rows, key=lambda r: -r[2])[:80]
+
+
+def capped(entry: Entry, cluster: Cluster) -> dict[str, Any]:
+    """Under a cap: the largest batch that is predicted to leave a tenth free, and the smallest that does not fit."""
+    plan = dl.Plan.parse(entry.plan)
+    profile = traced(entry)
+
+    def needs(batch: int) -> float:
+        return estimate(dataclasses.replace(profile, batch_size=batch), plan, cluster).memory_bytes
+
+    fits = max((b for b in range(2, 2000, 2) if needs(b) <= 0.9 * CAP), default=2)
+    not_fits = next(b for b in range(2, 4000, 2) if needs(b) > CAP)
+    found: dict[str, Any] = {"name": entry.name, "cap": CAP}
+    for word, batch in (("fits", fits), ("does not fit", not_fits)):
+        found[word] = {"batch": batch, "predicted": needs(batch), **_try(entry, plan, batch)}
+    return found
+
+
+def _try(entry: Entry, plan: dl.Plan, batch: int) -> dict[str, Any]:
+    free()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(CAP / total)
+    verdict = "runs"
+    engine = None
+    try:
+        engine = initialize(entry.job(batch), plan)
+        placed = _placed(entry, batch)
+        for _ in range(3):
+            engine.step(placed)
+    except torch.OutOfMemoryError:
+        verdict = "runs out of memory"
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    del engine
+    free()
+    return {"verdict": verdict, "peak": peak}
+
+
+def _placed(entry: Entry, batch: int) -> tuple[Any, Any]:
+    x, y = entry.sample(batch)
+    x = x.cuda()
+    return (x.to(entry.dtype) if entry.dtype and x.is_floating_point() else x), y.cuda()
+
+
+def _spread(times: list[float]) -> float:
+    quarters = statistics.quantiles(times, n=4)
+    return (quarters[2] - quarters[0]) / 2 / statistics.median(times)
+
+
+def _machine() -> str:
+    return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, Python {sys.version.split()[0]}"
+
+
+def free() -> None:
+    """Forget what the last model held."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+# -- the page
+
+
+def summary(results: dict[str, Any]) -> str:
+    """The table, the mean and the worst of both errors, and what happened under the cap."""
+    lines = [
+        "| model | plan | batch | step | predicted | error | peak | predicted | error |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    times, peaks = [], []
+    for row in results["models"]:
+        if "seconds" not in row:
+            lines.append(f"| {row['name']} | {row.get('skipped') or row.get('failed')} | | | | | | | |")
+            continue
+        time_error = row["predicted_seconds"] / row["seconds"] - 1
+        peak_error = row["predicted_peak"] / row["peak"] - 1
+        times.append(abs(time_error))
+        peaks.append(abs(peak_error))
+        plan = row["plan"].removeprefix("dp=1,") if not row["dtype"] else "all in bf16"
+        lines.append(
+            f"| {row['name']} | {plan} | {row['batch']} | {1e3 * row['seconds']:.1f} ms | "
+            f"{1e3 * row['predicted_seconds']:.1f} ms | {100 * time_error:+.1f}% | {row['peak'] / 2**30:.2f} GiB | "
+            f"{row['predicted_peak'] / 2**30:.2f} GiB | {100 * peak_error:+.1f}% |"
+        )
+    if times:
+        lines += [
+            "",
+            f"Step time: mean error {100 * statistics.mean(times):.1f}%, worst {100 * max(times):.1f}%. "
+            f"Peak memory: mean error {100 * statistics.mean(peaks):.1f}%, worst {100 * max(peaks):.1f}%.",
+        ]
+    for found in results.get("caps", ()):
+        lines.append("")
+        for word in ("fits", "does not fit"):
+            tried = found[word]
+            margin = "with a tenth to spare " if word == "fits" else ""
+            cap, needs = found["cap"] / 2**30, tried["predicted"] / 2**30
+            lines.append(
+                f"{found['name']} under a cap of {cap:.0f} GiB: a batch of {tried['batch']} is predicted to need "
+                f"{needs:.2f} GiB ({word} {margin}".rstrip() + f"); it {tried['verdict']}."
+            )
+    return "\n".join(lines)
+
+
+def page(path: Path, engine: list[Path]) -> None:
+    """Put the table into docs/gpu.md, and what benchmarks/gpu.py printed, where it is given."""
+    results = json.loads(path.read_text())
+    head = (
+        f"{results['machine']}; measured in {results['measure_seconds']:.0f} s, median spread of the repeats "
+        f"{100 * results['spread']:.1f}%."
+    )
+    _paste(MARKS["predicted"], f"{head}\n\n{summary(results)}")
+    if engine:
+        lines = [line for p in engine for line in p.read_text().splitlines()]
+        shown = [line for line in dict.fromkeys(lines) if not line.startswith(("   predicted", "("))]
+        _paste(MARKS["engine"], "\n".join(["```", *shown, "```"]))
+
+
+def _paste(marks: tuple[str, str], text: str) -> None:
+    before, rest = PAGE.read_text().split(marks[0])
+    _, after = rest.split(marks[1])
+    PAGE.write_text(f"{before}{marks[0]}\n{text}\n{marks[1]}{after}")
+
+
+def main() -> None:
+    """Run, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "page"])
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--cluster")
+    parser.add_argument("--engine", nargs="*", type=Path, default=[], help="what benchmarks/gpu.py printed")
+    parser.add_argument("--kernels", action="store_true", help="write down the kernels of a step of each, too")
+    given = parser.parse_args()
+    if given.what == "page":
+        page(given.path, given.engine)
+    else:
+        run(given.path, given.only, given.cluster, given.kernels)
+
+
+if __name__ == "__main__":
+    main()

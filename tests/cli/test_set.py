@@ -1,0 +1,59 @@
+"""`--set` on `plan` and `simulate`, and the table of all-reduces."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command import here
+
+RING = ("simulate", "all_reduce:ring", "--ranks", "8", "--bytes", "64MB", "--cluster", "dgx-a100", "--json")
+
+
+def seconds(*more: str) -> float:
+    done = here(*RING, *more)
+    assert done.returncode == 0, done.stderr
+    return float(json.loads(done.stdout)["step_seconds"])
+
+
+def test_a_faster_link_in_one_flag() -> None:
+    assert seconds("--set", "node.link.bandwidth=600GB/s", "--set", "node.link.alpha=0us") == pytest.approx(
+        1.75 * 64e6 / 600e9
+    )
+    assert seconds() > seconds("--set", "node.link.bandwidth=600GB/s")
+
+
+def test_a_plan_follows_the_change() -> None:
+    words = ("plan", "gpt:1.3b", "--cluster", "a800", "--devices", "8", "--json")
+    plain, slow = here(*words), here(*words, "--set", "node.link.bandwidth=1GB/s")
+    assert plain.returncode == slow.returncode == 0, slow.stderr
+    best = [json.loads(done.stdout)["plans"][0]["step_seconds"] for done in (plain, slow)]
+    assert best[1] > best[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("node.link.bandwith=1GB/s", "Did you mean 'node.link.bandwidth'?"),
+        ("node.link.bandwidth=3us", "'3us' is not a rate"),
+        ("node.link.bandwidth", "KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_set_is_refused(change: str, says: str) -> None:
+    for words in (RING, ("plan", "gpt:1.3b", "--cluster", "a800", "--devices", "8")):
+        done = here(*words, "--set", change)
+        assert done.returncode == 2
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_the_table_of_all_reduces() -> None:
+    done = here("simulate", "all_reduce", "--ranks", "8")
+    assert done.returncode == 0
+    assert "O(N P): (P - 1) N = 7 N" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 60
+    rows = json.loads(here("simulate", "all_reduce", "--ranks", "8", "--json").stdout)["all_reduce"]
+    assert [row["rounds"] for row in rows] == [2, 14, 14]
+    assert [row["fan_in"] for row in rows] == [7, 1, 1]
+    assert rows[2]["all_share"] == 1.75
+    assert here("simulate", "all_reduce", "--ranks", "1").returncode == 2
