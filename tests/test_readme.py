@@ -48,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ELSEWHERE = (
     "drumline verify", "drumline bench", "drumline profile examples/gpt.py --dry-run", "drumline run",
     "drumline train examples/gpt.py --plan dp=2,zero=1", "drumline train examples/gpt.py --plan dp=1",
+    "drumline export",
 )  # fmt: skip
 """No other command but these needs what these leave, and other quick tests have each of them."""
 

@@ -16,6 +16,7 @@ import triple_functions as on_ranks
 from world import World
 
 import drumline as dl
+from drumline.comm.environment import disconnect
 from drumline.errors import GaveUp, InputError, JobError, PlanError
 from drumline.plan.deepspeed import Named
 from drumline.runtime.adopt.given import Given
@@ -245,6 +246,7 @@ def test_keys_without_effect_are_told(world: Worlds, caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.INFO, logger="drumline"):
         _say(read({"steps_per_print": 5, "sparse_attention": {"mode": "fixed"}, "zero_optimisation": {}}, 1))
+    disconnect()  # it asked which rank this is
     told = {(r.levelname, r.getMessage()) for r in caplog.records}
     assert ("WARNING", "config: unknown key zero_optimisation. Did you mean 'zero_optimization'?") in told
     assert any(level == "WARNING" and "sparse_attention has no effect: it changes what is computed" in text for level, text in told)
