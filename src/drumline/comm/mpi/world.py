@@ -22,6 +22,8 @@ from ..environment import MPI_LAUNCHERS, place
 
 INSTALL = "pip install 'drumline[mpi]'"
 """The line that brings mpi4py and an MPI library."""
+_HEARD = 0.25
+"""Seconds between an error's last word and the end of all ranks: MPICH's mpiexec drops what it has not read by then."""
 _SPIN = 5e-4
 """Seconds of polling without a pause before a wait begins to sleep."""
 
@@ -68,6 +70,7 @@ def _end_all_on_error() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
         sys.stderr.flush()
+        time.sleep(_HEARD)
         load().COMM_WORLD.Abort(1)
 
     sys.excepthook = hook
