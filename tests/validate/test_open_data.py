@@ -58,4 +58,4 @@ def test_every_row_of_the_bulk_is_read() -> None:
     found = validate(DATA / "published_runs_bulk.csv")
     assert len(found.runs) == 2514 and not found.skipped
     single = next(s for name, s in found.here.times.items() if "ground_truth_single" in name)
-    assert single.median <= 0.12  # one node, small models, never fitted
+    assert single.median <= 0.12  # one node, small models: no row of them is in the fit, some priors were set with them in view
