@@ -1,0 +1,197 @@
+"""Memory on one GPU: what the dry run says of a plan, and what the engine's step then takes, for six kinds of jobs.
+
+    python benchmarks/dryrun_gpu.py [--device cuda] [--only gpt,cnn] [--out FILE]
+
+All dry runs come first, in the same process, and take no memory of the device. Then the engine runs the same plans, and
+the peak of allocated memory is read in their third step. Expected: parameters, buffers and optimizer state agree to the
+byte, the peak within 5%. What libraries keep for themselves (`drumline measure` finds it: a few tens of MiB) is no
+tensor: it is measured before, and shown beside. With `--device cpu` the jobs are small, the peak counts live tensors,
+and what a CPU has not (offload) or computes very slowly (fp16) is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import cpu_jobs
+from cpu_jobs import Samples
+from gpt_task import GPT, Size, Tokens, loss_of
+from torch import nn
+
+import drumline as dl
+from drumline.measure.host import measure_workspace
+from drumline.runtime.dryrun import Rank, dry_run
+from drumline.runtime.dryrun.alive import Alive, storage_bytes
+from drumline.runtime.engine import Engine, initialize
+from drumline.trace.kinds import tensors
+
+BOUND = 0.05
+ALL = ("dp=1", "dp=1,precision=bf16", "dp=1,micro=2", "dp=1,zero=3")
+PLANS = {
+    "gpt": (*ALL, "dp=1,precision=bf16,recompute=full", "dp=1,recompute=selective", "dp=1,offload=optimizer"),
+    "cnn": (*ALL, "dp=1,recompute=full"), "mlp": (*ALL, "dp=1,zero=3,chunk=4"), "unet": (*ALL, "dp=1,precision=fp16"),
+    "lstm": ALL, "moe": ALL,
+}  # fmt: skip
+
+
+def _larger(job: dl.Job, batch: int, shape: tuple[int, ...], classes: int, of: tuple[int, ...] = ()) -> dl.Job:
+    """The same model on a batch that fills a GPU; its samples lie once in memory."""
+    one = Samples(1, shape, classes, of)[0]
+    return replace(job, batch_size=batch, data=lambda: [one] * batch)
+
+
+def _gpt() -> dl.Job:
+    size = Size(context=512, width=768, heads=12, blocks=12)
+    return replace(cpu_jobs.gpt(), model=partial(GPT, size), loss=loss_of, batch_size=16, data=partial(Tokens, 16, 512))
+
+
+def _wide() -> nn.Module:
+    first, last = nn.Linear(4096, 65536), nn.Linear(65536, 1024)
+    return nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), first, nn.ReLU(), last)
+
+
+LARGE: dict[str, Callable[[], dl.Job]] = {
+    "gpt": _gpt,
+    "cnn": lambda: _larger(cpu_jobs.cnn(), 1024, (3, 32, 32), 10),
+    "mlp": lambda: _larger(replace(cpu_jobs.mlp(), model=_wide), 512, (1024,), 1024),
+    "unet": lambda: _larger(cpu_jobs.unet(), 64, (1, 256, 256), 4, (256, 256)),
+    "lstm": lambda: _larger(cpu_jobs.lstm(), 2048, (128, 64), 10),
+    "moe": lambda: _larger(cpu_jobs.moe(), 1024, (64, 256), 10),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A job under a plan."""
+
+    job: str
+    plan: str
+    peak: int
+    predicted: int
+    workspace: int
+    states: tuple[int, int, int]
+    """Bytes of parameters, buffers, optimizer state."""
+    predicted_states: tuple[int, int, int]
+
+    @property
+    def error(self) -> float:
+        """Of the tensors' peak, without what libraries keep."""
+        return self.predicted / (self.peak - self.workspace) - 1
+
+    def __str__(self) -> str:
+        exact = "states to the byte" if self.states == self.predicted_states else (
+            f"STATES {self.states} and not {self.predicted_states}"
+        )  # fmt: skip
+        off = "" if abs(self.error) <= BOUND else "  MISSED"
+        peak, kept, said = (x / 2**20 for x in (self.peak, self.workspace, self.predicted))
+        return (
+            f"{self.job:5} {self.plan:36} peak {peak:9.1f} MiB, of it libraries {kept:5.1f}; "
+            f"predicted {said:9.1f} ({100 * self.error:+.1f}%){off}; {exact}"
+        )
+
+
+def job_of(name: str, device: str) -> dl.Job:
+    """Large on a GPU, small elsewhere."""
+    made: dl.Job = LARGE[name]() if device == "cuda" else getattr(cpu_jobs, name)()
+    return made
+
+
+def run(name: str, plan: str, device: str, said: Rank, workspace: int) -> Row:
+    """What the engine takes, beside what was said."""
+    engine, peak = (_on_gpu if device == "cuda" else _on_cpu)(job_of(name, device), plan)
+    state = [t for values in engine.optimizer.state.values() for t in tensors(values)]
+    found = tuple(storage_bytes(x, device) for x in (engine.model.parameters(), engine.model.buffers(), state))
+    return Row(name, plan, peak, said.peak, workspace, found, (said.parameters, said.buffers, said.optimizer))  # type: ignore[arg-type]  # three
+
+
+def _on_gpu(job: dl.Job, plan: str) -> tuple[Engine, int]:
+    engine = initialize(job, plan)
+    (batch,) = engine.data(1)
+    for _ in range(2):
+        engine.step(batch)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    engine.step(batch)
+    torch.cuda.synchronize()
+    return engine, torch.cuda.max_memory_allocated()
+
+
+def _on_cpu(job: dl.Job, plan: str) -> tuple[Engine, int]:
+    alive = Alive("cpu")
+    data = job.data()
+    with alive:
+        engine = initialize(replace(job, data=lambda: data), plan)
+    (batch,) = engine.data(1)
+    alive.include(tensors([(m.input, m.target) for m in batch.micros]))
+    with alive:
+        for _ in range(2):
+            engine.step(batch)
+        alive.start()
+        engine.step(batch)
+    return engine, alive.most
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def main() -> int:
+    """All jobs and plans; 1 if one is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--only", default=",".join(PLANS), help="jobs, with commas between them")
+    parser.add_argument("--out", type=Path, help="the numbers as JSON")
+    given = parser.parse_args()
+    rows: list[Row] = []
+    failed: list[str] = []
+    said = {}
+    cases = [(name, plan) for name in given.only.split(",") for plan in PLANS[name]]
+    for name, plan in cases:
+        if given.device == "cpu" and ("offload" in plan or "fp16" in plan):
+            continue
+        with _noted(failed, f"dry run of {name} {plan}"):
+            (said[name, plan],) = dry_run(job_of(name, given.device), plan, device=given.device).ranks
+    workspace = int(measure_workspace(torch.device("cuda"))) if given.device == "cuda" else 0
+    for (name, plan), rank in said.items():
+        _free()
+        with _noted(failed, f"{name} {plan}"):
+            rows.append(run(name, plan, given.device, rank, workspace))
+            print(rows[-1], flush=True)
+    errors = [abs(r.error) for r in rows]
+    wrong = [r for r in rows if r.states != r.predicted_states or abs(r.error) > BOUND]
+    mean, worst = 100 * sum(errors) / len(errors), 100 * max(errors)
+    print(f"{len(rows)} plans, mean error {mean:.1f}%, worst {worst:.1f}%; {len(wrong)} missed, {len(failed)} failed")
+    if given.out:
+        machine = torch.cuda.get_device_name(0) if given.device == "cuda" else "cpu"
+        found = {"machine": machine, "torch": torch.__version__, "rows": [asdict(r) for r in rows], "failed": failed}
+        given.out.write_text(json.dumps(found, indent=1))
+    return 1 if wrong or failed else 0
+
+
+@contextmanager
+def _noted(failed: list[str], what: str) -> Iterator[None]:
+    """One that fails is told, and the others go on."""
+    try:
+        yield
+    except Exception as e:
+        failed.append(f"{what}: {type(e).__name__}: {str(e)[:300]}")
+        print("FAILED", failed[-1], flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
