@@ -6,7 +6,8 @@
    counters only grow, so nothing is ever reset.
 
    Every counter has one writer. `enter`: calls begun. `in`: steps of which this rank's own data is in its slot.
-   `out`: steps of which its reduced share is. `done`: steps that it has finished reading, so their slots are free. */
+   `out`: steps of which its reduced share is. `done`: steps that it has finished reading, so their slots are free.
+   All slots are free when all ranks have entered a call, because then all have left the one before. */
 
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -336,6 +337,45 @@ static inline void part(const Cut *c, uint64_t n, int s, uint64_t *at, uint64_t 
     *len = least(*at + share, stop) - *at;
 }
 
+/* Two ranks: both lay out everything and both add it up. What a rank lays out next goes into the memory that it has just
+   read, so the lines are in its cache already. In slots that each rank kept for itself, a line had to cross once more
+   before it was written again, and the call took half as long again (docs/bench.md). Nobody waits for room either:
+   who has read a place may write to it. */
+#define AHEAD 2     /* blocks that are laid out before the first is read */
+#define TOUCH 2048  /* bytes read and written anew at a time: they are still in the first cache */
+
+static inline char *swap_slot(Group *g, int s, uint32_t n) { return in_slot(g, (s + n / AHEAD) % 2, n % AHEAD); }
+
+static int swap(Group *g, char *x, uint64_t count, uint64_t size, int dtype, int op, uint64_t signature, uint64_t site) {
+    const int r = g->r;
+    const uint64_t each = g->slot / size, tile = TOUCH / size;
+    Control *mine = control(g, r), *peer = control(g, 1 - r);
+    uint32_t steps, base = g->step;
+    const void *from[2];
+    TRY(enter(g, signature, site, (uint32_t)up(count, each), &steps));
+    for (uint32_t w = 0; w < AHEAD && w < steps; w++) {
+        memcpy(swap_slot(g, r, base + w), x + w * each * size, least(each, count - w * each) * size);
+        raise_to(&mine->in, base + w + 1);
+    }
+    for (uint32_t n = 0; n < steps; n++) {
+        const uint64_t start = n * each, stop = least(start + each, count);
+        char *slot = swap_slot(g, 1 - r, base + n);
+        TRY(await(g, &peer->in, base + n + 1, 1 - r, 2));
+        for (uint64_t at = start; at < stop; at += tile) {
+            const uint64_t next = at + AHEAD * each;
+            char *place = slot + (at - start) * size;
+            from[r] = x + at * size;
+            from[1 - r] = place;
+            fold(x + at * size, from, 2, least(tile, stop - at), dtype, op);
+            if (next < count) memcpy(place, x + next * size, least(tile, count - next) * size);
+        }
+        if (n + AHEAD < steps) raise_to(&mine->in, base + n + AHEAD + 1);
+    }
+    raise_to(&mine->done, base + steps);
+    g->step = base + steps;
+    return OK;
+}
+
 /* Every rank (root < 0), or the root, ends with the reduction. In each step a rank lays out what others own, adds up
    its own share of all ranks, lays out the result, and takes the others' results of the step before. */
 int dl_all_reduce(Group *g, void *data, uint64_t count, uint64_t size, int dtype, int op, int root, uint64_t signature,
@@ -351,28 +391,7 @@ int dl_all_reduce(Group *g, void *data, uint64_t count, uint64_t size, int dtype
         if (p > 1) fold(x, from, p, count, dtype, op);
         return OK;
     }
-    if (p == 2 && root < 0) {
-        /* Both lay out everything and both add: as many bytes cross as with shares, in one hop instead of two. */
-        const uint64_t each = g->slot / size;
-        uint32_t steps, base = g->step;
-        TRY(enter(g, signature, site, (uint32_t)up(count, each), &steps));
-        for (uint32_t n = 0; n < steps; n++) {
-            for (uint32_t w = n == 0 ? 0 : n + 1; w < n + 2 && w < steps; w++) {
-                TRY(ALL(done, base + w + 1 - SLOTS, 1));
-                uint64_t at = w * each;
-                memcpy(in_slot(g, r, base + w), x + at * size, least(each, count - at) * size);
-                raise_to(&control(g, r)->in, base + w + 1);
-            }
-            TRY(ALL(in, base + n + 1, 2));
-            uint64_t at = n * each;
-            from[r] = x + at * size;
-            from[1 - r] = in_slot(g, 1 - r, base + n);
-            fold(x + at * size, from, p, least(each, count - at), dtype, op);
-            raise_to(&control(g, r)->done, base + n + 1);
-        }
-        g->step = base + steps;
-        return OK;
-    }
+    if (p == 2 && root < 0) return swap(g, x, count, size, dtype, op, signature, site);
     const uint64_t most = g->slot / size / p * p; /* elements of a block: a slot holds one share for each rank */
     const uint64_t blocks = up(count, most);
     const Cut cut = {up(up(count, blocks), p) * p, 0, count, p};
