@@ -90,10 +90,10 @@ def test_many_ranks(collective: str) -> None:
 def test_another_size_takes_no_time() -> None:
     for collective in ALGORITHMS:
         cheapest(collective, 8, 1 << 20, LINK)
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone, so that a crowded machine does not count
     for collective in ALGORITHMS:
         cheapest(collective, 8, (1 << 20) + 8, LINK)
-    assert time.perf_counter() - start < 0.005 * len(ALGORITHMS)
+    assert time.process_time() - start < 0.005 * len(ALGORITHMS)
 
 
 def far_and_near(a: int, b: int) -> Link:

@@ -20,6 +20,7 @@ from drumline.search.explain import reason
 from drumline.search.families import FAMILIES, families_of, why_absent
 from drumline.search.formula import formula
 from drumline.search.objectives import OBJECTIVES, pareto
+from drumline.search.prices import prices
 
 EIGHT = load("dgx-h100").with_devices(8)
 GPT = zoo.profile("gpt:7b", batch_size=32)
@@ -108,7 +109,8 @@ def test_where_two_plans_meet() -> None:
     (found,) = overtaking(profile, EIGHT, fast, frugal)
     assert found.below and found.key == "node.link.bandwidth" and found.plan == str(frugal)
     for factor, ahead in ((0.95, True), (1.05, False)):
-        first, second = (estimate(profile, p, at(EIGHT, found.value * factor)).step_seconds for p in (fast, frugal))
+        by = prices(profile, at(EIGHT, found.value * factor), "bf16")
+        first, second = (by.estimate(p).step_seconds for p in (fast, frugal))
         assert (second < first) is ahead
     assert overtaking(profile, EIGHT, fast, Plan.parse("dp=8,zero=3,micro=2,recompute=full,precision=bf16")) == []
 
@@ -150,7 +152,7 @@ def test_as_fast_and_simpler_is_said() -> None:
 
 
 def test_pareto() -> None:
-    answer, estimates = search(GPT, EIGHT, brief=True)
+    answer, estimates = search(GPT, EIGHT)
     scored = [(Plan.parse(c.plan), estimates[c.plan]) for c in answer.candidates]
     front = pareto(scored)
     assert front[0][0] == scored[0][0] and len(front) > 3

@@ -16,6 +16,7 @@ from drumline.plan import Plan
 from drumline.plan.combinations import refusal
 from drumline.search import search
 from drumline.search.explain import reason
+from drumline.search.prices import prices
 from drumline.search.sharing import how_it_shares
 from drumline.search.space import candidates, micro_batches, recomputations, replicas, shardings
 
@@ -104,7 +105,7 @@ def everything(profile: Profile, cluster: Cluster) -> Iterator[Plan]:
 def test_nothing_better_is_left_out(name: str, cluster: str, devices: int, memory: float) -> None:
     profile = small(zoo.profile(name), 16)
     machines = with_memory(load(cluster).with_devices(devices), memory)
-    steps = Steps(profile, machines, "bf16")
+    steps = prices(profile, machines, "bf16")
     best = min((e for e in map(steps.estimate, everything(profile, machines)) if e.fits), key=lambda e: e.step_seconds)
     answer, _ = search(profile, machines)
     assert answer.candidates[0].step_seconds <= best.step_seconds * (1 + 1e-9)
@@ -114,7 +115,7 @@ def test_a_large_space_is_searched_quickly() -> None:
     profile, machines = zoo.profile("gpt:7b"), load("dgx-h100").with_devices(64)
     start = time.process_time()
     answer, _ = search(profile, machines)
-    assert len(answer.candidates) > 1000
+    assert answer.scored > 1000
     assert time.process_time() - start < 4.0  # 0.4 on an idle core; ten times that on a crowded machine
 
 

@@ -65,8 +65,8 @@ def test_a_model_too_large_for_a_device_is_split_over_slow_nodes() -> None:
     slow = replace(slow, network=replace(slow.network, link=Link(1e-5, 12.5e9)))
     answer, estimates = search(zoo.profile("gpt:13b", batch_size=128), slow)
     best = Plan.parse(answer.candidates[0].plan)
-    assert best.splits_model and best.tp > 1
-    assert "share the features of every layer" in answer.explanation
+    assert best.splits_model and best.pp > 1
+    assert "have a stage each" in answer.explanation
     assert estimates[str(best)].fits
 
 

@@ -50,7 +50,7 @@ def runs(tmp_path: Path) -> Runs:
 
 def test_profiles_predict_as_the_fit_does(runs: Runs) -> None:
     fitted = learn(runs)
-    profiles = profiles_of(runs, fitted, "a test")
+    profiles = profiles_of(runs, fitted, "a test", 0.1)
     assert predict_with(runs, fitted)[0] == pytest.approx(runs.seconds, rel=0.03)
     assert predict(runs, profiles)[0] == pytest.approx(predict_with(runs, fitted)[0], rel=1e-3)
     assert profiles.device["H100"].rows == 4 and profiles.device["H200"].constants == profiles.device["H100"].constants

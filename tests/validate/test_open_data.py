@@ -49,7 +49,7 @@ def test_errors_without_the_source() -> None:
 def test_the_profiles_that_ship_are_what_the_command_in_their_header_fits() -> None:
     shipped, fitted = load_profiles(), fit_profiles(DATA / "published_runs.csv")
     assert fitted.origin == shipped.origin and fitted.device.keys() == shipped.device.keys()
-    assert fitted.shared == pytest.approx(shipped.shared, rel=0.02)
+    assert fitted.shared == pytest.approx(shipped.shared, rel=0.02) and fitted.error == pytest.approx(shipped.error, rel=0.02)
     for name, device in fitted.device.items():
         assert device.constants == pytest.approx(shipped.device[name].constants, rel=0.02), name
 

@@ -41,6 +41,10 @@ class Answer:
     """The best of each family of plans, with its margin and what would have to change for it to win."""
     interrupted: bool = False
     """Whether the search was stopped: then these are the candidates so far, and a better one may be missing."""
+    scored: int = 0
+    """How many plans were scored: more than these where the whole space was, and these are its finalists."""
+    scored_by: str = ""
+    """Whose price that is, and its bound, where it is of the closed form fitted on published runs; else empty."""
 
     def save(self, path: str | Path) -> None:
         """Write the JSON form."""

@@ -10,16 +10,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..cluster import Cluster, Link
-from ..cost import Estimate, Steps
+from ..cost import Estimate
 from ..model.profile import Profile
 from ..plan import Plan
 from ..units import format_bytes, format_rate
 from .families import families_of
 from .objectives import Scored
+from .prices import prices, seconds
 from .space import spared
 from .splitting import MOST_ACTIONS
+
+if TYPE_CHECKING:
+    from .prices import Prices
 
 FACTORS = (4.0, 16.0, 64.0)
 """By how much a number is changed, up and down, until another family wins."""
@@ -61,7 +66,7 @@ class Crossing:
         return f"{'below' if self.below else 'above'} {format_rate(self.value)} {where}"
 
 
-Varied = Callable[[float], tuple[Profile, Steps, Callable[[Plan], Plan | None]]]
+Varied = Callable[[float], tuple[Profile, "Prices", Callable[[Plan], Plan | None]]]
 """A factor -> the model with a number changed, what prices it, and a plan as it is then (None: it cannot be)."""
 
 
@@ -69,7 +74,7 @@ def crossings(profile: Profile, cluster: Cluster, ranked: list[Scored]) -> list[
     """For every family that some change lets win, the nearest such change of each number."""
     winner = ranked[0][0]
     plans = _layouts(ranked)
-    steps = Steps(profile, cluster, winner.precision)
+    steps = prices(profile, cluster, winner.precision)
     found = _by_memory(cluster, [*ranked, *_spared(ranked, cluster, steps)])
     for key, now, vary in _numbers(profile, cluster, steps, plans):
         nearest: dict[str, tuple[float, str]] = {}
@@ -86,7 +91,7 @@ def overtaking(profile: Profile, cluster: Cluster, winner: Plan, rival: Plan) ->
     """The links at which one plan that fits is as fast as another; nothing else is compared with them."""
     found = []
     both = [winner, rival]
-    for key, now, vary in _numbers(profile, cluster, Steps(profile, cluster, winner.precision), both):
+    for key, now, vary in _numbers(profile, cluster, prices(profile, cluster, winner.precision), both):
         if key == "batch":
             continue
         for factor in sorted((f for k in FACTORS for f in (k, 1 / k)), key=lambda f: abs(math.log(f))):
@@ -119,14 +124,14 @@ def _layouts(ranked: list[Scored]) -> list[Plan]:
 
 
 def _numbers(
-    profile: Profile, cluster: Cluster, steps: Steps, plans: list[Plan]
+    profile: Profile, cluster: Cluster, steps: Prices, plans: list[Plan]
 ) -> Iterator[tuple[str, float, Varied]]:
     """What is changed: (key, its value now, the change)."""
 
     def linked(change: Callable[[Cluster, float], Cluster]) -> Varied:
         return lambda f: (profile, steps.on_links_of(change(cluster, f)), lambda plan: plan)
 
-    def batched(f: float) -> tuple[Profile, Steps, Callable[[Plan], Plan | None]]:
+    def batched(f: float) -> tuple[Profile, Prices, Callable[[Plan], Plan | None]]:
         sized = replace(profile, batch_size=max(1, round(profile.batch_size * f)))
         # where some pipeline would take too long to play, there is no comparison
         too_long = f > 1 and any(plan.pp > 1 and plan.pp * plan.micro * f > MOST_ACTIONS for plan in plans)
@@ -176,14 +181,10 @@ def _bisect(name: str, plans: list[Plan], vary: Varied, before: float, after: fl
 def _order(plans: list[Plan], vary: Varied, factor: float) -> list[Plan]:
     """The plans that fit when a number is changed, the fastest first."""
     profile, steps, adapted = vary(factor)
-    scored: list[tuple[float, int, Plan]] = []
-    for i, plan in enumerate(plans):
-        other = adapted(plan)
-        if other is None or other.dp * other.micro > profile.batch_size:
-            continue
-        if steps.fits(other):
-            scored.append((steps.estimate(other).step_seconds, i, other))
-    return [plan for _, _, plan in sorted(scored, key=lambda s: s[:2])]
+    found = [other for plan in plans if (other := adapted(plan)) and other.dp * other.micro <= profile.batch_size]
+    fitting = [plan for plan in found if steps.fits(plan)]
+    by = seconds(steps, fitting)
+    return [fitting[i] for i in sorted(range(len(fitting)), key=lambda i: by[i])]
 
 
 def slower(cluster: Cluster, factor: float) -> Cluster:
@@ -229,7 +230,7 @@ def _rebatched(plan: Plan, batch: int, factor: float) -> Plan | None:
     return other if dp > 1 or plan.offload != "none" else replace(other, zero=0, chunk=1)
 
 
-def _spared(ranked: list[Scored], cluster: Cluster, steps: Steps) -> list[Scored]:
+def _spared(ranked: list[Scored], cluster: Cluster, steps: Prices) -> list[Scored]:
     """What less memory would bring in: the plans that use most devices, with everything in host memory or in parts."""
     most = max(plan.ranks for plan, _ in ranked)
     whole = [p for p, _ in ranked if p.ranks == most and not p.splits_model and p.offload == "none" and p.chunk == 1]

@@ -71,9 +71,11 @@ def _way(c: Crossing, plan: str) -> str:
 
 def explain(
     profile: Profile, cluster: Cluster, ranked: list[Scored], families: tuple[Family, ...] = (),
-    objective: str = "time", *, turns: bool = False,
+    objective: str = "time", *, turns: bool = False, unfit: str = "",
 ) -> str:  # fmt: skip
-    """One paragraph: what bounds the step, how the winner uses the machine, what the others lack."""
+    """One paragraph: what bounds the step, how the winner uses the machine, what the others lack.
+
+    `unfit` says how many of how many do not fit."""
     plan, best = ranked[0]
     lines = [
         f"{plan} takes {format_seconds(best.step_seconds)} a step on {plan.ranks} of {cluster.devices} "
@@ -92,9 +94,8 @@ def explain(
         lines.append(_idle(ranked, cluster, objective))
     lines += _less(ranked, objective)
     lines += _rival(profile, cluster, ranked, families, objective, turns)
-    unfit = sum(1 for _, e in ranked if not e.fits)
     if unfit:
-        lines.append(f"{unfit} of {len(ranked)} candidates do not fit.")
+        lines.append(f"{unfit} candidates do not fit.")
     return " ".join(filter(None, lines))
 
 

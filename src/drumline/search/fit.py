@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..cluster import Cluster
 from ..cost import Steps
@@ -11,7 +12,11 @@ from ..errors import ClusterError, PlanError
 from ..model.profile import Profile
 from ..plan import Plan
 from ..plan.combinations import refusal
+from .prices import by_fit, prices
 from .space import MOST_CHUNKS, chunks, micro_batches, offloads, recomputations
+
+if TYPE_CHECKING:
+    from .prices import Prices
 
 LARGEST = 2**24
 """Samples a step beyond which nobody asks."""
@@ -62,7 +67,7 @@ def fit(
     shorter: Shorter | None = None,
 ) -> Fit:  # fmt: skip
     """How a plan fits. `tokens` and `shorter` are given where sequences of the model can be cut shorter."""
-    e = Steps(profile, cluster, plan.precision).estimate(plan)
+    e = prices(profile, cluster, plan.precision).estimate(plan)
     at_once, by = most_at_once(profile, cluster, plan.precision)
     tried = () if e.fits else tuple(_tried(profile, cluster, plan, fleet or cluster, tokens, shorter))
     return Fit(
@@ -106,7 +111,7 @@ def _tried(
     profile: Profile, cluster: Cluster, plan: Plan, fleet: Cluster, tokens: int, shorter: Shorter | None
 ) -> Iterator[Change]:
     """Every single change; of a change that has a size, the smallest that fits, or the largest that there is."""
-    here = _Trial(profile, cluster)
+    here = _Trial(profile, cluster, plan)
     for options in _plans(profile, cluster, plan, here.fits):
         found = here.first_that_fits(options)
         if found is not None:
@@ -114,10 +119,10 @@ def _tried(
     yield from _devices(profile, cluster, plan, fleet)
     batch = largest_batch(profile, cluster, plan)
     if batch:
-        yield _Trial(replace(profile, batch_size=batch), cluster).change(f"batch {batch}", plan)
+        yield _Trial(replace(profile, batch_size=batch), cluster, plan).change(f"batch {batch}", plan)
     while shorter is not None and tokens >= 256:
         tokens //= 2
-        trial = _Trial(shorter(tokens), cluster)
+        trial = _Trial(shorter(tokens), cluster, plan)
         if trial.fits(plan) or tokens < 256:
             yield trial.change(f"{tokens} tokens a sample", plan)
             return
@@ -158,7 +163,7 @@ def _devices(profile: Profile, cluster: Cluster, plan: Plan, fleet: Cluster) -> 
     while n * 2 <= min(profile.batch_size, fleet.devices):
         n *= 2
         try:
-            trial = _Trial(profile, fleet.with_devices(n))
+            trial = _Trial(profile, fleet.with_devices(n), plan)
         except ClusterError:
             break
         last = trial.change(f"--devices {n}", replace(plan, dp=n, shard=0))
@@ -171,14 +176,17 @@ def _devices(profile: Profile, cluster: Cluster, plan: Plan, fleet: Cluster) -> 
 class _Trial:
     """A model on machines, on which plans are tried."""
 
-    def __init__(self, profile: Profile, cluster: Cluster) -> None:
+    def __init__(self, profile: Profile, cluster: Cluster, first: Plan) -> None:
         self._profile, self._cluster = profile, cluster
-        self._steps: dict[str, Steps] = {}
+        # changes are compared with the plan that they change: its price model is theirs, in any precision
+        fitted = by_fit(prices(profile, cluster, first.precision))
+        self._prices: Callable[[Profile, Cluster, str], Prices] = Steps if fitted is None else prices
+        self._steps: dict[str, Prices] = {}
 
-    def steps(self, plan: Plan) -> Steps:
+    def steps(self, plan: Plan) -> Prices:
         """What prices it."""
         if plan.precision not in self._steps:
-            self._steps[plan.precision] = Steps(self._profile, self._cluster, plan.precision)
+            self._steps[plan.precision] = self._prices(self._profile, self._cluster, plan.precision)
         return self._steps[plan.precision]
 
     def fits(self, plan: Plan) -> bool:

@@ -14,6 +14,7 @@ from ..cost.traffic import Message, after_backward, after_update, messages, redu
 from ..model.profile import Profile
 from ..plan import Plan
 from ..units import format_bytes, format_count, format_rate, format_seconds
+from .prices import by_fit, prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,18 @@ def formula(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> list
     sizes = [(k, v) for k, v in e.memory_parts.items() if v]
     total = " + ".join(f"{k} {format_seconds(v)}" for k, v in times)
     parts = _Parts(profile, plan, e, cluster)
+    fitted = by_fit(prices(profile, cluster, plan.precision))
+    words = None
+    if fitted is not None and e.origin == fitted.origin:
+        from .formula_fitted import FittedWords  # here, because it brings numpy along
+
+        words = FittedWords(profile, plan, e, fitted)
+    sent = parts.sent() if words is None else [Term(k, text, v, "s") for k, text, v in words.sent()]
     return [
         Term("step", total, e.step_seconds, "s"),
         *([Term("before correction", e.correction, e.raw_seconds, "s")] if e.raw_seconds else []),
-        *(Term(k, parts.of(k), v, "s") for k, v in times),
-        *parts.sent(),
+        *(Term(k, (words or parts).of(k), v, "s") for k, v in times),
+        *sent,
         Term("hidden", "messages that run behind computation", e.hidden_seconds, "s"),
         Term("memory", " + ".join(f"{k} {format_bytes(v)}" for k, v in sizes), e.memory_bytes, "B"),
         *(Term(f"memory of {k}", parts.held(k), v, "B") for k, v in sizes),

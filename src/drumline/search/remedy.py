@@ -11,13 +11,14 @@ from ..errors import ClusterError
 from ..model.profile import Profile
 from ..plan import Plan
 from ..units import format_bytes
+from .prices import prices
 from .space import candidates, micro_batches, recomputations, smaller
 from .splitting import splits
 
 
 def least(profile: Profile, cluster: Cluster, base: Plan) -> tuple[Plan, Estimate]:
     """The plan that comes nearest to fitting, of all that there are: also those that the search did not look at."""
-    steps = Steps(profile, cluster, base.precision)
+    steps = prices(profile, cluster, base.precision)
     every = candidates(profile, cluster, base, sparing=True)
     plan = min(every, key=lambda plan: (steps.excess(plan), steps.memory(plan).total))
     return plan, steps.estimate(plan)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..cluster import Cluster
-from ..cost import Estimate, Steps
+from ..cost import Estimate
 from ..errors import DoesNotFit, PlanError
 from ..model.profile import Op, Profile
 from ..plan import Plan
@@ -16,7 +17,11 @@ from .answer import Answer, Candidate
 from .explain import alternatives, explain, reason
 from .finalists import DryRun, passed
 from .objectives import Scored, order
+from .prices import by_fit, prices
 from .space import candidates
+
+if TYPE_CHECKING:
+    from .prices import Prices
 
 Score = Callable[[Profile, Plan, Cluster], Estimate]
 
@@ -44,15 +49,19 @@ def search(
     best_first = order(objective)
     profile = _shared(profile)
     base = Plan(precision=precision or default_precision(cluster))
-    steps = Steps(profile, cluster, base.precision)
-    priced = score or (lambda _, plan, __: steps.estimate(plan))
-    offered = candidates(profile, cluster, base, steps.fits, sparing=objective == "memory")
-    scored, interrupted = _scored(profile, cluster, offered, priced)
+    by = prices(profile, cluster, base.precision)
+    found = _offered(profile, cluster, base, by, score, objective, brief=brief)
+    scored, interrupted = _scored(found.plans)
+    interrupted = interrupted or found.interrupted
+    if found.count and not interrupted and not any(e.fits for _, e in scored):
+        scored.append(remedy.least(profile, cluster, base))  # what comes nearest, should the quick count have missed it
     fitting = passed(sorted((s for s in scored if s[1].fits), key=best_first), dry_run)
     others = sorted((s for s in scored if not s[1].fits), key=lambda s: s[1].memory_bytes)
     if not fitting:
         if interrupted:
             raise KeyboardInterrupt
+        if not scored:
+            raise PlanError("there is no candidate", rule=f"batch {profile.batch_size}, {cluster.devices} devices")
         raise _nothing_fits(profile, cluster, base, fleet or cluster, brief)
     ranked = fitting + others
     best = ranked[0][1]
@@ -61,9 +70,46 @@ def search(
         for plan, e in ranked
     )
     families = () if brief else alternatives(profile, cluster, ranked, objective, turns=turns)
-    text = explain(profile, cluster, ranked, families, objective, turns=turns)
-    answer = Answer(rows, time.perf_counter() - start, text, objective, families, interrupted)
+    count = found.count or len(ranked)
+    unfit = found.unfit if found.count else len(others)
+    told = f"{unfit:,} of {count:,}" if unfit else ""
+    text = explain(profile, cluster, ranked, families, objective, turns=turns, unfit=told)
+    answer = Answer(
+        rows, time.perf_counter() - start, text, objective, families, interrupted, count, found.says
+    )
     return answer, {e.plan: e for _, e in ranked}
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """The plans to look at, with their estimates, as they come."""
+
+    plans: Iterator[Scored]
+    count: int = 0
+    """Of the whole space, where all of it was scored before; else 0."""
+    unfit: int = 0
+    """How many of them do not fit."""
+    says: str = ""
+    """Whose price it is."""
+    interrupted: bool = False
+
+
+def _offered(
+    profile: Profile, cluster: Cluster, base: Plan, by: Prices, score: Score | None, objective: str, *, brief: bool
+) -> _Offered:
+    """The finalists of the whole space, where the closed form can price all of it at once; else every candidate."""
+    sparing = objective == "memory"
+    fitted = by_fit(by)
+    if score is None and fitted is not None:
+        from .shortlist import Shortlist  # here, because they bring numpy along
+        from .whole import scored_space
+
+        space = scored_space(profile, cluster, base, fitted)
+        finalists = Shortlist(space, fitted, base, objective).scored(cluster, sparing=sparing, brief=brief)
+        return _Offered(finalists, len(space.seconds), space.unfit, fitted.says, space.interrupted)
+    each = candidates(profile, cluster, base, by.fits, sparing=sparing)
+    priced = score or (lambda _, plan, __: by.estimate(plan))
+    return _Offered((plan, priced(profile, plan, cluster)) for plan in each)
 
 
 def _shared(profile: Profile) -> Profile:
@@ -72,18 +118,14 @@ def _shared(profile: Profile) -> Profile:
     return replace(profile, layers=tuple(replace(x, ops=known.setdefault(x.ops, x.ops)) for x in profile.layers))
 
 
-def _scored(
-    profile: Profile, cluster: Cluster, offered: Iterable[Plan], score: Score
-) -> tuple[list[Scored], bool]:
+def _scored(offered: Iterable[Scored]) -> tuple[list[Scored], bool]:
     """Every candidate with its estimate, and whether somebody stopped it before the end."""
     scored: list[Scored] = []
     try:
-        for plan in offered:
-            scored.append((plan, score(profile, plan, cluster)))
+        for one in offered:
+            scored.append(one)
     except KeyboardInterrupt:
         return scored, True
-    if not scored:
-        raise PlanError("there is no candidate", rule=f"batch {profile.batch_size}, {cluster.devices} devices")
     return scored, False
 
 

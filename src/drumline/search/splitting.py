@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..cluster import Cluster
 from ..cost import Steps
@@ -15,6 +16,9 @@ from ..model.profile import Profile
 from ..model.shapes import Convolution, shape_of
 from ..plan.combinations import refusal
 from ..plan.plan import Plan
+
+if TYPE_CHECKING:
+    from .prices import Prices
 
 LONG = 4096
 """Tokens that a rank keeps at least, where tokens are divided."""
@@ -41,7 +45,7 @@ def splits(
     fits = fits or steps.fits
     again = any(x.composite for x in profile.layers)
     for shape in shapes(profile, cluster, base):
-        if not _can_be_cut(shape, steps):
+        if not can_be_cut(shape, steps):
             continue
         for zero in _levels(shape):
             for plan in _in_micro_batches(replace(shape, zero=zero), profile):
@@ -58,24 +62,24 @@ def shapes(profile: Profile, cluster: Cluster, base: Plan) -> Iterator[Plan]:
     devices, node = cluster.devices, min(cluster.devices, cluster.node.devices)
     tokens = tokens_of(profile)
     for tile in _tiles(profile, node):
-        for tp in _parts(node) if tile == (1, 1) else (1,):
-            for cp in _powers(min(node // tp, tokens // LONG)) if tile == (1, 1) else (1,):
+        for tp in parts(node) if tile == (1, 1) else (1,):
+            for cp in powers(min(node // tp, tokens // LONG)) if tile == (1, 1) else (1,):
                 inner = tp * cp * tile[0] * tile[1]
                 if devices > node and node % inner:
                     continue  # some group would lie across two nodes
                 deepest = min(devices // inner, _layers(profile), max(LEAST_DEEP, devices // node))
-                for pp in _powers(deepest) if tile == (1, 1) else (1,):
+                for pp in powers(deepest) if tile == (1, 1) else (1,):
                     dp = min(devices // (inner * pp), profile.batch_size)
                     if inner * pp > 1:
                         yield replace(base, dp=dp, tp=tp, cp=cp, pp=pp, tile=tile)
 
 
-def _parts(node: int) -> list[int]:
+def parts(node: int) -> list[int]:
     """Over how many devices of a node features can lie: powers of two, and what divides the node."""
     return [n for n in range(1, node + 1) if n & (n - 1) == 0 or node % n == 0]
 
 
-def _powers(most: int) -> Iterator[int]:
+def powers(most: int) -> Iterator[int]:
     n = 1
     while n <= max(1, most):
         yield n
@@ -88,7 +92,7 @@ def _tiles(profile: Profile, node: int) -> Iterator[tuple[int, int]]:
     first = next((s for x in profile.layers for op in x.ops if isinstance(s := shape_of(op), Convolution)), None)
     if first is None:
         return
-    for rows in _powers(min(node, first.rows // SMALLEST_TILE)):
+    for rows in powers(min(node, first.rows // SMALLEST_TILE)):
         for columns in (rows // 2, rows):
             if 1 < rows * columns <= node and columns >= 1 and first.columns // columns >= SMALLEST_TILE:
                 yield rows, columns
@@ -108,10 +112,10 @@ def _levels(shape: Plan) -> tuple[int, ...]:
 def _in_micro_batches(plan: Plan, profile: Profile) -> Iterator[Plan]:
     most = profile.batch_size // plan.dp
     if plan.pp == 1:
-        yield from (replace(plan, micro=m) for m in _powers(most))
+        yield from (replace(plan, micro=m) for m in powers(most))
         return
     counts = {plan.pp * k for k in ROUNDS if plan.pp * k <= most}
-    for micro in sorted(m for m in counts | {max(_powers(most))} if m * plan.pp <= MOST_ACTIONS):
+    for micro in sorted(m for m in counts | {max(powers(most))} if m * plan.pp <= MOST_ACTIONS):
         yield replace(plan, micro=micro)
         if micro <= FEW * plan.pp:
             yield replace(plan, micro=micro, schedule="zero-bubble")
@@ -119,7 +123,7 @@ def _in_micro_batches(plan: Plan, profile: Profile) -> Iterator[Plan]:
                 yield replace(plan, micro=micro, schedule="interleaved", virtual=2)
 
 
-def _can_be_cut(shape: Plan, steps: Steps) -> bool:
+def can_be_cut(shape: Plan, steps: Prices) -> bool:
     """Whether the model has what the plan divides: heads that tp divides, tokens, images."""
     try:
         steps.divided.local(shape)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..cluster import Cluster
-from ..cost import Estimate
 from ..cost.what_if import what_if as changed
 from ..errors import DoesNotFit, InputError
 from ..model.profile import Profile
+from ..plan import Plan
 from ..units import parse_bytes
+from .prices import prices
 from .search import search
 
 SHORT = {
@@ -83,23 +84,27 @@ def compare(
 ) -> Compared:  # fmt: skip
     """Both answers."""
     other, machines = with_changes(profile, cluster, fleet, changes)
-    before, _ = _side(profile, cluster, precision, objective)
-    after, estimates = _side(other, machines, precision, objective)
-    same = estimates.get(before.plan)
-    kept = same.step_seconds if same is not None and same.fits else 0.0
-    return Compared(tuple(changes), before, after, kept)
+    before = _side(profile, cluster, precision, objective)
+    after = _side(other, machines, precision, objective)
+    return Compared(tuple(changes), before, after, _kept(before.plan, other, machines))
 
 
-def _side(
-    profile: Profile, cluster: Cluster, precision: str | None, objective: str
-) -> tuple[Side, dict[str, Estimate]]:
+def _kept(plan: str, profile: Profile, cluster: Cluster) -> float:
+    """Seconds of a plan on other machines or with another batch; 0 where it cannot run or does not fit there."""
+    same = Plan.parse(plan)
+    if not plan or same.ranks > cluster.devices or same.dp * same.micro > profile.batch_size:
+        return 0.0
+    e = prices(profile, cluster, same.precision).estimate(same)
+    return e.step_seconds if e.fits else 0.0
+
+
+def _side(profile: Profile, cluster: Cluster, precision: str | None, objective: str) -> Side:
     try:
         answer, estimates = search(profile, cluster, precision=precision, objective=objective, brief=True)
     except DoesNotFit as e:
-        return Side("", 0.0, 0.0, 0.0, {}, cluster.devices, profile.batch_size, f"{e.what}: {e.rule}"), {}
+        return Side("", 0.0, 0.0, 0.0, {}, cluster.devices, profile.batch_size, f"{e.what}: {e.rule}")
     best = estimates[answer.candidates[0].plan]
-    side = Side(
+    return Side(
         best.plan, best.step_seconds, profile.batch_size / best.step_seconds, best.memory_bytes,
         {k: v for k, v in best.parts.items() if v}, cluster.devices, profile.batch_size, answer.explanation,
     )  # fmt: skip
-    return side, estimates

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..cluster import Cluster
-from ..cost import Estimate, Steps
+from ..cost import Estimate
 from ..errors import InputError, PlanError
 from ..model.profile import Profile
 from ..plan import Plan, check
 from ..plan.combinations import refusal
 from ..plan.imported import Imported
+from .prices import prices
 from .search import default_precision
 
 OPEN: dict[str, tuple[object, ...]] = {"zero": (0, 1, 2, 3), "offload": ("none", "optimizer", "all")}
@@ -56,10 +57,10 @@ def choose(
     plans = list(allowed(profile, cluster, asked, precision))
     if len(plans) == 1:
         check(plans[0])
-        steps = Steps(profile, cluster, plans[0].precision)
+        steps = prices(profile, cluster, plans[0].precision)
         return Within(profile, ((plans[0], steps.estimate(plans[0])),))
     found, reason = [], None
-    steps_by = {p.precision: Steps(profile, cluster, p.precision) for p in plans}
+    steps_by = {p.precision: prices(profile, cluster, p.precision) for p in plans}
     for plan in plans:
         try:
             if not refusal(plan):

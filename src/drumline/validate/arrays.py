@@ -66,13 +66,17 @@ def arrays(runs: Sequence[Run]) -> Runs:
         copied=[r.software.copied for r in runs],
         overlap_dp=[r.software.overlap_dp for r in runs],
         overlap_tp=[r.software.overlap_tp for r in runs],
+        # gradients of sharded parameters travel in 16 bits, and so do parameters; an optimizer that is sharded without
+        # overlap still sums everywhere, and then keeps its part
+        wire=[2.0 if r.zero == 3 else r.software.gradient for r in runs], spread=2.0,
+        ahead=[r.software.overlap_dp for r in runs], scattered=[r.software.overlap_dp for r in runs], often=0.0,
     )  # fmt: skip
     machines = Machines.of(
         peak=[r.sheet.peaks[r.software.precision] for r in runs],
         peak16=[r.sheet.peaks["fp16" if r.software.low else r.software.precision] for r in runs],
         bandwidth=[r.sheet.bandwidth for r in runs], memory=[r.sheet.memory for r in runs],
         link=[r.link for r in runs], node=[min(r.node, r.ranks) for r in runs], network=[r.network for r in runs],
-        power=[r.sheet.power for r in runs],
+        start=0.0, start_network=0.0, power=[r.sheet.power for r in runs],
     )  # fmt: skip
     return Runs(
         models, layouts, machines,

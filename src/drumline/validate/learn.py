@@ -116,8 +116,11 @@ def _parts(runs: Runs, chips: tuple[str, ...]) -> tuple[_Part, _Part]:
     )
 
 
-def profiles_of(runs: Runs, fitted: Fitted, origin: str) -> Profiles:
-    """A fit as profiles: what is shared, and one table for every device type that has a data sheet."""
+def profiles_of(runs: Runs, fitted: Fitted, origin: str, error: float) -> Profiles:
+    """A fit as profiles: what is shared, and one table for every device type that has a data sheet.
+
+    `error` is what nine of ten times are predicted to within, each without its source.
+    """
     shared = dict(zip(NAMES, np.exp(fitted.time[: len(NAMES)]), strict=True))
     shared |= dict(zip(MEMORY, np.exp(fitted.memory), strict=True))
     rows = Counter(c for c, s in zip(runs.chips, runs.seconds, strict=True) if np.isfinite(s))
@@ -131,7 +134,8 @@ def profiles_of(runs: Runs, fitted: Fitted, origin: str) -> Profiles:
             f"fitted on {rows[chip]} published runs" + (f" of {chip}, the same chip" if chip != kind else "")
         )  # fmt: skip
         devices[kind] = Device(origin=said, rows=rows[chip], constants=own)
-    return Profiles(shared={k: _round(v) for k, v in shared.items()}, device=devices, origin=origin)
+    rounded = {k: _round(v) for k, v in shared.items()}
+    return Profiles(shared=rounded, device=devices, origin=origin, error=_round(max(error, 1e-3)))
 
 
 def _unpack(runs: Runs, chips: tuple[str, ...], x: Array) -> Constants:

@@ -108,7 +108,10 @@ def fit_profiles(path: str | Path) -> Profiles:
     if not count:
         raise InputError("no row has a time to fit", where=str(path))
     sources = len(set(columns.sources))
-    return profiles_of(columns, learn(columns), f"{count} times of {sources} sources in {Path(path).name}")
+    off = overall(relative(leave_one_out(columns)[0], columns.seconds))
+    assert off is not None
+    origin = f"{count} times of {sources} sources in {Path(path).name}"
+    return profiles_of(columns, learn(columns), origin, off.p90)
 
 
 def _table(sources: Sequence[str], seconds: Array, taken: Array, measured: Array, memory: Array) -> Table:

@@ -8,7 +8,7 @@ from ...cluster import Cluster
 from ...errors import ClusterError
 from .constants import Constants
 from .inputs import Machines
-from .profiles import REFERENCE, Profiles, load_profiles
+from .profiles import REFERENCE, Device, Profiles, load_profiles
 
 TYPES = (
     "V100", "A100-40", "A100", "A100-PCIe", "A800", "H100", "H100-PCIe", "H800", "H200", "B200", "GB200", "MI250X",
@@ -45,6 +45,11 @@ def constants_for(cluster: Cluster, profiles: Profiles | None = None) -> Constan
     return (profiles or load_profiles()).constants(SAME_CHIP.get(kind, kind), best_product(cluster))
 
 
+def profile_for(cluster: Cluster, profiles: Profiles | None = None) -> Device | None:
+    """The profile of a cluster's device type, if there is one."""
+    return (profiles or load_profiles()).device.get(type_of(cluster.device.name) or "")
+
+
 def machines_for(cluster: Cluster, precision: str) -> Machines:
     """A cluster's numbers as one row of arrays."""
     device = cluster.device
@@ -57,5 +62,6 @@ def machines_for(cluster: Cluster, precision: str) -> Machines:
     return Machines.of(
         peak=device.peak[precision], peak16=half if precision == "fp8" else device.peak[precision],
         bandwidth=device.bandwidth, memory=device.memory, link=cluster.node.link.bandwidth,
-        node=cluster.node.devices, network=link.bandwidth, power=1.0,
+        node=cluster.node.devices, network=link.bandwidth, start=cluster.node.link.alpha, start_network=link.alpha,
+        power=1.0,
     )  # fmt: skip

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-T = TypeVar("T", bound="_Columns")
+T = TypeVar("T", bound="Columns")
 
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-2p")
 """Pipeline orders by their code; the last one holds twice the activations of the one before, and has no bubble."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class Columns:
     """Columns of equal length; a number stands for a column of it."""
 
     @classmethod
@@ -32,7 +32,7 @@ class _Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Models(_Columns):
+class Models(Columns):
     """Transformers by their numbers."""
 
     layers: Array
@@ -87,7 +87,7 @@ class Models(_Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class Layouts(_Columns):
+class Layouts(Columns):
     """How the step is split and run."""
 
     tp: Array
@@ -129,6 +129,16 @@ class Layouts(_Columns):
     """How gradients travel: 0 after the backward, 1 beside it."""
     overlap_tp: Array
     """1 where products are cut so that tensor-parallel messages travel beside them."""
+    wire: Array
+    """Bytes of a gradient as it travels."""
+    spread: Array
+    """Bytes of an updated parameter as it travels to the ranks that did not update it."""
+    ahead: Array
+    """1 where these travel beside the next forward, 0 where it waits for them."""
+    scattered: Array
+    """1 where ranks that share an optimizer's states get their part of the sums; 0 where all of them get all of it."""
+    often: Array
+    """1 where gradients travel in every micro-batch, 0 where once a step."""
 
     @property
     def ranks(self) -> Array:
@@ -137,7 +147,7 @@ class Layouts(_Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class Machines(_Columns):
+class Machines(Columns):
     """Data-sheet numbers of the devices and their links."""
 
     peak: Array
@@ -152,6 +162,10 @@ class Machines(_Columns):
     """Devices that such links join."""
     network: Array
     """Bytes per second of one node's ports, one direction."""
+    start: Array
+    """Seconds before the first byte of a message inside a node; counts where it is more than the fitted constants."""
+    start_network: Array
+    """The same between nodes."""
     power: Array
     """The device's power limit as a share of its type's own."""
 
@@ -161,6 +175,7 @@ def recomputed(kind: str) -> tuple[float, float, float]:
     return {
         "none": (0.0, 0.0, 0.0),
         "selective": (0.0, 1.0, 0.0),
+        "passes": (0.0, 0.0, 1.0),
         "operators": (0.5, 0.0, 1.0),
         "half": (0.5, 0.5, 0.5),
         "full": (1.0, 1.0, 1.0),

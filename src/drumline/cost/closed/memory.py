@@ -108,7 +108,8 @@ def kept_per_token(models: Models, layouts: Layouts) -> tuple[Array, Array]:
     everything = norms + maps + scores
     full = layouts.again_products >= 1
     attention = (layouts.again_attention > 0) & (layouts.again_products == 0)
-    left = np.where(full, entry, np.where(attention, norms + maps, everything))
+    passes = (layouts.again_passes > 0) & (layouts.again_products == 0)
+    left = np.where(full, entry, np.where(attention, norms + maps, np.where(passes, entry + maps + scores, everything)))
     return everything, np.where((layouts.again_products > 0) & ~full, 0.5 * everything, left)
 
 
@@ -116,7 +117,7 @@ def in_flight(layouts: Layouts, place: int) -> Array:
     """Micro-batches whose activations stage `place` holds at once."""
     pp, m = layouts.pp, layouts.micro
     plain = np.minimum(m, np.maximum(1.0, pp - place))
-    turns = np.minimum(m, pp) + (pp - 1.0 - 2.0 * place) / layouts.virtual
+    turns = np.minimum(m, pp + (pp - 1.0 - 2.0 * place) / layouts.virtual)
     held = np.where(layouts.order == _INTERLEAVED, turns, plain)
     held = np.where(layouts.order == _GPIPE, m, held)
     return np.where(layouts.order == _DOUBLE, np.minimum(m, 2.0 * pp - 1.0), np.maximum(1.0, held))
@@ -124,7 +125,7 @@ def in_flight(layouts: Layouts, place: int) -> Array:
 
 def _states(layouts: Layouts, weights: Array) -> list[Array]:
     """[parameters, gradients, optimizer] of a stage."""
-    shared = np.where(layouts.zero >= 3, layouts.shard, layouts.dp) * layouts.cp
+    shared = layouts.shard * layouts.cp
     copy = np.where(layouts.master > 0, HALF, np.where(layouts.gradient > HALF, SINGLE, HALF))
     parameters = copy * weights / np.where(layouts.zero >= 3, shared, 1.0)
     # where no product adds to the sum in fp32, a gradient in 16 bits stands beside it

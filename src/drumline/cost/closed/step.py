@@ -35,11 +35,17 @@ class StepTimes:
     bubble: Array
     optimizer: Array
     overhead: Array
+    hidden: Array
+    """Messages that travel beside computation: no part of the step."""
 
     @property
     def total(self) -> Array:
         """All of it."""
-        return np.asarray(sum(getattr(self, f.name) for f in fields(self)), dtype=np.float64)
+        return np.asarray(sum(getattr(self, name) for name in PARTS), dtype=np.float64)
+
+
+PARTS = tuple(f.name for f in fields(StepTimes) if f.name != "hidden")
+"""The parts that add up to a step."""
 
 
 def step_times(models: Models, layouts: Layouts, machines: Machines, c: Constants) -> StepTimes:
@@ -71,12 +77,13 @@ def step_times(models: Models, layouts: Layouts, machines: Machines, c: Constant
     bubble = _BUBBLE[layouts.order.astype(int)] * filled / layouts.virtual
     whole = m * (slowest + add)
     optimizer = _update(layouts, machines, c, held)
-    dp = _exposed_dp(layouts, t, c, whole, p, held)
+    sent, dp = _replicas(layouts, t, c, whole, p, held)
     slower = c.straggle * np.log2(np.maximum(1.0, layouts.ranks / machines.node))
     step = forward + backward + again + m * count * (tp + cp + ep) + pipe + bubble + optimizer + dp
     return StepTimes(
         forward=forward, backward=backward, recompute=again, tp=m * count * tp, cp=m * count * cp, ep=m * count * ep,
         pp=pipe, dp=dp, bubble=bubble, optimizer=optimizer, overhead=c.step + slower * step,
+        hidden=sent - dp + m * (count * (tp / exposed - tp + t.cp - cp) + t.pipe) - pipe,
     )  # fmt: skip
 
 
@@ -90,22 +97,26 @@ def _accumulate(layouts: Layouts, machines: Machines, c: Constants, held: Stages
 
 def _update(layouts: Layouts, machines: Machines, c: Constants, held: Stages) -> Array:
     """Seconds of the optimizer on what a rank updates."""
-    shared = np.where(layouts.zero >= 3, layouts.shard, layouts.dp) * layouts.cp
+    shared = layouts.shard * layouts.cp
     own = held.weights_per_rank / np.where(layouts.zero >= 1, shared, 1.0)
     return c.update * UPDATE_BYTES * own / (machines.bandwidth * c.stream)
 
 
-def _exposed_dp(layouts: Layouts, t: Traffic, c: Constants, whole: Array, p: Pieces, held: Stages) -> Array:
-    """What the step waits for of parameters and gradients that travel between replicas.
+def _replicas(
+    layouts: Layouts, t: Traffic, c: Constants, whole: Array, p: Pieces, held: Stages
+) -> tuple[Array, Array]:
+    """(what replicas send each other of parameters and gradients, what the step waits for of it).
 
-    zero=3 gathers twice and scatters once a micro-batch; others send once a step, beside the last backward or after it.
+    zero=3 gathers twice and scatters once a micro-batch; others send once a step, or gradients in every micro-batch,
+    beside the backward or after it.
     """
     m = layouts.micro
-    sharded = layouts.zero >= 3
-    sent = np.where(sharded, m * (2.0 * t.gather + t.scatter), t.scatter + t.spread)
+    sharded, often = layouts.zero >= 3, (layouts.zero >= 3) | (layouts.often > 0)
+    late = np.where(sharded | (layouts.ahead > 0), 0.0, t.spread)
+    sent = np.where(sharded, m * (2.0 * t.gather + t.scatter), np.where(often, m, 1.0) * t.scatter + t.spread - late)
     # interleaved parts finish one after the other while the last round of micro-batches runs
     rounds = np.where(layouts.virtual > 1, np.minimum(m, layouts.pp), 1.0)
-    room = np.where(sharded, whole, rounds * held.first * (p.backward + p.again))
+    room = np.where(often, whole, rounds * held.first * (p.backward + p.again))
     over = np.maximum(0.0, sent - room)
-    hidden = sent - over
-    return np.where(layouts.overlap_dp > 0, over + c.exposed_dp * hidden, sent)
+    beside = over + c.exposed_dp * (sent - over)
+    return sent + late, np.where(layouts.overlap_dp > 0, beside, sent) + late

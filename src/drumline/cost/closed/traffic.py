@@ -47,6 +47,8 @@ def half_ring(
     within = np.where(inside > 1, moved / np.maximum(link, 1.0), 0.0)
     between = np.where(nodes > 1, crossing / np.maximum(port, 1.0), 0.0)
     start = np.where(ranks > 1, c.message, 0.0) + np.where(nodes > 1, c.hop * ranks, 0.0)
+    slow = np.log2(np.maximum(1.0, inside)) * machines.start + np.log2(nodes) * machines.start_network
+    start = np.maximum(start, slow)  # a tree at least, where single messages start slowly
     # rings through several nodes use links and ports at once
     return np.asarray(calls * (np.maximum(within, between) + start), dtype=np.float64)
 
@@ -70,32 +72,29 @@ def traffic(models: Models, layouts: Layouts, machines: Machines, c: Constants, 
     inside = np.clip(beside, 1.0, replicas)
     rings = np.maximum(1.0, np.minimum(machines.node, layouts.ranks) / inside)
     held = stages.weights_per_rank
-    ring = np.where(layouts.zero >= 3, np.minimum(layouts.shard * cp, replicas), replicas)
+    ring = np.where(layouts.zero >= 1, np.minimum(layouts.shard * cp, replicas), replicas)
     ring_in = np.minimum(inside, ring)
 
     units = np.where(layouts.zero >= 3, models.layers, 1.0)
-    sent = np.where(layouts.zero >= 3, HALF, layouts.gradient)  # gradients of sharded parameters travel in 16 bits
 
     def over(size: Array) -> Array:
         return half_ring(size, ring, ring_in, rings, machines, c, calls=units)
 
     across = half_ring(
-        sent * held / np.maximum(1.0, ring), replicas / ring, np.ones_like(ring),
+        layouts.wire * held / np.maximum(1.0, ring), replicas / ring, np.ones_like(ring),
         np.minimum(machines.node, layouts.ranks), machines, c,
     )  # fmt: skip
-    whole = over(sent * held)
-    copies = over(HALF * held)
-    # an optimizer that is sharded without overlap still sums everywhere, and then keeps its part
-    kept = (layouts.zero >= 1) & (layouts.overlap_dp > 0)
+    whole = over(layouts.wire * held)
+    kept = (layouts.zero >= 1) & (layouts.scattered > 0)
     scatter = np.where(kept, whole + 2.0 * np.where(replicas > ring, across, 0.0), 2.0 * whole)
     return Traffic(
         tp_forward=np.where(tp > 1, 4.0 * tp_half, 0.0),
         cp=np.where(cp > 1, 3.0 * cp_half, 0.0),
         ep=np.where(ep > 1, 4.0 * ep_half, 0.0),
         pipe=np.where(layouts.pp > 1, pipe, 0.0),
-        gather=np.where((layouts.zero >= 3) & (ring > 1), copies, 0.0),
+        gather=np.where((layouts.zero >= 3) & (ring > 1), over(HALF * held), 0.0),
         scatter=np.where(replicas > 1, scatter, 0.0),
-        spread=np.where((replicas > 1) & (layouts.zero >= 1) & (layouts.zero < 3), copies, 0.0),
+        spread=np.where((replicas > 1) & (layouts.zero >= 1) & (layouts.zero < 3), over(layouts.spread * held), 0.0),
     )
 
 
@@ -104,5 +103,7 @@ def _between_stages(wide: Array, layouts: Layouts, machines: Machines, c: Consta
     stride = layouts.tp * layouts.dp * layouts.cp
     size = wide / layouts.tp  # tensor-parallel ranks hold the same: each sends its part
     port = machines.network / np.minimum(machines.node, layouts.ranks)
-    rate = c.pipe * np.where(stride >= machines.node, np.minimum(port, machines.link), machines.link)
-    return np.asarray(2.0 * layouts.virtual * (size / rate + c.message), dtype=np.float64)
+    far = stride >= machines.node
+    rate = c.pipe * np.where(far, np.minimum(port, machines.link), machines.link)
+    start = np.maximum(c.message, np.where(far, machines.start_network, machines.start))
+    return np.asarray(2.0 * layouts.virtual * (size / rate + start), dtype=np.float64)

@@ -1,0 +1,38 @@
+"""What prices plans in a search: the closed form fitted on published runs, where it knows the model and the machines;
+else `Steps`, from data sheets or measurements. One question has one of them, for all that is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..cluster import Cluster
+from ..cost import Steps
+from ..model.profile import Profile
+from ..plan import Plan
+
+if TYPE_CHECKING:
+    from ..cost.closed import FittedSteps
+
+    Prices = Steps | FittedSteps
+
+
+def prices(profile: Profile, cluster: Cluster, precision: str) -> Prices:
+    """What prices plans of one precision for a model on a cluster."""
+    if profile.origin == "formula" and any(op.kind == "attention" for x in profile.layers for op in x.ops):
+        from ..cost.closed import fitted_for  # here, because it brings numpy along
+
+        return fitted_for(profile, cluster, precision) or Steps(profile, cluster, precision)
+    return Steps(profile, cluster, precision)
+
+
+def by_fit(by: Prices) -> FittedSteps | None:
+    """The closed form, where it is what prices."""
+    return None if isinstance(by, Steps) else by
+
+
+def seconds(by: Prices, plans: Sequence[Plan]) -> list[float]:
+    """The step of each plan; all at once where that is quicker."""
+    fitted = by_fit(by)
+    return fitted.seconds(plans) if fitted is not None else [by.estimate(p).step_seconds for p in plans]
