@@ -36,7 +36,7 @@ class Samples(torch.utils.data.Dataset[Any]):
         return self._x[i], self._y[i]
 
 
-def _job(model: Callable[[], nn.Module], batch: int, data: Callable[[int], Any], loss: Any = F.cross_entropy) -> Job:
+def job_of(model: Callable[[], nn.Module], batch: int, data: Callable[[int], Any], loss: Any = F.cross_entropy) -> Job:
     adam = partial(torch.optim.AdamW, lr=1e-3)
     return Job(model=model, loss=loss, optimizer=adam, data=partial(data, KEPT * batch), batch_size=batch)
 
@@ -140,29 +140,29 @@ def _wide() -> nn.Module:
 def gpt() -> Job:
     """4 blocks of width 256, 128 tokens."""
     size = Size(context=128, width=256, heads=4, blocks=4)
-    return _job(partial(GPT, size), 8, lambda n: Tokens(n, size.context), loss_of)
+    return job_of(partial(GPT, size), 8, lambda n: Tokens(n, size.context), loss_of)
 
 
 def cnn() -> Job:
     """Residual blocks."""
-    return _job(CNN, 32, lambda n: Samples(n, (3, 32, 32), 10))
+    return job_of(CNN, 32, lambda n: Samples(n, (3, 32, 32), 10))
 
 
 def mlp() -> Job:
     """One layer is far larger than the others."""
-    return _job(_wide, 128, lambda n: Samples(n, (256,), 10))
+    return job_of(_wide, 128, lambda n: Samples(n, (256,), 10))
 
 
 def unet() -> Job:
     """Pictures of 64 x 64, a class for each point."""
-    return _job(UNet, 16, lambda n: Samples(n, (1, 64, 64), 4, (64, 64)))
+    return job_of(UNet, 16, lambda n: Samples(n, (1, 64, 64), 4, (64, 64)))
 
 
 def lstm() -> Job:
     """Series of 32 vectors."""
-    return _job(Recurrent, 32, lambda n: Samples(n, (32, 64), 10))
+    return job_of(Recurrent, 32, lambda n: Samples(n, (32, 64), 10))
 
 
 def moe() -> Job:
     """64 tokens a sample, four experts a layer."""
-    return _job(Experts, 16, lambda n: Samples(n, (64, 256), 10))
+    return job_of(Experts, 16, lambda n: Samples(n, (64, 256), 10))

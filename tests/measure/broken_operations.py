@@ -25,6 +25,7 @@ def refused(rank: int, size: int, device: torch.device) -> bool:
 
 def dies(rank: int, size: int, device: torch.device) -> bool:
     if rank == 1:
+        os.write(2, b"much before\nthe last words of rank 1\n")
         os.abort()
     return right(rank, size, device)
 
@@ -33,3 +34,18 @@ def hangs(rank: int, size: int, device: torch.device) -> bool:
     if rank == 1:
         time.sleep(60)
     return True
+
+
+def slow(rank: int, size: int, device: torch.device) -> bool:
+    """Right, and one rank is later than the other by a second."""
+    done = right(rank, size, device)
+    if rank == 0:
+        time.sleep(1.0)
+    return done
+
+
+def gives_up(rank: int, size: int, device: torch.device) -> bool:
+    """One rank comes so late that the other has an error of its backend by then, if the backend has little patience."""
+    if rank == 1:
+        time.sleep(1.0)
+    return right(rank, size, device)

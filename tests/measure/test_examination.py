@@ -24,22 +24,36 @@ from drumline.measure.doctor import (
 
 def test_every_way_to_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What dies or hangs ends its processes, and what stands after it is tried in new ones."""
-    monkeypatch.setattr(matrix, "PATIENCE", 1.0)
+    monkeypatch.setattr(matrix, "PATIENCE", (1.0, 2.0))
     operations = {
         "first": broken.right, "wrong": broken.wrong, "refused": broken.refused, "dies": broken.dies,
         "after a death": broken.right, "hangs": broken.hangs, "last": broken.right,
     }  # fmt: skip
     heard: list[str] = []
     trials = try_column(Column("gloo", "cpu", 2), operations=operations, on_trial=lambda t: heard.append(t.operation))
-    assert {t.operation: t.state for t in trials} == {
+    found = {t.operation: (t.state, t.why) for t in trials}
+    assert {name: state for name, (state, _) in found.items()} == {
         "first": "ok", "wrong": "wrong", "refused": "refused", "dies": "aborts", "after a death": "ok",
         "hangs": "hangs", "last": "ok",
-    }  # fmt: skip
-    why = {t.operation: t.why for t in trials}
-    assert why["refused"] == "RuntimeError: this backend has no such operation"
-    assert why["dies"] == "rank 1 was ended by SIGABRT"
-    assert why["hangs"] == "no answer within 2 s"
+    }, found  # fmt: skip
+    assert found["refused"][1] == "RuntimeError: this backend has no such operation"
+    assert found["dies"][1] == "rank 1 was ended by SIGABRT: the last words of rank 1"
+    assert found["hangs"][1] == "no answer within 4 s"
     assert heard == list(operations)
+
+
+def test_a_death_is_that_of_its_own_operation() -> None:
+    """Rank 1 is done with the first, and would die in the second before rank 0 has said how the first went."""
+    trials = try_column(Column("gloo", "cpu", 2), operations={"slow": broken.slow, "dies": broken.dies})
+    assert [(t.operation, t.state) for t in trials] == [("slow", "ok"), ("dies", "aborts")], trials
+
+
+def test_a_busy_machine_is_not_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes longer than the first patience, or gives up by itself, is tried again with the second."""
+    monkeypatch.setattr(matrix, "PATIENCE", (0.25, 10.0))
+    operations = {"first": broken.right, "slow": broken.slow, "gives up": broken.gives_up, "last": broken.right}
+    trials = try_column(Column("gloo", "cpu", 2), operations=operations)
+    assert [(t.operation, t.state) for t in trials] == [(name, "ok") for name in operations], trials
 
 
 def test_a_column_that_cannot_start() -> None:
@@ -71,6 +85,14 @@ def test_what_trials_mean(trial: Trial, state: str) -> None:
     (finding,) = judge([trial])
     assert finding.state == state
     assert bool(finding.remedy) == (state != "ok")
+
+
+def test_what_there_was_no_time_for_is_no_problem() -> None:
+    done, left = Trial("gloo", "cpu", "all_reduce float32", "ok"), Trial("gloo", "cpu", "barrier", "not tried", "15 s were over")
+    (finding,) = judge([done, left])
+    assert (finding.state, finding.value) == ("note", "barrier not tried: 15 s were over")
+    (finding,) = judge([Trial("gloo", "cpu", "barrier", "not tried", "torch was built without gloo")])
+    assert finding.state == "problem"
 
 
 def test_all_columns_have_gloo_first() -> None:

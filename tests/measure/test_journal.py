@@ -63,7 +63,7 @@ def test_shapes_are_bounded_and_the_same_in_every_run() -> None:
 def test_curves_are_left_of_shapes() -> None:
     """Where no shape is known, the work alone tells: one point for every fourfold."""
     shapes = [(1.0, n, n, n) for n in (64.0, 80.0, 512.0)]
-    points = along_work([Spot("matmul", s, Timing(work_of("matmul", s) / 1e12, 0.01)) for s in shapes])
+    points = along_work([Spot("matmul", s, Timing(work_of("matmul", s) / 1e12, 0.01)) for s in shapes], 4.0)
     assert [p.kernel for p in points] == ["matmul", "matmul"]
     assert all(p.rate == pytest.approx(1e12) for p in points)
     assert points[0].size < points[1].size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +94,8 @@ class Device:
     """Time that one operator costs however small it is."""
     start: dict[str, Seconds] = field(default_factory=dict)
     """What a GPU's host takes to start an operator, by where it is: `forward`, `backward`, `update` (for a tensor), and
-    `watched`, which is more for each of a layer that is recomputed selectively; `launch` where it is not given."""
+    `watched`, which is more for each of a layer that is recomputed selectively; `launch` where it is not given. Of a
+    CPU `update` alone: what an optimizer takes for a tensor beside its kernels."""
     context: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
     """Memory that the framework takes before the first tensor."""
     workspace: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
@@ -101,7 +103,8 @@ class Device:
     threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """Of a CPU rank: how many it was measured with, and is run with; 0 leaves it to the launcher."""
     situ: dict[str, Annotated[float, Field(ge=1, le=100)]] = field(default_factory=dict)
-    """By what factor kernels in a training step take longer than alone: `compute`, `conv`, `update`; 1 if not given."""
+    """By what factor kernels in a training step take longer than alone: `compute`, `conv`, `update`; 1 if not given.
+    Of a CPU `compute_forward`, `compute_backward`, ... where both were measured."""
     host: Host | None = None
     """Of a GPU: what offloading goes to; None where it is not known, and then offloading cannot be priced."""
     curve: tuple[Curve, ...] = ()
@@ -158,6 +161,9 @@ class Cluster:
     """What a small message costs in the middle of a step, where ranks arrive apart; 0 if only its own time is known."""
     unit: Seconds = 0.0
     """What sharding one unit costs a step beyond its messages: bookkeeping, copies, ranks that arrive apart."""
+    fewer: dict[str, Annotated[float, Field(gt=0, le=100)]] = field(default_factory=dict)
+    """By how many ranks of a node work: the factor on what each takes to compute. Measured beside all others, ranks
+    that share cores and memory are faster when some of them are idle."""
     spread: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The relative spread of repeated measurements (half of the interquartile range over the median)."""
     collective: tuple[Table, ...] = ()
@@ -192,6 +198,14 @@ class Cluster:
                 fix=f"--devices {n - n % self.node.devices} or {n + self.node.devices - n % self.node.devices}",
             )
         return dataclasses.replace(self, network=dataclasses.replace(self.network, nodes=n // self.node.devices))
+
+    def pace(self, ranks: int) -> float:
+        """The factor on what a rank computes when so many work, and the other devices of its node are idle."""
+        known = sorted((int(k), factor) for k, factor in self.fewer.items())
+        for (a, low), (b, high) in itertools.pairwise(known):
+            if a <= ranks < b:
+                return low + (high - low) * (ranks - a) / (b - a)
+        return 1.0
 
     def with_memory(self, size: float) -> Cluster:
         """The same machines with `size` bytes a device."""

@@ -19,6 +19,11 @@ NEAREST = 12
 FLAT = 0.05
 """How strongly planes are kept from tilting, where few shapes say how."""
 
+BLOCK = 16
+"""Channels that a CPU's vectors hold at once."""
+APART = 3.0
+"""On a CPU, convolutions that step or have groups are other kernels."""
+
 WIDTH = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 """Bytes of a value by type; 4 where it is not said."""
 
@@ -88,20 +93,35 @@ _AMOUNTS: dict[str, Callable[[Sequence[float]], Amount]] = {
 }
 
 
-def _place(kind: str, shapes: Any) -> Any:
-    """Where shapes lie, so that what behaves alike is near: a convolution knows samples times places only."""
+def _place(kind: str, shapes: Any, apart: float = 1.0) -> Any:
+    """Where shapes lie, so that what behaves alike is near: a convolution knows samples times places only.
+
+    `apart` is how much farther strides and groups are from each other than other sizes.
+    """
     import numpy as np
 
     logs = np.log(np.array(shapes, dtype=float))
     if kind in ("conv", "conv_backward"):
         rows = logs[..., :1] + logs[..., 3:4]
-        logs = np.concatenate([rows, logs[..., 1:3], logs[..., 4:7], 4 * logs[..., 7:]], axis=-1)
+        steps = apart * logs[..., 5:7]
+        logs = np.concatenate([rows, logs[..., 1:3], logs[..., 4:5], steps, 4 * logs[..., 7:]], axis=-1)
     return logs
+
+
+def _filled(shape: Sequence[float]) -> Sequence[float]:
+    """A convolution as a CPU computes it: channels in blocks, of which the last may be half empty."""
+    samples, cin, cout, *rest = shape
+    return samples, *(c if c < BLOCK else BLOCK * math.ceil(c / BLOCK) for c in (cin, cout)), *rest
 
 
 def work_of(kind: str, shape: Sequence[float]) -> float:
     """Operations of one call; of norms, the values that they normalise."""
     return _AMOUNTS[kind](shape)[0]
+
+
+def values_of(kind: str, shape: Sequence[float]) -> float:
+    """Values that one call reads and writes at least."""
+    return _AMOUNTS[kind](shape)[1]
 
 
 class Clouds:
@@ -110,6 +130,7 @@ class Clouds:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._clouds = {(c.kernel, c.dtype): c for c in device.cloud if c.kernel in _AMOUNTS}
+        self._apart = APART if device.kind == "cpu" else 1.0
         self._learnt: dict[tuple[str, str], Any] = {}
         self._known: dict[tuple[Any, ...], float] = {}
 
@@ -126,17 +147,21 @@ class Clouds:
         return self._known[key]
 
     def _ideal(self, kind: str, dtype: str, shape: Sequence[float]) -> float:
-        """The roofline."""
-        work, values = _AMOUNTS[kind](shape)
+        """The roofline. A CPU starts, fetches and computes one after the other, so that times add up."""
+        on_cpu = self._device.kind == "cpu"
+        work, values = _AMOUNTS[kind](_filled(shape) if on_cpu and kind.startswith("conv") else shape)
         peak = self._device.peak.get(dtype) or max(self._device.peak.values())
-        return max(work / peak, values * WIDTH.get(dtype, 4.0) / self._device.bandwidth)
+        computing, moving = work / peak, values * WIDTH.get(dtype, 4.0) / self._device.bandwidth
+        if on_cpu:
+            return self._device.launch + computing + moving
+        return max(computing, moving)
 
     def _between(self, cloud: Cloud, shape: tuple[float, ...]) -> float:
         """The logarithm of the time over the ideal one: a plane through the nearest shapes, the nearer the heavier."""
         import numpy as np
 
         places, found = self._points(cloud)
-        away = places - _place(cloud.kernel, shape)
+        away = places - _place(cloud.kernel, shape, self._apart)
         square = (away**2).sum(1)
         near = np.argsort(square)[:NEAREST]
         weight = 1 / (square[near] + 0.05) ** 2
@@ -153,5 +178,6 @@ class Clouds:
         key = (cloud.kernel, cloud.dtype)
         if key not in self._learnt:
             ideal = [self._ideal(cloud.kernel, cloud.dtype, s) for s in cloud.shapes]
-            self._learnt[key] = _place(cloud.kernel, cloud.shapes), np.log(np.array(cloud.seconds) / np.array(ideal))
+            shares = np.log(np.array(cloud.seconds) / np.array(ideal))
+            self._learnt[key] = _place(cloud.kernel, cloud.shapes, self._apart), shares
         return self._learnt[key]

@@ -12,29 +12,20 @@ from ..cluster import Cluster
 from ..errors import PlanError
 from ..model.profile import COMPUTE_KINDS, Layer, Profile
 from ..plan import Plan
-from ..schedule import Pipeline, pipeline_order
-from .axes import along, between_stages, copies
-from .clock import finish
+from ..schedule import pipeline_order
+from .axes import between_stages
 from .collectives import collective_seconds
 from .divide import divide
-from .lanes import Played, play
 from .layers import LayerTime, Sent, communication, computed, largest_share
-from .local import Local, Talks
+from .local import Local
 from .memory import Memory, peak_memory
+from .piped import Piped
+from .said import Said, said_of
 from .stage_memory import kept_by_cells, memory_by_rank
-from .stages import Cell, Stage, cut, names_of, profile_of
+from .stages import Cell, cut, names_of, profile_of
 from .traffic import Message, after_backward, after_update, messages
 from .update import update_seconds
 from .work import Pricer
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """Seconds of a layer's messages in one micro-batch."""
-
-    forward: float = 0.0
-    backward: float = 0.0
-    hidden: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,52 +50,6 @@ class Tail:
     def sent(self) -> float:
         """Seconds of its messages."""
         return sum(m.seconds for m in (*self.before, *self.after))
-
-
-@dataclass(frozen=True, slots=True)
-class Piped:
-    """A pipeline of one plan: its order, its stages, and what they take."""
-
-    order: Pipeline
-    stages: tuple[Stage, ...]
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    weight: tuple[float, ...]
-    transfer: tuple[float, ...]
-    homes: dict[int, int]
-    """Stage -> its rank."""
-
-    @property
-    def seconds(self) -> float:
-        """Until the last action ends."""
-        return finish(self.order, self.homes, self.forward, self.backward, self.weight, self.transfer)
-
-    def busy(self, rank: int) -> float:
-        """Seconds in which a rank computes or waits for its layers' messages, all micro-batches."""
-        mine = [i for i, home in self.homes.items() if home == rank]
-        return self.order.micros * sum(self.forward[i] + self.backward[i] + self.weight[i] for i in mine)
-
-    @property
-    def bubble(self) -> float:
-        """The share of the time until the last action ends in which ranks do not compute."""
-        whole = len(self.order.lanes) * self.seconds
-        return 1 - sum(map(self.busy, range(len(self.order.lanes)))) / whole if whole else 0.0
-
-    def play(self) -> Played:
-        """The order, action by action."""
-        return play(
-            self.order, forward=self.forward, backward=self.backward, weight=self.weight, transfer=self.transfer
-        )
-
-    def sent_by(self, rank: int) -> float:
-        """Seconds of what a rank hands on in one micro-batch, forward and backward."""
-        ways = [(i, i + 1) for i in range(len(self.stages) - 1)] + [(i + 1, i) for i in range(len(self.stages) - 1)]
-        apart = [(a, b) for a, b in ways if self.homes[a] == rank != self.homes[b]]
-        return sum(self.transfer[min(a, b)] for a, b in apart)
-
-    def of_rank(self, rank: int) -> list[Stage]:
-        """The stages that a rank has."""
-        return [s for i, s in enumerate(self.stages) if self.homes[i] == rank]
 
 
 class Divided:
@@ -176,12 +121,12 @@ class Divided:
         """The layers of one rank, repeats one by one, and what they wait for."""
         local, pricer = self._part(plan)
         n = largest_share(self._profile.batch_size, plan)
-        key = (plan.tile, plan.halo, plan.cp, plan.tp, n, plan.recompute)
+        key = (plan.tile, plan.halo, plan.cp, plan.tp, n, plan.recompute, self._cluster.pace(plan.ranks))
         if key not in self._times:
             found = computed(local.profile, pricer, plan, n, self._cluster)
             said = [
                 s for x, t in zip(local.profile.layers, local.talks, strict=True)
-                for s in [self._said(x, t, plan, n, pricer)] * x.repeats
+                for s in [said_of(x, t, plan, n, self._profile, self._cluster, pricer)] * x.repeats
             ]  # fmt: skip
             self._times[key] = found, said
         return self._times[key]
@@ -192,7 +137,7 @@ class Divided:
         if known not in self._tails:
             _, pricer = self._part(plan)
             before, after = (f(profile, plan, self._cluster) for f in (after_backward, after_update))
-            update = update_seconds(profile, plan, self._cluster.device, pricer)
+            update = self._cluster.pace(plan.ranks) * update_seconds(profile, plan, self._cluster.device, pricer)
             self._tails[known] = Tail(tuple(before), update, tuple(after))
         return self._tails[known]
 
@@ -202,32 +147,6 @@ class Divided:
             local = divide(self._profile, plan)
             self._parts[key] = local, Pricer(local.profile, self._cluster.device, self._precision)
         return self._parts[key]
-
-    def _said(self, layer: Layer, talks: Talks, plan: Plan, n: float, pricer: Pricer) -> Said:
-        seconds = {"forward": 0.0, "backward": 0.0}
-        ring = {"forward": 0.0, "backward": 0.0}
-        last = 0.0
-        for t in talks:
-            size = t.size(n, plan.precision, self._profile)
-            known = ring if t.collective == "ring" else seconds
-            took = along(t.axis, t.collective, size, plan, self._cluster)
-            known[t.phase] += took
-            last = took if t.phase == "forward" and known is seconds else last
-        if layer.norms and plan.dp * copies(plan) > 1:
-            wait = layer.norms * max(self._cluster.stall, _statistics(plan, self._cluster))
-            seconds = {phase: s + wait for phase, s in seconds.items()}
-        hidden = 0.0
-        for phase, sent in ring.items():
-            behind = min(sent, self._cluster.overlap * self._attention(layer, phase, n, pricer))
-            seconds[phase] += sent - behind
-            hidden += behind
-        if plan.recompute == "full" and layer.composite:
-            seconds["backward"] += seconds["forward"] - last  # sent again, but for what nothing in the layer needs
-        return Said(seconds["forward"], seconds["backward"], hidden)
-
-    def _attention(self, layer: Layer, phase: str, n: float, pricer: Pricer) -> float:
-        kinds = ("attention", "attention_backward")
-        return sum(pricer.op_seconds(op, n) * op.count for op in layer.ops if op.kind in kinds and op.phase == phase)
 
     # -- stages
 
@@ -327,7 +246,3 @@ class Divided:
 def overhead(plan: Plan, cluster: Cluster) -> float:
     """The engine agrees on the loss: one small all-reduce of all ranks."""
     return collective_seconds("all_reduce", plan.ranks, 16, cluster)
-
-
-def _statistics(plan: Plan, cluster: Cluster) -> float:
-    return collective_seconds("all_reduce", plan.dp * copies(plan), 4096.0, cluster, stride=plan.tp)

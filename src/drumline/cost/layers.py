@@ -50,7 +50,7 @@ def largest_share(batch_size: int, plan: Plan) -> int:
 
 def computed(profile: Profile, pricer: Pricer, plan: Plan, n: float, cluster: Cluster) -> list[LayerTime]:
     """The layers in the order in which they run, without messages, for n samples."""
-    wait = cluster.straggle if plan.ranks > 1 else 1.0
+    wait = cluster.pace(plan.ranks) * (cluster.straggle if plan.ranks > 1 else 1.0)
     if cluster.device.kind == "cuda":
         return _told_ahead(list(profile.each()), pricer, plan, n, wait)
     times: list[LayerTime] = []

@@ -16,7 +16,7 @@ from .host import as_it_runs, host_bytes, host_of, stream_seconds
 from .layers import LayerTime, Sent, communication, computed, host_seconds
 from .layers import largest_share as largest_share
 from .memory import Memory, peak_memory
-from .traffic import after_backward, after_update, messages
+from .traffic import after_backward, after_update, messages, reduced_often
 from .update import update_seconds
 from .work import Pricer
 
@@ -113,12 +113,20 @@ class Steps:
             "forward": m * sum(t.forward for t in times),
             "backward": m * sum(t.backward for t in times) - again,
             "recompute": again,
-            "communication": exposed + beside + added_on_host(profile, plan, cluster),
+            "communication": exposed + beside + self._copied(plan) + added_on_host(profile, plan, cluster),
             "optimizer": max(update, self._late(plan, m * sum(t.forward + t.backward for t in times))),
             # the engine agrees on the loss: one small all-reduce
             "overhead": collective_seconds("all_reduce", plan.dp, 16, cluster) + between_steps(cluster),
         }
         return self._answer(given, parts, hidden, ())
+
+    def _copied(self, plan: Plan) -> float:
+        """Gradients are copied into their buckets. A CPU takes time for it, a GPU does it beside its products."""
+        if plan.dp == 1 or plan.zero == 3 or self._cluster.device.kind == "cuda":
+            return 0.0
+        moved = 2.0 * self._profile.trained * self._profile.parameter_bytes
+        often = plan.micro if reduced_often(plan) else 1
+        return often * self._cluster.pace(plan.ranks) * moved / self._pricer.memory_rate("pointwise", max(1.0, moved))
 
     def _late(self, plan: Plan, passes: float) -> float:
         """How much later than the passes a GPU's host is done with telling of the update: it may be ahead of them."""
@@ -145,7 +153,7 @@ class Steps:
             hidden_seconds=hidden,
             error=max(MEASURED_ERROR, cluster.spread) if cluster.measured else UNMEASURED_ERROR,
             origin=f"closed form; rates: {cluster.origin_of('device.peak')}; model: {profile.origin}",
-            notes=(*_notes(given, cluster), *notes),
+            notes=(*notes_of(given, cluster), *notes),
             host_bytes=host_bytes(profile, plan),
             host_limit=host_of(cluster.device).memory if plan.offload != "none" else 0.0,
         )
@@ -159,7 +167,7 @@ class Steps:
     def _compute(self, plan: Plan) -> list[LayerTime]:
         """The layers without messages."""
         n = largest_share(self._profile.batch_size, plan)
-        key = (n, plan.recompute, plan.dp > 1)
+        key = (n, plan.recompute, plan.dp > 1, self._cluster.pace(plan.ranks))
         if key not in self._computed:
             self._computed[key] = computed(self._profile, self._pricer, plan, n, self._cluster)
         return self._computed[key]
@@ -177,7 +185,7 @@ class Steps:
         if key not in self._updated:
             profile, cluster = self._profile, self._cluster
             beside = after_backward(profile, plan, cluster) + after_update(profile, plan, cluster)
-            update = update_seconds(profile, plan, cluster.device, self._pricer)
+            update = cluster.pace(plan.ranks) * update_seconds(profile, plan, cluster.device, self._pricer)
             self._updated[key] = update, sum(message.seconds for message in beside)
         return self._updated[key]
 
@@ -208,7 +216,7 @@ def added_on_host(profile: Profile, plan: Plan, cluster: Cluster) -> float:
     return (plan.micro - 1) * stream_seconds(added, cluster.device)
 
 
-def _notes(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+def notes_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """What the price of a plan leaves out, or had to assume."""
     notes = []
     if plan.offload != "none" and cluster.device.kind == "cpu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..cluster import Device
@@ -12,6 +13,12 @@ from .clouds import Clouds, work_of
 
 STREAM = 0.8
 """The share of the memory bandwidth that a kernel reaches, where no curve was measured."""
+
+FRESH = 2.0**25
+"""Bytes from which the C library hands memory back at once, so that a CPU makes every page of the next tensor anew."""
+
+ARRANGED = frozenset({"transpose", "strided", "widen", "narrow"})
+"""Kinds that say more of a call than its name does: they have one curve. Others may have one for each operator."""
 
 WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "bf16-pure": 2, "fp8": 1}
 """Bytes of a value by precision."""
@@ -62,12 +69,15 @@ class Pricer:
         self._plain = "fp32" if profile.precision and precision != "tf32" else precision
         """The type of operators that say nothing of theirs."""
         stream = device.curve_of("pointwise", "fp32")
-        self.least = stream.sizes[0] / stream.rates[0] if stream and self._ahead else 0.0
+        self.least = stream.sizes[0] / stream.rates[0] if stream else 0.0
         """What the smallest kernel takes."""
+        self._around = max(0.0, device.launch - self.least) if stream else 0.0
+        """What an operator takes beside its kernel: a CPU does one after the other, so that it adds up."""
 
     def op_seconds(self, op: Op, n: float) -> float:
         """One call of an operator on n samples, alone: bound by compute or by memory, and never free."""
-        return max(self._device.launch, self._busy(op, n))
+        busy = self._busy(op, n)
+        return busy + self._around if self.least and not self._ahead else max(self._device.launch, busy)
 
     def _busy(self, op: Op, n: float) -> float:
         """What the device needs for one call."""
@@ -77,7 +87,7 @@ class Pricer:
         if measured is not None:
             return max(self.least, measured)
         if op.kind not in COMPUTE_KINDS:
-            return max(self.least, moved / self.memory_rate(op.kind, max(moved, 1.0), dtype))
+            return max(self.least, moved / self.memory_rate(op.kind, max(moved, 1.0), dtype, name=op.name))
         return max(flops / self._compute_rate(op.kind, max(flops, 1.0), dtype), moved / self._device.bandwidth)
 
     def _measured(self, op: Op, n: float, flops: float, dtype: str) -> float | None:
@@ -87,6 +97,8 @@ class Pricer:
         shape = tuple(size.at(n) for size in op.shape)
         work = work_of(op.kind, shape)
         if op.kind in ("recurrent", "recurrent_backward"):
+            if not self._ahead:  # a CPU does one layer after the other
+                return self._clouds.seconds(op.kind, dtype, shape)
             # layers that are equal run side by side, each a few steps behind the one before
             seconds = self._clouds.seconds(op.kind, dtype, (*shape, float(op.count)))
             return None if seconds is None else seconds / op.count
@@ -94,7 +106,16 @@ class Pricer:
             work = flops = flops * 2  # the first layer needs no gradient of its input: half of the time is left
             seconds = self._clouds.seconds(op.kind, dtype, shape)
             return None if seconds is None else seconds / 2
-        return self._clouds.seconds(op.kind, dtype, shape) if 0.98 * work < flops < 1.02 * work else None
+        if not 0.98 * work < flops < 1.02 * work:
+            return None
+        seconds = self._clouds.seconds(op.kind, dtype, shape)
+        made = 4.0 * math.prod(shape[:3]) if op.kind == "matmul" else 0.0
+        return None if seconds is None else seconds + self._made(made)
+
+    def _made(self, size: float) -> float:
+        """What it takes to make the memory of a large result, where a CPU's shapes were measured on smaller ones."""
+        curve = self._device.curve_of("fresh", "fp32") if size >= FRESH and not self._ahead else None
+        return size / curve.at(size) if curve else 0.0
 
     def layer_seconds(self, layer: Layer, phase: str, n: float) -> float:
         """One layer's forward or backward on n samples."""
@@ -119,7 +140,7 @@ class Pricer:
                 ops = [op for op, word in zip(layer.ops, words, strict=True) if word == AGAIN]
             else:
                 ops = [op for op in layer.ops if op.phase == phase]
-            situ = self._situ(layer)
+            situ = self._situ(layer, phase)
             if self._ahead:
                 start = self._device.start.get("backward" if phase == "backward" else "forward", self._device.launch)
                 host = sum(op.count for op in ops) * start
@@ -128,9 +149,10 @@ class Pricer:
                 self._known[key] = Told(0.0, situ * sum(self.op_seconds(op, n) * op.count for op in ops))
         return self._known[key]
 
-    def memory_rate(self, kind: str, size: float, dtype: str = "") -> float:
-        """Bytes per second of a kernel bound by memory."""
-        for name in (kind, ALIKE.get(kind, "pointwise"), "pointwise"):
+    def memory_rate(self, kind: str, size: float, dtype: str = "", *, name: str = "") -> float:
+        """Bytes per second of a kernel bound by memory; by the operator's own name, if it was measured."""
+        own = () if kind in ARRANGED or not name else (name, name.rstrip("_"))
+        for name in (*own, kind, ALIKE.get(kind, "pointwise"), "pointwise"):
             curve = self._device.curve_of(name, dtype or self._plain) or self._device.curve_of(name, "fp32")
             if curve is not None:
                 return curve.at(size)
@@ -141,13 +163,18 @@ class Pricer:
         if not layer.tensors:
             return 0.0
         each = layer.parameters * share * bytes_per_number / (layer.tensors * max(1.0, ops))
-        once = max(self._device.launch, each / self.memory_rate("update", max(each, 1.0)))
-        return layer.tensors * ops * once * self._device.situ.get("update", 1.0)
+        rate = self.memory_rate("update", max(each, 1.0))
+        device = self._device
+        if "update" in device.start:  # the smallest updates were measured, and what is around them
+            return layer.tensors * (ops * each / rate + device.start["update"])
+        return layer.tensors * ops * max(device.launch, each / rate) * device.situ.get("update", 1.0)
 
-    def _situ(self, layer: Layer) -> float:
-        """How much longer the layer's kernels take in a step than alone."""
-        convolves = any(op.kind == "conv" for op in layer.ops)
-        return self._device.situ.get("conv" if convolves else "compute", 1.0)
+    def _situ(self, layer: Layer, phase: str) -> float:
+        """How much longer the layer's kernels take in a step than alone; what is computed `again` is forward."""
+        kind = "conv" if any(op.kind == "conv" for op in layer.ops) else "compute"
+        way = "backward" if phase == "backward" else "forward"
+        situ = self._device.situ
+        return situ.get(f"{kind}_{way}", situ.get(kind, 1.0))
 
     def _compute_rate(self, kind: str, flops: float, dtype: str) -> float:
         curve = self._device.curve_of(kind, dtype)

@@ -38,7 +38,7 @@ def clock(
             action()
         settle(device)
         times.append((time.perf_counter() - start) / inner)
-    return _timing(times)
+    return timing_of(times)
 
 
 AHEAD = 60e-6
@@ -58,9 +58,9 @@ def clock_gpu(action: Callable[[], object], *, budget: float = 0.008, least: int
     repeats = max(1, min(40, int(budget / 4 / once)))
     times: list[float] = []
     end = time.perf_counter() + budget
-    while len(times) < least or (len(times) < most and time.perf_counter() < end and _timing(times).spread > 0.02):
+    while len(times) < least or (len(times) < most and time.perf_counter() < end and timing_of(times).spread > 0.02):
         times.append(_between_events(action, repeats))
-    return _timing(times)
+    return timing_of(times)
 
 
 def _between_events(action: Callable[[], object], repeats: int) -> float:
@@ -86,7 +86,7 @@ def clock_ahead(action: Callable[[], object], seconds: float) -> float:
     return float(start.elapsed_time(end)) * 1e-3
 
 
-def _timing(times: list[float]) -> Timing:
+def timing_of(times: list[float]) -> Timing:
     quarters = statistics.quantiles(times, n=4)
     median = statistics.median(times)
     return Timing(median, (quarters[2] - quarters[0]) / 2 / median)

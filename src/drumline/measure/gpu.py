@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..cost.clouds import work_of
+from ..cost.clouds import ODD, WIDTH, values_of, work_of
+from ..model.profile import COMPUTE_KINDS
 from .clock import Timing
 from .journal import Journal
 from .kernels import Point
@@ -30,7 +31,7 @@ class Kernels:
 def measure_gpu(device: torch.device, report: Callable[[str], None], journal: Journal) -> Kernels:
     """Measure this rank's GPU, or go on with it."""
     spots = {name: measure_shapes(device, name, report, journal) for name in TYPES}
-    points = {name: along_work(found) for name, found in spots.items()}
+    points = {name: along_work(found, WIDTH.get(name, 4.0)) for name, found in spots.items()}
     report("memory")
     for name, dtype in STREAMS.items():
         points[name] = points[name] + measure_streams(device, dtype, journal) + measure_updates(device, dtype)
@@ -38,16 +39,21 @@ def measure_gpu(device: torch.device, report: Callable[[str], None], journal: Jo
     return Kernels(points, spots)
 
 
-def along_work(spots: list[Spot]) -> list[Point]:
-    """One point for every fourfold of operations: what is left when no shape is known."""
-    found: dict[tuple[str, int], list[Spot]] = {}
+def along_work(spots: list[Spot], width: float) -> list[Point]:
+    """One point for every fourfold of the size, in operations or bytes: what is left when no shape is known.
+
+    `width` is how many bytes a value has.
+    """
+    found: dict[tuple[str, int], list[tuple[float, Spot]]] = {}
     for spot in spots:
-        size = int(math.log(work_of(spot.kernel, spot.shape), 4))
-        found.setdefault((spot.kernel, size), []).append(spot)
+        compute = spot.kernel in COMPUTE_KINDS or spot.kernel == ODD
+        size = work_of(spot.kernel, spot.shape) if compute else width * values_of(spot.kernel, spot.shape)
+        found.setdefault((spot.kernel, int(math.log(size, 4))), []).append((size, spot))
     points = []
-    for (kernel, _), near in sorted(found.items()):
-        work = _middle([work_of(kernel, s.shape) for s in near])
-        rate = _middle([work_of(kernel, s.shape) / s.timing.seconds for s in near])
+    for (kernel, _), sized in sorted(found.items(), key=lambda item: item[0]):
+        near = [s for _, s in sized]
+        work = _middle([size for size, _ in sized])
+        rate = _middle([size / s.timing.seconds for size, s in sized])
         points.append(Point(kernel, work, Timing(work / rate, max(s.timing.spread for s in near))))
     return points
 

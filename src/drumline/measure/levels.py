@@ -1,14 +1,18 @@
-"""The two levels of links between ranks: inside a host, and between hosts. Each is measured on a group of its own."""
+"""The two levels of links between ranks: inside a host, and between hosts. Each is measured on a group of its own. And
+how many threads there are for a core, where control groups give out shares of them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
-from ..comm.hosts import find_hosts, per_node
+from ..comm.hosts import find_hosts, host_id, per_node
 from ..comm.torchdist import TorchTransport
 from ..errors import InputError
+from .quota import quota
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +23,8 @@ class Levels:
     per_host: int
     inside: dist.ProcessGroup
     """The ranks of this host; all ranks where every host has one."""
+    crowd: float = 1.0
+    """Threads of ranks for each core that this rank's control group allows; 1 where there is one for each, or more."""
 
     @property
     def near(self) -> tuple[int, int] | None:
@@ -36,7 +42,7 @@ def find_levels() -> Levels:
     world = dist.group.WORLD
     assert world is not None
     if dist.get_world_size() == 1:
-        return Levels(1, 1, world)
+        return Levels(1, 1, world, _crowd())
     hosts = find_hosts(TorchTransport())
     count = per_node(hosts)
     if count is None:
@@ -47,8 +53,19 @@ def find_levels() -> Levels:
             fix="start the same number of ranks on every host, as torchrun does",
         )
     if len(hosts) == 1 or count == 1:
-        return Levels(len(hosts), count, world)
+        return Levels(len(hosts), count, world, _crowd())
     groups = [dist.new_group(list(ranks)) for ranks in hosts]
     inside = groups[dist.get_rank() // count]
     assert inside is not None
-    return Levels(len(hosts), count, inside)
+    return Levels(len(hosts), count, inside, _crowd())
+
+
+def _crowd() -> float:
+    """All ranks call it: those of one control group have its share together. A GPU computes whatever its host may."""
+    if torch.cuda.is_available():
+        return 1.0
+    share = quota()
+    mine = (host_id(), share.group if share else "")
+    every: list[tuple[str, str]] = [mine] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return max(1.0, every.count(mine) * torch.get_num_threads() / share.cores) if share else 1.0

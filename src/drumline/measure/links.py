@@ -10,9 +10,12 @@ import torch
 import torch.distributed as dist
 
 from .clock import settle
+from .quota import typical
 
 SIZES = (8, 2**12, 2**16, 2**20, 2**22, 2**24)
 """Bytes of the messages that are measured."""
+OTHERS = 2**24
+"""Values of other memory that a CPU touches between two messages, at most: more than its caches hold."""
 # newer releases of torch have new names for these two
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -45,6 +48,7 @@ def measure_collectives(
     """(bytes of the whole buffer, seconds) of each collective of a group, in all groups of its kind at once."""
     ranks = dist.get_world_size(group)
     tables: dict[str, list[tuple[float, float]]] = {}
+    others = torch.ones(OTHERS if device.type == "cpu" else 0)
     for name in COLLECTIVES:
         report(name)
         tables[name] = []
@@ -55,7 +59,7 @@ def measure_collectives(
             action = _action(name, whole, part, group)
             bytes_whole = float(whole.numel() * 4)
             if not tables[name] or bytes_whole > tables[name][-1][0]:
-                tables[name].append((bytes_whole, _amid_computing(action, device, size)))
+                tables[name].append((bytes_whole, _amid_computing(action, device, size, others)))
     return tables
 
 
@@ -110,8 +114,8 @@ def _once(action: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _amid_computing(action: Callable[[], object], device: torch.device, size: int) -> float:
-    """Median seconds of a message that comes after some computing, as in a step: caches hold other things then.
+def _amid_computing(action: Callable[[], object], device: torch.device, size: int, others: torch.Tensor) -> float:
+    """Typical seconds of a message that comes after some computing, as in a step: caches hold `others` then.
 
     Ranks arrive apart; the last one's time is the message's own, so the least over the ranks counts.
     """
@@ -122,6 +126,7 @@ def _amid_computing(action: Callable[[], object], device: torch.device, size: in
     for _ in range(repeats):
         for _ in range(3):
             torch.mm(a, b)
+        others[:size].add_(1.0)  # four times as many bytes as the message has
         settle(device.type)
         start = time.perf_counter()
         action()
@@ -129,11 +134,11 @@ def _amid_computing(action: Callable[[], object], device: torch.device, size: in
         times.append(time.perf_counter() - start)
     least = torch.tensor(times, dtype=torch.float64, device=device)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    return float(least.median().item())
+    return typical(least.tolist())
 
 
 def _together(action: Callable[[], object], device: torch.device, size: int) -> float:
-    """Median seconds of an action that all ranks do together; the slowest rank's, agreed by all."""
+    """Typical seconds of an action that all ranks do together; the slowest rank's, agreed by all."""
     repeats = 30 if size < 2**20 else 12 if size < 2**24 else 5
     action()
     dist.barrier()
@@ -143,6 +148,6 @@ def _together(action: Callable[[], object], device: torch.device, size: int) -> 
         action()
         settle(device.type)
         times.append(time.perf_counter() - start)
-    worst = torch.tensor([statistics.median(times)], dtype=torch.float64, device=device)
+    worst = torch.tensor([typical(times)], dtype=torch.float64, device=device)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return float(worst.item())

@@ -16,15 +16,18 @@ import torch.distributed as dist
 
 from ..cluster import Cloud, Cluster, Curve, Device, Link, Network, Node, Table
 from ..comm.environment import connect, device_of
+from .cpu import measure_cpu
 from .fit import alpha_beta
-from .gpu import Kernels, measure_gpu
+from .gpu import measure_gpu
 from .gpu_steps import measure_amid, measure_starts
 from .host import measure_host, measure_workspace
+from .idle import measure_fewer
 from .journal import Journal
-from .kernels import geometric_mean, measure_kernels, measure_launch
-from .levels import find_levels
+from .kernels import geometric_mean, measure_launch
+from .levels import Levels, find_levels
 from .links import measure_collectives, measure_overlap, measure_pair
-from .situ import Waiting, measure_situ, measure_waiting
+from .shared import crowding
+from .situ import Situ, Waiting, measure_situ, measure_waiting
 
 STAGES = (
     "matmul", "attention", "conv", "memory", "launch", "steps", "point to point", "all_reduce", "all_gather",
@@ -53,27 +56,31 @@ def measure_rank(emit: Callable[[dict[str, Any]], None], journal: str | None = N
     alone = where.size == 1
     dist.barrier()
     written = Journal(Path(f"{journal}.{where.rank}") if journal else None, device)
-    measured = _kernels(device, report, written)
+    crowd = max(levels.crowd, crowding(levels.per_host, torch.get_num_threads())) if device.type == "cpu" else 1.0
+    measured = _kernels(device, crowd, report, written)
     dist.barrier()
     report("steps")
     on_gpu = device.type == "cuda"
-    situ = (measure_amid if on_gpu else measure_situ)(_device_alone(measured, device), device)
+    rank_alone = _device_alone(measured, device)
+    amid = Situ(measure_amid(rank_alone, device), 0.0) if on_gpu else measure_situ(rank_alone, device, crowd)
+    start = measured["start"] if on_gpu else {"update": amid.update}
     dist.barrier()
     waiting = Waiting(1.0, 1.0, 0.0, 0.0, 1, 1.0) if alone else measure_waiting(device, levels.inside)
     report("point to point")
     return {
         **measured,
-        "situ": situ,
+        "start": start,
+        "situ": amid.factors,
         "waiting": waiting,
         "context": context if device.type == "cpu" else 0.0,
         "hosts": levels.hosts,
         "pair": measure_pair(where.rank, device, levels.near) if levels.near else [],
         "far": measure_pair(where.rank, device, levels.far) if levels.far else [],
         "collectives": [
-            (dist.get_world_size(group), measure_collectives(group, device, report))
-            for group in (([levels.inside] if levels.near else []) + ([None] if levels.far else []))
+            (dist.get_world_size(group), measure_collectives(group, device, report)) for group in _groups(levels)
         ],
         "overlap": 1.0 if alone else measure_overlap(device, levels.inside),
+        "fewer": measure_fewer(levels.inside) if levels.near and device.type == "cpu" else {},
         "device": device.type,
         "device_name": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
         "memory": _memory(device),
@@ -85,13 +92,23 @@ def measure_rank(emit: Callable[[dict[str, Any]], None], journal: str | None = N
     }
 
 
-def _kernels(device: torch.device, report: Callable[[str], None], journal: Journal) -> dict[str, Any]:
+def _groups(levels: Levels) -> list[dist.ProcessGroup | None]:
+    """Whose collectives are measured: all ranks of a host, all ranks, and on one host also pairs side by side."""
+    found: list[dist.ProcessGroup | None] = [levels.inside] if levels.near else []
+    if levels.far:
+        return [*found, None]
+    if levels.per_host > 2 and levels.per_host % 2 == 0:
+        pairs = [dist.new_group([i, i + 1]) for i in range(0, levels.per_host, 2)]
+        found.append(pairs[dist.get_rank() // 2])
+    return found
+
+
+def _kernels(
+    device: torch.device, crowd: float, report: Callable[[str], None], journal: Journal
+) -> dict[str, Any]:
     """Points of curves, shapes, the start of an operator: all ranks at once, because they share memory and caches."""
     on_gpu = device.type == "cuda"
-    if on_gpu:
-        kernels = measure_gpu(device, report, journal)
-    else:
-        kernels = Kernels({"fp32": measure_kernels(device, torch.float32, report, journal)}, {})
+    kernels = measure_gpu(device, report, journal) if on_gpu else measure_cpu(device, crowd, report, journal)
     report("launch")
     return {
         "points": {
@@ -102,7 +119,7 @@ def _kernels(device: torch.device, report: Callable[[str], None], journal: Journ
             name: [(s.kernel, s.shape, s.timing.seconds, s.timing.spread) for s in spots]
             for name, spots in kernels.spots.items()
         },
-        "launch": measure_launch(device),
+        "launch": measure_launch(device, crowd),
         "start": measure_starts(device) if on_gpu else {},
     }
 
@@ -151,6 +168,7 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
         straggle=straggle,
         stall=waiting.stall,
         unit=unit,
+        fewer={k: statistics.mean(r["fewer"][k] for r in results) for k in first["fewer"]},
         spread=statistics.median(spreads),
         collective=tables,
         origin=_origins(first, ranks, left, far_left),
@@ -174,6 +192,7 @@ def _origins(first: dict[str, Any], ranks: int, left: float, far: float) -> dict
         "straggle": "small steps replicated and not, less their messages",
         "stall": "small steps with messages amid",
         "unit": "small steps sharded, less their messages",
+        "fewer": "a product and a stream on some of the ranks, the others idle",
     }
     return {
         "device": stamp,

@@ -79,7 +79,7 @@ def measure_shapes(device: torch.device, name: str, report: Callable[[str], None
     return spots
 
 
-def _halton(count: int, base: int) -> list[float]:
+def halton(count: int, base: int) -> list[float]:
     """Numbers between 0 and 1 that fill the interval evenly: no two runs differ."""
     found = []
     for i in range(1, count + 1):
@@ -98,15 +98,15 @@ def product_shapes(most: float) -> list[tuple[int, int, int, int]]:
     layers = ((768, 768), (3072, 768), (1024, 4096), (4096, 4096))
     found += [(1, t, n, k) for t in (2048, 8192, 32768) for n, k in layers]
     found += [(1, n, k, t) for t in (2048, 8192, 32768) for n, k in layers]
-    for a, b, c in zip(_halton(90, 2), _halton(90, 3), _halton(90, 5), strict=True):
+    for a, b, c in zip(halton(90, 2), halton(90, 3), halton(90, 5), strict=True):
         m, n, k = (64 * round(2 ** (10 * x)) for x in (a, b, c))
         found.append((1, m, n, k))
     found += [(b, s, s, d) for b in (64, 256) for s in (256, 512, 1024) for d in (64, 128)]
     found += [(b, s, d, s) for b in (64, 256) for s in (256, 512, 1024) for d in (64, 128)]
-    return _mixed([s for s in dict.fromkeys(found) if 2e7 <= work_of("matmul", s) <= most])
+    return mixed([s for s in dict.fromkeys(found) if 2e7 <= work_of("matmul", s) <= most])
 
 
-def _mixed(shapes: list[Any]) -> list[Any]:
+def mixed(shapes: list[Any]) -> list[Any]:
     """In an order that is the same in every run, but none that a list was written in."""
     random.Random(0).shuffle(shapes)
     return shapes
@@ -136,7 +136,7 @@ def _attentions(device: torch.device, dtype: torch.dtype, most: float, name: str
     if name == "fp16":
         return
     lengths = (128, 196, 512, 1024, 2048, 4096)
-    for heads, s, d, part in _mixed(list(itertools.product((48, 192, 512), lengths, (64, 128), (1, 2)))):
+    for heads, s, d, part in mixed(list(itertools.product((48, 192, 512), lengths, (64, 128), (1, 2)))):
         shape = (heads, s, s, d, part)
         if work_of("attention", shape) > most / 4 or heads * s * d > 2**25:
             continue
@@ -182,7 +182,7 @@ def convolution_shapes() -> list[tuple[int, int, int, int, int, int, int]]:
 def _layouts() -> list[tuple[int, tuple[int, int, int, int, int, int, int]]]:
     """All in the usual layout; and those with the channels last that models have so: apart, or in steps."""
     shapes = convolution_shapes()
-    return _mixed([(1, shape) for shape in shapes] + [(2, s) for s in shapes if s[6] > 1 or s[5] > 1])
+    return mixed([(1, shape) for shape in shapes] + [(2, s) for s in shapes if s[6] > 1 or s[5] > 1])
 
 
 def _convolutions(device: torch.device, dtype: torch.dtype, most: float, name: str) -> Iterator[Case]:

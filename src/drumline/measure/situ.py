@@ -4,10 +4,12 @@ is fresh and every operator passes through autograd and Python. Two small steps 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -24,44 +26,45 @@ from ..trace import trace
 from ..trace.fused import prefer_fused
 from .clock import settle
 from .pulse import speed
+from .shared import own_clock
 
-STEPS = 7
+STEPS, FEW = 7, 5
 BATCH = 8
 
 
 class _Attention(nn.Module):
-    """A transformer block of width 128."""
+    """A transformer block of four heads."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 128) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(128), nn.LayerNorm(128)
-        self.qkv, self.out = nn.Linear(128, 384), nn.Linear(128, 128)
-        self.up, self.down = nn.Linear(128, 512), nn.Linear(512, 128)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, s, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, 4, 32).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, 128)
+        b, s, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, width)
         x = x + self.out(y)
         out: torch.Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
         return out
 
 
 class _Convolution(nn.Module):
-    """A residual block of 32 channels."""
+    """A residual block."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32)
-        self.conv2, self.norm2 = nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32)
+        self.conv1, self.norm1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
+        self.conv2, self.norm2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.relu(x + self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
 
 
-def _job(block: Callable[[], nn.Module], shape: tuple[int, ...]) -> Job:
+def _job(block: Callable[[], nn.Module], shape: tuple[int, ...], blocks: int = 3) -> Job:
     return Job(
-        model=lambda: nn.Sequential(*(nn.Sequential(block()) for _ in range(3))),
+        model=lambda: nn.Sequential(*(nn.Sequential(block()) for _ in range(blocks))),
         loss=lambda output, target: (output - target).square().mean(),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
         data=lambda: [(torch.zeros(shape), torch.zeros(shape))] * 4,
@@ -69,26 +72,44 @@ def _job(block: Callable[[], nn.Module], shape: tuple[int, ...]) -> Job:
     )
 
 
-def measure_situ(alone: Device, device: torch.device) -> dict[str, float]:
-    """By what factor a real step is slower than its kernels alone: `compute`, `conv` and `update`."""
+@dataclass(frozen=True, slots=True)
+class Situ:
+    """What a step takes beyond its kernels."""
+
+    factors: dict[str, float]
+    """`Device.situ`."""
+    update: float
+    """Seconds for each tensor that is updated."""
+
+
+def measure_situ(alone: Device, device: torch.device, crowd: float) -> Situ:
+    """By what factor a real step is slower than its kernels alone: `compute` and `conv`, each way.
+
+    What a forward writes is memory that nobody has touched before, so that it differs from a backward. And `update`,
+    the seconds for each tensor that an optimizer takes beside its kernels.
+    """
     found: dict[str, float] = {}
     updates = []
+    now = own_clock(crowd)
     for name, job, shape in (
-        ("compute", _job(_Attention, (64, 128)), (64, 128)),
-        ("conv", _job(_Convolution, (32, 16, 16)), (32, 16, 16)),
+        ("compute", _job(functools.partial(_Attention, 256), (128, 256), 2), (128, 256)),
+        ("conv", _job(functools.partial(_Convolution, 64), (64, 24, 24), 2), (64, 24, 24)),
     ):
-        passes, update = _step_seconds(job, shape, device)
-        now = speed(alone, device, rounds=8)
-        again, update_again = _step_seconds(job, shape, device)
+        before = _step_seconds(job, shape, device, now)
+        pace = speed(alone, device, rounds=8)
+        took = [pace * (a + b) / 2 for a, b in zip(before, _step_seconds(job, shape, device, now), strict=True)]
         profile = trace(job)
         pricer = Pricer(profile, alone, "fp32")
         layers = list(profile.each())
-        kernels = sum(pricer.layer_seconds(x, phase, BATCH) for x in layers for phase in ("forward", "backward"))
-        moved = sum(pricer.update_seconds(x, profile.optimizer_bytes, profile.optimizer_ops, 1.0) for x in layers)
-        found[name] = max(1.0, now * (passes + again) / 2 / kernels)
-        updates.append(max(1.0, now * (update + update_again) / 2 / moved))
-    found["update"] = statistics.mean(updates)
-    return found
+        for phase, seconds in zip(("forward", "backward"), took, strict=False):
+            found[f"{name}_{phase}"] = max(1.0, seconds / sum(pricer.layer_seconds(x, phase, BATCH) for x in layers))
+        plain = replace(alone, start={"update": 0.0})
+        moved = sum(
+            Pricer(profile, plain, "fp32").update_seconds(x, profile.optimizer_bytes, profile.optimizer_ops, 1.0)
+            for x in layers
+        )
+        updates.append(max(0.0, took[2] - moved) / profile.tensors)
+    return Situ(found, statistics.mean(updates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +169,23 @@ def measure_waiting(device: torch.device, group: dist.ProcessGroup) -> Waiting:
     return Waiting(apart, copies, max(1e-6, stall), max(0.0, unit), n, 4.0 * numbers)
 
 
-def _step_seconds(job: Job, shape: tuple[int, ...], device: torch.device) -> tuple[float, float]:
-    """Median seconds of forward and backward, and of the update."""
+def _step_seconds(
+    job: Job, shape: tuple[int, ...], device: torch.device, now: Callable[[], float]
+) -> tuple[float, float, float]:
+    """Median seconds of forward, backward and update."""
     model = job.model().to(device)
     optimizer = prefer_fused(job.optimizer(model.parameters()))
     x = torch.randn(BATCH, *shape, device=device)
-    passes, updates = [], []
-    for _ in range(STEPS + 2):
-        start = time.perf_counter()
-        job.loss(model(x), x).backward()
-        settle(device.type)
-        middle = time.perf_counter()
+    found = []
+    for _ in range(FEW + 2):
+        times = [now()]
+        loss = job.loss(model(x), x)
+        times.append(now())
+        loss.backward()
+        times.append(now())
         optimizer.step()
         optimizer.zero_grad()
-        settle(device.type)
-        passes.append(middle - start)
-        updates.append(time.perf_counter() - middle)
-    return statistics.median(passes[2:]), statistics.median(updates[2:])
+        times.append(now())
+        found.append([b - a for a, b in itertools.pairwise(times)])
+    forward, backward, update = (statistics.median(column) for column in zip(*found[2:], strict=True))
+    return forward, backward, update

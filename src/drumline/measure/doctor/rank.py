@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Mapping
@@ -26,14 +27,19 @@ from .trials import OPERATIONS, Operation
 
 JOIN = "join"
 """The name under which the start of the group is written down."""
-PATIENCE = 4.0
-"""Seconds after which a backend shall give up by itself."""
+_OTHERS = 60.0
+"""Seconds that a rank waits for what the others write; the doctor ends it sooner, unless the doctor itself is gone."""
 
 
 def run(
-    folder: str, backend: str, device_type: str, operations: Mapping[str, Operation], rank: int, size: int
-) -> None:
-    """Try the operations and write one line of JSON for each event."""
+    folder: str, backend: str, device_type: str, operations: Mapping[str, Operation], patience: float, rank: int,
+    size: int,
+) -> None:  # fmt: skip
+    """Try the operations and write one line of JSON for each event.
+
+    Nobody begins an operation before all have ended the one before: a rank that dies is then dead by what it was doing
+    while its peers did the same, and a rank that was late at the start is not missed by those that wait for it.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     with open(Path(folder) / f"{rank}.jsonl", "a", buffering=1) as out:
@@ -42,14 +48,16 @@ def run(
             out.write(json.dumps({"operation": operation, "state": state, "why": why[:300]}) + "\n")
 
         write(JOIN, "begun")
+        _together(folder, size, 1)
         try:
             device = _device(device_type, rank)
-            _join(folder, backend, rank, size)
+            _join(folder, backend, rank, size, patience)
         except Exception as e:
             write(JOIN, "refused", _first_line(e))
             return
         write(JOIN, "ok")
-        for name, operation in operations.items():
+        for i, (name, operation) in enumerate(operations.items()):
+            _together(folder, size, 2 + 2 * i)
             write(name, "begun")
             try:
                 right = operation(rank, size, device)
@@ -70,10 +78,21 @@ def _device(device_type: str, rank: int) -> torch.device:
     return device
 
 
-def _join(folder: str, backend: str, rank: int, size: int) -> None:
+def _together(folder: str, size: int, lines: int) -> None:
+    """Wait until every rank has written so many lines."""
+    end = time.monotonic() + _OTHERS
+    for rank in range(size):
+        file = Path(folder) / f"{rank}.jsonl"
+        while not file.exists() or file.read_bytes().count(b"\n") < lines:
+            if time.monotonic() > end:
+                sys.exit(f"rank {rank} did not come within {_OTHERS:g} s")
+            time.sleep(0.005)
+
+
+def _join(folder: str, backend: str, rank: int, size: int, patience: float) -> None:
     mpigroup.register()
     shm.register()
-    wait = timedelta(seconds=PATIENCE)
+    wait = timedelta(seconds=patience)
     if backend == mpigroup.NAME:
         dist.init_process_group(backend, init_method="mpi://", timeout=wait)
         return
@@ -87,8 +106,9 @@ def _first_line(e: Exception) -> str:
 
 
 def process_main(
-    folder: str, backend: str, device_type: str, operations: Mapping[str, Operation], rank: int, size: int
-) -> None:
+    folder: str, backend: str, device_type: str, operations: Mapping[str, Operation], patience: float, rank: int,
+    size: int,
+) -> None:  # fmt: skip
     """The life of a rank that was forked for a trial; what it says goes to a file beside its results."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # a trial ends with the doctor, however that ends
@@ -96,17 +116,17 @@ def process_main(
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     os.environ.update(GLOO_SOCKET_IFNAME="lo", RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
-    run(folder, backend, device_type, operations, rank, size)
+    run(folder, backend, device_type, operations, patience, rank, size)
     # Threads of a backend may outlive the group; at a normal exit some abort the process.
     os._exit(0)
 
 
 def main() -> None:
-    """Under mpiexec: `python -m drumline.measure.doctor.rank folder backend device operations`."""
+    """Under mpiexec: `python -m drumline.measure.doctor.rank folder backend device operations patience`."""
     where = place()
-    folder, backend, device_type, names = sys.argv[1:]
+    folder, backend, device_type, names, patience = sys.argv[1:]
     operations = {name: OPERATIONS[name] for name in json.loads(names)}
-    run(folder, backend, device_type, operations, where.rank, where.size)
+    run(folder, backend, device_type, operations, float(patience), where.rank, where.size)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,11 @@ def judge(trials: Sequence[Trial]) -> list[Finding]:
         works = sum(t.state == "ok" for t in column)
         name = f"{backend} {device}"
         broken = [t for t in column if t.state in ("wrong", "hangs", "aborts")]
-        missing = [t for t in column if t.operation in NEEDED and t.state != "ok"]
-        if backend == "gloo" and device == "cpu" and missing:
+        base = (backend, device) == ("gloo", "cpu")
+        lacks = [t for t in column if base and t.operation in NEEDED and t.state != "ok"]
+        # where others work, there was no time left for those that were not tried
+        missing = [t for t in lacks if not works or t.state != "not tried"]
+        if missing:
             first = missing[0]
             remedy = "look at the network findings; then reinstall torch"
             what = f"{first.operation} {first.state}: {first.why}"
@@ -28,6 +31,9 @@ def judge(trials: Sequence[Trial]) -> list[Finding]:
         elif broken:
             what = "; ".join(f"{t.operation} {t.state}" for t in broken)
             found.append(Finding("backends", name, what, "note", "use another backend for these operations"))
+        elif lacks:
+            what = f"{', '.join(t.operation for t in lacks)} not tried: {lacks[0].why}"
+            found.append(Finding("backends", name, what, "note", "try again when the machine is less busy"))
         elif all(t.state == "not tried" for t in column):
             what, _, remedy = column[0].why.partition(": ")
             found.append(Finding("backends", name, what, "note" if remedy else "ok", remedy))

@@ -1,0 +1,115 @@
+"""Prices on a CPU: operators by their own names, what is around a kernel, large results, ranks that are idle."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from drumline.cluster import Cloud, Cluster, Curve, Device, Link, Node, Table
+from drumline.cost import estimate
+from drumline.cost.work import Pricer
+from drumline.model.profile import Affine, Layer, Op, Profile
+from drumline.plan import Plan
+
+DEVICE = Device(
+    "core", "cpu", 1e10, 1e10, {"fp32": 1e11}, 5e-6,
+    curve=(
+        Curve("pointwise", "fp32", (3e3, 3e6), (3e9, 1e10)), Curve("special", "fp32", (1e3,), (4e9,)),
+        Curve("bernoulli_", "fp32", (1e3,), (5e8,)), Curve("transpose", "fp32", (1e3,), (2e9,)),
+        Curve("matmul", "fp32", (1e6,), (5e10,)), Curve("fresh", "fp32", (1e6,), (2e9,)),
+        Curve("update", "fp32", (1e3,), (1e10,)),
+    ),
+)  # fmt: skip
+PROFILE = Profile("m", 16, (Layer("a", "Linear", 1000, tensors=2),))
+
+
+def op(name: str, kind: str, size: float) -> Op:
+    return Op(name, kind, "forward", Affine(), Affine(size))
+
+
+def price(one: Op, device: Device = DEVICE) -> float:
+    return Pricer(PROFILE, device, "fp32").op_seconds(one, 1)
+
+
+AROUND = 5e-6 - 1e-6
+"""`launch` less the smallest kernel."""
+
+
+def test_an_operator_is_priced_by_its_own_name() -> None:
+    assert price(op("bernoulli_", "special", 1e6)) == pytest.approx(1e6 / 5e8 + AROUND)
+    assert price(op("gelu", "special", 1e6)) == pytest.approx(1e6 / 4e9 + AROUND)
+    assert price(op("bernoulli", "special", 1e6)) == pytest.approx(1e6 / 4e9 + AROUND)
+
+
+def test_where_values_change_their_order_the_kind_tells() -> None:
+    other = dataclasses.replace(DEVICE, curve=(*DEVICE.curve, Curve("clone", "fp32", (1e3,), (1e10,))))
+    assert price(op("clone", "transpose", 1e6), other) == pytest.approx(1e6 / 2e9 + AROUND)
+    assert price(op("clone", "pointwise", 1e6), other) == pytest.approx(1e6 / 1e10 + AROUND)
+
+
+def test_the_smallest_operator_takes_what_a_launch_takes() -> None:
+    assert price(op("add", "pointwise", 12.0)) == pytest.approx(5e-6)
+
+
+def test_large_results_are_made_anew() -> None:
+    """Products were measured with smaller results; the memory of a large one is made page by page."""
+    shapes = tuple((1.0, m, m, 8.0) for m in (256.0, 512.0, 1024.0))
+    device = dataclasses.replace(DEVICE, cloud=(Cloud("matmul", "fp32", shapes, (1e-5, 4e-5, 16e-5)),))
+
+    def product(m: float) -> float:
+        sizes = tuple(map(Affine, (1.0, m, m, 8.0)))
+        return price(Op("mm", "matmul", "backward", Affine(2 * m * m * 8), Affine(4 * m * m), shape=sizes), device)
+
+    assert product(4096) - 16 * (product(1024) - AROUND) == pytest.approx(4.0 * 4096**2 / 2e9, rel=0.2)
+    assert product(2048) < 5 * product(1024)
+
+
+def test_recurrent_layers_of_a_cpu_run_one_after_the_other() -> None:
+    device = dataclasses.replace(DEVICE, cloud=(Cloud("recurrent", "fp32", ((32.0, 16.0, 64.0, 64.0),), (2e-3,)),))
+    sizes = tuple(map(Affine, (32.0, 16.0, 64.0, 64.0)))
+    layers = Op("mkldnn_rnn_layer", "recurrent", "forward", Affine(1.0), Affine(1.0), count=2, shape=sizes)
+    assert price(layers, device) == pytest.approx(2e-3 + AROUND, rel=1e-3)
+
+
+def test_forward_and_backward_have_their_own_factors() -> None:
+    ops = (op("add", "pointwise", 1e6), dataclasses.replace(op("add", "pointwise", 1e6), phase="backward"))
+    layer = Layer("a", "Linear", 10, tensors=1, ops=ops)
+    slow = dataclasses.replace(DEVICE, situ={"compute_forward": 1.5, "compute_backward": 1.25, "conv_forward": 9.0})
+    pricer = Pricer(PROFILE, slow, "fp32")
+    alone = price(ops[0])
+    assert pricer.layer_seconds(layer, "forward", 1) == pytest.approx(1.5 * alone)
+    assert pricer.layer_seconds(layer, "backward", 1) == pytest.approx(1.25 * alone)
+
+
+def test_an_update_takes_its_kernels_and_what_is_around_each_tensor() -> None:
+    device = dataclasses.replace(DEVICE, start={"update": 1e-4})
+    seconds = Pricer(PROFILE, device, "fp32").update_seconds(PROFILE.layers[0], 28.0, 1.0, 1.0)
+    assert seconds == pytest.approx(28.0 * 1000 / 1e10 + 2e-4)
+
+
+def cluster(**more: object) -> Cluster:
+    tables = tuple(
+        Table(name, "shm", 4, (8.0, 1e6), (1e-4, 1e-3)) for name in ("all_reduce", "all_gather", "reduce_scatter")
+    )
+    plain = Cluster("c", DEVICE, Node(4, Link(1e-5, 1e9)), collective=tables)
+    return dataclasses.replace(plain, **more)  # type: ignore[arg-type]  # of several kinds
+
+
+def test_ranks_compute_faster_when_others_are_idle() -> None:
+    shared = cluster(fewer={"1": 0.4, "2": 0.5, "4": 1.0})
+    assert [shared.pace(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([0.4, 0.5, 0.75, 1.0, 1.0])
+    assert cluster().pace(2) == 1.0
+    layer = Layer("a", "Linear", 1000, tensors=2, ops=(op("add", "pointwise", 1e6),))
+    profile = dataclasses.replace(PROFILE, layers=(layer,))
+    for text, factor in (("dp=1", 0.4), ("dp=2", 0.5), ("dp=4", 1.0)):
+        before, after = (estimate(profile, Plan.parse(text), c) for c in (cluster(), shared))
+        for part in ("forward", "optimizer"):
+            assert after.parts[part] == pytest.approx(factor * before.parts[part])
+
+
+def test_gradients_are_copied_into_buckets() -> None:
+    profile = dataclasses.replace(PROFILE, layers=(Layer("a", "Linear", 10**7, tensors=2),))
+    moved = 2.0 * 4e7 / 1e10
+    sent = [estimate(profile, Plan.parse(p), cluster()).parts["communication"] for p in ("dp=4", "dp=1")]
+    assert sent[1] == 0.0 and sent[0] == pytest.approx(1e-3 * 4e7 / 1e6 + moved)
