@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from gpu_models.own import GPT
 from torch import nn
 
 import drumline as dl
@@ -34,41 +35,6 @@ from drumline.trace import trace
 from drumline.units import format_bytes, format_seconds
 
 CAPS = {"states": 5 * 2**30, "layer": 3 * 2**29}
-
-
-class Block(nn.Module):
-    """A transformer block."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, s, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, -1)
-        x = x + self.out(y)
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class GPT(nn.Module):
-    """Tokens in, logits out."""
-
-    def __init__(self, width: int, blocks: int, words: int, length: int) -> None:
-        super().__init__()
-        self.token, self.place = nn.Embedding(words, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, width // 64) for _ in range(blocks))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
-        self.head.weight = self.token.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.token(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
 
 
 class Wide(nn.Module):

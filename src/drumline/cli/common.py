@@ -56,6 +56,25 @@ def profile_of(target: str, *, batch: int | None = None) -> Profile:
     return zoo.profile(target, batch_size=batch)
 
 
+def profile_in(target: str, profile: Profile, precision: str, device: str) -> Profile:
+    """A job's profile as a device of that kind computes in half a float: with every cast. Others are as they are.
+
+    Traced once more, and not scaled: some operators stay in fp32, and casts cost time and memory.
+    """
+    import dataclasses
+
+    if not is_job(target) or profile.precision:
+        return profile
+    from ..job import Job
+    from ..trace import trace
+    from ..trace.autocast import HALVES
+
+    if precision not in HALVES:
+        return profile
+    again = trace(Job.load(target), precision=precision, device=device)
+    return dataclasses.replace(again, batch_size=profile.batch_size)
+
+
 def cluster_of(
     name: str | None, devices: int | None, memory: str | None, *, changes: Sequence[str] | None = None, say: bool = True
 ) -> tuple[Cluster, Cluster]:

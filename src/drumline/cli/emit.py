@@ -147,7 +147,7 @@ def _searched(wanted: Wanted, profile: Profile) -> Chosen:
     answer, estimates = search(sized, machines, precision=wanted.precision, fleet=fleet, objective=wanted.objective)
     best = answer.candidates[0].plan
     others = tuple((Plan.parse(c.plan), estimates[c.plan]) for c in answer.candidates[1:] if c.fits)
-    return Chosen(Plan.parse(best), sized, machines, estimates[best], None, len(answer.candidates), others)
+    return Chosen(Plan.parse(best), sized, machines, estimates[best], None, answer.scored, others)
 
 
 def _read(wanted: Wanted, profile: Profile) -> Chosen:

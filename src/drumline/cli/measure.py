@@ -25,7 +25,7 @@ def measure(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
-    """Measure this machine: messages, kernels, memory (20 s).
+    """Measure this machine: messages, kernels, memory (half a minute to a minute).
 
     Started by torchrun, srun or mpiexec on several hosts, it measures those ranks, inside hosts and between them.
     """

@@ -90,16 +90,17 @@ def _answer(
     finalists: Finalists | None,
 ) -> None:  # fmt: skip
     """Search, and print."""
-    from ..cost import estimate
     from ..plan import Plan
-    from ..search import search
-    from .common import print_json
+    from ..search import default_precision, search
+    from ..search.prices import prices
+    from .common import print_json, profile_in
 
     mine = given_plan(given, q) if given is not None else None
+    precision = mine.precision if mine is not None else q.precision
+    profile = profile_in(q.target, q.profile, precision or default_precision(q.machines), q.machines.device.kind)
+    q = dataclasses.replace(q, precision=precision, profile=profile)
     first = [fit_section(q, mine)] if asked.fit else []
     extra: list[Section] = []
-    precision = mine.precision if mine is not None else q.precision
-    q = dataclasses.replace(q, precision=precision)
     try:
         answer, estimates = search(
             q.profile, q.machines, precision=precision, fleet=q.fleet, objective=q.objective, turns=True,
@@ -116,7 +117,7 @@ def _answer(
         best.save(output, comment=f"{q.target} on {q.machines.name}: {answer.explanation}")
     ranked = [(Plan.parse(c.plan), estimates[c.plan]) for c in answer.candidates]
     if mine is not None:
-        estimates[str(mine)] = estimate(q.profile, mine, q.machines)
+        estimates[str(mine)] = prices(q.profile, q.machines, mine.precision).estimate(mine)
         extra.append(_yours(mine, estimates[str(mine)], answer, estimates))
     chosen = mine or best
     extra += [finalists.section] if finalists else []
@@ -163,7 +164,8 @@ def _document(q: Question, answer: Answer, estimates: dict[str, Estimate], top: 
             }
             for c in answer.candidates[:top]
         ],
-        "candidates": len(answer.candidates), "seconds": answer.seconds, "explanation": answer.explanation,
+        "candidates": answer.scored, "finalists": len(answer.candidates), "scored_by": answer.scored_by,
+        "seconds": answer.seconds, "explanation": answer.explanation,
         "objective": answer.objective, "interrupted": answer.interrupted,
         "families": [dataclasses.asdict(f) for f in answer.families],
         "unfit": {"count": len(unfit), "nearest": [_lacking(estimates[c.plan]) for c in unfit[:top]]},
@@ -196,7 +198,11 @@ def _show(q: Question, answer: Answer, estimates: dict[str, Estimate], top: int,
     out.print("")
     out.print(families_list(answer.families))
     origin = machines.origin_of("device.peak")
-    out.print(f"{len(answer.candidates)} candidates in {answer.seconds:.2f} s; rates: {origin}")
+    if answer.scored_by:
+        out.print(f"{answer.scored:,} candidates scored in {answer.seconds:.2f} s by {answer.scored_by}.")
+        out.print(f"Of {len(answer.candidates)} finalists the memory was counted tensor by tensor.")
+    else:
+        out.print(f"{answer.scored:,} candidates in {answer.seconds:.2f} s; rates: {origin}")
     if output:
         out.print(f"written to {output}")
 

@@ -60,8 +60,8 @@ class Screen:
             self._console.print(estimate_lines(predicted))
 
     def say(self, text: str) -> None:
-        """A sentence."""
-        if not self._quiet:
+        """A sentence, if there is one."""
+        if text and not self._quiet:
             self._console.print(text)
 
     def step(self, record: StepRecord, *, probed: bool) -> None:

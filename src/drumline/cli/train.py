@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-import os
-import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +18,14 @@ from .corrections import NoCorrections
 from .screen import FORMATS, Screen
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
-    from ..plan import Plan
+    from ..job import Job
     from ..report import Run, StepRecord
     from ..runtime.checkpoint.during import Saves
     from ..runtime.guards.guard import Guards
     from ..runtime.observe.log import Log
     from ..runtime.observe.sinks import Sink
-    from ..timeline import Span
+    from .foreseen import Foreseen
+    from .trained import Trained
 
 
 def train(
@@ -124,21 +122,54 @@ def train_now(
 
     With `corrections`, earlier runs on this machine correct the prediction, and this one is kept for the next.
     """
-    from ..cost import estimate
     from ..job import Job
-    from ..plan import check
-    from ..report import Run
     from ..report.page import write_page
     from ..report.steps import STEPS, earlier_steps
     from ..runtime.guards.guard import Guards
     from ..runtime.observe.log import Facts, Log
     from ..runtime.observe.sinks import JsonFile
-    from ..search import search
-    from ..timeline import Timeline
-    from ..trace import trace
-    from .common import cluster_of, is_job
-    from .corrections import cluster_file, keep, timeline_of, with_corrections
-    from .splitting import best, can_split, carried_out
+    from .corrections import keep
+    from .foreseen import foresee
+    from .trained import prepare, run_of, write_trace
+
+    _check(target, ranks, steps)
+    guard = Guards(**(guards or {}))
+    if checkpoints:
+        checkpoints.check()
+    shown = shown or Shown()
+    job = Job.load(target)
+    seen = foresee(job, plan, ranks, cluster, corrections=corrections, quiet=quiet)
+    folder = Path(output) if output else Path("runs") / f"{job.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    saves = checkpoints.of(job.name, folder) if checkpoints else None
+    prepare(folder, overwrite=overwrite or bool(saves and saves.resume))
+    count = steps or job.steps
+    out = Screen(count, quiet=quiet, form=shown.form, every=shown.every)
+    earlier = earlier_steps(folder / STEPS) if goes_on(saves, folder) else ()
+    config = {"job": job.source, "plan": str(seen.plan), "steps": count}
+    sinks = [JsonFile(folder / STEPS, goes_on=bool(earlier)), *_sinks(shown, folder, config)]
+    out.say(seen.why)
+    out.start(job.source, seen.plan, seen.estimate)
+    log = Log(Facts.of(count, seen.plan, seen.profile, seen.cluster, seen.estimate))
+    trained = _run(job, seen, count, guard, log, sinks, out, saves)
+    run = run_of(folder.name, job, seen, trained, earlier)
+    run.save(folder)
+    page = write_page(run, folder)
+    if shown.trace:
+        write_trace(shown.trace, trained)
+    out.end(run, folder, page, trained.first["seconds_by_phase"], taken=len(trained.records))
+    if checkpoints:
+        out.say(checkpoints.advice(trained.first["save_stall"], run.step_seconds))
+    if corrections:
+        own = [r["own_by_phase"] for r in trained.results]
+        out.say(keep(seen.file, run, trained.speed, own, trained.first["counted"]))
+    if trained.first["preempted"]:
+        print("preempted: go on with --resume auto", file=sys.stderr)
+    return run, folder
+
+
+def _check(target: str, ranks: int | None, steps: int | None) -> None:
+    """Refuse what cannot be trained, before anything is loaded."""
+    from .common import is_job
 
     if not is_job(target):
         rule = "a job is path.py or path.py:name; zoo models can only be planned"
@@ -147,104 +178,6 @@ def train_now(
         raise InputError(f"--steps {steps}", rule="at least one step")
     if ranks is not None and ranks < 1:
         raise InputError(f"--ranks {ranks}", rule="at least one rank")
-    guard = Guards(**(guards or {}))
-    if checkpoints:
-        checkpoints.check()
-    shown = shown or Shown()
-    job = Job.load(target)
-    given = None if plan == "auto" else _given_plan(plan, ranks)
-    if given is not None:
-        check(given)
-        can_split(job, given)  # before this machine is measured
-    profile = trace(job)
-    wanted = given.ranks if given else ranks
-    machines, _ = cluster_of(cluster, wanted, None, say=not quiet)
-    file = cluster_file(cluster, wanted)
-    machines = with_corrections(machines, file, use=corrections)
-    answer, _ = search(profile, machines, precision=given.precision if given else None)
-    chosen, why = (given, "") if given else best(job, answer)
-    check(chosen)
-    predicted = estimate(profile, chosen, machines)
-    if why:
-        predicted = dataclasses.replace(predicted, notes=(*predicted.notes, why))
-    folder = Path(output) if output else Path("runs") / f"{job.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    saves = checkpoints.of(job.name, folder) if checkpoints else None
-    _prepare(folder, overwrite=overwrite or bool(saves and saves.resume))
-    count = steps or job.steps
-    out = Screen(count, quiet=quiet, form=shown.form, every=shown.every)
-    earlier = earlier_steps(folder / STEPS) if goes_on(saves, folder) else ()
-    config = {"job": job.source, "plan": str(chosen), "steps": count}
-    sinks = [JsonFile(folder / STEPS, goes_on=bool(earlier)), *_sinks(shown, folder, config)]
-    if why:
-        out.say(why)
-    out.start(job.source, chosen, predicted)
-    log = Log(Facts.of(count, chosen, profile, machines, predicted))
-    evaluates = bool(job.evaluate or job.validation)
-    records, results, speed = _run(job.reference, chosen, count, evaluates, machines, guard, log, sinks, out, saves)
-    division = carried_out(profile, chosen, machines, results)
-    predicted = predicted if speed is None else predicted.at_speed(speed)
-    first = results[0]
-    run = Run(
-        name=folder.name, job=job.source, digest=job.digest, command=tuple(sys.argv),
-        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), machine=_machine(),
-        versions=_versions(), ranks=chosen.ranks, device=first["device"], batch_size=job.batch_size, plan=chosen,
-        cluster=machines, profile=profile, estimate=predicted, answer=answer,
-        steps=(*(s for s in earlier if s.step < records[0].step), *records),
-        predicted=timeline_of(profile, chosen, machines, predicted, speed or 1.0),
-        measured=Timeline(
-            "measured", tuple(s for r in results for s in r["spans"]),
-            notes=(f"step {first['probed']}, recorded under the profiler, which slows it",),
-        ),
-        step_seconds=max(r["step_seconds"] for r in results), peak_bytes=max(r["peak_bytes"] for r in results),
-        memory_parts=max(results, key=lambda r: r["peak_bytes"])["parts"], evaluation=first["evaluation"],
-        division=division,
-    )  # fmt: skip
-    run.save(folder)
-    page = write_page(run, folder)
-    if shown.trace:
-        _write_trace(shown.trace, [s for r in results for s in r["last"]], records[-1].step)
-    out.end(run, folder, page, first["seconds_by_phase"], taken=len(records))
-    advice = checkpoints.advice(first["save_stall"], run.step_seconds) if checkpoints else ""
-    if advice:
-        out.say(advice)
-    kept = ""
-    if corrections:
-        kept = keep(file, run, speed, [r["own_by_phase"] for r in results], first["counted"])
-    if kept:
-        out.say(kept)
-    if first["preempted"]:
-        print("preempted: go on with --resume auto", file=sys.stderr)
-    return run, folder
-
-
-def _prepare(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a run folder before the training, not after it."""
-    if (folder / "run.json").exists() and not overwrite:
-        raise InputError(f"{folder} holds a run already", fix="--output with another name, or remove it")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise InputError(f"{folder} cannot be a run folder: {e.strerror}", fix="--output with another name") from None
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"{folder} cannot be written", fix="--output with another name")
-    (folder / "run.json").unlink(missing_ok=True)  # the run that it tells of is about to be written over
-
-
-def _given_plan(text: str, ranks: int | None) -> Plan:
-    from .common import plan_of
-    from .verify import check_ranks
-
-    plan = plan_of(text)
-    check_ranks(plan, ranks)
-    return plan
-
-
-def _write_trace(path: str, spans: list[Span], step: int) -> None:
-    """The last step as every rank recorded it, each by its own clock from its own start."""
-    from .. import files
-    from ..timeline import Timeline
-
-    files.write_text(path, Timeline("measured", tuple(spans), notes=(f"step {step}",)).to_chrome())
 
 
 def _sinks(shown: Shown, folder: Path, config: dict[str, Any]) -> list[Sink]:
@@ -258,15 +191,16 @@ def _sinks(shown: Shown, folder: Path, config: dict[str, Any]) -> list[Sink]:
 
 
 def _run(
-    reference: str, plan: Plan, steps: int, evaluate: bool, machines: Cluster, guards: Guards, log: Log,
-    sinks: list[Sink], out: Screen, saves: Saves | None,
-) -> tuple[list[StepRecord], list[dict[str, Any]], float | None]:  # fmt: skip
-    """Start the ranks; a record per step, what each rank measured, and how fast the machine was when they began."""
+    job: Job, seen: Foreseen, steps: int, guards: Guards, log: Log, sinks: list[Sink], out: Screen, saves: Saves | None
+) -> Trained:
+    """Start the ranks, and show and write what they tell."""
     from ..cost.axes import flops_per_byte
     from ..launch import run_ranks
     from ..units import format_seconds
     from .ranks import train_rank
+    from .trained import Trained
 
+    plan, device = seen.plan, seen.cluster.device
     records: list[StepRecord] = []
     speeds: list[float] = []
 
@@ -287,25 +221,12 @@ def _run(
     try:
         with out, stopping(saves):
             results = run_ranks(
-                train_rank, reference, str(plan), steps, evaluate, machines.device if machines.measured else None,
-                guards, saves, flops_per_byte(plan, machines) if plan.pp > 1 else None, ranks=plan.processes,
-                threads=machines.device.threads or None, on_event=on_event,
+                train_rank, job.reference, str(plan), steps, bool(job.evaluate or job.validation),
+                device if seen.cluster.measured else None, guards, saves,
+                flops_per_byte(plan, seen.cluster) if plan.pp > 1 else None, ranks=plan.processes,
+                threads=device.threads or None, on_event=on_event,
             )  # fmt: skip
     finally:
         for sink in sinks:
             sink.close()
-    return records, results, speeds[0] if speeds else None
-
-
-def _machine() -> str:
-    from ..measure.machine import cpu_name
-
-    return f"{platform.node()}: {os.cpu_count()} x {cpu_name()}, {platform.system()} {platform.release()}"
-
-
-def _versions() -> dict[str, str]:
-    import torch
-
-    from .. import __version__
-
-    return {"drumline": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return Trained(records, results, speeds[0] if speeds else None)

@@ -10,32 +10,25 @@ them. Then come the tables: embeddings by rows, and the last projection by class
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 
 import torch
 from torch.fx import Node
 
-from . import moves
 from .by_hand import by_hand
 from .capture import Captured
 from .heads import uneven_heads
-from .layout import Split, even, evenly
+from .layout import Split, evenly
 from .moves import Axis
-from .spread import Pass, Value
+from .segments import Sizes, cuts_of, segmentations
 from .tidy import is_view
-from .weights import Weighing, is_turned, weighing
-from .window import rebalance, window, windows
+from .trial import Trial
+from .weights import Weighing, weighing
 
 aten = torch.ops.aten
 FAR = 400
 """Nodes between two products beyond which no group is looked for."""
-ON_THE_WAY = (moves.gather, moves.gather_to_enter, window, windows, rebalance)
-"""Moves of what the columns give: with them a group is not worth it."""
-Sizes = tuple[int, ...]
-"""Of the segments of a dim."""
 LOSSES = (aten.cross_entropy_loss.default,)
 
 
@@ -94,7 +87,7 @@ class _Chooser:
         columns, between = self._columns(row)
         if not columns or self._escapes(columns, between, row):
             return
-        for segments in self._segments(columns):
+        for segments in segmentations(columns, self.n):
             found = self._trial(columns, between, row, segments)
             if found is not None:
                 self.choice.splits.update(found)
@@ -138,48 +131,6 @@ class _Chooser:
         columns = sorted(found.values(), key=lambda w: self.order[w.node])
         return columns, sorted(reached, key=self.order.__getitem__)
 
-    def _segments(self, columns: Sequence[Weighing]) -> Iterator[int | Sizes]:
-        """How the columns' outputs may be cut: as one segment, as equal ones, or as those that they are taken into."""
-        yield 1
-        counts: set[int] = set()
-        for c in columns:
-            size = c.weight.meta["val"].shape[c.given or 0]
-            for node in self._after(c.node, 12):
-                val = node.meta.get("val")
-                if isinstance(val, list | tuple):
-                    counts.add(len(val))
-                elif isinstance(val, torch.Tensor):
-                    counts |= {d for d in val.shape if 1 < d <= 8}
-            counts = {k for k in counts if size % (k * self.n) == 0}
-        yield from sorted(counts - {1})
-        if len(columns) == 1:
-            yield from self._pieces(columns[0])
-
-    def _pieces(self, column: Weighing) -> Iterator[Sizes]:
-        """Unequal segments: a fused projection of many queries and few keys is sliced, or split by sizes."""
-        size = column.weight.meta["val"].shape[column.given or 0]
-        ends = {0, size}
-        for user in column.node.users:
-            val = user.meta.get("val")
-            if isinstance(val, list | tuple):
-                lengths = [v.shape[-1] for v in val if isinstance(v, torch.Tensor)]
-                ends |= set(accumulate(lengths)) if sum(lengths) == size else set()
-            elif user.target is aten.slice.Tensor and user.args[1:2] in ((-1,), (column.node.meta["val"].dim() - 1,)):
-                start, stop, *_ = slice(*user.args[2:4]).indices(size)
-                ends |= {start, stop}
-        sizes = tuple(b - a for a, b in pairwise(sorted(ends)))
-        if len(set(sizes)) > 1 and all(n % self.n == 0 for n in sizes):
-            yield sizes
-
-    def _after(self, node: Node, reach: int) -> Iterator[Node]:
-        todo = [node]
-        for _ in range(reach):
-            if not todo:
-                return
-            n = todo.pop(0)
-            yield n
-            todo += list(n.users)
-
     def _trial(
         self, columns: Sequence[Weighing], between: Sequence[Node], row: Weighing, segments: int | Sizes
     ) -> dict[str, Split] | None:
@@ -187,23 +138,18 @@ class _Chooser:
         seeds: dict[str, Split] = {}
         for c in columns:
             assert c.given is not None
-            cuts = self._cuts(c.weight.meta["val"].shape[c.given], segments)
+            cuts = cuts_of(c.weight.meta["val"].shape[c.given], segments, self.n)
             if cuts is None:
                 return None
             seeds[c.weight.name] = cuts.at(c.given)
             if c.bias is not None:
                 seeds[c.bias.name] = cuts
-        walk = _Walk(self.captured, self.axis, {**self.choice.splits, **seeds})
-        arrived = walk.to(between, row)
+        trial = Trial(self.captured, self.axis, {**self.choice.splits, **seeds})
+        arrived = trial.to(between, row)
         if arrived is None or row.summed is None:
             return None
         seeds[row.weight.name] = arrived.at(row.summed)
-        return {**seeds, **walk.taken}
-
-    def _cuts(self, size: int, segments: int | Sizes) -> Split | None:
-        if isinstance(segments, int):
-            return None if size % (segments * self.n) else evenly(0, size, self.n, segments)
-        return Split(0, tuple(even(n, self.n) for n in segments)) if sum(segments) == size else None
+        return {**seeds, **trial.taken}
 
     # -- tables
 
@@ -260,76 +206,6 @@ class _Chooser:
         if w.bias is not None:
             self.choice.splits[w.bias.name] = evenly(0, rows, self.n)
         self.choice.groups.append(((w.weight.meta["name"],), "its output is gathered"))
-
-
-class _Walk:
-    """Carries tentative splits through a part of the graph."""
-
-    def __init__(self, captured: Captured, axis: Axis, seeds: dict[str, Split]) -> None:
-        self.captured, self.seeds = captured, seeds
-        self.pass_ = Pass(captured.graph, axis, captured.mode, seeds)
-        self.taken: dict[str, Split] = {}
-        """Parameters on the way that must be cut as well: a norm's weight between two convolutions."""
-
-    def to(self, between: Iterable[Node], row: Weighing) -> Split | None:
-        """The split of the row's input, if nothing on the way asks for a whole tensor."""
-        for node in between:
-            self._bring(node)
-            self.pass_.current = node
-            made = self.pass_._made(node)
-            first = _first(made)
-            if self.pass_.gathered or (first is not None and first.layout is None):
-                return None
-            self.pass_.values[node] = made
-        arrived = self.pass_.values.get(row.input)
-        self.taken = {str(n.target): split for n, split in self.pass_.cut() if _is_parameter(n)}
-        if not isinstance(arrived, Value) or arrived.layout is None or arrived.layout.dim != row.along:
-            return None
-        # what had to move on the way is no partner's, and neither is what leaves a rank with less than another
-        moved = any(n.target in ON_THE_WAY for n in self.pass_.new.nodes)
-        uneven = len({arrived.split.length(r) for r in range(self.pass_.axis.size)}) > 1
-        return None if moved or uneven else arrived.split
-
-    def _bring(self, node: Node) -> None:
-        """The arguments that come from outside are whole."""
-        for a in node.all_input_nodes:
-            if a in self.pass_.values:
-                continue
-            if a.op == "placeholder":
-                self.pass_.values[a] = self.pass_._placeholder(a)
-            elif is_turned(a):  # a weight as its product takes it
-                self._bring(a)
-                self.pass_.current = a
-                self.pass_.values[a] = self.pass_._made(a)
-            else:
-                self.pass_.values[a] = _outside(self.pass_, a)
-
-
-def _is_parameter(node: Node) -> bool:
-    return node.op == "placeholder" and node.meta.get("role") == "parameter"
-
-
-def _outside(at: Pass, node: Node) -> object:
-    val = node.meta.get("val")
-    new = at.new.placeholder(f"outside_{node.name}")
-    new.meta["val"] = val.detach() if isinstance(val, torch.Tensor) else val
-    if isinstance(val, torch.Tensor):
-        return Value(new, None, val.shape)
-    if isinstance(val, list | tuple):
-        return [_item(at, new, i, v) for i, v in enumerate(val)]
-    return new
-
-
-def _item(at: Pass, new: Node, i: int, val: torch.Tensor) -> Value:
-    return Value(at.call(operator.getitem, new, i), None, val.shape)
-
-
-def _first(made: object) -> Value | None:
-    if isinstance(made, Value):
-        return made
-    if isinstance(made, list | tuple) and made and isinstance(made[0], Value):
-        return made[0]
-    return None
 
 
 def _alive(captured: Captured) -> set[Node]:

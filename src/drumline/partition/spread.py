@@ -21,37 +21,9 @@ from . import moves
 from .alone import works_alone
 from .layout import Layout, Split
 from .moves import Axis
-from .tidy import STATISTICS, changes_something, is_view
+from .values import Value, each, filled, nodes_of, values_in
 from .window import rebalance
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Value:
-    """A tensor of the old graph, as this rank has it in the new one."""
-
-    node: Node
-    """In the new graph; its meta["val"] has the local shape."""
-    layout: Layout
-    whole: torch.Size
-
-    @property
-    def split(self) -> Split:
-        """Its split, where it has one."""
-        assert self.layout is not None
-        return self.layout
-
-    @property
-    def fake(self) -> torch.Tensor:
-        """Its local shape and type."""
-        val = self.node.meta["val"]
-        assert isinstance(val, torch.Tensor)
-        return val
-
-    @property
-    def dim(self) -> int:
-        """How many dims it has."""
-        return len(self.whole)
-
+from .writes import mutated
 
 Rule = Callable[..., Any]
 """(pass, old node, arguments with Values) -> a Value, a list of them, or NotImplemented."""
@@ -98,11 +70,11 @@ class Pass:
         grad = torch.is_grad_enabled()
         try:
             torch._C._set_grad_enabled(True)
-            mutated = _mutated(self.graph)
+            whole = mutated(self.graph)  # from the beginning
             for node in self.graph.nodes:
                 self.current = node
-                self.values[node] = self._made(node)
-                if node in mutated:
+                self.values[node] = self.made(node)
+                if node in whole:
                     self.values[node] = self._whole_of(self.values[node])
         finally:
             torch._C._set_grad_enabled(grad)
@@ -112,7 +84,7 @@ class Pass:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """A new node, and its fake value."""
-        args, kwargs = map_value(args), map_value(kwargs)
+        args, kwargs = nodes_of(args), nodes_of(kwargs)
         with self.mode:
             val = target(*map_arg(args, _fake), **map_arg(kwargs, _fake))
         node = self.new.call_function(target, args, kwargs)
@@ -195,7 +167,8 @@ class Pass:
 
     # -- the nodes
 
-    def _made(self, node: Node) -> Any:
+    def made(self, node: Node) -> Any:
+        """What becomes of an old node; its arguments have their values."""
         if node.op == "placeholder":
             return self._placeholder(node)
         if node.op == "get_attr":
@@ -239,8 +212,7 @@ class Pass:
         new.meta.update(node.meta)
 
     def _operator(self, node: Node) -> Any:
-        slot: Any = lambda n: _Slot(self.values[n])  # noqa: E731  # fx types it too narrowly
-        args, kwargs = _open(map_arg(node.args, slot)), _open(map_arg(node.kwargs, slot))
+        args, kwargs = filled(node.args, self.values), filled(node.kwargs, self.values)
         if any(v.layout is not None for v in values_in((args, kwargs))):
             found = self.rules.get(node.target) or (self.rules.get("pointwise") if _is_pointwise(node) else None)
             made = found(self, node, *args, **kwargs) if found else NotImplemented
@@ -252,8 +224,8 @@ class Pass:
 
     def plain(self, node: Node, args: Any, kwargs: Any) -> Any:
         """The operator itself, on whole tensors."""
-        args = _each(args, lambda v: self.whole(v).node)
-        kwargs = _each(kwargs, lambda v: self.whole(v).node)
+        args = each(args, lambda v: self.whole(v).node)
+        kwargs = each(kwargs, lambda v: self.whole(v).node)
         new = self.call(node.target, *args, **kwargs)
         val = new.meta["val"]
         if isinstance(val, torch.Tensor):
@@ -269,65 +241,9 @@ class Pass:
         return self.whole(made) if isinstance(made, Value) else made
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Slot:
-    """Keeps fx from walking into a Value."""
-
-    value: Any
-
-
-def _open(args: Any) -> Any:
-    if isinstance(args, _Slot):
-        return args.value
-    if isinstance(args, tuple | list):
-        return type(args)(_open(a) for a in args) if type(args) in (tuple, list) else tuple(_open(a) for a in args)
-    if isinstance(args, dict):
-        return {k: _open(a) for k, a in args.items()}
-    return args
-
-
-def _each(args: Any, do: Callable[[Value], Any]) -> Any:
-    if isinstance(args, Value):
-        return do(args)
-    if isinstance(args, tuple | list):
-        return tuple(_each(a, do) for a in args) if isinstance(args, tuple) else [_each(a, do) for a in args]
-    if isinstance(args, dict):
-        return {k: _each(a, do) for k, a in args.items()}
-    return args
-
-
-def map_value(args: Any) -> Any:
-    """Values -> their nodes."""
-    return _each(args, lambda v: v.node)
-
-
-def values_in(args: Any) -> list[Value]:
-    """All values among arguments."""
-    found: list[Value] = []
-    _each(args, found.append)
-    return found
-
-
 def _is_pointwise(node: Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) or works_alone(node)
 
 
 def _fake(node: Node) -> Any:
     return node.meta["val"]
-
-
-def _mutated(graph: Graph) -> set[Node]:
-    """The values whose memory an operator writes to under another name: they are whole from the beginning."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        writes = node.op == "call_function" and changes_something(node) and node.target not in STATISTICS
-        if writes and node.args and isinstance(node.args[0], Node):
-            base = node.args[0]
-            if base.op == "placeholder":
-                continue
-            while base.op == "call_function" and is_view(base) and isinstance(base.args[0], Node):
-                found.add(base)
-                base = base.args[0]
-            found.add(base)
-            found.add(node)
-    return found

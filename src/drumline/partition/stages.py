@@ -17,16 +17,12 @@ import torch
 from torch.fx import Graph, Node
 
 from ..errors import PlanError
-from .deferred import leaf_of, mark, watch
 from .stage import Cut, From, Leaf, Port, Stage, port_of
-from .tidy import STATISTICS, changes_something, is_view
+from .stage_graph import SWITCHES, Flow, Modes, emit
+from .tidy import changes_something
+from .writes import writes
 
 aten = torch.ops.aten
-_TOGGLE = torch._C._set_grad_enabled
-_ENTER, _EXIT = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
-_SWITCHES = (_TOGGLE, _ENTER, _EXIT)
-"""Calls that change how the operators after them run: every stage makes its own."""
-
 _NO_GRADIENT = (
     aten.detach.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
     aten.empty_like.default, aten.rand_like.default, aten.randn_like.default, aten.new_zeros.default,
@@ -73,8 +69,7 @@ class _Parts:
 class _Cutter:
     def __init__(self, graph: Graph, ends: list[int]) -> None:
         self.graph, self.nodes = graph, operators(graph)
-        self.modes = _modes(self.nodes)
-        self.regions = _regions(self.nodes)
+        self.modes = Modes.of(self.nodes)
         self.results = next(n for n in graph.nodes if n.op == "output")
         self.home: dict[Node, int] = {}
         for i, node in enumerate(self.nodes):
@@ -83,14 +78,14 @@ class _Cutter:
         self.last = len(ends) - 1
         self.home[self.results] = self.last
         self.position = {n: i for i, n in enumerate(graph.nodes)}
-        self.writes = _writes(self.nodes)
+        self.writes = writes(self.nodes)
         self.free = self._free()
         self.grad = self._reached(graph.nodes, lambda n: bool(n.op == "placeholder" and n.meta.get("trained")))
         self.parts = [_Parts() for _ in ends]
 
     def run(self) -> Cut:
         for node in (*self.nodes, self.results):
-            if node.target not in _SWITCHES and node not in self.free:
+            if node.target not in SWITCHES and node not in self.free:
                 self._place(node, self.home[node])
         self._hold_the_unread()
         self._refuse_writes_across()
@@ -126,7 +121,7 @@ class _Cutter:
         free = {n for n in self.graph.nodes if n.op == "placeholder" and n.meta["role"] != "batch"} - written
         for node in self.nodes:
             chance = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            fixed = node.target in _SWITCHES or chance or node in written or changes_something(node)
+            fixed = node.target in SWITCHES or chance or node in written or changes_something(node)
             if not fixed and all(s in free for s in node.all_input_nodes):
                 free.add(node)
         return free
@@ -135,7 +130,7 @@ class _Cutter:
         """Where gradients flow back from to where they begin; rather too much than too little."""
         reached: set[Node] = set()
         for node in nodes:
-            flows = node.op == "call_function" and self.modes[node] and node.target not in _NO_GRADIENT
+            flows = node.op == "call_function" and self.modes.grad[node] and node.target not in _NO_GRADIENT
             through = flows and _floating(_val(node)) and any(s in reached for s in node.all_input_nodes)
             if through or begins(node):
                 reached.add(node)
@@ -194,7 +189,7 @@ class _Cutter:
             outputs=tuple(self._port(n, parts) for n in results),
             params=tuple(n.meta["name"] for n in held if n.meta["role"] == "parameter"),
             buffers=tuple(n.meta["name"] for n in held if n.meta["role"] == "buffer"),
-            graph=self._emit([n for n in held if n.users] + inputs, members, results, inner),
+            graph=emit([n for n in held if n.users] + inputs, members, results, self.modes, Flow(self.grad, inner)),
             direct=frozenset(k for k, n in enumerate(results) if n not in inner),
         )
 
@@ -206,106 +201,6 @@ class _Cutter:
             return Leaf(node.meta["name"])
         home = self.home[node]
         return From(home, sorted(self.parts[home].outputs, key=self.position.__getitem__).index(node))
-
-    def _emit(self, heads: list[Node], members: list[Node], results: list[Node], inner: set[Node]) -> Graph:
-        """The stage's own graph: parameters and buffers, inputs, operators in their order."""
-        new = Graph()
-        env: dict[Node, Node] = {}
-        for node in heads:
-            env[node] = new.placeholder(node.name)
-            env[node].meta.update(node.meta if node.op == "placeholder" else {"val": node.meta["val"]})
-        mode, loose = True, False
-        inside: list[tuple[Node, Node]] = []
-        for node in members:
-            if self.modes[node] != mode:
-                mode = self.modes[node]
-                new.call_function(_TOGGLE, (mode,))
-            inside = _enter(new, inside, self.regions[node])
-            weights = [s for s in node.all_input_nodes if s in self.grad and s not in inner] if node in inner else []
-            if (node in inner and not weights) != loose:
-                loose = not loose
-                _beside(new.call_function(mark, (loose,)), node)
-            self._copy(node, new, env, weights)
-        _enter(new, inside, ())
-        if not mode:
-            new.call_function(_TOGGLE, (True,))
-        new.output(tuple(env[n] for n in results))
-        return new
-
-    def _copy(self, node: Node, new: Graph, env: dict[Node, Node], weights: list[Node]) -> None:
-        """Copy an operator; where it reads weights beside what comes from inputs, their gradients can be had apart."""
-        leaves = {s: _beside(new.call_function(leaf_of, (env[s],)), node) for s in weights}
-        env[node] = new.node_copy(node, lambda s: leaves.get(s, env[s]))
-        if weights:
-            _beside(new.call_function(watch, (env[node], *((env[s], leaves[s]) for s in weights))), node)
-
-
-def _beside(made: Node, node: Node) -> Node:
-    """What is put beside an operator belongs to the operator's module: a layer that is computed again stays whole."""
-    made.meta.update({key: node.meta[key] for key in ("nn_module_stack", "module") if key in node.meta})
-    return made
-
-
-def _modes(nodes: list[Node]) -> dict[Node, bool]:
-    """Whether gradients are on at each node."""
-    modes: dict[Node, bool] = {}
-    mode = True
-    for node in nodes:
-        if node.target is _TOGGLE:
-            mode = bool(node.args[0])
-        modes[node] = mode
-    return modes
-
-
-def _regions(nodes: list[Node]) -> dict[Node, tuple[Node, ...]]:
-    """The regions of the model's own autocast around each node, outermost first."""
-    found: dict[Node, tuple[Node, ...]] = {}
-    stack: list[Node] = []
-    for node in nodes:
-        if node.target is _EXIT:
-            stack.remove(node.args[0])  # type: ignore[arg-type]
-        elif node.target is _ENTER:
-            stack.append(node)
-        found[node] = tuple(stack)
-    return found
-
-
-def _enter(new: Graph, inside: list[tuple[Node, Node]], wanted: tuple[Node, ...]) -> list[tuple[Node, Node]]:
-    """Leave the regions (as they were captured, as they are here) that are not wanted, and enter those that are."""
-    while inside and tuple(old for old, _ in inside) != wanted[: len(inside)]:
-        new.call_function(_EXIT, (inside[-1][1],))
-        inside = inside[:-1]
-    for node in wanted[len(inside) :]:
-        inside = [*inside, (node, new.call_function(_ENTER, node.args))]
-    return inside
-
-
-def _writes(nodes: list[Node]) -> list[tuple[Node, Node]]:
-    """(operator, whose memory it writes into): views are followed to what they are views of."""
-    found = []
-    for node in nodes:
-        if node.op == "call_function" and changes_something(node):
-            found += [(node, _root(target)) for target in _targets(node)]
-    return found
-
-
-def _targets(node: Node) -> list[Node]:
-    """The arguments that an operator writes into."""
-    if node.target in STATISTICS:
-        return [a for a in node.args[3:5] if isinstance(a, Node)]  # its running statistics
-    given = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))  # type: ignore[union-attr]
-    given.update(node.kwargs)
-    written = [a.name for a in node.target._schema.arguments if a.is_write]  # type: ignore[union-attr]
-    return [given[name] for name in written if isinstance(given.get(name), Node)]  # type: ignore[misc]
-
-
-def _root(node: Node) -> Node:
-    while node.op == "call_function" and (is_view(node) or changes_something(node)):
-        sources = _targets(node) if changes_something(node) else [a for a in node.args if isinstance(a, Node)]
-        if not sources:
-            break
-        node = sources[0]
-    return node
 
 
 def _val(node: Any) -> Any:

@@ -52,29 +52,34 @@ def weighing(node: Node) -> Weighing | None:
         return _table(node, args[1], args[2], 0, 1, args[0])
     if node.target in (aten.mm.default, aten.matmul.default):
         return _table(node, args[0], args[1], 0, 1, None)
-    if node.target in CONVOLUTIONS and _is_parameter(args[1]):
+    if node.target in CONVOLUTIONS and is_parameter(args[1]):
         groups = args[6] if len(args) > 6 else 1
         bias = args[2] if len(args) > 2 else None
         if groups == 1:
             return _made(node, args[0], 1, args[1], 1, 0, bias)
-    if node.target in TRANSPOSED and _is_parameter(args[1]):
+    if node.target in TRANSPOSED and is_parameter(args[1]):
         groups = args[6] if len(args) > 6 else 1
         if groups == 1:
             return _made(node, args[0], 1, args[1], 0, 1, args[2] if len(args) > 2 else None)
     return None
 
 
+def is_parameter(node: object) -> bool:
+    """Whether it is a parameter as it is held."""
+    return isinstance(node, Node) and node.op == "placeholder" and node.meta.get("role") == "parameter"
+
+
 def is_turned(node: object) -> bool:
     """Whether it is a parameter of two dims with its dims exchanged."""
     turned = isinstance(node, Node) and node.op == "call_function" and node.target in TURNED
-    return turned and _is_parameter(node.args[0]) and node.meta["val"].dim() == 2  # type: ignore[attr-defined]
+    return turned and is_parameter(node.args[0]) and node.meta["val"].dim() == 2  # type: ignore[attr-defined]
 
 
 def _table(node: Node, given: object, weight: object, summed: int, features: int, bias: object) -> Weighing | None:
     """With a weight of two dims, as it is or turned."""
     if is_turned(weight):
         weight, summed, features = weight.args[0], 1 - summed, 1 - features  # type: ignore[attr-defined]
-    if not _is_parameter(weight) or weight.meta["val"].dim() != 2:  # type: ignore[attr-defined]
+    if not is_parameter(weight) or weight.meta["val"].dim() != 2:  # type: ignore[attr-defined]
         return None
     return _made(node, given, -1, weight, summed, features, bias)
 
@@ -86,10 +91,6 @@ def _made(
         return None
     dims = given.meta["val"].dim()
     along = along + dims if along < 0 else along
-    own = bias if isinstance(bias, Node) and _is_parameter(bias) else None
+    own = bias if isinstance(bias, Node) and is_parameter(bias) else None
     splittable = bias is None or own is not None
     return Weighing(node, given, along, weight, summed, features if splittable else None, own)
-
-
-def _is_parameter(node: object) -> bool:
-    return isinstance(node, Node) and node.op == "placeholder" and node.meta.get("role") == "parameter"

@@ -13,6 +13,7 @@ from ..errors import JobError
 from ..job import guard
 from ..trace.fake import call
 from .precision import computing, to_device
+from .weighing import weigh
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -47,8 +48,6 @@ def evaluate(engine: Engine, dataset: Any = None) -> dict[str, float]:
 
 def _measure(engine: Engine, micro: Micro) -> dict[str, torch.Tensor]:
     """(sum, weight) of the loss and of each metric on one slice."""
-    from .engine import weigh
-
     job = engine.job
     engine.begin(micro)
     value = to_device(micro.input, engine.device, engine.dtype)

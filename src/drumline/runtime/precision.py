@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..trace.fake import dtype_of
+
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions that compute in half precision, with full-precision weights."""
 
@@ -41,8 +43,7 @@ def multiplying(precision: str) -> Iterator[None]:
 def to_device(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     """Move a batch; with a dtype, its floating-point tensors get it too (verification runs in float64)."""
     if isinstance(value, torch.Tensor):
-        wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
-        return value.to(device=device, dtype=wanted, non_blocking=True)
+        return value.to(device=device, dtype=dtype_of(value, dtype), non_blocking=True)
     if isinstance(value, dict):
         return {k: to_device(v, device, dtype) for k, v in value.items()}
     if isinstance(value, tuple | list):

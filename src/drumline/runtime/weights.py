@@ -6,9 +6,12 @@ time) build its shape alone; then each tensor travels once, and every rank keeps
 
 from __future__ import annotations
 
+import functools
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,11 +21,12 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import JobError
 from ..job import Job, guard
+from ..trace.fake import dtype_of
 from ..trace.kinds import tensors
 from ..trace.running import with_values
-from .strategies.pieces import Part
+from .strategies.pieces import BUNDLE, Part
 
-_OF_TORCH = frozenset(vars(nn.Module()))
+OF_TORCH = frozenset(vars(nn.Module()))
 """What every module keeps: its parameters and buffers are sent under their own names."""
 
 
@@ -35,7 +39,20 @@ def seeded_model(job: Job, dtype: torch.dtype | None = None) -> nn.Module:
         raise JobError(f"the job's model() gave {type(model).__name__}", rule="it returns a torch.nn.Module")
     if not any(p.requires_grad for p in model.parameters()):
         raise JobError(f"{type(model).__name__} has no parameter to train", rule="at least one with requires_grad")
-    return model if dtype is None else model.to(dtype)
+    return cast(model, dtype)
+
+
+def cast(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """The model with its floating-point numbers of a type; complex ones keep both of their parts.
+
+    `model.to` would make them real, and forget the imaginary part.
+    """
+    if dtype is None:
+        return model
+    if not any(t.is_complex() for t in [*model.parameters(), *model.buffers()]):
+        return model.to(dtype)
+    made: nn.Module = model._apply(lambda t: t.to(dtype_of(t, dtype)))
+    return made
 
 
 @with_values()
@@ -51,7 +68,7 @@ def shape_of_model(job: Job, dtype: torch.dtype | None = None) -> nn.Module:
             stacklevel=2,
         )
         model = seeded_model(job).to("meta")
-    return model if dtype is None else model.to(dtype)
+    return cast(model, dtype)
 
 
 def seed_everything(seed: int) -> None:
@@ -82,24 +99,53 @@ def fill(
     """
     model.to_empty(device="cpu" if host else device)
     _tie(model)
+    send(chain(_parameters(model, source, parts), _buffers(model, source)), group, device)
+    _fill_attributes(model, source, group, device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """A tensor that every rank gets from the first."""
+
+    value: torch.Tensor | None
+    """On the first rank."""
+    like: torch.Tensor
+    """What has its shape and type."""
+    put: Callable[[torch.Tensor], object]
+    """What is done with it where it arrives. It may share its memory with others: what is kept is a copy."""
+
+
+def _parameters(model: nn.Module, source: nn.Module | None, parts: Mapping[str, Part]) -> Iterator[Parcel]:
     values = dict(source.named_parameters()) if source is not None else {}
     for name, p in model.named_parameters():
         part = parts.get(name)
         value: torch.Tensor | None = values.get(part.name if part else name)
         if part and value is not None:
             value = value.detach().flatten()[part.start : part.start + p.numel()].view(p.shape)
-        whole = _send(value, p.shape, p.dtype, group, device)
-        local = p.to_local() if isinstance(p, DTensor) else p
-        rows = -(-p.shape[0] // _shards(p)) if isinstance(p, DTensor) and p.dim() else 0
-        start = rows * _shard_index(p) if isinstance(p, DTensor) else 0
-        local.copy_(whole[start : start + rows] if isinstance(p, DTensor) else whole)
+        yield Parcel(value, p, functools.partial(_keep, p))
+
+
+def _keep(p: torch.Tensor, whole: torch.Tensor) -> None:
+    """This rank's rows of a parameter."""
+    if not isinstance(p, DTensor):
+        p.copy_(whole)
+        return
+    rows = -(-p.shape[0] // _shards(p)) if p.dim() else 0
+    start = rows * _shard_index(p)
+    p.to_local().copy_(whole[start : start + rows])
+
+
+def _buffers(model: nn.Module, source: nn.Module | None) -> Iterator[Parcel]:
     held = dict(source.named_buffers()) if source is not None else {}
     for module_name, module in model.named_modules():
         for key, b in list(module._buffers.items()):
             if b is not None:
                 name = f"{module_name}.{key}" if module_name else key
-                module._buffers[key] = _send(held.get(name), b.shape, b.dtype, group, device)
-    _fill_attributes(model, source, group, device)
+                yield Parcel(held.get(name), b, functools.partial(_hold, module._buffers, key))
+
+
+def _hold(table: dict[str, torch.Tensor | None], key: str, whole: torch.Tensor) -> None:
+    table[key] = whole.clone()
 
 
 def _shards(p: DTensor) -> int:
@@ -134,7 +180,9 @@ def _fill_attributes(
 
     def carry(value: Any, mine: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return _send(mine, value.shape, value.dtype, group, device)
+            found: list[torch.Tensor] = []
+            send([Parcel(mine, value, lambda whole: found.append(whole.clone()))], group, device)
+            return found[0]
         if type(value) in (list, tuple):
             return type(value)(carry(v, None if mine is None else mine[i]) for i, v in enumerate(value))
         if type(value) is dict:
@@ -143,17 +191,37 @@ def _fill_attributes(
 
     for name, module in model.named_modules():
         for key, value in list(vars(module).items()):
-            if key not in _OF_TORCH and tensors(value):
+            if key not in OF_TORCH and tensors(value):
                 setattr(module, key, carry(value, getattr(held[name], key) if held else None))
 
 
-def _send(
-    value: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, group: dist.ProcessGroup, device: torch.device
-) -> torch.Tensor:
-    """One tensor from the first rank to all."""
-    if value is None:
-        whole = torch.empty(shape, dtype=dtype, device=device)
+def send(parcels: Iterable[Parcel], group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Tensors from the first rank to all: each travels once, small ones together. No group: every rank has them."""
+    run: list[Parcel] = []
+    for parcel in parcels:
+        if run and (parcel.like.dtype != run[0].like.dtype or sum(map(_bytes, [*run, parcel])) > BUNDLE):
+            _sent(run, group, device)
+            run = []
+        run.append(parcel)
+    if run:
+        _sent(run, group, device)
+
+
+def _sent(run: list[Parcel], group: dist.ProcessGroup | None, device: torch.device) -> None:
+    dtype, sizes = run[0].like.dtype, [parcel.like.numel() for parcel in run]
+    if len(run) == 1 and run[0].value is not None:  # a large one is not copied
+        flat = run[0].value.detach().to(device=device, dtype=dtype).contiguous().view(-1)
     else:
-        whole = value.detach().to(device=device, dtype=dtype).contiguous()
-    dist.broadcast(whole, group=group, group_src=0)
-    return whole
+        flat = torch.empty(sum(sizes), dtype=dtype, device=device)
+        for parcel, place in zip(run, flat.split(sizes), strict=True):
+            if parcel.value is not None:
+                place.copy_(parcel.value.detach().reshape(-1))
+    places = flat.split(sizes)
+    if group is not None:
+        dist.broadcast(torch.view_as_real(flat) if flat.is_complex() else flat, group=group, group_src=0)
+    for parcel, place in zip(run, places, strict=True):
+        parcel.put(place.view(parcel.like.shape))
+
+
+def _bytes(parcel: Parcel) -> int:
+    return parcel.like.numel() * parcel.like.element_size()

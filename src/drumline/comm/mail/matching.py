@@ -1,6 +1,5 @@
-"""Messages by context, source and tag over any post office: wildcards, probes, and queues of what came or is awaited.
+"""Messages by context, source and tag over any post office: wildcards, probes, one-sided ones, and waiting.
 
-A posted receive takes the oldest message that fits it, a message the oldest receive; so messages do not overtake.
 Threads may wait at the same time: whoever has its turn makes progress for all. A wait that lasts is looked into by
 `watch`, which names deadlocks.
 """
@@ -10,12 +9,13 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from ...errors import DrumlineError, GaveUp
-from .message import ANY, Arrival, Item, Receive, Sending
+from .message import Arrival, Item, Receive, Sending
+from .porter import Porter, Turn
 from .post import Outgoing, Post
+from .queues import Queues
 from .watch import Watch
 
 EAGER = 4 << 10
@@ -28,30 +28,11 @@ _QUIET = 0.05
 """Seconds of one stretch of waiting while one thread uses this rank's office."""
 _HEALTH = 0.1
 """Seconds of waiting after which a rank asks whether the others are alive."""
-_PORTER = 0.001
-"""Seconds between two looks at what leaves while nobody waits."""
 _CROWDED = 0.0003
 """The same once there are several: each must get its turn."""
 
 Handler = Callable[[int, int, int, memoryview], None]
 """Runs an active message on arrival: (source, tag, serial, body)."""
-
-
-class _Turn:
-    """A lock whose holder can see that others want it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.wanted: deque[None] = deque()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            self.wanted.append(None)
-            self._lock.acquire()
-            self.wanted.pop()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 class Matching:
@@ -60,18 +41,15 @@ class Matching:
     def __init__(self, post: Post) -> None:
         self.post = post
         self.rank, self.size = post.rank, post.size
-        self._turn = _Turn()
-        self._posted: dict[int, list[Receive]] = {}
-        self._unexpected: dict[int, deque[Arrival]] = {}
+        self._turn, self._queues = Turn(), Queues()
         self._arriving: dict[int, Arrival | Receive | None] = {}
         self._unacked: dict[int, Sending] = {}
-        self._leaving: list[Outgoing] = []
         self._replies: list[tuple[int, bytes, bytes | memoryview]] = []
         self._handlers: dict[int, Handler] = {}
         self._serial = 0
-        self._porter: threading.Thread | None = None
+        self._porter = Porter(f"porter of rank {self.rank}", self._turn, self._progress)
         self.closed = False
-        self.watch = Watch(self.rank, self.size, self._control, self._withdraw)
+        self.watch = Watch(self.rank, self.size, self._control, self._queues.withdraw)
         post.desk = self
 
     # -- what ranks do ----------------------------------------------------------------------------------------------
@@ -105,9 +83,9 @@ class Matching:
         receive = Receive(context, src, tag, into, among or range(self.size))
         self._enter()
         with self._turn:
-            arrival = self._find(context, src, tag, take=True)
+            arrival = self._queues.find(context, src, tag, take=True)
             if arrival is None:
-                self._posted.setdefault(context, []).append(receive)
+                self._queues.post(receive)
             else:
                 self._meet(arrival, receive)
                 self._reply()
@@ -118,7 +96,7 @@ class Matching:
         self._enter()
         with self._turn:
             self._progress(0.0)
-            return self._find(context, src, tag, take=take)
+            return self._queues.find(context, src, tag, take=take)
 
     def wait_probe(
         self, src: int, context: int, tag: int, among: Sequence[int] = (), *, take: bool = False
@@ -127,7 +105,7 @@ class Matching:
         found: list[Arrival] = []
 
         def ready() -> bool:
-            arrival = self._find(context, src, tag, take=take)
+            arrival = self._queues.find(context, src, tag, take=take)
             found.extend([] if arrival is None else [arrival])
             return arrival is not None
 
@@ -146,14 +124,7 @@ class Matching:
     def cancel(self, receive: Receive) -> bool:
         """Take a receive back, if no message has met it; whether that was so."""
         with self._turn:
-            return self._withdraw(receive)
-
-    def _withdraw(self, item: object) -> bool:
-        if not isinstance(item, Receive) or item not in self._posted.get(item.context, ()):
-            return False
-        self._posted[item.context].remove(item)
-        item.cancelled = item.done = True
-        return True
+            return self._queues.withdraw(receive)
 
     def active(self, dst: int, context: int, tag: int, serial: int, body: bytes | memoryview) -> None:
         """Send a message that is handled on arrival; its memory is copied."""
@@ -245,13 +216,13 @@ class Matching:
         """Say that this rank ends, and see off what it has sent; a peer that died ends the wait."""
         if self.closed:
             return
-        self.closed = True
+        self.closed = self._porter.closed = True
         try:
             with self._turn:
                 for dst in range(self.size):
                     if dst != self.rank:
                         self._put(dst, HEAD.pack(_LEFT, 0, 0, 0, 0), b"")
-                while any(not out.done for out in self._leaving):
+                while self._porter.busy:
                     self._progress(_QUIET)
         except DrumlineError:
             return  # nobody is left to take it
@@ -286,27 +257,9 @@ class Matching:
             self._see_off(dst, out)
 
     def _see_off(self, dst: int, out: Outgoing) -> None:
-        """Nobody waits for this to leave: a porter does, so that it leaves though the program only computes."""
-        if dst == self.rank:
-            return  # it is here, and needs nobody
-        self._leaving.append(out)
-        if self._porter is None:
-            self._porter = threading.Thread(target=self._carry, name=f"porter of rank {self.rank}", daemon=True)
-            self._porter.start()
-
-    def _carry(self) -> None:
-        while True:
-            time.sleep(_PORTER)
-            with self._turn:
-                self._leaving = [one for one in self._leaving if not one.done]
-                if not self._leaving or self.closed:
-                    self._porter = None
-                    return
-                try:
-                    self._progress(0.0)
-                except DrumlineError:  # whoever waits next is told
-                    self._porter = None
-                    return
+        """Nobody waits for this to leave."""
+        if dst != self.rank:  # what is here needs nobody
+            self._porter.take(out)
 
     def _control(self, dst: int, kind: str, body: bytes) -> None:
         """What `watch` wants to say to other ranks."""
@@ -321,19 +274,18 @@ class Matching:
         if kind > _SYNC:
             self._arriving[src] = None
             return memoryview(bytearray(size))
-        for i, receive in enumerate(self._posted.get(context, ())):
-            if receive.src in (src, ANY) and receive.want in (tag, ANY):
-                del self._posted[context][i]
-                self._arriving[src] = receive
-                if serial:
-                    self._acknowledge(src, serial)
-                receive.source, receive.tag, receive.nbytes, receive.elements = src, tag, size, elements
-                if receive.into is None:
-                    receive.into = memoryview(bytearray(size))
-                return memoryview(bytearray(size)) if receive.truncated else receive.into[:size]
+        receive = self._queues.claim(context, src, tag)
+        if receive is not None:
+            self._arriving[src] = receive
+            if serial:
+                self._acknowledge(src, serial)
+            receive.source, receive.tag, receive.nbytes, receive.elements = src, tag, size, elements
+            if receive.into is None:
+                receive.into = memoryview(bytearray(size))
+            return memoryview(bytearray(size)) if receive.truncated else receive.into[:size]
         arrival = Arrival(context, src, tag, elements, serial, size)
         self._arriving[src] = arrival
-        self._unexpected.setdefault(context, deque()).append(arrival)
+        self._queues.keep(arrival)
         return arrival.data
 
     def end(self, src: int, head: bytes, body: memoryview) -> None:
@@ -366,16 +318,6 @@ class Matching:
         else:
             self.watch.moves -= 1  # talk about waiting is not a move
             self.watch.hear(src, {_ASK: "ask", _TELL: "tell", _VERDICT: "verdict"}[kind], bytes(body))
-
-    def _find(self, context: int, src: int, tag: int, *, take: bool) -> Arrival | None:
-        arrivals = self._unexpected.get(context)
-        if arrivals:
-            for i, arrival in enumerate(arrivals):
-                if src in (arrival.src, ANY) and tag in (arrival.tag, ANY):
-                    if take:
-                        del arrivals[i]
-                    return arrival
-        return None
 
     def _meet(self, arrival: Arrival, receive: Receive) -> None:
         """A receive takes a message that came before it."""

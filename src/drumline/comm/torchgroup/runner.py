@@ -22,11 +22,10 @@ from ..calls import OURS, Site, call_site
 from .buffers import Refused, back, dense, plain
 from .engine import Engine, Message
 from .errors import GroupGaveUp, GroupInputError, for_torch
+from .named import NamedGroup
 from .spans import Span, profiling
 from .works import GroupWork, MessageWork
 
-_ProcessGroup: Any = dist.ProcessGroup
-"""Untyped: torch's annotations describe overloads that only its own groups have."""
 _ROUND = 0.001
 """Seconds between two rounds of the postman."""
 
@@ -35,13 +34,12 @@ _DONE = GroupWork((), done=True)
 Job = Callable[[], object]
 
 
-class GroupRunner(_ProcessGroup):  # type: ignore[misc]  # see above
+class GroupRunner(NamedGroup):
     """The life of a process group over an engine, and its messages."""
 
     def __init__(self, name: str, engine: Engine, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
-        self._name, self._engine, self._store, self._timeout = name, engine, store, timeout
-        self._number, self._size = rank, size
+        super().__init__(name, rank, size)
+        self._engine, self._store, self._timeout = engine, store, timeout
         self._jobs: SimpleQueue[tuple[Job, GroupWork, Site] | None] = SimpleQueue()
         self._pending = 0
         self._turn = threading.Lock()
@@ -53,48 +51,8 @@ class GroupRunner(_ProcessGroup):  # type: ignore[misc]  # see above
         self._nccl: Any = None
         self._monitored = 0
         """How many monitored barriers there were."""
-        self._group_name = self._group_desc = ""
         self.watch: Callable[[str, float], Any] | None = None
         """Told of every collective when it begins, by its name and bytes; gives something to `end()`."""
-
-    # -- what torch asks -----------------------------------------------------------------------------------------
-
-    def rank(self) -> int:
-        """This rank's number."""
-        return self._number
-
-    def size(self) -> int:
-        """How many ranks there are."""
-        return self._size
-
-    def name(self) -> str:
-        """The backend's name."""
-        return self._name
-
-    def getBackendName(self) -> str:
-        """The same, as C++ asks for it."""
-        return self._name
-
-    def _get_backend_name(self) -> str:
-        return self._name
-
-    @property
-    def group_name(self) -> str:
-        """The name under which torch knows the group."""
-        return self._group_name
-
-    @property
-    def group_desc(self) -> str:
-        """What the group is for."""
-        return self._group_desc
-
-    def _set_group_name(self, name: str) -> None:
-        self._group_name = name
-        super()._set_group_name(name)
-
-    def _set_group_desc(self, text: str) -> None:
-        self._group_desc = text
-        super()._set_group_desc(text)
 
     def get_group_store(self) -> dist.Store:
         """The store through which the ranks met."""

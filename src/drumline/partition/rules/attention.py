@@ -11,7 +11,8 @@ from torch.fx import Node
 from ..layout import Split
 from ..random import forked
 from ..ring import ring_attention
-from ..spread import Pass, Value, rule
+from ..spread import Pass, rule
+from ..values import Value
 
 aten = torch.ops.aten
 

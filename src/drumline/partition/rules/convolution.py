@@ -13,7 +13,8 @@ from torch.fx import Node
 from ..layout import Split
 from ..spatial.conv import paddings
 from ..spatial.slide import each, slide, slide_transposed
-from ..spread import Pass, Value, rule
+from ..spread import Pass, rule
+from ..values import Value
 from .local import local_shape, operator_of, own, rows_of, scaled_cuts
 from .matmul import contract
 

@@ -9,7 +9,8 @@ import torch
 from torch.fx import Node
 
 from ..layout import Split
-from ..spread import Pass, Value, rule
+from ..spread import Pass, rule
+from ..values import Value
 from .pointwise import align
 
 aten = torch.ops.aten

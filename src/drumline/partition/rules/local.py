@@ -12,7 +12,8 @@ from torch.fx import Node
 from ..layout import Split
 from ..moves import Axis
 from ..spatial.pieces import averaged, hollow, picked, sampled, scaled
-from ..spread import Pass, Value, rule
+from ..spread import Pass, rule
+from ..values import Value
 from ..window import Span, rebalance, window, windows
 
 

@@ -11,7 +11,8 @@ from torch.fx import Node
 from ...trace.running import only_shapes
 from .. import moves
 from ..moves import Axis
-from ..spread import Pass, Value, rule
+from ..spread import Pass, rule
+from ..values import Value
 from .pointwise import align
 
 aten = torch.ops.aten

@@ -13,7 +13,8 @@ import torch
 from torch.fx import Node
 
 from ..layout import Split
-from ..spread import Pass, Value, rule
+from ..spread import Pass, rule
+from ..values import Value
 
 aten = torch.ops.aten
 

@@ -12,7 +12,8 @@ from ..moves import Axis
 from ..random import forked_dropout
 from ..ring import ring_attention
 from ..shared_gradients import share
-from ..spread import Pass, Value, rule
+from ..spread import Pass, rule
+from ..values import Value
 
 
 @rule(moves.enter, moves.reduce, share, forked_dropout)

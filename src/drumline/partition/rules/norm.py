@@ -11,8 +11,9 @@ from torch.fx import Node
 from ..moves import Axis
 from ..spatial.norm import group_norm_over, instance_norm
 from ..spatial.norm import layer_norm as layer_norm_over
-from ..spread import Pass, Value, rule
+from ..spread import Pass, rule
 from ..statistics import Spans, spanning_batch_norm
+from ..values import Value
 from .local import alone, local_shape, operator_of, own, scaled_cuts
 
 aten = torch.ops.aten

@@ -9,8 +9,9 @@ from torch.fx import Node
 
 from ..layout import Split
 from ..random import forked_dropout
-from ..spread import Pass, Value, _each, rule, values_in
+from ..spread import Pass, rule
 from ..tidy import changes_something
+from ..values import Value, each, values_in
 
 aten = torch.ops.aten
 
@@ -31,8 +32,8 @@ def pointwise(at: Pass, node: Node, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     shape = node.meta["val"].shape
     want = _common(values_in((args, kwargs)), shape)
-    args = _each(args, lambda v: align(at, v, want, shape))
-    kwargs = _each(kwargs, lambda v: align(at, v, want, shape))
+    args = each(args, lambda v: align(at, v, want, shape))
+    kwargs = each(kwargs, lambda v: align(at, v, want, shape))
     return at.value(at.call(node.target, *args, **kwargs), want)
 
 

@@ -12,7 +12,8 @@ from ..layout import Split
 from ..spatial.pieces import scaled
 from ..spatial.pool import lowest, seen_rows, strides_of, true_counts
 from ..spatial.slide import Slide, each, slide
-from ..spread import Pass, Value, rule
+from ..spread import Pass, rule
+from ..values import Value
 from .local import alone, local_shape, operator_of, own, reads_places, rows_of, with_places
 
 aten = torch.ops.aten

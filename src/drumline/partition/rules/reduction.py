@@ -10,7 +10,8 @@ from torch.fx import Node
 
 from .. import moves
 from ..layout import Split
-from ..spread import Pass, Value, rule
+from ..spread import Pass, rule
+from ..values import Value
 
 aten = torch.ops.aten
 

@@ -11,7 +11,8 @@ from torch.fx import Node
 
 from .. import moves
 from ..layout import Bounds, Split, first_of, last_of, merged, reshaped
-from ..spread import Pass, Value, rule, values_in
+from ..spread import Pass, rule
+from ..values import Value, values_in
 from .pointwise import _common, align
 
 aten = torch.ops.aten

@@ -16,7 +16,8 @@ from ..spatial.pieces import Sampling, averaged, picked, sampled
 from ..spatial.pool import adaptive, highest_of_all, parts
 from ..spatial.resize import around, inside, reach, resized_bounds, sampling, whole_factor
 from ..spatial.slide import settled
-from ..spread import Pass, Value, rule
+from ..spread import Pass, rule
+from ..values import Value
 from ..window import windows
 from .local import alone, local_shape, operator_of, own, reads_places, rows_of, scaled_cuts, with_places
 

@@ -232,7 +232,7 @@ class MicroLoader:
         pin = engine.device.type == "cuda"
         with Loader(self._stream, workers=engine.job.workers, pin=pin) as loader:
             for at in range(place, self._steps):
-                with engine._phase("data"):
+                with engine.phase("data"):
                     batch = loader.batch(epoch * self._stream.steps_per_epoch + at)
                 for micro in batch.micros:
                     yield micro.input

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ...errors import JobError
 from ...trace.kinds import tensors
+from ..weights import cast
 
 
 class Given:
@@ -40,7 +41,7 @@ class Given:
             raise JobError(
                 f"{type(self.model).__name__} has no parameter to train", rule="at least one with requires_grad"
             )
-        return self.model if dtype is None else self.model.to(dtype)
+        return cast(self.model, dtype)
 
 
 class Absent:

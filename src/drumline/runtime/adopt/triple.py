@@ -61,7 +61,7 @@ class Triple:
             self._open.enter_context(engine.strategy.accumulate(last=self.is_gradient_accumulation_boundary()))
             self._open.enter_context(multiplying(engine.plan.precision))
         try:
-            with engine._phase("forward"), computing(engine.plan.precision, engine.device), self._masks():
+            with engine.phase("forward"), computing(engine.plan.precision, engine.device), self._masks():
                 return engine.module(*args, **kwargs)
         except BaseException:
             self._abandon()
@@ -77,7 +77,7 @@ class Triple:
         engine = self.engine
         share = engine.strategy.divides / (engine.ranks * self.gradient_accumulation_steps())
         opened, self._open = self._open, None
-        with opened, engine._phase("backward"):
+        with opened, engine.phase("backward"):
             (loss.reshape(()) * (share * self.loss_scale())).backward()
         self._sums[0] += loss.detach().double().reshape(())
         self._ready = True
@@ -102,7 +102,7 @@ class Triple:
     def _update(self) -> None:
         """The batch is complete: agree on its norm, then update or leave it out."""
         engine = self.engine
-        with engine._phase("communication"):
+        with engine.phase("communication"):
             self._sums[1] = engine.strategy.unseen()
             if engine.ranks > 1:
                 with engine.record.message("all_reduce", self._sums):
@@ -116,7 +116,7 @@ class Triple:
         engine.grad_norm = factor * math.sqrt(square) if square >= 0 else math.nan
         if engine.guard.finite(self.mean_loss, engine.grad_norm):
             self._row = 0
-            engine._apply(self.mean_loss, factor)
+            engine.apply(self.mean_loss, factor)
         else:
             self._leave_out()
         engine.position += 1

@@ -12,13 +12,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from ...comm.torchgroup.named import NamedGroup
 from ...comm.torchgroup.works import GroupWork
 from ...errors import InputError
 from .value import Message
 
 NAME = "dryrun"
-_ProcessGroup: Any = dist.ProcessGroup
-"""Untyped: torch's annotations describe overloads that only its own groups have."""
 
 
 class Book:
@@ -66,50 +65,13 @@ def _create(options: Any, _: Any) -> Any:
     return DryGroup(_BOOK[-1], options.group_rank, ranks)
 
 
-class DryGroup(_ProcessGroup):  # type: ignore[misc]  # see above
+class DryGroup(NamedGroup):
     """A group that sends nothing. Every call is done at once, and leaves its outputs as they were."""
 
     def __init__(self, book: Book, rank: int, ranks: list[int]) -> None:
-        super().__init__(rank, len(ranks))
-        self._book, self._number, self._ranks = book, rank, ranks
+        super().__init__(NAME, rank, len(ranks))
+        self._book, self._ranks = book, ranks
         self.stands_for = book.backend
-        self._group_name = self._group_desc = ""
-
-    # -- what torch asks
-
-    def rank(self) -> int:
-        """This rank's number."""
-        return self._number
-
-    def size(self) -> int:
-        """How many ranks there are."""
-        return len(self._ranks)
-
-    def name(self) -> str:
-        """The backend's name."""
-        return NAME
-
-    def getBackendName(self) -> str:
-        """The same, as C++ asks for it."""
-        return NAME
-
-    @property
-    def group_name(self) -> str:
-        """The name under which torch knows the group."""
-        return self._group_name
-
-    @property
-    def group_desc(self) -> str:
-        """What the group is for."""
-        return self._group_desc
-
-    def _set_group_name(self, name: str) -> None:
-        self._group_name = name
-        super()._set_group_name(name)
-
-    def _set_group_desc(self, text: str) -> None:
-        self._group_desc = text
-        super()._set_group_desc(text)
 
     # -- collectives
 

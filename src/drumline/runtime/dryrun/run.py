@@ -108,11 +108,12 @@ class DryEngine(Engine):
         return [1.0, 1.0, float(self.strategy.unseen()), 1.0]
 
     @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
+        """Clock a part of the step; messages and memory know it too."""
         before = self._book.phase
         self._book.phase = self._alive.phase = name
         try:
-            with super()._phase(name):
+            with super().phase(name):
                 yield
         finally:
             self._book.phase = self._alive.phase = before

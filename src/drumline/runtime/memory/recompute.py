@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import PlanError
@@ -37,9 +38,34 @@ def recomputed_layers(model: nn.Module, word: str) -> list[LayerSpec]:
 
 def recompute_layer(module: nn.Module, contexts: Contexts) -> None:
     """Run a layer's forward within the first context, and once more within the second when its backward begins."""
+    _keep_no_cache(module)
     module.forward = functools.partial(  # the name of the module must not change
-        checkpoint, module.forward, use_reentrant=False, context_fn=contexts
+        checkpoint, module.forward, use_reentrant=False, context_fn=functools.partial(_alike, contexts)
     )
+
+
+def _keep_no_cache(module: nn.Module) -> None:
+    """Models of transformers keep keys and values for the next word; the second forward would add to them again."""
+    for m in module.modules():
+        config = getattr(m, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            config.use_cache = False  # type: ignore[union-attr]  # it has one
+
+
+def _alike(contexts: Contexts) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Torch takes modes off for the backward; a forward that ran within some runs again within them."""
+    first, again = contexts()
+    modes = _get_current_function_mode_stack()
+    return first, _within(modes, again) if modes else again
+
+
+@contextmanager
+def _within(modes: Sequence[AbstractContextManager[object]], again: AbstractContextManager[None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for mode in modes if not _get_current_function_mode_stack() else ():
+            stack.enter_context(mode)
+        stack.enter_context(again)
+        yield
 
 
 def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

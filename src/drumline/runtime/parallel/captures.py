@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,16 +14,15 @@ from ...plan import Plan
 from ...trace.fake import call, fake_batch, fake_mode, fake_model, first_sample, moved
 from ...trace.running import with_values
 from ..precision import computing, to_device
+from ..weighing import weigh
 from .refuse import or_whole
-
-Weigh = Callable[..., tuple[torch.Tensor, torch.Tensor, bool]]
 
 
 class Captures:
     """The template of a job's model, and graphs of it."""
 
-    def __init__(self, job: Job, plan: Plan, device: torch.device, dtype: torch.dtype | None, weigh: Weigh) -> None:
-        self.job, self.plan, self.device, self.dtype, self._weigh = job, plan, device, dtype, weigh
+    def __init__(self, job: Job, plan: Plan, device: torch.device, dtype: torch.dtype | None) -> None:
+        self.job, self.plan, self.device, self.dtype = job, plan, device, dtype
         self.mode = fake_mode()
         self.template = self._template()
         """The user's module, on tensors without values: what is captured."""
@@ -66,7 +64,7 @@ class Captures:
             names[:] = list(found)
             pairs = []
             for result in found.values():
-                total, weight, own[0] = self._weigh(self.job, result, value, target, samples)
+                total, weight, own[0] = weigh(self.job, result, value, target, samples)
                 pairs += [total, weight.to(total.device)]
             return pairs
 

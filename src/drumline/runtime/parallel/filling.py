@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
 
 from ...errors import TraceError
 from ...partition.capture import Captured
 from ...partition.moves import part_of
 from ...partition.program import Holder, put
+from ...trace.kinds import tensors
 from ..adopt.given import Given
-from ..weights import seeded_model
+from ..weights import OF_TORCH, Parcel, seeded_model, send
 from .captures import Captures
 from .placing import Placement
 
@@ -36,39 +40,42 @@ class Filling:
         source = self.job.model.take(self.dtype) if isinstance(self.job.model, Given) else None
         if source is None and leads:
             source = seeded_model(self.job, self.dtype)
+        parcels = chain(self._state(captured, source), self._attributes(source))
+        send(parcels, None if given or dist.get_world_size() == 1 else dist.group.WORLD, self.device)
+
+    def _state(self, captured: Captured, source: nn.Module | None) -> Iterator[Parcel]:
         held = dict(source.named_parameters()) | dict(source.named_buffers()) if source is not None else {}
         for role in ("parameter", "buffer"):
             for name, node in captured.placeholders(role).items():
-                whole = self._arrived(held.get(name), node.meta["val"], given)
-                if not self.places.has(name):
-                    continue
-                split = self.places.splits.get(name)
-                if split is not None:
-                    whole = part_of(whole, split, self.places.groups.at["tp"]).contiguous().clone()
-                if role == "parameter":
-                    put(self.root, name, nn.Parameter(whole, requires_grad=bool(node.meta["trained"])))
-                else:
-                    put(self.root, name, whole)
-        self._constants = self._attributes(source, given)
+                yield Parcel(held.get(name), node.meta["val"], partial(self._keep, name, node))
 
-    def _arrived(self, value: torch.Tensor | None, like: torch.Tensor, given: bool) -> torch.Tensor:
-        if value is None:
-            whole = torch.empty(like.shape, dtype=like.dtype, device=self.device)
-        else:
-            whole = value.detach().to(self.device, like.dtype).contiguous().clone()
-        if not given and dist.get_world_size() > 1:
-            dist.broadcast(whole, 0)
-        return whole
+    def _keep(self, name: str, node: Node, whole: torch.Tensor) -> None:
+        """This rank's part of a parameter or buffer, where it has one."""
+        if not self.places.has(name):
+            return
+        split = self.places.splits.get(name)
+        if split is not None:
+            whole = part_of(whole, split, self.places.groups.at["tp"])
+        whole = whole.clone(memory_format=torch.contiguous_format)
+        trained = node.meta.get("trained")
+        put(self.root, name, whole if trained is None else nn.Parameter(whole, requires_grad=bool(trained)))
 
-    def _attributes(self, source: nn.Module | None, given: bool) -> dict[int, torch.Tensor]:
-        """Tensors that modules keep as plain attributes: the template's have no values, so the source's are sent."""
+    def _attributes(self, source: nn.Module | None) -> Iterator[Parcel]:
+        """Tensors that modules keep as attributes, also in lists: the template's have no values, the source's are sent.
+
+        Not parameters in a list: they would be another name of what is trained, and what is sent here is constant.
+        """
         theirs = dict(source.named_modules()) if source is not None else {}
-        found: dict[int, torch.Tensor] = {}
         for name, module in self.template.named_modules():
             for key, value in vars(module).items():
-                if isinstance(value, torch.Tensor):
-                    found[id(value)] = self._arrived(getattr(theirs[name], key) if theirs else None, value, given)
-        return found
+                mine = [] if key in OF_TORCH else tensors(value)
+                values: Sequence[torch.Tensor | None] = tensors(getattr(theirs[name], key)) if theirs and mine else ()
+                for t, own in zip(mine, values or [None] * len(mine), strict=True):
+                    if not isinstance(t, nn.Parameter):
+                        yield Parcel(own, t, partial(self._know, id(t)))
+
+    def _know(self, which: int, value: torch.Tensor) -> None:
+        self._constants[which] = value.clone()
 
     def values(self, constants: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The constants with their values."""

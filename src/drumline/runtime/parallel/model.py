@@ -39,7 +39,7 @@ from ..pipeline.step import Hooks, MicroBatch
 from ..pipeline.wires import Wires
 from ..precision import computing, to_device
 from ..strategies.flat import FlatShard
-from .captures import Captures, Weigh
+from .captures import Captures
 from .filling import Filling
 from .groups import DATA, Groups
 from .placing import Placement, holders_in
@@ -67,12 +67,12 @@ class SplitModel:
     """The model of one rank."""
 
     def __init__(
-        self, job: Job, plan: Plan, groups: Groups, device: torch.device, dtype: torch.dtype | None, weigh: Weigh,
+        self, job: Job, plan: Plan, groups: Groups, device: torch.device, dtype: torch.dtype | None,
         watch: Callable[..., Any] | None = None, flops_per_byte: float | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.groups, self.device, self.dtype = plan, groups, device, dtype
         self.spreader = Spreader(plan, groups, device, watch)
-        self._captures = Captures(job, plan, device, dtype, weigh)
+        self._captures = Captures(job, plan, device, dtype)
         self.template = self._captures.template
         """The user's module, on tensors without values: what is captured."""
         self.layers = frozenset(

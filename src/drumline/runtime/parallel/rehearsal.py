@@ -10,7 +10,6 @@ import torch.distributed as dist
 from ...job import Job
 from ...plan import Plan
 from ...report.division import Division, division_of
-from ..engine import weigh
 from ..memory.recompute import recomputed_layers
 from ..precision import computing
 from .captures import Captures
@@ -33,7 +32,7 @@ def rehearse(job: Job, plan: Plan) -> Division:
     Where stages are to be measured they are counted here: where they begin is the engine's to tell.
     """
     groups, device = _Alone(plan, 0), torch.device("cpu")
-    captures = Captures(job, plan, device, None, weigh)
+    captures = Captures(job, plan, device, None)
     if plan.recompute == "full":
         recomputed_layers(captures.template, "full")
     first = captures.first(groups.size(DATA))

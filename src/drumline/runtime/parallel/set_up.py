@@ -8,25 +8,25 @@ import torch.distributed as dist
 from ...job import Job
 from ...plan import Plan
 from ..build import Built
+from ..held import Held
 from ..observe.record import Recorder
 from ..strategies.buckets import Reach
 from ..strategies.flat import FlatShard
-from .captures import Weigh
 from .groups import COPIES, Groups
 from .model import SplitModel
 
 
 def set_up(
-    job: Job, plan: Plan, rank: int, device: torch.device, dtype: torch.dtype | None, weigh: Weigh,
+    job: Job, plan: Plan, rank: int, device: torch.device, dtype: torch.dtype | None,
     flops_per_byte: float | None = None,
-) -> tuple[Built, SplitModel, FlatShard, dist.ProcessGroup, Recorder]:  # fmt: skip
-    """The model, the strategy that adds up its gradients, the group of all ranks, and the recorder."""
+) -> Held:  # fmt: skip
+    """This rank's part of the model, and the strategy that adds up its gradients."""
     world = dist.group.WORLD
     assert world is not None
     groups = Groups(plan, rank)
     record = Recorder(rank, device, world)
     split = SplitModel(
-        job, plan, groups, device, dtype, weigh, watch=lambda axis, name, t: record.message(name, t),
+        job, plan, groups, device, dtype, watch=lambda axis, name, t: record.message(name, t),
         flops_per_byte=flops_per_byte,
     )  # fmt: skip
     strategy = FlatShard(
@@ -39,4 +39,5 @@ def set_up(
     strategy.record = record
     split.use(strategy)
     module = strategy.wrap(split.root)
-    return Built(split.root, module, split.places.parts, {}, [], world), split, strategy, world, record
+    built = Built(split.root, module, split.places.parts, {}, [], world)
+    return Held(built, strategy, world, record, split.places.data, split)

@@ -19,8 +19,9 @@ from ...partition.layout import Split, even, evenly
 from ...partition.moves import Axis
 from ...partition.overlap import join
 from ...partition.shared_gradients import entering, leave_summands
-from ...partition.spread import Pass, Value
+from ...partition.spread import Pass
 from ...partition.statistics import span
+from ...partition.values import Value
 from ...plan import Plan
 from ...trace.running import numbers_of, with_values
 from .groups import COPIES, DATA, Groups

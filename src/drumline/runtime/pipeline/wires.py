@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -68,26 +69,23 @@ class Exchange:
         line = self._sequences[message.src, message.dst]
         for m in line[self._asked[message.src] : message.turn + 1]:
             room = m.port.room(self._wires.device)
-            self._arriving[m.key] = self._wires.receive(room, m.src, m.turn), room
+            with _named(f"rank {self._wires.rank} of the pipeline cannot ask for {m}", m.src):
+                self._arriving[m.key] = self._wires.receive(room, m.src, m.turn), room
         self._asked[message.src] = max(self._asked[message.src], message.turn + 1)
 
     def take(self, message: Message) -> torch.Tensor:
         """Wait for a message."""
         work, room = self._arriving.pop(message.key)
-        try:
+        with _named(f"rank {self._wires.rank} of the pipeline waited in vain for {message}", message.src):
             work.wait()
-        except RuntimeError as e:
-            raise GaveUp(
-                f"rank {self._wires.rank} of the pipeline waited in vain for {message}", where=str(e).split("\n")[0],
-                rule="every rank runs its lane to the end", fix=f"see what rank {message.src} says",
-            ) from e  # fmt: skip
         self._confirm(message)
         return message.port.unpacked(room)
 
     def send(self, message: Message, value: torch.Tensor) -> None:
         """Begin to send."""
         packed = message.port.packed(value)
-        work = self._wires.send(packed, message.dst, message.turn, str(message.key[0]))
+        with _named(f"rank {self._wires.rank} of the pipeline cannot send {message}", message.dst):
+            work = self._wires.send(packed, message.dst, message.turn, str(message.key[0]))
         self._sent.setdefault(message.dst, deque()).append((message, work, packed))
 
     def _confirm(self, message: Message) -> None:
@@ -96,7 +94,8 @@ class Exchange:
         kept = []
         for m, work, packed in sent:
             if m.read <= message.made:
-                work.wait()
+                with _named(f"nobody took {m}", m.dst):
+                    work.wait()
             else:
                 kept.append((m, work, packed))
         sent.clear()
@@ -113,11 +112,18 @@ class Exchange:
         for line in self._sent.values():
             while line:
                 message, work, _ = line[0]
-                try:
+                with _named(f"nobody took {message}", message.dst):
                     work.wait()
-                except RuntimeError as e:
-                    raise GaveUp(
-                        f"nobody took {message}", where=str(e).split("\n")[0],
-                        rule="every rank runs its lane to the end", fix=f"see what rank {message.dst} says",
-                    ) from e  # fmt: skip
                 line.popleft()
+
+
+@contextmanager
+def _named(what: str, peer: int) -> Iterator[None]:
+    """Whom an error of the backend is about: a rank that has died is noticed wherever a message to it or from it is."""
+    try:
+        yield
+    except RuntimeError as e:
+        raise GaveUp(
+            what, where=str(e).split("\n")[0], rule="every rank runs its lane to the end",
+            fix=f"see what rank {peer} says",
+        ) from e  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ...partition.layout import Split
+from ...trace.fake import dtype_of
 from ..engine import Engine
 from .witness import Key, Witness
 
@@ -38,7 +39,7 @@ def error(a: torch.Tensor, b: torch.Tensor, floor: float = 0.0) -> float:
         return float("inf")
     if not b.numel():
         return 0.0
-    difference = float((a.double().cpu() - b.double().cpu()).abs().max())
+    difference = float((_wide(a) - _wide(b)).abs().max())
     return float("inf") if difference != difference else difference / max(_size(b), floor, 1e-300)
 
 
@@ -172,3 +173,7 @@ def _slices_error(
 
 def _size(t: torch.Tensor) -> float:
     return float(t.detach().abs().max().double()) if t.numel() else 0.0
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    return t.detach().cpu().to(dtype_of(t, torch.float64))

@@ -59,7 +59,7 @@ def run_reference(
         for g in gradients:
             g.div_(weight_sum * scale)
         if job.clip is not None:
-            norm = torch.sqrt(torch.stack([g.double().square().sum() for g in gradients]).sum())
+            norm = torch.sqrt(torch.stack([g.abs().double().square().sum() for g in gradients]).sum())
             share = min(1.0, job.clip / (float(norm) + 1e-6))
             for g in gradients:
                 g.mul_(share)

@@ -8,7 +8,7 @@ is noise; s is 1e-3, and 0.1 in bfloat16.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,9 +21,10 @@ from ...report.division import Division
 from ..compiling import inside_compiled
 from ..engine import Engine, initialize
 from ..experts import inside_experts
+from .chance import Certain, without_chance
 from .compare import Finding, compare_gradients, compare_outputs, gather, gather_split, largest_error
 from .reference import run_reference
-from .witness import Exact, Witness, without_dropout
+from .witness import Exact, Witness
 
 BOUNDS = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
 """The largest relative error that passes, by the type that was computed in."""
@@ -219,14 +220,18 @@ def run_plan(engine: Engine, steps: int, notes: set[str], *, locate: bool = True
         blind = inside_compiled(engine.model) if engine.plan.compile else set()
         witness.watch(engine.model, blind=blind | inside_experts(engine.model))
     model = engine.split.template if engine.split else engine.model
-    with without_dropout(model) as dropout, Exact() if engine.dtype is torch.float64 else nullcontext():
-        losses = _train(engine, steps, witness)
-    if dropout:
-        notes.add("dropout was set to 0")
+    with without_chance(model) as certain, Exact() if engine.dtype is torch.float64 else nullcontext():
+        losses = _train(engine, steps, witness, certain)
+    notes |= certain.notes
     return Outcome(losses, {k: p.cpu().clone() for k, p in engine.whole_parameters().items()}, witness)
 
 
-def _train(engine: Engine, steps: int, witness: Witness) -> list[float]:
+def _settles(engine: Engine) -> bool:
+    """Whether what is drawn in a step is settled: PowerSGD begins with such numbers, and would send nothing then."""
+    return engine.plan.compress != "powersgd"
+
+
+def _train(engine: Engine, steps: int, witness: Witness, certain: Certain) -> list[float]:
     """The steps; the witness gets the gradients of the first and of the last."""
     micro = [0]
     plain, attempt = engine.loss_of, engine.gradients_of
@@ -251,7 +256,9 @@ def _train(engine: Engine, steps: int, witness: Witness) -> list[float]:
     engine.gradients_ready = ready  # type: ignore[method-assign]  # this is what it is for
     losses = []
     for batch in engine.data(steps):
+        certain.settles = _settles(engine)
         losses.append(engine.step(batch))
+        certain.settles = False
         witness.stop()
     return losses
 
@@ -259,20 +266,21 @@ def _train(engine: Engine, steps: int, witness: Witness) -> list[float]:
 def run_one_device(engine: Engine, steps: int) -> Outcome:
     """Train the reference of an engine's plan, in the type that the engine computes in."""
     witness = Witness()
-    contexts: list[Any] = []
+    certain: list[Certain] = []
+    contexts = ExitStack()
 
     def prepare(model: torch.nn.Module) -> None:
-        contexts.append(without_dropout(model))
+        certain.append(contexts.enter_context(without_chance(model)))
         if engine.dtype is torch.float64:
-            contexts.append(Exact())
-        for context in contexts:
-            context.__enter__()
+            contexts.enter_context(Exact())
         witness.watch(model)
 
     def before_micro(step: int, i: int) -> None:
+        certain[0].settles = _settles(engine)
         witness.micro(i) if step == 0 else witness.stop()
 
     def before_update(step: int, model: torch.nn.Module) -> None:
+        certain[0].settles = False
         for k, p in model.named_parameters():
             if p.grad is not None:
                 g = p.grad.detach().abs().cpu()
@@ -283,13 +291,10 @@ def run_one_device(engine: Engine, steps: int) -> Outcome:
             )
 
     scale = engine.scaler.scale / engine.job.batch_size if engine.scaler else 1.0
-    try:
+    with contexts:
         losses, model = run_reference(
             engine.job, micro=engine.plan.micro, steps=steps, device=engine.device, dtype=engine.dtype,
             precision=engine.plan.precision, scale=scale, prepare=prepare, before_micro=before_micro,
             before_update=before_update,
         )  # fmt: skip
-    finally:
-        for context in reversed(contexts):
-            context.__exit__(None, None, None)
     return Outcome(losses, {k: p.detach() for k, p in model.named_parameters()}, witness)

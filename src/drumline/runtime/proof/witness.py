@@ -4,14 +4,11 @@ every parameter, in the order in which they came to be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from ...partition.layout import Split
@@ -102,23 +99,6 @@ class Witness:
         return hook
 
 
-@contextmanager
-def without_dropout(model: nn.Module) -> Iterator[bool]:
-    """Dropout does nothing inside; yields whether the model has any."""
-    found = False
-    for module in model.modules():
-        if isinstance(module, _DropoutNd):
-            found |= module.p > 0
-            module.p = 0.0
-        for name in ("dropout", "drop_prob"):  # plain numbers, not modules: attention's, and of whole paths
-            if isinstance(share := getattr(module, name, None), float):
-                found |= share > 0
-                setattr(module, name, 0.0)
-    mode = _NoDropout()
-    with mode:
-        yield found
-
-
 class Exact(TorchFunctionMode):
     """Around runs in float64: a model that computes a part in float32 by its own will gets float64 there.
 
@@ -131,23 +111,3 @@ class Exact(TorchFunctionMode):
         args = tuple(torch.float64 if a is torch.float32 else a for a in args)
         kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in (kwargs or {}).items()}
         return func(*args, **kwargs)
-
-
-class _NoDropout(TorchFunctionMode):
-    """Functional dropout becomes the identity."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if func is F.scaled_dot_product_attention:
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            if "dropout_p" in kwargs:
-                kwargs["dropout_p"] = 0.0
-        return func(*args, **kwargs)
-
-
-_DROPOUTS = {
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
-    torch.dropout, torch.dropout_, torch.feature_dropout, torch.alpha_dropout,
-}  # fmt: skip

@@ -17,6 +17,9 @@ from torch import nn
 
 from ...partition.layout import Split
 
+BUNDLE = 2**20
+"""Bytes of small tensors that travel as one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -145,6 +148,29 @@ def kinds_of(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, Kind]:
     return kinds
 
 
+def bundles(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Runs of tensors of one type that are worth one message: a small one costs what a larger one does."""
+    run: list[torch.Tensor] = []
+    for t in tensors:
+        if run and (t.dtype != run[0].dtype or sum(x.nbytes for x in run) + t.nbytes > BUNDLE):
+            yield run
+            run = []
+        run.append(t)
+    if run:
+        yield run
+
+
+def _add_up(run: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Every number lies on one rank; the others add zeros."""
+    if len(run) == 1:
+        dist.all_reduce(run[0], group=group)
+        return
+    flat = torch.cat(run)
+    dist.all_reduce(flat, group=group)
+    for t, sums in zip(run, flat.split([t.numel() for t in run]), strict=True):
+        t.copy_(sums)
+
+
 @torch.no_grad()
 def assemble(
     kinds: Mapping[str, Kind],
@@ -169,9 +195,10 @@ def assemble(
     if group is not None and dist.get_world_size(group) > 1:
         here = torch.tensor([name in spread for name in kinds], dtype=torch.int32, device=device)
         dist.all_reduce(here, dist.ReduceOp.MAX, group=group)
-        for name, present in zip(kinds, here.tolist(), strict=True):
-            if present:
-                if name not in whole:
-                    whole[name] = torch.zeros(kinds[name].shape, dtype=kinds[name].dtype, device=device).flatten()
-                dist.all_reduce(whole[name], group=group)  # every number lies on one rank; the others add zeros
+        names = [name for name, present in zip(kinds, here.tolist(), strict=True) if present]
+        for name in names:
+            if name not in whole:
+                whole[name] = torch.zeros(kinds[name].shape, dtype=kinds[name].dtype, device=device).flatten()
+        for run in bundles([whole[name] for name in names]):
+            _add_up(run, group)
     return {name: whole[name].view(kinds[name].shape) for name in kinds if name in whole}

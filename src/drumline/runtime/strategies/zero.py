@@ -91,6 +91,7 @@ class Shard(Strategy):
         for module in self._model.modules():
             group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
             if group is not None:
+                _check_types(group, names)
                 then = functools.partial(self._came, group, group.post_backward, names)
                 group.post_backward = then  # type: ignore[method-assign]  # observed, not changed
 
@@ -148,3 +149,19 @@ class Shard(Strategy):
         self._seen.clear()
         for piece, p in self._held:
             piece.value.grad = p.grad = None
+
+
+def _check_types(group: Any, names: Mapping[int, str]) -> None:
+    """Refuse a unit whose trained parameters are of several types."""
+    found: dict[torch.dtype, str] = {}
+    for p in group.fsdp_params:
+        if p.sharded_param.requires_grad:
+            name = f"{names[id(p._module_info.module)]}.{p._module_info.param_name}".removeprefix(".")
+            found.setdefault(p.sharded_param.dtype, name)
+    if len(found) > 1:
+        said = " and ".join(f"{name!r} is {dtype}" for dtype, name in found.items())
+        raise PlanError(
+            f"{said.replace('torch.', '')}, and they are of one layer",
+            rule="zero=3 gathers the parameters of a layer as one run of numbers of one type",
+            fix="zero=2, or modules of their own for the parameters of each type",
+        )
