@@ -4,9 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# Python keeps what it has compiled, also where the shell says no: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Two files of tests run at a time, each with ranks of its own. Those that are watched by the clock follow, one by one.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark[.]alone' tests)
-both = $(BIN)/python -m pytest -n 2 --dist loadfile -m '$(1)not alone'; first=$$?; \
+both = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(1)not alone'; first=$$?; \
 	$(BIN)/python -m pytest -m '$(1)alone' $(ALONE); second=$$?; test $$first -eq 0 && test $$second -eq 0
 
 .PHONY: demo test test-all parity check numbers clean help

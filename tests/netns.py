@@ -65,8 +65,15 @@ class Hosts:
         """What every rank printed; raises with what they said if one fails or the time is up."""
         ranks = self.start(*arguments, per_host=per_host, interleaved=interleaved, **variables)
         end = time.monotonic() + timeout
+        outputs, late = [], False
         try:
-            outputs = [rank.communicate(timeout=max(0.1, end - time.monotonic())) for rank in ranks]
+            for rank in ranks:
+                try:
+                    outputs.append(rank.communicate(timeout=max(0.1, end - time.monotonic())))
+                except subprocess.TimeoutExpired:
+                    late = True
+                    rank.kill()
+                    outputs.append(rank.communicate())
         finally:
             for rank in ranks:
                 if rank.poll() is None:
@@ -75,7 +82,8 @@ class Hosts:
         codes = [rank.returncode for rank in ranks]
         if any(codes):
             said = "\n".join(f"rank {r} ({codes[r]}): {err[-3000:]}" for r, (_, err) in enumerate(outputs))
-            raise RuntimeError(f"ranks ended with {codes}\n{said}")
+            what = f"not done after {timeout:g} s" if late else f"ranks ended with {codes}"
+            raise RuntimeError(f"{what}\n{said}")
         return [out for out, _ in outputs]
 
 

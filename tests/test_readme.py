@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from drumline.cluster import Cluster
+from drumline.cluster.spec import HAND
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -57,12 +60,29 @@ ELSEWHERE = (
     pytest.param(command, marks=pytest.mark.slow if command.startswith(ELSEWHERE) else ()) for command in commands()
 ])  # fmt: skip
 def test_command(command: str, folder: Path) -> None:
+    run(command, folder)
+
+
+def run(command: str, folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", *shlex.split(command)], cwd=folder, capture_output=True, text=True, timeout=280,
         env={**os.environ, "DRUMLINE_CACHE": str(folder / "cache")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_every_number_that_was_measured_names_its_origin(folder: Path) -> None:
+    """The first command has measured this machine, and kept it for those that follow."""
+    if not list((folder / "cache").glob("*.toml")):
+        run(commands()[0], folder)
+    kept = [Cluster.load(path) for path in (folder / "cache").glob("*.toml")]
+    assert kept
+    for cluster in kept:
+        numbers = list(cluster.numbers())
+        assert len(numbers) > 50
+        assert [key for key, _, origin in numbers if origin == HAND] == []
+        assert cluster.measured and cluster.table("all_reduce", cluster.devices)
 
 
 def test_python(tmp_path: Path) -> None:

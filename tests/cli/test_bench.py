@@ -46,8 +46,8 @@ class TestCommand:
         """The keys of the design, both kinds of ranks, the saved tables and the picture, in one run."""
         file, picture = tmp_path / "here.toml", tmp_path / "bench.html"
         CLUSTER.save(file)
-        done = drumline(
-            "all_reduce", "latency", "bandwidth", "barrier", "--transports", "threads,gloo", "--sizes", "8,4KiB",
+        done = here(
+            "bench", "all_reduce", "latency", "bandwidth", "barrier", "--transports", "threads,gloo", "--sizes", "8,4KiB",
             "--seconds", 2, "--save", file, "--picture", picture, "--json",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -6,9 +6,7 @@ The tests follow one another: the second and the third read what the runs of the
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drumline(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "drumline", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "DRUMLINE_CACHE": str(folder)})
+    return here(*arguments, cwd=folder, DRUMLINE_CACHE=str(folder))
 
 
 def planned(folder: Path, job: str = "job", *arguments: str) -> dict[str, Any]:

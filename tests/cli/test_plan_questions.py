@@ -154,13 +154,13 @@ def test_ctrl_c_prints_the_best_so_far(tmp_path: Path) -> None:
     """A real process and a real signal, in the middle of a search that is slowed down."""
     program = tmp_path / "slow.py"
     program.write_text(
-        "import sys, time\nfrom drumline.cost import Steps\nfrom drumline.cli import main\n"
-        "whole, seen = Steps.estimate, []\n"
+        "import sys, time\nfrom drumline.cost.closed import FittedSteps\nfrom drumline.cli import main\n"
+        "whole, seen = FittedSteps.estimate, []\n"
         "def estimate(self, plan):\n"
         "    seen.append(plan)\n"
         "    if len(seen) == 40:\n        print('now', file=sys.stderr, flush=True)\n        time.sleep(30)\n"
         "    return whole(self, plan)\n"
-        "Steps.estimate = estimate\n"
+        "FittedSteps.estimate = estimate\n"
         "sys.argv = ['drumline', 'plan', 'gpt:1.3b', '--cluster', 'dgx-h100', '--devices', '4', '--json']\n"
         "main()\n"
     )
@@ -175,7 +175,7 @@ def test_ctrl_c_prints_the_best_so_far(tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == 130 and "Traceback" not in err, err
     found = json.loads(out)
-    assert found["interrupted"] and found["candidates"] == 39 and found["plans"][0]["fits"]
+    assert found["interrupted"] and found["finalists"] == 39 and found["plans"][0]["fits"]
 
 
 def test_a_traced_model_on_8_devices_is_answered_in_seconds() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def train(folder: Path, *arguments: str, name: str = "job", plan: str = "dp=2") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "drumline", "train", f"j.py:{name}", "--plan", plan, "--cluster", "dgx-h100", "-o", "run"]
-    return subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
+    return here("train", f"j.py:{name}", "--plan", plan, "--cluster", "dgx-h100", "-o", "run", *arguments, cwd=folder)
 
 
 def steps(folder: Path) -> list[dict[str, Any]]:

@@ -6,12 +6,16 @@ own: `pip install --prefix .venv/mpich --no-deps mpich`.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,17 +50,27 @@ def command(name: str, n: int) -> tuple[list[str], dict[str, str]]:
 def start(name: str, n: int, *arguments: str, timeout: float = 120, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a Python command line on n ranks."""
     argv, env = command(name, n)
-    before = set(_segments())
-    done = subprocess.run(
-        [*argv, sys.executable, *arguments], env={**env, **variables}, capture_output=True, text=True, timeout=timeout,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    end = time.monotonic() + 3.0
-    while done.returncode and (left := set(_segments()) - before) and time.monotonic() < end:
-        for segment in left:
-            _remove_if_orphan(segment)
-        time.sleep(0.05)  # a rank that was aborted may still be on its way out
+    with _one_at_a_time():
+        before = set(_segments())
+        done = subprocess.run(
+            [*argv, sys.executable, *arguments], env={**env, **variables}, capture_output=True, text=True,
+            timeout=timeout, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        end = time.monotonic() + 3.0
+        while done.returncode and (left := set(_segments()) - before) and time.monotonic() < end:
+            for segment in left:
+                _remove_if_orphan(segment)
+            time.sleep(0.05)  # a rank that was aborted may still be on its way out
     return done
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """What an MPI leaves of its shared memory is removed, and must not be that of another one, which another process
+    of these tests has just started."""
+    with open(Path(tempfile.gettempdir()) / f"drumline-mpiexec-{os.getuid()}", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _segments() -> list[Path]:

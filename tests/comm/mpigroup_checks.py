@@ -78,7 +78,7 @@ def a_wrong_call_is_named() -> None:
             assert "mpigroup_checks.py" in e.what, e
         else:
             raise AssertionError("nobody noticed")
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 20  # long before the timeout of 60 s
 
 
 def training() -> None:

@@ -21,8 +21,6 @@ from drumline.comm.mail.threads import run_posts
 from drumline.comm.mail.transport import MailTransport
 from drumline.errors import GaveUp, InputError
 
-pytestmark = pytest.mark.alone  # a deadlock is told from a long wait by the clock
-
 Fn = Callable[[Matching], Any]
 
 
@@ -233,6 +231,7 @@ def all_name(texts: list[str], *expected: str) -> None:
     assert len(set(texts)) == 1, "every rank tells the same"
 
 
+@pytest.mark.alone  # a deadlock is told from a long wait by the clock
 @pytest.mark.parametrize("where", ["threads", "gloo"])
 def test_a_deadlock_is_named_on_all_its_ranks(where: str, world: Callable[[int], World]) -> None:
     def run(fn: Fn, p: int) -> list[str]:
@@ -276,6 +275,7 @@ def a_thread_that_computes(m: Matching) -> None:
         m.wait(m.send(0, 0, 0, view(b"y"), copy=True))
 
 
+@pytest.mark.alone
 def test_a_rank_that_computes_is_never_accused() -> None:
     on_threads(a_rank_that_computes, 3)
     on_threads(a_thread_that_computes, 2)
@@ -287,6 +287,7 @@ def after_a_deadlock(m: Matching) -> None:
     assert take(m, 1 - m.rank, 5)[2] == b"again"
 
 
+@pytest.mark.alone
 def test_a_named_deadlock_can_be_left() -> None:
     on_threads(after_a_deadlock, 2)
 

@@ -62,7 +62,7 @@ def test_a_process_that_dies_is_noticed(tmp_path: Path) -> None:
     own = World(2)
     try:
         with pytest.raises(Exception, match="rank 1 died"):
-            own.run(die_early, str(tmp_path / "note"), timeout=20)
+            own.run(die_early, str(tmp_path / "note"))
         assert (tmp_path / "note").read_text() == "noticed"
     finally:
         own.stop()

@@ -24,8 +24,6 @@ from drumline.comm import Communicator, ShmTransport
 from drumline.comm.shm import ShmEngine, ShmPost
 from drumline.errors import GaveUp, InputError
 
-pytestmark = pytest.mark.alone  # what is wrong is named within a second
-
 _made: dict[str, object] = {}
 
 
@@ -52,11 +50,13 @@ def group_checks(native: str, *names: str) -> None:
             check(group)
 
 
+@pytest.mark.alone  # one check of the contract looks at how long calls take
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_a_torch_group_keeps_the_contract(world, p: int) -> None:
     world(p).run(group_checks, "1")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("p", [2, 3])
 def test_without_a_compiler_python_keeps_it_too(world, p: int) -> None:
     names = [c.__name__ for c in group_contract.CHECKS if c is not group_contract.operators]
@@ -121,6 +121,7 @@ def wrong_call(kind: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.alone  # what is wrong is named within a second
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -183,6 +184,7 @@ def mixed_deadlock() -> str:
     return str(caught.value)
 
 
+@pytest.mark.alone
 def test_a_collective_that_waits_for_a_receive_is_a_deadlock_by_name() -> None:
     own = World(2)
     try:
@@ -208,6 +210,7 @@ def lose_a_peer(what: str, note: str) -> None:
         file.write(f"{time.monotonic() - begin:.2f} {caught.value.what}")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("what", ["collective", "message"])
 def test_a_killed_rank_is_named_within_a_second(tmp_path, what: str) -> None:
     own, note = World(2), tmp_path / "note"
@@ -233,6 +236,7 @@ def wait_long(seconds: float) -> float:
     return after.user + after.system - before.user - before.system
 
 
+@pytest.mark.alone
 def test_a_long_wait_burns_no_core(world) -> None:
     assert world(2).run(wait_long, 2.0)[1] < 0.2
 

@@ -18,8 +18,6 @@ import torch.distributed as dist
 from drumline.comm.torchgroup.errors import for_torch
 from drumline.errors import DrumlineError, GaveUp, InputError
 
-pytestmark = pytest.mark.alone  # timeouts are waited for
-
 COMMAND = Path(__file__).parents[2] / "benchmarks" / "torch_group_tests.py"
 
 
@@ -37,6 +35,7 @@ def words(*names: str) -> list[str]:
     return [part for name in names for part in ("-k", name)]
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_handful_of_torchs_tests_pass(tmp_path: Path) -> None:
     found = run(tmp_path, "-n", "2", *words(
@@ -50,6 +49,7 @@ def test_a_handful_of_torchs_tests_pass(tmp_path: Path) -> None:
     assert found["passed"] >= 8 and found["total"] == found["passed"] + found["skipped"] + 1
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize(("p", "taken_for"), [(2, "gloo"), (3, "mpi"), (4, "gloo")])
 def test_all_of_torchs_tests_pass_but_those_that_cannot(tmp_path: Path, p: int, taken_for: str) -> None:
@@ -119,9 +119,11 @@ def a_barrier_with_a_timeout() -> None:
     dist.destroy_process_group(group)
 
 
+@pytest.mark.alone  # a timeout is waited for
 def test_a_barriers_own_timeout_is_kept(world) -> None:
     world(2).run(a_barrier_with_a_timeout)
 
 
+@pytest.mark.alone
 def test_what_a_group_raises_is_a_runtime_error(world) -> None:
     world(2).run(errors_of_a_group)

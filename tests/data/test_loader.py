@@ -115,7 +115,7 @@ def test_a_worker_that_dies_is_an_error(loader: Any) -> None:
     with pytest.raises(GaveUp, match=r"a worker that loads data has died before step \d\n  where: DataLoader worker .*\n  rule:  all 2 workers"):
         for step in range(4):
             ahead.batch(step)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
 
 
@@ -162,12 +162,12 @@ def test_workers_end_with_a_rank_that_is_killed() -> None:
     here, there = context.Pipe()
     rank = context.Process(target=load_and_vanish, args=(there,), daemon=True)
     rank.start()
-    assert here.poll(30)
+    assert here.poll(60)
     workers = here.recv()
     assert len(workers) == 2
     rank.kill()
     rank.join()
-    end = time.monotonic() + 4
+    end = time.monotonic() + 30
     while any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in workers):
         assert time.monotonic() < end, "workers outlive their rank"
         time.sleep(0.02)

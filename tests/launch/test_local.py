@@ -169,13 +169,13 @@ def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path: Path, how: str
     script.write_text("import os, pathlib, sys, time\npathlib.Path(sys.argv[1], os.environ['RANK']).write_text(str(os.getpid()))\ntime.sleep(60)\n")
     launcher = subprocess.Popen([sys.executable, "-m", "drumline", "run", "-n", "2", str(script), str(tmp_path)])
     notes = [tmp_path / "0", tmp_path / "1"]
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not all(note.exists() and note.read_text() for note in notes) and time.monotonic() < end:
         time.sleep(0.05)
     ranks = [int(note.read_text()) for note in notes]
     launcher.send_signal(getattr(signal, how))
-    launcher.wait(10)
-    end = time.monotonic() + 5
+    launcher.wait(30)
+    end = time.monotonic() + 30
     while any(psutil.pid_exists(pid) for pid in ranks) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(psutil.pid_exists(pid) for pid in ranks)

@@ -15,8 +15,6 @@ from drumline import MPI
 from drumline.errors import GaveUp, InputError
 from drumline.mpi import run_threads
 
-pytestmark = pytest.mark.alone  # a deadlock is told from a long wait by the clock
-
 
 def both_receive_first(comm: Any) -> str:
     other = 1 - comm.rank
@@ -68,6 +66,7 @@ def apart(case: Any, comm: Any) -> Any:
         own.Free()
 
 
+@pytest.mark.alone  # a deadlock is told from a long wait by the clock
 @pytest.mark.parametrize(("case", "p", "words"), CASES, ids=lambda x: getattr(x, "__name__", ""))
 @pytest.mark.parametrize("place", ["threads", "processes"])
 def test_deadlocks(case: Any, p: int, words: list[str], place: str, world: Any) -> None:

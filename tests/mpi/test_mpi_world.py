@@ -55,9 +55,9 @@ def test_a_program_of_mpi4py_runs_when_its_import_changes(tmp_path: Path, transp
 def test_mpiexec_starts_it_too(tmp_path: Path, name: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(HELLO.format(package="drumline"))
-    done = mpiexec.start(name, 3, str(script))
+    done = mpiexec.start(name, 2, str(script))  # three would take turns on two cores, and some MPIs wait by spinning
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["3", "6", "MpiPost"]
+    assert done.stdout.split() == ["2", "3", "MpiPost"]
 
 
 def test_one_rank_needs_no_launcher() -> None:

@@ -15,6 +15,7 @@ import json
 import math
 import queue
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -30,12 +31,13 @@ import small_jobs
 import split_cells
 import torch
 from cells import Cell
-from world import World
+from references import reference
+from world import LARGEST, World
 
 from drumline.errors import PlanError
 from drumline.plan import Plan
-from drumline.runtime.engine import Engine, initialize
-from drumline.runtime.proof.verify import BOUNDS, COMPRESSED, Outcome, errors_of, limits_of, run_one_device, run_plan
+from drumline.runtime.engine import initialize
+from drumline.runtime.proof.verify import BOUNDS, COMPRESSED, errors_of, limits_of, run_plan
 from drumline.runtime.unused import unused_parameters
 
 STEPS = 10
@@ -57,12 +59,14 @@ class Result:
 
 # -- on the ranks
 
-_references: dict[Any, Outcome] = {}
 _unused: dict[str, bool] = {}
 
 
-def run_cell(cell: Cell, steps: int) -> tuple[dict[str, float], float] | None:
-    """On every rank: train under the plan; the first rank gets the errors, and the largest of any step's loss."""
+def run_cell(cell: Cell, steps: int, folder: str = "") -> tuple[dict[str, float], float] | None:
+    """On every rank: train under the plan; the first rank gets the errors, and the largest of any step's loss.
+
+    `folder` has what one device comes to, as far as it is known.
+    """
 
     def remembered(job: Any) -> bool:
         if cell.job not in _unused:
@@ -75,16 +79,9 @@ def run_cell(cell: Cell, steps: int) -> tuple[dict[str, float], float] | None:
         dtype = torch.float64 if cell.computed == "float64" else None
         engine = initialize(small_jobs.make(cell.job), cell.plan, dtype=dtype)
         mine = run_plan(engine, steps, set(), locate=False)
-        return errors_of(mine, _reference(engine, cell, steps), cell.computed) if engine.rank == 0 else None
-
-
-def _reference(engine: Engine, cell: Cell, steps: int) -> Outcome:
-    """One device does the same whatever the plan, but for the micro-batches, the type and fp16's scale."""
-    scale = engine.scaler.scale if engine.scaler else 1.0
-    key = (cell.job, engine.plan.micro, cell.computed, steps, scale)
-    if key not in _references:
-        _references[key] = run_one_device(engine, steps)
-    return _references[key]
+        if engine.rank > 0:
+            return None
+        return errors_of(mine, reference(engine, cell, steps, folder), cell.computed)
 
 
 # -- here
@@ -103,13 +100,13 @@ def judged(cell: Cell, parts: Mapping[str, float], later: float) -> Result:
     return Result("held", max(worst, later) if plan.compress != "none" else worst)
 
 
-def run_one(world: World, cell: Cell, steps: int) -> Result:
+def run_one(world: World, cell: Cell, steps: int, folder: str = "") -> Result:
     """A cell on its ranks."""
     start = time.monotonic()
     expected = split_cells.unfit(cell.job, Plan.parse(cell.plan))
     try:
         limit = COMPILE_LIMIT if "compile=true" in cell.plan else LIMIT
-        result = judged(cell, *world.run(run_cell, cell, steps, timeout=limit)[0])
+        result = judged(cell, *world.run(run_cell, cell, steps, folder, timeout=limit)[0])
         if expected:
             result = Result("FAILED", math.inf, f"it ran, and was to be refused: {expected}")
     except PlanError as e:
@@ -121,17 +118,25 @@ def run_one(world: World, cell: Cell, steps: int) -> Result:
     return Result(result.kind, result.error, result.words, time.monotonic() - start)
 
 
+def units(todo: Sequence[Cell]) -> list[list[Cell]]:
+    """The cells of one world each. Few ranks first, which show most in a short time; one rank and the compiler last."""
+    found: dict[tuple[bool, int, str, str], list[Cell]] = {}
+    for cell in todo:
+        plan = Plan.parse(cell.plan)
+        ranks, backend = cells.world_of(plan)
+        found.setdefault((plan.compile, ranks if ranks > 1 else LARGEST + 1, backend, cell.job), []).append(cell)
+    return [found[key] for key in sorted(found, key=lambda key: (*key[:3], -len(found[key])))]
+
+
 def run_all(
     todo: Sequence[Cell], steps: int, at_once: int, keep: Callable[[Cell, Result], None]
 ) -> dict[Cell, Result]:
     """Every cell. Ranks live for one job and world size: they keep the groups and compiled layers of their plans."""
-    units: dict[tuple[str, int, str], list[Cell]] = {}
-    for cell in todo:
-        units.setdefault((cell.job, *cells.world_of(Plan.parse(cell.plan))), []).append(cell)
     waiting: queue.SimpleQueue[list[Cell]] = queue.SimpleQueue()
-    for unit in sorted(units, key=lambda u: -u[1] * len(units[u])):  # the longest first
-        waiting.put(units[unit])
+    for unit in units(todo):
+        waiting.put(unit)
     results: dict[Cell, Result] = {}
+    folder = tempfile.TemporaryDirectory(prefix="drumline-references-")
 
     def work() -> None:
         while True:
@@ -142,7 +147,7 @@ def run_all(
             world = World(*cells.world_of(Plan.parse(unit[0].plan)))
             try:
                 for cell in unit:
-                    results[cell] = run_one(world, cell, steps)
+                    results[cell] = run_one(world, cell, steps, folder.name)
                     keep(cell, results[cell])
                     _tell(cell, results[cell], len(results), len(todo))
             finally:
@@ -153,6 +158,7 @@ def run_all(
         worker.start()
     for worker in workers:
         worker.join()
+    folder.cleanup()
     return results
 
 

@@ -39,11 +39,15 @@ def outside() -> tuple[bool, bool]:
     return engine.record.spans() == before, getattr(dist.group.WORLD, "watch", 0) is None
 
 
+SLOW = 0.3
+"""Seconds; far more than a small step takes on a busy machine."""
+
+
 def one_is_slow(plan: str) -> dict[str, float]:
     """The second rank's forward takes long."""
     engine = initialize(small_jobs.make("mlp"), plan)
     if engine.rank == 1:
-        engine.model.register_forward_hook(lambda *_: time.sleep(0.1))
+        engine.model.register_forward_hook(lambda *_: time.sleep(SLOW))
     for batch in engine.data(3):
         engine.step(batch)
     return {"own": sum(engine.record.own().values()), "all": sum(engine.record.clock().values())}

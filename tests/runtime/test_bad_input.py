@@ -58,10 +58,10 @@ def test_fewer_samples_than_ranks(world: Worlds, zero: int) -> None:
 @pytest.mark.parametrize("zero", ZEROS)
 def test_a_sample_that_raises_is_named(world: Worlds, zero: int) -> None:
     with pytest.raises(JobError, match=r"sample (3|11) of the dataset raised OSError: the disk is gone"):
-        world(2).run(broken_sample, f"dp=2,zero={zero}", timeout=20)
+        world(2).run(broken_sample, f"dp=2,zero={zero}")
 
 
 @pytest.mark.parametrize("zero", ZEROS)
 def test_a_model_that_is_all_frozen(world: Worlds, zero: int) -> None:
     with pytest.raises(JobError, match="has no parameter to train"):
-        world(2).run(no_parameters, f"dp=2,zero={zero}", timeout=20)
+        world(2).run(no_parameters, f"dp=2,zero={zero}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -29,6 +30,8 @@ def traced(job: str, plan: str, backend: str) -> tuple[Verification | None, int]
     with (
         mock.patch("torch.compile", functools.partial(torch.compile, backend=backend)),
         mock.patch("torch._dynamo.config.fail_on_recompile_limit_hit", True),  # or it would go on without compiling
+        # Compilers in processes of their own would live as long as the rank, and so would their semaphores.
+        mock.patch("torch._inductor.config.compile_threads", 1) if backend == "inductor" else nullcontext(),
     ):
         found = parity.run_verify(job, plan, 3)
     return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]

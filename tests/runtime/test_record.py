@@ -133,5 +133,5 @@ def test_who_is_slow(world: Worlds) -> None:
     """A rank that computes longer shows it in its own time, though all ranks take the same time for a step."""
     for backend in ("shm", "gloo"):
         fast, slow = world(2, backend).run(on_ranks.one_is_slow, "dp=2")
-        assert slow["own"] > 0.1 > fast["own"], backend
-        assert fast["all"] > 0.1
+        assert slow["own"] > on_ranks.SLOW > fast["own"], backend
+        assert fast["all"] > on_ranks.SLOW / 2  # it may begin the step later, and waits for the rest

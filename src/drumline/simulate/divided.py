@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..cluster import Cluster
-from ..cost.divided import Divided, Said, Tail, overhead
+from ..cost.divided import Divided, Tail, overhead
 from ..cost.layers import LayerTime
+from ..cost.said import Said
 from ..cost.stages import profile_of
 from ..cost.step import between_steps
 from ..cost.traffic import Message, messages, reduced_often

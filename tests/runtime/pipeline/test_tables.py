@@ -113,3 +113,21 @@ def test_who_waits_in_vain_says_for_what() -> None:
     ours.send(first, torch.zeros(first.port.shape, dtype=first.port.dtype))
     with pytest.raises(GaveUp, match="nobody took value 0 0 0 from rank 0 to rank 1"):
         ours.finish()
+
+
+def test_a_peer_that_has_died_is_named_where_a_message_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend may notice it when it is given a message, before anybody waits."""
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("Connection reset by peer\nfar away")
+
+    made = tables(one_f_one_b(2, 2), "mlp")
+    ours, wires = exchange(made, 0)
+    first, answer = made.sequences[0, 1][0], made.sequences[1, 0][0]
+    monkeypatch.setattr(wires, "send", refused)
+    monkeypatch.setattr(wires, "receive", refused)
+    with pytest.raises(GaveUp, match="rank 0 of the pipeline cannot send value 0 0 0 from rank 0 to rank 1") as caught:
+        ours.send(first, torch.zeros(first.port.shape, dtype=first.port.dtype))
+    assert caught.value.where == "Connection reset by peer" and caught.value.fix == "see what rank 1 says"
+    with pytest.raises(GaveUp, match="cannot ask for grad 0 0 0 1 from rank 1 to rank 0"):
+        ours.ask(answer)

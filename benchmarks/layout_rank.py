@@ -1,0 +1,150 @@
+"""One rank of benchmarks/layouts.py: measures with the others, asks the planner, and runs plans in turns.
+
+    layout_rank.py TASK BLOCKS STEPS [PLANS]
+
+Without plans (a JSON list) it plans first, for the cluster in LAYOUTS_CLUSTER, or, where that file is not there, for
+what the ranks measure into it. Every plan is tried for some steps; those that come near the fastest then take turns, in
+blocks. The first rank prints what was found as one JSON document.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from layout_tasks import RANKS, TASKS, Task, priced
+
+from drumline.cluster import Cluster
+from drumline.comm.environment import connect, disconnect
+from drumline.cost import Steps
+from drumline.errors import PlanError
+from drumline.measure.machine import measure_rank, to_cluster
+from drumline.plan import Plan
+from drumline.runtime.engine import initialize
+from drumline.search import search
+from drumline.trace import trace
+from drumline.units import format_rate, format_seconds
+
+TRIED, SLOW, HOPELESS = 3, 1.6, 3.0
+"""Steps of every plan, after one to warm up. Where that one took so much of the fastest plan's time, one more is
+enough, or it says enough by itself."""
+NEAR = 1.3
+"""Plans that need at most so much of the fastest one's time take turns with it."""
+
+
+def main() -> None:
+    task, blocks, steps = TASKS[sys.argv[1]], int(sys.argv[2]), int(sys.argv[3])
+    connect(backend="gloo")
+    torch.set_num_threads(1)
+    job = task.job()
+    found: dict[str, Any] = {} if sys.argv[4:] else _planned(task, job)
+    plans = json.loads(sys.argv[4]) if sys.argv[4:] else list(found["predicted"])
+    tried, refused = _tried(job, plans)
+    fastest = min(statistics.median(t) for t in tried.values())
+    near = [p for p, t in tried.items() if min(t) <= NEAR * fastest or p == found.get("chosen")]
+    found |= {"tried": tried, "refused": refused, "turns": _turns(job, near, blocks, steps) if blocks else {}}
+    if dist.get_rank() == 0:
+        print(json.dumps(found))
+    disconnect()
+
+
+def _planned(task: Task, job: Any) -> dict[str, Any]:
+    """What the planner says of this cluster: its first plan, and the price of every layout."""
+    found: list[Any] = [None]
+    cluster = _measured(Path(os.environ["LAYOUTS_CLUSTER"]))
+    if dist.get_rank() == 0:
+        assert cluster.network is not None
+        profile = trace(job)
+        answer, _ = search(profile, cluster)
+        first = answer.candidates[0]
+        chosen = next(c for c in answer.candidates if Plan.parse(c.plan).ranks == RANKS)
+        predicted = priced(task.samples, Steps(profile, cluster, Plan.parse(chosen.plan).precision))
+        predicted |= {chosen.plan: chosen.step_seconds}
+        links = [f"{format_seconds(x.alpha)} and {format_rate(x.bandwidth)} {where}"
+                 for x, where in ((cluster.node.link, "inside"), (cluster.network.link, "between"))]  # fmt: skip
+        found = [{
+            "chosen": chosen.plan, "idle": first.plan if first != chosen else "", "candidates": len(answer.candidates),
+            "predicted": dict(sorted(predicted.items(), key=lambda item: item[1])), "links": ", ".join(links),
+        }]  # fmt: skip
+    dist.broadcast_object_list(found)
+    result: dict[str, Any] = found[0]
+    return result
+
+
+def _measured(file: Path) -> Cluster:
+    """What the ranks measured, now or for the task before this one."""
+    if not file.exists():
+        mine = measure_rank(lambda event: None)
+        results: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(results, mine)
+        if dist.get_rank() == 0:
+            to_cluster(results).save(file)
+            _say("measured")
+        dist.barrier()
+    return Cluster.load(file)
+
+
+def _tried(job: Any, plans: Sequence[str]) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Seconds of some steps of every plan, one plan after the other, the cheapest first; and why some are refused."""
+    times: dict[str, list[float]] = {}
+    refused: dict[str, str] = {}
+    for p in plans:
+        try:
+            engine = initialize(job, f"{p},backend=gloo")
+        except PlanError as e:  # by all ranks alike
+            refused[p] = e.what
+            continue
+        batch = next(iter(engine.data(1)))
+        first = _seconds(engine, batch, 1)
+        fastest = min((statistics.median(t) for t in times.values()), default=first)
+        more = TRIED if first < SLOW * fastest else 1 if first < HOPELESS * fastest else 0
+        times[p] = [_seconds(engine, batch, 1) for _ in range(more)] or [first]
+        if dist.get_rank() == 0:
+            _say(f"{p}: {statistics.median(times[p]):.3f} s")
+        del engine, batch
+        gc.collect()
+    return times, refused
+
+
+def _say(words: str) -> None:
+    """How far it is, to a file that one can look into: what ranks print is heard at the end."""
+    if os.environ.get("LAYOUTS_PROGRESS"):
+        with open(os.environ["LAYOUTS_PROGRESS"], "a", encoding="utf-8") as f:
+            print(f"{time.strftime('%H:%M:%S')} {words}", file=f)
+
+
+def _turns(job: Any, plans: Sequence[str], blocks: int, steps: int) -> dict[str, list[float]]:
+    """Seconds of a step, the slowest rank's, by plan and block."""
+    engines = {p: initialize(job, f"{p},backend=gloo") for p in plans}
+    batches = {p: next(iter(e.data(1))) for p, e in engines.items()}
+    for p, engine in engines.items():
+        engine.step(batches[p])
+    times: dict[str, list[float]] = {p: [] for p in plans}
+    for block in range(blocks):
+        for p in random.Random(block).sample(list(plans), len(plans)):
+            times[p].append(_seconds(engines[p], batches[p], steps))
+    return times
+
+
+def _seconds(engine: Any, batch: Any, steps: int) -> float:
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        engine.step(batch)
+    taken = torch.tensor([(time.perf_counter() - begin) / steps], dtype=torch.float64)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return taken.item()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""A job that is planned in half a float is traced in it: with its casts, and with what stays in fp32."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from drumline.cli import app
+from drumline.cli.common import profile_in, profile_of
+
+JOB = str(Path(__file__).parents[2] / "examples" / "cnn.py")
+
+
+def test_a_job_is_traced_again_in_halves_alone() -> None:
+    plain = dataclasses.replace(profile_of(JOB), batch_size=48)
+    assert profile_in(JOB, plain, "fp32", "cuda") is plain
+    assert profile_in(JOB, plain, "tf32", "cuda") is plain
+    half = profile_in(JOB, plain, "bf16", "cuda")
+    assert (half.precision, half.batch_size, half.activation_bytes) == ("bf16", 48, 2)
+    assert any(op.kind in ("narrow", "widen") for x in half.layers for op in x.ops)
+    assert profile_in(JOB, half, "bf16", "cuda") is half
+
+
+def test_models_of_the_zoo_are_scaled() -> None:
+    plain = profile_of("gpt:125m")
+    assert profile_in("gpt:125m", plain, "bf16", "cuda") is plain
+
+
+def test_the_plan_is_priced_by_that_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, however many candidates there are."""
+    import drumline.search
+
+    seen = []
+    real = drumline.search.search
+
+    def search(profile, cluster, **more):  # type: ignore[no-untyped-def]  # passed on
+        seen.append(profile.precision)
+        return real(profile, cluster, **more)
+
+    monkeypatch.setattr("drumline.search.search", search)
+    result = CliRunner().invoke(app, ["plan", JOB, "--cluster", "dgx-a100", "--devices", "2", "--json"])
+    assert result.exit_code == 0, result.output
+    assert seen == ["bf16"]
+    assert json.loads(result.stdout)["plans"][0]["plan"].endswith("precision=bf16")

@@ -1,0 +1,78 @@
+"""Parity of what few models have: complex weights, numbers drawn in the forward, tensors in lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import parity
+import pytest
+import strange_models
+import torch
+from torch import nn
+from world import World
+
+from drumline.errors import PlanError, TraceError
+from drumline.runtime.proof.chance import without_chance
+
+Worlds = Callable[[int], World]
+NOTE = "what the model draws at random was set to the middle of its range"
+
+
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=2,micro=2", "tp=2", "pp=2,micro=2"])
+def test_complex_weights_keep_both_of_their_parts(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(strange_models.run, strange_models.Spectral, plan)[0])
+
+
+def test_parameters_of_two_types_in_one_layer_are_not_gathered(world: Worlds) -> None:
+    with pytest.raises(PlanError, match="'first.weight' is float64 and 'weight' is complex128, and they are of one"):
+        world(2).run(strange_models.run, strange_models.Spectral, "dp=2,zero=3")
+
+
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=3,recompute=full", "tp=2", "pp=2,micro=2"])
+def test_a_model_that_draws_is_compared_without_chance(world: Worlds, plan: str) -> None:
+    result = world(2).run(strange_models.run, strange_models.Drawing, plan)[0]
+    parity.check(result)
+    assert result.notes == (NOTE,)
+
+
+def test_what_is_computed_again_is_computed_alike(world: Worlds) -> None:
+    """In a block that is recomputed, too, dropout does nothing and float32 becomes float64."""
+    result = world(2).run(strange_models.run, strange_models.Again, "dp=2,recompute=full")[0]
+    parity.check(result)
+
+
+@pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2"])
+def test_a_mask_without_values_is_taken_as_it_is(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(strange_models.run, strange_models.Causal, plan)[0])
+
+
+@pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2"])
+def test_tensors_in_lists_are_found(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(strange_models.run, strange_models.Listed, plan)[0])
+
+
+def test_a_parameter_in_a_list_is_refused(world: Worlds) -> None:
+    with pytest.raises(TraceError, match="uses a tensor that is no parameter, buffer or attribute"):
+        world(2).run(strange_models.run, strange_models.Alias, "tp=2")
+
+
+def test_what_is_drawn_is_the_middle() -> None:
+    """Of a step, not of the data; and a generator of one's own is left alone."""
+    x = torch.ones(4)
+    with without_chance(nn.Linear(2, 2)) as certain:
+        assert not torch.randn_like(x).eq(0).any()
+        assert not certain.drawn
+        certain.settles = True
+        assert torch.randn(2, 3).eq(0).all() and torch.randn_like(x).eq(0).all()
+        assert torch.rand(2).eq(0.5).all() and torch.rand_like(x).eq(0.5).all()
+        assert torch.randint(10, (3,)).tolist() == [4, 4, 4]
+        assert torch.randint(2, 5, (2,)).tolist() == [3, 3]
+        assert torch.randint(low=2, high=5, size=(2,)).tolist() == [3, 3]
+        assert torch.randint_like(x, 10).eq(4).all()
+        assert x.clone().normal_(3, 1).eq(3).all() and x.clone().uniform_(2, 4).eq(3).all()
+        assert x.clone().exponential_(2.0).eq(0.5).all()
+        assert x.clone().bernoulli_(0.2).eq(0).all() and x.clone().bernoulli_(0.9).eq(1).all()
+        assert torch.bernoulli(torch.tensor([0.1, 0.8])).tolist() == [0, 1]
+        assert not torch.randn(4, generator=torch.Generator().manual_seed(1)).eq(0).any()
+    assert certain.notes == {NOTE}
+    assert not torch.randn(4).eq(0).any()
