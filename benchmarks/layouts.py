@@ -148,7 +148,7 @@ def _verdict(found: dict[str, Any], best: str) -> list[str]:
              "it."]  # fmt: skip
     rest = [statistics.median(turns.get(p, t)) for p, t in found["tried"].items() if axes_of(p) != axes_of(chosen)]
     rest += [statistics.median(t) for t in found["apart"].values()]
-    lines.append(f"- The fastest with other axes, or with the same in other places, takes {min(rest) / mine:.2f} of it.")
+    lines.append(f"- The fastest with other axes, or the same in other places, takes {min(rest) / mine:.2f} of it.")
     if found["idle"]:
         lines.append(f"- That is of the plans for four ranks: it would leave some idle, by `{found['idle']}`.")
     same = "is the same plan" if cheapest == chosen else f"is `{cheapest}`, which it does not look at"
