@@ -81,7 +81,7 @@ def run_cell(cell: Cell, steps: int, folder: str = "") -> tuple[dict[str, float]
         mine = run_plan(engine, steps, set(), locate=False)
         if engine.rank > 0:
             return None
-        return errors_of(mine, reference(engine, cell, steps, folder), cell.computed)
+        return errors_of(mine, reference(engine, cell, steps, folder), cell.computed, engine.plan)
 
 
 # -- here

@@ -146,7 +146,7 @@ def _compare(
         return None
     theirs = run_one_device(engine, steps)
     computed = computed_in(engine)
-    parts, later = errors_of(mine, theirs, computed)
+    parts, later = errors_of(mine, theirs, computed, engine.plan)
     bound, share = limits_of(computed, engine.plan)
     # a gradient seen by a rank is that of its own loss, which counts `ranks` times (they are averaged)
     finding = compare_outputs(outputs, theirs.witness.outputs, bound, share)
@@ -167,9 +167,9 @@ def computed_in(engine: Engine) -> str:
     return "float64" if engine.dtype is torch.float64 else COMPUTES[engine.plan.precision]
 
 
-def errors_of(mine: Outcome, theirs: Outcome, computed: str) -> tuple[dict[str, float], float]:
+def errors_of(mine: Outcome, theirs: Outcome, computed: str, plan: Plan) -> tuple[dict[str, float], float]:
     """The errors that are judged, by part, and the largest of any step's loss."""
-    exact, share = computed == "float64", SHARES[computed]
+    exact, share = computed == "float64", limits_of(computed, plan)[1]
     off = [abs(a - b) / max(abs(b), 1e-300) for a, b in zip(mine.losses, theirs.losses, strict=True)]
     off = [x if x == x else float("inf") for x in off]  # max() would pass over what is no number
     parts = {
