@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -208,7 +209,8 @@ class TestLoop:
 
     def test_measure_writes_a_file(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[int] = []
-        monkeypatch.setattr("drumline.cli.measure.measure_now", lambda ranks, quiet: asked.append(ranks) or MACHINE)
+        module = importlib.import_module("drumline.cli.measure")  # the package has a command of this name
+        monkeypatch.setattr(module, "measure_now", lambda ranks, quiet: asked.append(ranks) or MACHINE)
         found = json.loads(here("measure", "--ranks", 2, "-o", "measured.toml", "--json", cwd=folder).stdout)
         assert asked == [2] and found["path"] == "measured.toml" and found["cluster"]["device"]["name"] == "core"
         assert Cluster.load(folder / "measured.toml") == MACHINE
