@@ -9,10 +9,10 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ..cluster import Device
@@ -21,6 +21,7 @@ from ..job import Job
 from ..runtime.memory.selective import recompute_selectively
 from ..trace import trace
 from ..trace.fused import prefer_fused
+from .blocks import Attention, Residual
 from .clock import clock_ahead
 
 PRECISION = "bf16"
@@ -29,40 +30,9 @@ SLEEP = 0.03
 """Seconds in which a host tells of a step of so many blocks."""
 
 
-class _Block(nn.Module):
-    """A transformer block."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.heads = width // 64
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, s, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, self.heads, 64).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, -1)
-        x = x + self.out(y)
-        out: torch.Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return out
-
-
-class _Residual(nn.Module):
-    """A residual block."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
-        self.conv2, self.norm2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(x + self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
-
-
-def _job(block: type[nn.Module], width: int, shape: tuple[int, ...], batch: int) -> Job:
+def _job(block: Callable[[], nn.Module], shape: tuple[int, ...], batch: int) -> Job:
     return Job(
-        model=lambda: nn.Sequential(*(block(width) for _ in range(BLOCKS))),
+        model=lambda: nn.Sequential(*(block() for _ in range(BLOCKS))),
         loss=lambda output, target: (output.float() - target).square().mean(),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
         data=lambda: [(torch.zeros(shape), torch.zeros(shape))] * 4,
@@ -73,7 +43,7 @@ def _job(block: type[nn.Module], width: int, shape: tuple[int, ...], batch: int)
 def measure_starts(device: torch.device) -> dict[str, float]:
     """What the host takes to start an operator (`Device.start`), with all that is around: modules, views, autograd."""
     # large enough to run the kernels that large models run, and small enough that the GPU waits for its host
-    job = _job(_Block, 512, (512, 512), 2)
+    job = _job(partial(Attention, 512, 8), (512, 512), 2)
     profile = trace(job, precision=PRECISION, device="cuda")
     count = {p: sum(op.count for x in profile.each() for op in x.ops if op.phase == p) for p in ("forward", "backward")}
     inside = sum(op.count for x in profile.each() for op in x.ops if op.phase == "forward" and x.composite)
@@ -95,8 +65,8 @@ def measure_amid(alone: Device, device: torch.device) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for name, job in (
-        ("compute", _job(_Block, 1024, (1024, 1024), 8)),
-        ("conv", _job(_Residual, 128, (128, 56, 56), 64)),
+        ("compute", _job(partial(Attention, 1024, 16), (1024, 1024), 8)),
+        ("conv", _job(partial(Residual, 128), (128, 56, 56), 64)),
     ):
         profile = trace(job, precision=PRECISION, device="cuda")
         pricer = Pricer(profile, replace(alone, situ={}), PRECISION)

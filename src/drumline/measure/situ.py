@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -24,42 +23,13 @@ from ..cost.work import Pricer
 from ..job import Job
 from ..trace import trace
 from ..trace.fused import prefer_fused
+from .blocks import Attention, Residual
 from .clock import settle
 from .pulse import speed
 from .shared import own_clock
 
 STEPS, FEW = 7, 5
-BATCH = 8
-
-
-class _Attention(nn.Module):
-    """A transformer block of four heads."""
-
-    def __init__(self, width: int = 128) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, s, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, width)
-        x = x + self.out(y)
-        out: torch.Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return out
-
-
-class _Convolution(nn.Module):
-    """A residual block."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
-        self.conv2, self.norm2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(x + self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
+BATCH, HEADS = 8, 4
 
 
 def _job(block: Callable[[], nn.Module], shape: tuple[int, ...], blocks: int = 3) -> Job:
@@ -92,8 +62,8 @@ def measure_situ(alone: Device, device: torch.device, crowd: float) -> Situ:
     updates = []
     now = own_clock(crowd)
     for name, job, shape in (
-        ("compute", _job(functools.partial(_Attention, 256), (128, 256), 2), (128, 256)),
-        ("conv", _job(functools.partial(_Convolution, 64), (64, 24, 24), 2), (64, 24, 24)),
+        ("compute", _job(functools.partial(Attention, 256, HEADS), (128, 256), 2), (128, 256)),
+        ("conv", _job(functools.partial(Residual, 64), (64, 24, 24), 2), (64, 24, 24)),
     ):
         before = _step_seconds(job, shape, device, now)
         pace = speed(alone, device, rounds=8)
@@ -132,7 +102,7 @@ class Waiting:
 def measure_waiting(device: torch.device, group: dist.ProcessGroup) -> Waiting:
     """Steps of a group in turns: apart, with a small message at the end, or in each block, replicated, sharded."""
     shape = (64, 128)
-    job = _job(_Attention, shape)
+    job = _job(functools.partial(Attention, 128, HEADS), shape)
     plain, sharded = job.model().to(device), job.model().to(device)
     replicated = DistributedDataParallel(job.model().to(device), process_group=group, gradient_as_bucket_view=True)
     mesh = DeviceMesh.from_group(group, device.type)
