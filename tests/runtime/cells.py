@@ -14,7 +14,7 @@ import small_jobs
 from drumline.errors import PlanError
 from drumline.plan import Plan
 from drumline.plan.combinations import FREE, HELD, conflict, refusal
-from drumline.runtime.proof.verify import COMPUTES
+from drumline.runtime.proof.judge import COMPUTES
 
 RANKS = (1, 2, 3, 4)
 CHOICES = 2

@@ -14,20 +14,24 @@ import torch
 from cells import Cell
 
 from drumline.runtime.engine import Engine
-from drumline.runtime.proof.verify import Outcome, run_one_device
+from drumline.runtime.proof.judge import Outcome
+from drumline.runtime.proof.verify import run_one_device
 from drumline.runtime.proof.witness import Witness
 
 _KNOWN: dict[tuple[object, ...], Outcome] = {}
 
 
-def reference(engine: Engine, cell: Cell, steps: int, folder: str = "") -> Outcome:
-    """The outcome of one device for a cell: known to this rank, found in the folder, or computed."""
-    scale = engine.scaler.scale if engine.scaler else 1.0
-    key = (cell.job, engine.plan.micro, cell.computed, steps, scale)
+def reference(engine: Engine, cell: Cell, steps: int, folder: str = "", *, exact: bool = False) -> Outcome:
+    """The outcome of one device for a cell: known to this rank, found in the folder, or computed.
+
+    `exact`: in float64, whatever the cell computes in.
+    """
+    scale = engine.scaler.scale if engine.scaler and not exact else 1.0
+    key = (cell.job, engine.plan.micro, "float64" if exact else cell.computed, steps, scale)
     if key not in _KNOWN:
         path = Path(folder) / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.pt" if folder else None
         found = _read(path) if path is not None and path.exists() else None
-        _KNOWN[key] = found or run_one_device(engine, steps)
+        _KNOWN[key] = found or run_one_device(engine, steps, exact=exact)
         if path is not None and found is None:
             _write(path, _KNOWN[key])
     return _KNOWN[key]

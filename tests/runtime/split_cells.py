@@ -14,7 +14,7 @@ from cells import Cell, Fate, not_here, refused
 from drumline.errors import PlanError
 from drumline.plan import Plan
 from drumline.plan.combinations import HELD
-from drumline.runtime.proof.verify import COMPUTES
+from drumline.runtime.proof.judge import COMPUTES
 
 RANKS = (2, 4, 8)
 TILES = ("2x1", "1x2", "2x2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -17,12 +17,29 @@ from drumline.partition.spatial import norm
 from drumline.plan import Plan
 from drumline.runtime.parallel import model as split_model
 from drumline.runtime.parallel.spreading import Spreader
+from drumline.runtime.proof import verify as proof
 from drumline.runtime.proof.verify import verify
 
 
 def run(fault: str, where: str, job: str, plan: str, changes: dict[str, Any]) -> Any:
     """On every rank: verify a job under a plan while something is wrong."""
     with FAULTS[fault](where):
+        return verify(small_jobs.make(job, **changes), Plan.parse(plan), steps=2)
+
+
+def run_beside_float64(fault: str, where: str, job: str, plan: str, changes: dict[str, Any]) -> Any:
+    """The same, but the run in float64 is right: what the plan's own type alone shows."""
+    made, compared = proof.initialize, proof._compare
+
+    def initialize(*args: Any, dtype: Any = None) -> Any:
+        with FAULTS[fault](where) if dtype is None else nullcontext():
+            return made(*args, dtype=dtype)
+
+    def compare(engine: Any, *rest: Any) -> Any:
+        with FAULTS[fault](where) if engine.dtype is None else nullcontext():
+            return compared(engine, *rest)
+
+    with mock.patch.object(proof, "initialize", initialize), mock.patch.object(proof, "_compare", compare):
         return verify(small_jobs.make(job, **changes), Plan.parse(plan), steps=2)
 
 
@@ -71,12 +88,13 @@ def tied(_: str) -> Any:
 
 
 @contextmanager
-def scale(rank: str) -> Iterator[None]:
-    """One rank's loss counts 1% too much."""
+def scale(where: str) -> Iterator[None]:
+    """One rank's loss counts 1% too much, or as much as is said after the rank."""
     plain = split_model.SplitModel.train
+    rank, _, times = where.partition(":")
 
     def train(self: Any, micros: Any, factor: float, *rest: Any) -> Any:
-        return plain(self, micros, factor * (1.01 if dist.get_rank() == int(rank) else 1.0), *rest)
+        return plain(self, micros, factor * (float(times or 1.01) if dist.get_rank() == int(rank) else 1.0), *rest)
 
     with mock.patch.object(split_model.SplitModel, "train", train):
         yield

@@ -5,6 +5,8 @@ the graphs and run them as they are; the slow ones let it write and build code, 
 from __future__ import annotations
 
 import functools
+import threading
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -27,6 +29,8 @@ def traced(job: str, plan: str, backend: str) -> tuple[Verification | None, int]
     """Verify with graphs of torch's compiler, and how many of them there were."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    if hasattr(torch.hub.tqdm, "set_lock"):  # its own lock is a semaphore that lives as long as the rank
+        torch.hub.tqdm.set_lock(threading.RLock())
     with (
         mock.patch("torch.compile", functools.partial(torch.compile, backend=backend)),
         mock.patch("torch._dynamo.config.fail_on_recompile_limit_hit", True),  # or it would go on without compiling
@@ -70,6 +74,31 @@ def test_layers_are_compiled_in_place() -> None:
     assert made == list(model.blocks)
     assert ([name for name, _ in model.named_modules()], list(model.state_dict())) == names
     assert inside_compiled(model) == {m for b in model.blocks for m in b.modules()} - set(model.blocks)
+
+
+class Scaled(nn.Module):
+    """A block with a number of its own, for which torch compiles it anew."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, width), nn.Linear(width, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+def test_more_layers_than_torch_compiles_versions_of_one_function() -> None:
+    """Without a higher limit torch goes on uncompiled after the eighth."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = nn.Sequential(*(Scaled(width) for width in range(3, 15)))
+    limits = {"recompile_limit": 8, "fail_on_recompile_limit_hit": True, "automatic_dynamic_shapes": False}
+    eager = mock.patch("torch.compile", functools.partial(torch.compile, backend="eager"))
+    with torch._dynamo.config.patch(limits), eager, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler reads what it warns of
+        compile_layers(model)
+        model(torch.randn(2, 6)).sum().backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 12
 
 
 def test_a_model_without_blocks_is_compiled_as_one() -> None:

@@ -55,14 +55,28 @@ def test_every_choice_is_there() -> None:
 
 def test_what_is_judged() -> None:
     cell = Cell("mlp", "dp=2", "float64")
-    assert matrix.judged(cell, {"losses": 1e-12, "gradients": 2e-11}, 1.0) == matrix.Result("held", 2e-11)
+    assert matrix.judged(cell, {"losses": 1e-12, "gradients": 2e-11}, 1.0, {}) == matrix.Result("held", 2e-11)
     for wrong in (1e-9, math.inf, math.nan):
-        failed = matrix.judged(cell, {"losses": 0.0, "gradients": wrong}, 0.0)
+        failed = matrix.judged(cell, {"losses": 0.0, "gradients": wrong}, 0.0, {"gradients": 1.0})
         assert failed.kind == "FAILED"
         assert failed.words.startswith("gradients off by")
     compressed = Cell("mlp", "dp=2,compress=fp16", "float32")
-    assert matrix.judged(compressed, {"losses": 0.0}, 1e-3).kind == "held"
-    assert matrix.judged(compressed, {"losses": 0.0}, 1e-1).words == "losses off by 1.0e-01, at most 0.01"
+    assert matrix.judged(compressed, {"losses": 0.0}, 1e-3, {}).kind == "held"
+    assert matrix.judged(compressed, {"losses": 0.0}, 1e-1, {}).words == "losses off by 1.0e-01, at most 0.01"
+
+
+def test_half_precision_is_judged_by_the_rounding_of_one_device() -> None:
+    """Twice as far from one device as that is from float64, and never half of a gradient."""
+    cell = Cell("mlp", "dp=2,precision=bf16", "bfloat16")
+
+    def kind(gradients: float, rounding: float, losses: float = 0.0) -> str:
+        return matrix.judged(cell, {"losses": losses, "gradients": gradients}, 0.0, {"losses": 0.0, "gradients": rounding}).kind
+
+    assert kind(0.049, 0.0) == "held" and kind(0.051, 0.0) == "FAILED"
+    assert kind(0.07, 0.036) == "held" and kind(0.07, 0.034) == "FAILED"
+    assert kind(0.51, 10.0) == "FAILED" and kind(0.06, math.inf) == kind(0.06, math.nan) == "FAILED"
+    assert kind(0.0, 0.2, losses=0.06) == "FAILED"  # what the gradients lose is no excuse for the loss
+    assert kind(math.nan, 0.2) == "FAILED"
 
 
 def test_a_cell_that_holds_and_one_that_does_not(world: Worlds) -> None:

@@ -42,6 +42,23 @@ def test_a_loss_scale(world: Worlds) -> None:
     assert named(found(world, "scale", "1", "mlp", "pp=2,micro=2", clip=None)) == (False, "(loss)", "backward")
 
 
+@pytest.mark.parametrize("run", [split_faults.run, split_faults.run_beside_float64])
+@pytest.mark.parametrize(("fault", "where", "job", "plan", "name"), [
+    ("halo", "up.3", "groups", "tile=2x1", ("up.3", "forward")),
+    ("tied", "", "masked", "pp=2,micro=2", ("token", "backward")),
+    ("statistics", "bottom.1", "groups", "tile=1x2", ("bottom.1", "forward")),
+    ("scale", "1:1.2", "mlp", "pp=2,micro=2", ("(loss)", "backward")),
+])  # fmt: skip
+def test_in_half_precision(
+    world: Worlds, run: Callable[..., Any], fault: str, where: str, job: str, plan: str, name: tuple[str, str]
+) -> None:
+    """The same four, named as well where float64 sees them and where only the run in bfloat16 has them."""
+    result = world(2).run(run, fault, where, job, f"{plan},precision=bf16", {"clip": None}, timeout=120)[0]
+    assert named(result) == (False, *name), result
+    assert result.errors["bfloat16"] > result.bounds["bfloat16"] >= 5e-2
+    assert (result.errors["float64"] > 1e-10) == (run is split_faults.run)
+
+
 def test_without_a_fault(world: Worlds) -> None:
     assert named(found(world, "", "", "groups", "tile=2x1")) == (True, None, "")
 

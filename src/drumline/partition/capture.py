@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,19 @@ class Captured:
         return {n.meta["name"]: n for n in nodes if n.meta["role"] == role}
 
 
+_around: list[Callable[[], AbstractContextManager[object]]] = []
+
+
+@contextmanager
+def captured_within(context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Whatever is captured inside is captured within such a context: one that a run will have around it, too."""
+    _around.append(context)
+    try:
+        yield
+    finally:
+        _around.pop()
+
+
 @with_values()
 def capture(
     model: nn.Module, run: Callable[[nn.Module, list[Any]], Any], leaves: list[Any], mode: FakeTensorMode
@@ -72,7 +85,12 @@ def capture(
 
     given = [leaves[i] for i in tensors]
     try:
-        with opaque(model), _watched(model, outputs), traceback.preserve_node_meta(), warnings.catch_warnings():
+        with ExitStack() as stack:
+            for context in (opaque(model), _watched(model, outputs), traceback.preserve_node_meta()):
+                stack.enter_context(context)
+            for make in _around:
+                stack.enter_context(make())
+            stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # what is worth a warning warns again in the real run
             made = make_fx(program, pre_dispatch=True, tracing_mode="fake", _allow_non_fake_inputs=True)(state, given)
     except DrumlineError:

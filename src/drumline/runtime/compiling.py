@@ -2,6 +2,9 @@
 
 Layers rather than the whole model: equal blocks are compiled once, and what wraps a layer (gathering of shards,
 recomputation) stays outside of what is compiled. A model of nothing but simple layers is compiled as one.
+
+Layers of one class share what is compiled, and torch counts its versions together: after eight it goes on uncompiled,
+with no more than a warning. A layer has more than eight by right, so the limit grows with the layers.
 """
 
 from __future__ import annotations
@@ -11,11 +14,24 @@ from torch import nn
 
 from ..trace.layers import layers_of
 
+VERSIONS = 32
+"""Of one layer's code, that there may be: its input has a gradient or not, the batch is the first size, one sample or
+any, training or evaluation; twice, because `verify` runs float64 and the plan's own type in one process."""
+
 
 def compile_layers(model: nn.Module) -> None:
     """Compile in place: names of modules and parameters do not change."""
-    for module in _compiled(model):
+    found = _compiled(model)
+    _allow(VERSIONS * len(found))
+    for module in found:
         module.forward = torch.compile(module.forward)
+
+
+def _allow(versions: int) -> None:
+    """Let torch compile as many versions of one function; who allowed more keeps that."""
+    config = torch._dynamo.config  # there is no other place for it before `torch.compile` took it as an argument
+    config.recompile_limit = max(config.recompile_limit, versions)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, versions)
 
 
 def inside_compiled(model: nn.Module) -> set[nn.Module]:

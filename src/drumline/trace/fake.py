@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import traceback
+import warnings
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.nn.modules import transformer
 from ..data.stream import check_dataset, collate
 from ..errors import JobError, TraceError
 from ..job import Job, guard, line_of
+from .grouped import group_in_any_type
 from .running import with_values
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException)
@@ -29,6 +32,7 @@ def fake_mode() -> FakeTensorMode:
     # what goes wrong is raised, and told in one message; the logger would add a traceback
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     _ask_no_masks()
+    group_in_any_type()
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -49,10 +53,40 @@ def _ask_no_masks() -> None:
         transformer._detect_is_causal_mask = detect
 
 
+class Never:
+    """Nought, as the share of layers that are dropped by chance: nothing that is drawn is below it.
+
+    A number would be compared with a tensor that has no value.
+    """
+
+    def __gt__(self, other: object) -> bool:
+        return isinstance(other, int | float) and other < 0
+
+    def __lt__(self, other: object) -> bool:
+        return isinstance(other, int | float) and other > 0
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __float__(self) -> float:
+        return 0.0
+
+
 def fake_model(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, list[str]]:
     """The job's model without its parameters' memory, and what has to be said about it."""
+    model, notes = _built(job, mode)
+    for module in model.modules():
+        share = getattr(module, "layerdrop", None)  # models of transformers draw, whether layers are dropped or not
+        if isinstance(share, int | float) and share == 0:
+            module.layerdrop = Never()  # type: ignore[assignment]  # it is no module
+    return model, notes
+
+
+def _built(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, list[str]]:
     try:
-        with mode, torch.random.fork_rng(devices=[]):
+        with mode, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            # to copy a module, as torch's own transformer does with its layers, torch asks where its numbers lie
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             return _check_model(job.model()), []
     except (JobError, KeyboardInterrupt):
         raise
@@ -195,7 +229,15 @@ def untraceable(model: nn.Module | str, e: BaseException) -> TraceError:
     text = (str(e).strip().splitlines() or [type(e).__name__])[0]
     return TraceError(
         f"{name} cannot be traced: {type(e).__name__}: {text[:200]}",
-        where=line_of(e),
+        where=line_of(e) or _library_line(e),
         rule="its operators may depend on the shapes of its input, not on the values",
         fix="move the decision out of forward, or express it with torch.where",
     )
+
+
+def _library_line(e: BaseException) -> str:
+    """The innermost line of another library than torch that the error passed through: whose model it is."""
+    frames = [f for f in traceback.extract_tb(e.__traceback__) if "site-packages" in f.filename]
+    names = [f.filename.rpartition("site-packages")[2].lstrip("/\\") for f in frames]
+    found = [(name, f) for name, f in zip(names, frames, strict=True) if not name.startswith(("torch/", "torch\\"))]
+    return f"{found[-1][0]}, line {found[-1][1].lineno}: {found[-1][1].line}" if found else ""

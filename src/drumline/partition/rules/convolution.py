@@ -120,8 +120,10 @@ def _one_group(at: Pass, node: Node, layer: _Layer, x: Value, w: Value, b: Value
 
 
 def _add(at: Pass, made: Value, b: Value) -> Value:
-    """A bias after the sum: it has no part in the summands."""
-    bias = at.call(aten.reshape.default, at.whole(b, enter=made.layout is not None), [1, -1, *([1] * (made.dim - 2))])
+    """A bias after the sum: it has no part in the summands. Where the sum lies in parts of channels, so does it."""
+    by_channels = made.layout is not None and made.layout.dim == 1
+    b = at.split(b, Split(0, made.split.cuts)) if by_channels else at.whole(b, enter=made.layout is not None)
+    bias = at.call(aten.reshape.default, b, [1, -1, *([1] * (made.dim - 2))])
     return Value(at.call(aten.add.Tensor, made, bias), made.layout, made.whole)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...data.stream import Stream
-from ...job import Job
+from ...job import Job, guard
 from ...trace.fake import call
 from ..precision import computing, to_device
 from ..weights import seeded_model
@@ -46,8 +46,10 @@ def run_reference(
         for i, part in enumerate(stream.batch(step).micros):
             before_micro(step, i)
             value, target = to_device(part.input, device, dtype), to_device(part.target, device, dtype)
+            many = f"{part.samples} sample{'s' if part.samples > 1 else ''}"
+            place = f"one device, in micro-batch {i + 1} of step {step + 1}, which has {many},"
             with computing(precision, device):
-                loss = job.loss(call(model, value), target)
+                loss = guard(lambda v=value, t=target: job.loss(call(model, v), t), place)
             if isinstance(loss, tuple | list):
                 total, weight = loss[0], float(loss[1])
             else:

@@ -1,13 +1,14 @@
 """Proof that a plan computes what one device would: same seed, same batches, the plan against the reference.
 
 In float64 the two must agree to 1e-10 on losses, gradients and parameters over all steps; in the plan's own precision
-within a stated bound on the losses and on the first step's gradients. The error of a tensor is
+within the bounds of judge.py on the losses and on the first step's gradients. The error of a tensor is
 max|a-b| / max(max|b|, s x the largest max|.| of all tensors), because some true gradients are zero and their rounding
 is noise; s is 1e-3, and 0.1 in bfloat16.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ...job import Job
+from ...partition.capture import captured_within
 from ...plan import Plan
 from ...report.division import Division
 from ..compiling import inside_compiled
@@ -23,24 +25,9 @@ from ..engine import Engine, initialize
 from ..experts import inside_experts
 from .chance import Certain, without_chance
 from .compare import Finding, compare_gradients, compare_outputs, gather, gather_split, largest_error
+from .judge import COMPRESSED, COMPUTES, WITHOUT_HALO, Outcome, bounds_of, errors_of, limits_of, settled, worst_of
 from .reference import run_reference
 from .witness import Exact, Witness
-
-BOUNDS = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
-"""The largest relative error that passes, by the type that was computed in."""
-
-SHARES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.03}
-"""The share of the largest tensor below which a tensor counts as zero. bfloat16 has three digits: a conv's bias before
-a BatchNorm, whose true gradient is zero, comes out at some 1e-4 of the largest."""
-
-COMPRESSED = {"fp16": 1e-2, "powersgd": 0.25}
-"""The largest relative error of any step's loss that passes where gradients are compressed, which is no exact plan."""
-
-WITHOUT_HALO = 0.25
-"""The same where tiles have no halo: how far off a loss is depends on the share of pixels that lie at a cut."""
-
-COMPUTES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""The type that a precision is judged in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +60,29 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
     """Run on every rank of the plan; the first rank gets the result."""
     dtypes = ["float64", COMPUTES[plan.precision]]
     parts: dict[str, dict[str, float]] = {}
+    errors: dict[str, float] = {}
+    bounds: dict[str, float] = {}
     finding: Finding | None = None
     notes: set[str] = set()
     engine: Engine | None = None
+    truth: Outcome | None = None
     later = unjudged = 0.0
     for name in dtypes:
         exact = name == "float64"
         # In float64 the arithmetic of the plan is checked, not its precision, or what compression or tiles lose.
         tried = replace(plan, precision="fp32", compress="none", halo=True) if exact else plan
-        engine = initialize(job, tried, dtype=torch.float64 if exact else None)
-        found = _compare(engine, steps, exact, notes)
+        engine = engine_of(job, tried, exact=exact)
+        found = _compare(engine, steps, truth, notes)
         if found is not None:
-            parts[name], first, later = found
+            parts[name], later, truth = found.parts, found.later, truth or found.theirs
             if not exact and not plan.halo:
                 unjudged = parts[name].pop("gradients")
-            if finding is None and max(parts[name].values()) > limits_of(name, plan)[0]:
-                finding = first
+            worst = worst_of(parts[name], found.bounds)
+            errors[name], bounds[name] = parts[name][worst], found.bounds[worst]
+            if finding is None and not errors[name] <= bounds[name]:
+                finding = found.first
     if engine is None or engine.rank > 0:
         return None
-    errors = {name: max(p.values()) for name, p in parts.items()}
-    bounds = {name: limits_of(name, plan)[0] for name in dtypes}
     passed = all(errors[name] <= bounds[name] for name in errors)
     if plan.compress != "none":
         passed = passed and later <= COMPRESSED[plan.compress]
@@ -122,19 +112,26 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
     )
 
 
+def engine_of(job: Job, plan: Plan, *, exact: bool) -> Engine:
+    """The engine of a plan; `exact`: in float64, and what is captured of the model has nothing else in it."""
+    with captured_within(Exact) if exact else nullcontext():
+        return initialize(job, plan, dtype=torch.float64 if exact else None)
+
+
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run came to."""
+class _Compared:
+    """A run of the plan beside one device's, in one type."""
 
-    losses: list[float]
-    parameters: dict[str, torch.Tensor]
-    witness: Witness
+    parts: dict[str, float]
+    bounds: dict[str, float]
+    later: float
+    """The largest error of any step's loss."""
+    first: Finding | None
+    theirs: Outcome
 
 
-def _compare(
-    engine: Engine, steps: int, exact: bool, notes: set[str]
-) -> tuple[dict[str, float], Finding | None, float] | None:
-    """Run plan and reference in one type; the first rank gets the errors, where they begin, and that of all losses."""
+def _compare(engine: Engine, steps: int, truth: Outcome | None, notes: set[str]) -> _Compared | None:
+    """Run plan and reference in one type; the first rank gets what came out. `truth`: one device in float64."""
     mine = run_plan(engine, steps, notes)
     present = torch.tensor([float(m.samples > 0) for m in engine.stream.batch(0).micros])
     outputs, output_gradients = (
@@ -147,63 +144,37 @@ def _compare(
     theirs = run_one_device(engine, steps)
     computed = computed_in(engine)
     parts, later = errors_of(mine, theirs, computed, engine.plan)
-    bound, share = limits_of(computed, engine.plan)
+    rounding = errors_of(theirs, truth, computed, engine.plan)[0] if truth is not None else {}
+    bounds, share = bounds_of(computed, engine.plan, rounding), limits_of(computed, engine.plan)[1]
+    notes |= _raised(computed, engine.plan, rounding, bounds)
+    bound = max(bounds.values())
     # a gradient seen by a rank is that of its own loss, which counts `ranks` times (they are averaged)
     finding = compare_outputs(outputs, theirs.witness.outputs, bound, share)
     finding = finding or compare_gradients(
         output_gradients, mine.witness.gradients[0], theirs.witness, scale=_scale(engine), bound=bound,
         clipped=engine.job.clip is not None, share=share,
     )  # fmt: skip
-    if finding is None and exact and parts["parameters"] > bound:
-        final = _settled(mine.parameters, theirs.parameters, theirs.witness.largest)
+    if finding is None and parts.get("parameters", 0.0) > bound:
+        final = settled(mine.parameters, theirs.parameters, theirs.witness.largest)
         worst = max(final, key=lambda k: largest_error({k: final[k]}, {k: theirs.parameters[k]}))
         finding = Finding(worst.rpartition(".")[0], "update", parts["parameters"])
     dist.barrier()
-    return parts, finding, later
+    return _Compared(parts, bounds, later, finding, theirs)
+
+
+def _raised(computed: str, plan: Plan, rounding: Mapping[str, float], bounds: Mapping[str, float]) -> set[str]:
+    """What is said where one device's own rounding sets a bound."""
+    plain = limits_of(computed, plan)[0]
+    return {
+        f"in {computed} one device's own {part} are {rounding[part]:.1e} off float64, so the plan's may be "
+        f"{bounds[part]:.1e} off one device's, not {plain:g}"
+        for part in rounding if bounds[part] > plain
+    }  # fmt: skip
 
 
 def computed_in(engine: Engine) -> str:
     """The type that an engine computes in."""
     return "float64" if engine.dtype is torch.float64 else COMPUTES[engine.plan.precision]
-
-
-def errors_of(mine: Outcome, theirs: Outcome, computed: str, plan: Plan) -> tuple[dict[str, float], float]:
-    """The errors that are judged, by part, and the largest of any step's loss."""
-    exact, share = computed == "float64", limits_of(computed, plan)[1]
-    off = [abs(a - b) / max(abs(b), 1e-300) for a, b in zip(mine.losses, theirs.losses, strict=True)]
-    off = [x if x == x else float("inf") for x in off]  # max() would pass over what is no number
-    parts = {
-        "losses": max(off) if exact else off[0],
-        "gradients": largest_error(mine.witness.gradients[0], theirs.witness.gradients[0], share),
-    }
-    if exact:
-        parts["last gradients"] = largest_error(mine.witness.gradients[-1], theirs.witness.gradients[-1])
-        final = _settled(mine.parameters, theirs.parameters, theirs.witness.largest)
-        parts["parameters"] = largest_error(final, theirs.parameters)
-    return parts, max(off)
-
-
-def limits_of(computed: str, plan: Plan) -> tuple[float, float]:
-    """The bound and the share for a type; gradients that travel compressed are not better than half precision."""
-    if computed != "float64" and not plan.halo:
-        return WITHOUT_HALO, SHARES[computed]
-    kinds = [computed] if computed == "float64" or plan.compress == "none" else [computed, "float16"]
-    return max(BOUNDS[k] for k in kinds), max(SHARES[k] for k in kinds)
-
-
-def _settled(
-    final: dict[str, torch.Tensor], updated: dict[str, torch.Tensor], largest: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """The plan's parameters, without the numbers whose true gradient is zero (a key's bias in attention).
-
-    Adam divides the rounding of such a gradient by itself, and steps by it: in these numbers no two runs agree. That
-    their gradients are zero under the plan too, the comparison of gradients has shown.
-    """
-    noise = 1e-12 * max((float(g.max()) for g in largest.values() if g.numel()), default=0.0)
-    return {
-        k: torch.where((largest[k] > 0) & (largest[k] < noise), updated[k].cpu(), p) if k in largest else p
-        for k, p in final.items()
-    }
 
 
 def _scale(engine: Engine) -> float:
@@ -263,15 +234,16 @@ def _train(engine: Engine, steps: int, witness: Witness, certain: Certain) -> li
     return losses
 
 
-def run_one_device(engine: Engine, steps: int) -> Outcome:
-    """Train the reference of an engine's plan, in the type that the engine computes in."""
+def run_one_device(engine: Engine, steps: int, *, exact: bool = False) -> Outcome:
+    """Train the reference of an engine's plan, in the type that the engine computes in; `exact`: in float64."""
+    exact = exact or engine.dtype is torch.float64
     witness = Witness()
     certain: list[Certain] = []
     contexts = ExitStack()
 
     def prepare(model: torch.nn.Module) -> None:
         certain.append(contexts.enter_context(without_chance(model)))
-        if engine.dtype is torch.float64:
+        if exact:
             contexts.enter_context(Exact())
         witness.watch(model)
 
@@ -290,11 +262,11 @@ def run_one_device(engine: Engine, steps: int) -> Outcome:
                 {k: p.grad.detach().cpu().clone() for k, p in model.named_parameters() if p.grad is not None}
             )
 
-    scale = engine.scaler.scale / engine.job.batch_size if engine.scaler else 1.0
+    scale = engine.scaler.scale / engine.job.batch_size if engine.scaler and not exact else 1.0
     with contexts:
         losses, model = run_reference(
-            engine.job, micro=engine.plan.micro, steps=steps, device=engine.device, dtype=engine.dtype,
-            precision=engine.plan.precision, scale=scale, prepare=prepare, before_micro=before_micro,
-            before_update=before_update,
+            engine.job, micro=engine.plan.micro, steps=steps, device=engine.device, scale=scale,
+            dtype=torch.float64 if exact else engine.dtype, precision="fp32" if exact else engine.plan.precision,
+            prepare=prepare, before_micro=before_micro, before_update=before_update,
         )  # fmt: skip
     return Outcome(losses, {k: p.detach() for k, p in model.named_parameters()}, witness)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ...partition.layout import Split
+from ...trace.grouped import group_in_any_type
 from ...trace.kinds import tensors
 
 if TYPE_CHECKING:
@@ -102,8 +103,28 @@ class Witness:
 class Exact(TorchFunctionMode):
     """Around runs in float64: a model that computes a part in float32 by its own will gets float64 there.
 
-    Its rounding would hide what float64 is to show.
+    Its rounding would hide what float64 is to show. Scripted functions are run as Python, or they could not be seen.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._script: Any = None
+        group_in_any_type()
+
+    def __enter__(self) -> Exact:
+        plain: Any = torch.jit.ScriptFunction.__call__
+
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            return (getattr(function, "_torchdynamo_inline", None) or plain.__get__(function))(*args, **kwargs)
+
+        self._script = plain
+        torch.jit.ScriptFunction.__call__ = call  # type: ignore[method-assign,assignment]  # of any signature
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.jit.ScriptFunction.__call__ = self._script  # type: ignore[method-assign]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:

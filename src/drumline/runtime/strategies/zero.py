@@ -10,7 +10,7 @@ shards live in host memory.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import Any
@@ -36,7 +36,11 @@ from .strategy import Strategy
 class Shard(Strategy):
     """One copy over the ranks of the mesh's axis `shard`."""
 
-    def __init__(self, mesh: DeviceMesh, plan: Plan, device: torch.device) -> None:
+    def __init__(
+        self, mesh: DeviceMesh, plan: Plan, device: torch.device, outside: Collection[str] = frozenset()
+    ) -> None:
+        """`outside`: layers that others read, which are no units of their own."""
+        self._outside = outside
         names = mesh.mesh_dim_names or ()
         self._mesh = mesh
         self._axis = mesh["shard"] if len(names) > 1 else mesh
@@ -69,7 +73,7 @@ class Shard(Strategy):
             unit = self._shard(part, reshard=True)
             unit.set_modules_to_backward_prefetch([unit])  # none but itself: no second part is here beside it
         for spec in layers_of(model):
-            if spec.unit and not isinstance(spec.module, InParts):
+            if spec.unit and spec.name not in self._outside and not isinstance(spec.module, InParts):
                 self._shard(spec.module, reshard=True)
         self._see(self._shard(model, reshard=None))
         if self.record is not None:
