@@ -2,11 +2,11 @@
 
     python benchmarks/dryrun_gpu.py [--device cuda] [--only gpt,cnn] [--out FILE]
 
-All dry runs come first, in the same process, and take no memory of the device. Then the engine runs the same plans, and
-the peak of allocated memory is read in their third step. Expected: parameters, buffers and optimizer state agree to the
-byte, the peak within 5%. What libraries keep for themselves (`drumline measure` finds it: a few tens of MiB) is no
-tensor: it is measured before, and shown beside. With `--device cpu` the jobs are small, the peak counts live tensors,
-and what a CPU has not (offload) or computes very slowly (fp16) is left out.
+All dry runs come first, in the same process; of the device they take what one operator needs, to ask what it takes.
+Then the engine runs the same plans, and the peak of allocated memory is read in their third step. Expected: parameters,
+buffers and optimizer state agree to the byte, the peak within 5%. What libraries keep for themselves (`drumline
+measure` finds it: a few tens of MiB) is no tensor: it is measured before, and shown beside. With `--device cpu` the
+jobs are small, the peak counts live tensors, and what a CPU has not (offload) or computes slowly (fp16) is left out.
 """
 
 from __future__ import annotations

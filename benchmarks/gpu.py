@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [overhead] [verify] [memory] [offload] [chunk]
 
-`overhead` takes blocks of a bare loop and of the engine in turns and prints the ratio. `verify` proves the plans that
+`overhead` takes steps of a bare loop and of the engine in turns and prints the ratio. `verify` proves the plans that
 only a GPU can run. `memory` compares the peak of several plans with the prediction. `offload` and `chunk` cap the
 memory of the device with `set_per_process_memory_fraction` and train what does not fit under the cap: with the
 optimizer, or everything, in host memory; and a linear layer that is larger than the cap.
@@ -97,8 +97,8 @@ def bare(job: dl.Job, precision: str, batch: Any, fused: bool | None = None) -> 
     return step
 
 
-def overhead(blocks: int = 20, seconds: float = 0.1) -> None:
-    """Ratio of step times, engine / bare loop, interleaved; a block takes about so many seconds."""
+def overhead(seconds: float = 20.0) -> None:
+    """Ratio of step times, engine / bare loop: rounds of one step each, in an order that changes, for some seconds."""
     for width, layers, batch, precision in ((768, 12, 8, "bf16"), (1536, 16, 16, "bf16"), (768, 12, 8, "fp32")):
         job = gpt_job(width, layers, batch)
         made = torch.utils.data.default_collate(job.data()[:batch])
@@ -110,36 +110,41 @@ def overhead(blocks: int = 20, seconds: float = 0.1) -> None:
         for step in contestants.values():
             for _ in range(5):
                 step()
-        start = time.perf_counter()
-        contestants["bare"]()
-        steps = max(1, round(seconds / (time.perf_counter() - start)))
-        times: dict[str, list[float]] = {name: [] for name in contestants}
+        rounds: list[dict[str, float]] = []
         order = list(contestants)
-        for _ in range(blocks):
+        end = time.perf_counter() + seconds
+        while len(rounds) < 20 or time.perf_counter() < end:
             random.shuffle(order)
-            for name in order:
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                for _ in range(steps):
-                    contestants[name]()
-                torch.cuda.synchronize()
-                times[name].append((time.perf_counter() - start) / steps)
+            rounds.append({name: timed(contestants[name]) for name in order})
         for name in contestants:
-            middle = format_seconds(statistics.median(times[name]))
-            print(f"overhead: GPT {width}x{layers} {precision}: {name}: {middle}")
+            middle = format_seconds(statistics.median(r[name] for r in rounds))
+            print(f"overhead: GPT {width}x{layers} {precision}: {name}: {middle}, {len(rounds)} rounds")
             for other in ("bare", "bare, fused") if not name.startswith("bare") else ():
-                ratios = [a / b for a, b in zip(times[name], times[other], strict=True)]
-                low, high = interval(ratios)
-                print(f"   {statistics.median(ratios):.4f} of {other} (95% interval {low:.4f} to {high:.4f})")
+                low, high = interval(rounds, name, other)
+                print(f"   {ratio(rounds, name, other):.4f} of {other} (95% interval {low:.4f} to {high:.4f})")
         del contestants
         free()
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """The 95% interval of the median, by drawing the blocks again."""
+def timed(step: Callable[[], Any]) -> float:
+    """Seconds of one step; the GPU has nothing to do before and after."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def ratio(rounds: list[dict[str, float]], name: str, other: str) -> float:
+    """Of the medians."""
+    return statistics.median(r[name] for r in rounds) / statistics.median(r[other] for r in rounds)
+
+
+def interval(rounds: list[dict[str, float]], name: str, other: str) -> tuple[float, float]:
+    """The 95% interval of that ratio, by drawing the rounds again."""
     draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return medians[50], medians[1949]
+    found = sorted(ratio(draw.choices(rounds, k=len(rounds)), name, other) for _ in range(1000))
+    return found[25], found[974]
 
 
 # -- proof

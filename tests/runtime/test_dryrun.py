@@ -19,6 +19,7 @@ import drumline as dl
 from drumline.errors import InputError, PlanError, TraceError
 from drumline.plan import Plan
 from drumline.runtime.dryrun import DryRun, dry_run, kinds_of_ranks
+from drumline.runtime.dryrun.kernels import Kernels
 
 Worlds = Callable[[int], World]
 
@@ -203,6 +204,24 @@ def test_as_on_a_gpu_without_one() -> None:
     assert gpu.device == "cuda" and "as on a GPU" in gpu.notes[0] and not cpu.notes
     assert gpu.peak != cpu.peak
     assert gpu.ranks[0].parameters == cpu.ranks[0].parameters
+
+
+def test_recurrent_layers_of_a_gpu_keep_more() -> None:
+    """Their gates and states, until the backward: five values for each that they give."""
+    job = small_jobs.make("lstm")
+    cpu, gpu = (dry_run(job, "", device=kind) for kind in ("cpu", "cuda"))
+    assert any("as on a GPU" in note for note in gpu.notes)  # also where one is here: torch has no such layers there
+    assert gpu.peak > cpu.peak and gpu.ranks[0].optimizer == cpu.ranks[0].optimizer
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only it knows what its kernels take")
+def test_what_kernels_take_is_asked() -> None:
+    kernels = Kernels(torch.device("cuda", 0))
+    x, w = torch.empty(256, 64, 32, 32, device="cuda"), torch.empty(64, 64, 3, 3, device="cuda")
+    args = (x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    assert kernels.takes(torch.ops.aten.convolution.default, args, {}) >= 0 and not kernels.refused
+    assert kernels.takes(torch.ops.aten.add.Tensor, (x, x), {}) == 0
+    assert len(kernels._known) == 1
 
 
 def test_what_a_cpu_cannot_offload_is_said() -> None:

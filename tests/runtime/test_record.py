@@ -86,6 +86,33 @@ def test_time_of_ones_own() -> None:
     assert recorder.clock()["backward"] >= 0.06
 
 
+def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of steps that are forgotten, and of no others: what is remembered stays as it was."""
+
+    class Event:
+        made = 0
+
+        def __init__(self, enable_timing: bool) -> None:
+            Event.made += 1
+            self.records = 0
+
+        def record(self) -> None:
+            self.records += 1
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    recorder = Recorder(0, torch.device("cuda"))
+    for i in range(3 * KEEP):
+        recorder.begin(i)
+        for name in ("forward", "backward", "optimizer"):
+            with recorder.phase(name):
+                pass
+        recorder.end()
+    assert recorder.numbers == tuple(range(2 * KEEP, 3 * KEEP))
+    assert Event.made == 4 * KEEP
+    held = [m for s in recorder._steps for m in [s.start, *(end for _, _, end in s.phases)]]
+    assert len({id(m) for m in held}) == len(held) == 4 * KEEP
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_events_of_a_gpu() -> None:
     """The phases of a GPU are those of its stream: the host is done long before."""

@@ -333,6 +333,29 @@ def test_a_change_on_another_path_is_refused() -> None:
         model(x).sum().backward()
 
 
+def test_a_second_backward_is_refused() -> None:
+    """What is kept is let go of as soon as it is used: it would be missing."""
+    model = small_jobs.MLP(WIDE)
+    recompute_selectively(model, "cpu")
+    x = torch.randn(4, WIDE)
+    for _ in range(2):
+        model(x).sum().backward()
+    loss = model(x).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(PlanError, match=r"a second backward through layer blocks\.1"):
+        loss.backward()
+
+
+def test_full_recomputation_has_as_many_backwards_as_one_likes() -> None:
+    model = small_jobs.CNN()
+    recompute(model)
+    loss = model(torch.randn(6, 1, 5, 4)).sum()
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    loss.backward()
+    assert all(torch.equal(p.grad, 2 * g) for p, g in zip(model.parameters(), once, strict=True) if p.grad is not None)
+
+
 def test_layers_without_a_backward_are_left_alone() -> None:
     """Evaluation is not counted; a layer of which nothing is trained is watched a few times."""
     model = nn.Sequential(small_jobs.Residual(6), small_jobs.Residual(6))
@@ -441,3 +464,21 @@ def test_on_a_gpu(dtype: torch.dtype) -> None:
             assert (x - y).abs().max() <= 0.02 * max(x.abs().max(), 1e-3 * max(t.abs().max() for t in a))
     for layer in chosen:
         assert {"kept", "again"} <= set(layer.words)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: attention is another operator there")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_computes_no_product_again(dtype: torch.dtype) -> None:
+    """Whatever release of torch it has, and whichever kernel of attention it takes."""
+    torch.manual_seed(1)
+    plain = nn.Sequential(*(small_jobs.Attention(512) for _ in range(2))).cuda().to(dtype)
+    model = copy.deepcopy(plain)
+    recompute_selectively(model, "cuda")
+    found = []
+    for m in (plain, model):
+        for _ in range(2):
+            loss = m(torch.randn(4, 1024, 512, device="cuda", dtype=dtype)).square().mean()
+            with Counting() as counter:
+                loss.backward()
+        found.append({k: v for k, v in counter.calls.items() if "attention" in k or k in ("mm", "addmm", "bmm")})
+    assert found[0] == found[1]

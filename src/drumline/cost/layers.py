@@ -81,26 +81,29 @@ class _Clocks:
 def _told_ahead(layers: list[Layer], pricer: Pricer, plan: Plan, n: float, wait: float) -> list[LayerTime]:
     """The layers forward, then backward, by both clocks: what the host gains in one layer it has in the next."""
     clocks = _Clocks(wait)
-    watched = plan.recompute == "selective"
-    forward = [clocks.run(pricer.told(layer, "forward", n, watched=watched)) for layer in layers]
+    forward = [clocks.run(pricer.told(layer, "forward", n, recompute=plan.recompute)) for layer in layers]
     times = []
     for layer, before in zip(reversed(layers), reversed(forward), strict=True):
         again = 0.0
         if plan.recompute != "none" and layer.composite:
-            again = clocks.run(pricer.told(layer, "again" if watched else "forward", n, watched=watched))
+            again = clocks.run(_repeated(layer, pricer, plan, n))
         backward = clocks.run(pricer.told(layer, "backward", n)) + again
         times.append(LayerTime(layer, before, backward, again))
     return times[::-1]
 
 
+def _repeated(layer: Layer, pricer: Pricer, plan: Plan, n: float) -> Told:
+    """What a plan computes again of a layer, before its backward."""
+    return pricer.told(layer, "again" if plan.recompute == "selective" else "forward", n, recompute=plan.recompute)
+
+
 def host_seconds(profile: Profile, pricer: Pricer, plan: Plan, n: float) -> float:
     """What the host of a GPU takes to tell it of one micro-batch."""
-    watched = plan.recompute == "selective"
     total = 0.0
     for layer in profile.each():
-        told = [pricer.told(layer, "forward", n, watched=watched), pricer.told(layer, "backward", n)]
+        told = [pricer.told(layer, "forward", n, recompute=plan.recompute), pricer.told(layer, "backward", n)]
         if plan.recompute != "none" and layer.composite:
-            told.append(pricer.told(layer, "again" if watched else "forward", n, watched=watched))
+            told.append(_repeated(layer, pricer, plan, n))
         total += sum(t.host for t in told)
     return total
 

@@ -73,7 +73,7 @@ class _Held:
         self.optimizer = profile.trained * profile.state_per_parameter / s if plan.offload == "none" else 0.0
         self.gradients = whole / (s if plan.zero >= 2 else 1)
         """All gradients of the rank, when they are all there."""
-        self.always = plan.micro > 1 or plan.zero == 1 or (plan.zero == 0 and (plan.dp > 1 or plan.splits_model))
+        self.always = plan.micro > 1 or (plan.zero <= 1 and (plan.dp > 1 or plan.splits_model))
         """Whole gradients stay in the buckets that are sent; micro-batches add to what is there."""
         self.flight = 0.0
         """Gradients on their way to the ranks that keep them."""

@@ -63,8 +63,8 @@ def measure_shapes(device: torch.device, name: str, report: Callable[[str], None
     spots = []
     with computing_in(name):
         for stage, cases, limit in (
-            ("matmul", _products, 3.5), ("attention", _attentions, 2.5), ("conv", _convolutions, 5.0),
-            ("conv", _recurrents, 2.0), ("memory", _norms, 2.0),
+            ("matmul", _products, 2.5 if name == "fp16" else 3.5), ("attention", _attentions, 6.0),
+            ("conv", _convolutions, 5.0), ("conv", _recurrents, 3.0), ("memory", _norms, 2.0),
         ):  # fmt: skip
             report(stage)
             end = time.monotonic() + limit
@@ -72,7 +72,7 @@ def measure_shapes(device: torch.device, name: str, report: Callable[[str], None
                 if time.monotonic() > end:
                     break  # a slow device has fewer shapes; they come in an order that leaves none of the kinds out
                 # a recurrent layer is thousands of kernels, and its host is a part of its time
-                run = functools.partial(clock, action, budget=0.03, least=3, device="cuda")
+                run = functools.partial(clock, action, budget=0.08, least=5, device="cuda")
                 run = run if kernel.startswith("recurrent") else functools.partial(clock_gpu, action)
                 timing = journal.timed((kernel, name, *shape), run)
                 spots.append(Spot(kernel, tuple(map(float, shape)), timing))
@@ -112,6 +112,20 @@ def mixed(shapes: list[Any]) -> list[Any]:
     return shapes
 
 
+def spread_out(shapes: list[Any]) -> list[Any]:
+    """In an order of which every beginning covers all of them: the middle one, then always the farthest from those."""
+    import numpy as np
+
+    logs = np.log(np.array(shapes, dtype=float))
+    order = [int(((logs - logs.mean(0)) ** 2).sum(1).argmin())]
+    nearest = ((logs - logs[order[0]]) ** 2).sum(1)
+    while len(order) < len(shapes):
+        order.append(int(nearest.argmax()))
+        nearest = np.minimum(nearest, ((logs - logs[order[-1]]) ** 2).sum(1))
+        nearest[order] = -1.0
+    return [shapes[i] for i in order]
+
+
 def _products(device: torch.device, dtype: torch.dtype, most: float, name: str) -> Iterator[Case]:
     shapes = product_shapes(most)
     for i, (b, m, n, k) in enumerate(shapes if name != "fp16" else shapes[::3]):
@@ -136,7 +150,8 @@ def _attentions(device: torch.device, dtype: torch.dtype, most: float, name: str
     if name == "fp16":
         return
     lengths = (128, 196, 512, 1024, 2048, 4096)
-    for heads, s, d, part in mixed(list(itertools.product((48, 192, 512), lengths, (64, 128), (1, 2)))):
+    # a half's kernels are built when they are first called, which takes a second for some shapes
+    for heads, s, d, part in spread_out(list(itertools.product((48, 192, 512), lengths, (64, 128), (1, 2)))):
         shape = (heads, s, s, d, part)
         if work_of("attention", shape) > most / 4 or heads * s * d > 2**25:
             continue
@@ -212,17 +227,16 @@ def _convolutions(device: torch.device, dtype: torch.dtype, most: float, name: s
 def _recurrents(device: torch.device, dtype: torch.dtype, most: float, name: str) -> Iterator[Case]:
     if name in ("fp16", "tf32"):
         return
-    for samples in (16, 64, 256):
-        for width in (256, 1024):
-            for steps, layers in ((32, 1), (256, 1), (256, 4)):
-                shape = (steps, samples, width, width, layers)
-                if layers * work_of("recurrent", shape) > MOST["bf16"]:
-                    continue
-                layer = nn.LSTM(width, width, layers, device=device, dtype=dtype)
-                x = _normal(device, dtype, steps, samples, width).requires_grad_()
-                parameters = list(layer.parameters())
-                yield "recurrent", shape, lambda layer=layer, x=x: layer(x)  # type: ignore[misc]  # bound now
-                yield "recurrent_backward", shape, _backward(layer(x)[0], (x, *parameters))
+    shapes = list(itertools.product((16, 64, 256), (256, 1024), (64, 256), (1, 4)))
+    for samples, width, steps, layers in spread_out(shapes):
+        shape = (steps, samples, width, width, layers)
+        if layers * work_of("recurrent", shape) > MOST["bf16"]:
+            continue
+        layer = nn.LSTM(width, width, layers, device=device, dtype=dtype)
+        x = _normal(device, dtype, steps, samples, width).requires_grad_()
+        parameters = list(layer.parameters())
+        yield "recurrent", shape, lambda layer=layer, x=x: layer(x)  # type: ignore[misc]  # bound now
+        yield "recurrent_backward", shape, _backward(layer(x)[0], (x, *parameters))
 
 
 CHANNELS = (

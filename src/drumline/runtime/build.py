@@ -20,6 +20,7 @@ from .memory.recompute import recompute
 from .memory.selective import recompute_selectively
 from .memory.tiling import left_whole, tile
 from .precision import HALVES
+from .reads import read_outside
 from .strategies.flat import FlatShard
 from .strategies.pieces import Part
 from .strategies.replicate import Replicate
@@ -70,13 +71,13 @@ def choose(job: Job, plan: Plan, device: torch.device) -> Choice:
     if plan.ep > 1:
         experts = SpreadExperts(plan, group)
         return Choice(experts.strategy, group, experts)
-    if not plan.zero:
+    if not plan.zero or (ranks == 1 and plan.zero < 3):  # one rank alone has nothing to share
         return Choice(Replicate(group, plan, unused=ranks > 1 and unused_parameters(job)), group)
     hybrid = plan.shards < plan.dp
     if hybrid:
         mesh = mesh_of(device.type, (plan.dp // plan.shards, plan.shards), ("replica", "shard"))
     if plan.zero == 3:
-        return Choice(Shard(mesh, plan, device), group)
+        return Choice(Shard(mesh, plan, device, read_outside(job)), group)
     if hybrid:
         return Choice(FlatShard(plan, mesh.get_group("shard"), mesh.get_group("replica")), group)
     return Choice(FlatShard(plan, group, None), group)

@@ -35,18 +35,19 @@ class Facts:
 
 def run_passes(engine: Engine, batch: Batch) -> Facts:
     """Forward and backward of every micro-batch, and the norm of the gradients."""
-    sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
     scale = engine.scaler.scale if engine.scaler else 1.0
     if engine.split:
         engine.split.begin()
     if engine.split and engine.split.places.pipelined:
-        weighted = _in_stages(engine, batch, sums, scale)
+        (total, weight), weighted = _in_stages(engine, batch, scale)
     else:
-        weighted = _one_by_one(engine, batch, sums, scale)
-    engine.local_loss = sums[0].clone()
-    if engine.split and not engine.split.places.counts:
-        sums.zero_()  # another rank counts these samples
+        (total, weight), weighted = _one_by_one(engine, batch, scale)
+    engine.local_loss = total
     with engine.phase("communication"):
+        # a small model has its GPU wait for every operator that a host starts here
+        sums = torch.stack([total, weight, total.new_zeros(())])
+        if engine.split and not engine.split.places.counts:
+            sums.zero_()  # another rank counts these samples
         unseen = engine.strategy.unseen()
         if unseen:
             sums[2] = unseen
@@ -57,9 +58,16 @@ def run_passes(engine: Engine, batch: Batch) -> Facts:
         return Facts(torch.cat([sums, engine.update.square()]), batch.samples if weighted else None, scale)
 
 
-def _one_by_one(engine: Engine, batch: Batch, sums: torch.Tensor, scale: float) -> bool:
-    """The micro-batches one after the other; whether the loss has weights of its own."""
+Sums = tuple[torch.Tensor, torch.Tensor]
+"""Of this rank's losses, and of their weights; in double precision."""
+
+
+def _one_by_one(engine: Engine, batch: Batch, scale: float) -> tuple[Sums, bool]:
+    """The micro-batches one after the other: what they sum to, and whether the loss has weights of its own."""
     weighted, precision, strategy = False, engine.plan.precision, engine.strategy
+    # the sum over the ranks is divided by `divides`, so each contributes that many times its own
+    factor = strategy.divides * scale / batch.samples
+    found = []
     for i, micro in enumerate(batch.micros):
         seed_everything(mix(engine.job.seed, engine.position, i, engine.data_index))
         with strategy.accumulate(last=i == len(batch.micros) - 1), multiplying(precision):
@@ -67,14 +75,13 @@ def _one_by_one(engine: Engine, batch: Batch, sums: torch.Tensor, scale: float) 
                 total, weight, given = engine.loss_of(micro)
             weighted |= given
             with engine.phase("backward"):
-                # the sum over the ranks is divided by `divides`, so each contributes that many times its own
-                (total * (strategy.divides * scale / batch.samples)).backward()
-            sums[:2] += torch.stack([total.detach().double(), weight])
-    return weighted
+                total.backward(torch.full((), factor, dtype=total.dtype, device=total.device))
+            found.append((total.detach().double(), weight))
+    return _added(found, engine.device), weighted
 
 
-def _in_stages(engine: Engine, batch: Batch, sums: torch.Tensor, scale: float) -> bool:
-    """The micro-batches through the stages of a pipeline; whether the loss has weights of its own."""
+def _in_stages(engine: Engine, batch: Batch, scale: float) -> tuple[Sums, bool]:
+    """The micro-batches through the stages of a pipeline, in the same way."""
     assert engine.split is not None
     factor = engine.strategy.divides * scale / batch.samples
 
@@ -83,11 +90,19 @@ def _in_stages(engine: Engine, batch: Batch, sums: torch.Tensor, scale: float) -
 
     with engine.strategy.accumulate(last=False), multiplying(engine.plan.precision):
         losses, weighted = engine.split.train(batch.micros, factor, seed, engine.phase)
-    for total, weight, *_ in losses:
-        sums[:2] += torch.stack([total.double(), weight.double()])
     with engine.phase("communication"):
         engine.split.finish()
-    return weighted
+    return _added([(total.double(), weight.double()) for total, weight, *_ in losses], engine.device), weighted
+
+
+def _added(found: list[Sums], device: torch.device) -> Sums:
+    """What the micro-batches sum to, one after the other."""
+    if not found:  # another stage has the losses
+        return torch.zeros((), dtype=torch.float64, device=device), torch.zeros((), dtype=torch.float64, device=device)
+    total, weight = found[0]
+    for more, heavier in found[1:]:
+        total, weight = total + more, weight + heavier
+    return total, weight
 
 
 def read(engine: Engine, facts: Facts) -> tuple[float, float]:

@@ -34,11 +34,10 @@ class Update:
     def square(self) -> torch.Tensor:
         """The square of the global norm, on the device: the same number on every rank and under every plan."""
         gradients = [g for piece, g in self.gradients() if piece.counts and g.numel()]
-        total = torch.zeros(1, dtype=torch.float64, device=self._device)
-        if gradients:
-            norms = torch.stack(torch._foreach_norm(gradients)).double()
-            total = torch.dot(norms, norms).reshape(1).to(self._device)
-        return self._strategy.add_up(total)
+        if not gradients:
+            return self._strategy.add_up(torch.zeros(1, dtype=torch.float64, device=self._device))
+        norms = torch.stack(torch._foreach_norm(gradients)).double()
+        return self._strategy.add_up(torch.dot(norms, norms).reshape(1).to(self._device))
 
     def apply(self, factor: float, norm: float, ready: Callable[[], None]) -> None:
         """Multiply the gradients by `factor`, clip what then has the norm `norm`, call `ready`, step. Then `finish`."""
@@ -66,14 +65,14 @@ class Update:
 
         `found` is what the engine reads afterwards: loss, weight, parameters that were not reached, square of the norm.
         """
-        weight, square = found[1], found[3]
-        divide: Any = scale if samples is None else weight * (scale / samples)
+        divide: Any = scale if samples is None else found[1] * (scale / samples)
         every = found.sum()
         if samples is not None:
-            every = every + weight.reciprocal()  # a batch without weight is bad, too
+            every = every + found[1].reciprocal()  # a batch without weight is bad, too
         if self._clip is not None:
-            # the norm after the division, over what it may be; below 1 nothing is clipped
-            divide = ((square.sqrt() / divide + 1e-6) / self._clip).clamp(min=1.0) * divide
+            # (norm / divide + 1e-6) / clip is what the norm is after the division over what it may be; below 1 nothing
+            # is clipped. All of it times `divide`, in as few operators as there can be: a host starts each of them
+            divide = (found[3].sqrt() / self._clip + divide * (1e-6 / self._clip)).clamp(min=divide)
         optimizer: Any = self.optimizer
         optimizer.grad_scale = None if _is_one(divide) else _single(divide, found.device)
         optimizer.found_inf = (every * 0.0).ne(0.0).float()  # of what is not finite, nothing makes a zero
@@ -94,7 +93,6 @@ class Update:
 
     def _gradients(self) -> list[torch.Tensor]:
         return [g for _, g in self.gradients() if g.numel()]
-
 
 
 def _is_one(value: object) -> bool:

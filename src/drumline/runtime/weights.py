@@ -78,8 +78,9 @@ def seed_everything(seed: int) -> None:
     and cost a millisecond or two, in every step.
     """
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed)
+    if torch.cuda.is_initialized():
+        for generator in torch.cuda.default_generators:
+            generator.manual_seed(seed)
     random.seed(seed)
 
 

@@ -11,19 +11,22 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...trace.kinds import tensors
+from ...trace.kinds import size_of, tensors
+from ...trace.recorder import RESERVE
 from ...trace.running import only_shapes
+from .kernels import Kernels
 
 
 class Alive(TorchDispatchMode):
     """While it is entered, every storage that an operator makes is counted until it dies; on one kind of device.
 
-    Works on tensors with values as on those without: so a dry run can be compared with a real one.
+    Works on tensors with values as on those without: so a dry run can be compared with a real one. `kernels` tells what
+    operators take for themselves, `reserves` that recurrent layers of a CPU stand for those of a GPU.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, kernels: Kernels | None = None, reserves: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
-        self._device = device
+        self._device, self._kernels, self._reserves = device, kernels, reserves
         self.now = 0
         self.most = 0
         self.phase = self.most_phase = ""
@@ -60,11 +63,22 @@ class Alive(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for t in tensors(out):
             self._see(t)
+        if self._reserves and func is torch.ops.aten.mkldnn_rnn_layer.default:
+            self._reserve(*tensors(out))
         if self._resized:
             self._look_again()
-        if self.now > self.most:
-            self.most, self.most_phase = self.now, self.phase
+        now = self.now + (self._kernels.takes(func, args, kwargs or {}) if self._kernels else 0)
+        if now > self.most:
+            self.most, self.most_phase = now, self.phase
         return out
+
+    def _reserve(self, output: torch.Tensor, *others: torch.Tensor) -> None:
+        """A GPU's recurrent layer keeps more for its backward than a CPU's: it lives as long as the CPU's workspace."""
+        key = int(others[-1].untyped_storage()._cdata)
+        if key in self._sizes:
+            more = int(RESERVE * size_of(output))
+            self._sizes[key] += more
+            self.now += more
 
     def _see(self, t: torch.Tensor) -> None:
         if t.device.type != self._device or only_shapes(t) or t.layout != torch.strided:

@@ -27,11 +27,11 @@ from ..engine import Engine
 from .alive import Alive, storage_bytes
 from .group import Book, fake_world
 from .integers import RealIntegers
+from .kernels import Kernels
 from .value import DryRun, Rank
 
 EMULATED = "as on a GPU: its casts, masks and fused kernels, on tensors of the CPU, because no GPU is here"
-
-
+RECURRENT = "as on a GPU, on tensors of the CPU: torch has no recurrent layers of a GPU without values"
 STAYS = "what the plan offloads is counted here: on a CPU there is nowhere to take it"
 
 
@@ -47,22 +47,29 @@ def dry_run(
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     check(plan)
     kind = device or device_of(Place()).type
-    emulated = kind == "cuda" and not torch.cuda.is_available()
+    here = torch.cuda.is_available()
+    emulated = kind == "cuda" and (not here or _recurs(job))
     stands_for = backend or ("nccl" if kind == "cuda" else "shm" if plan.backend == "auto" else plan.backend)
     data = check_dataset(guard(job.data, "the job's data()"))
     sample = guard(data.__getitem__, "sample 0 of the dataset", 0)
     stays = plan.offload != "none" and (emulated or kind == "cpu")
-    notes: dict[str, None] = dict.fromkeys([EMULATED] * emulated + [STAYS] * stays)
+    notes: dict[str, None] = dict.fromkeys([RECURRENT if here else EMULATED] * emulated + [STAYS] * stays)
     found = []
     with _quietly(), _as_gpu(plan) if emulated else nullcontext():
         for rank in kinds_of_ranks(plan) if ranks is None else ranks:
             one = _One(
                 replace(job, data=lambda: data), plan, rank, "cpu" if emulated else kind, stands_for, sample,
-                min(job.batch_size, len(data)),
+                min(job.batch_size, len(data)), emulated=emulated,
             )
             found.append(one.run())
             notes.update(dict.fromkeys(one.notes))
     return DryRun(str(plan), plan.processes, kind, tuple(found), time.perf_counter() - start, tuple(notes))
+
+
+def _recurs(job: Job) -> bool:
+    """Whether a model has torch's own recurrent layers."""
+    model, _ = fake_model(job, RunningMode(allow_non_fake_inputs=True))
+    return any(isinstance(m, nn.RNNBase) for m in model.modules())
 
 
 @contextmanager
@@ -123,12 +130,14 @@ class _One:
     """One rank."""
 
     def __init__(
-        self, job: Job, plan: Plan, rank: int, device: str, backend: str, sample: tuple[Any, Any], samples: int
-    ) -> None:
+        self, job: Job, plan: Plan, rank: int, device: str, backend: str, sample: tuple[Any, Any], samples: int, *,
+        emulated: bool,
+    ) -> None:  # fmt: skip
         self.plan, self.rank, self.sample, self.samples = plan, rank, sample, samples
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self.mode = RunningMode(allow_non_fake_inputs=True)
-        self.book, self.alive = Book(backend), Alive(device)
+        self._kernels = Kernels(self.device) if device == "cuda" else None
+        self.book, self.alive = Book(backend), Alive(device, kernels=self._kernels, reserves=emulated)
         self.notes: list[str] = []
         self._name = "the model"
         self.job, self._plain = replace(job, model=self._model), job
@@ -177,6 +186,8 @@ class _One:
         self.book.open = True
         engine.step(batch)
         self.book.open = False
+        if self._kernels and self._kernels.refused:
+            self.notes.append(f"what these take for themselves is not counted: {', '.join(self._kernels.refused)}")
         kind = self.device.type
         state = [t for values in engine.optimizer.state.values() for t in tensors(values)]
         host = 0 if kind == "cpu" else storage_bytes([*state, *(p.value for p in engine.pieces)], "cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import TracebackType
 
 import torch
 from torch import nn
@@ -15,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import PlanError
 from ...trace.layers import LayerSpec, layers_of
 
-Contexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
+Contexts = Callable[[], tuple[AbstractContextManager[None], Callable[[], AbstractContextManager[None]]]]
+"""For one forward: what is around it, and what makes the context around each repetition of it."""
 
 
 def recompute(model: nn.Module) -> None:
@@ -53,24 +55,38 @@ def _keep_no_cache(module: nn.Module) -> None:
 
 
 def _alike(contexts: Contexts) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Torch takes modes off for the backward; a forward that ran within some runs again within them."""
     first, again = contexts()
-    modes = _get_current_function_mode_stack()
-    return first, _within(modes, again) if modes else again
+    return first, _Again(_get_current_function_mode_stack(), again)
 
 
-@contextmanager
-def _within(modes: Sequence[AbstractContextManager[object]], again: AbstractContextManager[None]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for mode in modes if not _get_current_function_mode_stack() else ():
-            stack.enter_context(mode)
-        stack.enter_context(again)
-        yield
+class _Again(AbstractContextManager[None]):
+    """Around a repetition; a graph that is retained has one for each of its backwards.
+
+    Torch takes modes off for the backward; a forward that ran within some runs again within them.
+    """
+
+    def __init__(
+        self, modes: Sequence[AbstractContextManager[object]], make: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._modes, self._make = modes, make
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for mode in self._modes if not _get_current_function_mode_stack() else ():
+                stack.enter_context(mode)
+            stack.enter_context(self._make())
+            self._entered.append(stack.pop_all())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._entered.pop().__exit__(kind, error, trace)
 
 
-def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Callable[[], AbstractContextManager[None]]]:
     moved: list[tuple[torch.Tensor, torch.Tensor]] = []
-    return first_time(module, moved), once_more(moved)
+    return first_time(module, moved), functools.partial(once_more, moved)
 
 
 @contextmanager

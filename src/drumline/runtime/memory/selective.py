@@ -8,20 +8,16 @@ the fork. Random operators are kept all or none, in-place operators with the val
 
 from __future__ import annotations
 
-import inspect
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import (
-    SAC_IGNORED_OPS,
-    CheckpointPolicy,
-    SelectiveCheckpointContext,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from ...errors import PlanError
 from ...model.profile import Affine, Layer, Op
@@ -32,9 +28,6 @@ from .recompute import first_time, once_more, recompute_layer, recomputed_layers
 
 MOST_LOOKS = 64
 """A layer without a backward, because nothing in it is trained, is watched so many times and then left alone."""
-
-TELLS = "op_output" in inspect.signature(SelectiveCheckpointContext.__init__).parameters
-"""Whether torch asks what to do with a result when it is there; releases before 2.12 ask before it is."""
 
 SAC_IGNORED_OPS.update({
     torch.ops.profiler._record_function_enter_new.default, torch.ops.profiler._record_function_exit._RecordFunction,
@@ -70,17 +63,15 @@ class SelectiveLayer:
         return choices(Layer(self.name, type(self.module).__name__, 0, ops=self.ops), self._device, 1)
 
     def contexts(self) -> Any:
-        """Around one forward, and around its repetition."""
+        """Around one forward, and what makes the context around its repetition."""
         moved: Moved = []
         if not self.words:
             if self._looks >= MOST_LOOKS:
-                return first_time(self.module, moved), once_more(moved)
+                return first_time(self.module, moved), partial(once_more, moved)
             look = _Look()
-            return self._looking(moved, look), self._learning(moved, look)
-        keeper = _Keeper(self)
-        # what a layer itself writes in place is part of what is kept; the keeper finds what others write
-        first, again = create_selective_checkpoint_contexts(keeper, allow_cache_entry_mutation=True)
-        return self._keeping(moved, keeper, first), self._repeating(moved, keeper, again)
+            return self._looking(moved, look), partial(self._learning, moved, look)
+        kept = _Kept(self)
+        return self._keeping(moved, kept), partial(self._repeating, moved, kept)
 
     @contextmanager
     def _looking(self, moved: Moved, look: _Look) -> Iterator[None]:
@@ -100,15 +91,15 @@ class SelectiveLayer:
                 self.words = verdicts(self.ops, self._device, 1)
 
     @contextmanager
-    def _keeping(self, moved: Moved, keeper: _Keeper, mode: Any) -> Iterator[None]:
-        with first_time(self.module, moved), _casts_apart(), nullcontext() if TELLS else _Results(keeper), mode:
+    def _keeping(self, moved: Moved, kept: _Kept) -> Iterator[None]:
+        with first_time(self.module, moved), _casts_apart(), _Keep(kept):
             yield
-        keeper.seal()
+        kept.seal()
 
     @contextmanager
-    def _repeating(self, moved: Moved, keeper: _Keeper, mode: Any) -> Iterator[None]:
-        keeper.open()
-        with once_more(moved), _casts_apart(), mode:
+    def _repeating(self, moved: Moved, kept: _Kept) -> Iterator[None]:
+        kept.open()
+        with once_more(moved), _casts_apart(), _Give(kept):
             yield
 
 
@@ -120,6 +111,10 @@ class _Look(TorchDispatchMode):
         self.functions: list[Any] = []
         self._lineage = Lineage()
         self._seen: list[tuple[str, str, float, float, float]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's wrapper would cost time at every operator, and this is never compiled
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -161,76 +156,118 @@ class _Count(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.calls = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's wrapper would cost time at every operator, and this is never compiled
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += func not in SAC_IGNORED_OPS
         return func(*args, **(kwargs or {}))
 
 
-class _Keeper:
-    """Says of every operator of one forward whether its result is kept, and sees to it that nobody changes it."""
+class _Kept:
+    """The results that one forward keeps, until its repetition asks for them; sees to it that nobody changes them.
+
+    A result is found again by its operator and how often that was called before: a sharded part inside of a layer sends
+    other messages the second time. Torch has contexts for this, too, but what they ask for, and when, depends on the
+    release.
+    """
 
     def __init__(self, layer: SelectiveLayer) -> None:
-        self._layer = layer
-        self._place = 0
-        self._same = True
-        """Whether this forward has taken the path of the one that was watched."""
+        self.layer = layer
+        self.functions = {f for f, word in zip(layer.functions, layer.words, strict=True) if word == KEPT}
+        """The operators of which a result is kept."""
+        self._results: dict[tuple[Any, int], Any] = {}
         self._keys: set[int] = set()
-        self._results: list[torch.Tensor] = []
         self._versions: list[int] = []
-        self.expects = False
-        """Whether the operator that runs now has a result that is kept."""
+        self._asked = False
 
-    def __call__(self, context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        layer, i = self._layer, self._place
-        self._place += 1
-        self._same = self._same and i < len(layer.functions) and layer.functions[i] is func
-        if self._same and layer.words[i] == KEPT:
-            if TELLS:
-                self.remember(context.op_output)
-            self.expects = not TELLS
-            return CheckpointPolicy.MUST_SAVE
+    def keep(self, func: Any, number: int, out: Any) -> None:
+        """The result of a call of an operator, the `number`th of them."""
+        self._keys.update(key_of(t) for t in tensors(out))
+        self._results[func, number] = _aliased(out)
+
+    def give(self, func: Any, number: int) -> Any:
+        """That result, once; None where it is computed again."""
+        return self._results.pop((func, number), None)
+
+    def look_at(self, func: Any, args: Any, kwargs: Any) -> None:
+        """An operator whose result is not kept may not write to one that is."""
         if self._keys and any(key_of(t) in self._keys for t in written_by(func, args, kwargs)):
             raise self._changed(f"by {func}")
-        return CheckpointPolicy.MUST_RECOMPUTE
-
-    def remember(self, result: Any) -> None:
-        """This result is kept."""
-        self.expects = False
-        for t in tensors(result):
-            self._keys.add(key_of(t))
-            self._results.append(_alias(t))
 
     def seal(self) -> None:
         """The forward is over: from here on, nothing that is kept may change."""
-        self._versions = [t._version for t in self._results]
+        self._versions = [t._version for t in tensors(list(self._results.values()))]
 
     def open(self) -> None:
-        """The backward begins: look at what was kept, and let go of it."""
-        changed = any(t._version != v for t, v in zip(self._results, self._versions, strict=True))
-        self._results, self._versions = [], []
-        if changed:
+        """The backward begins: look at what was kept."""
+        if self._asked:
+            raise PlanError(
+                f"recompute=selective: a second backward through layer {self.layer.name}",
+                rule="what is kept is given to one backward, and then forgotten", fix="recompute=full, or one backward",
+            )  # fmt: skip
+        self._asked = True
+        if any(t._version != v for t, v in zip(tensors(list(self._results.values())), self._versions, strict=True)):
             raise self._changed("after its forward")
 
     def _changed(self, how: str) -> PlanError:
         return PlanError(
-            f"recompute=selective: a result that layer {self._layer.name} keeps was changed in place {how}",
+            f"recompute=selective: a result that layer {self.layer.name} keeps was changed in place {how}",
             rule="what is kept for the backward stays as it was",
             fix="recompute=full or recompute=none, or an operator that is not in place",
         )
 
 
-class _Results(TorchDispatchMode):
-    """Tells the keeper of the results, where torch does not."""
+class _Keep(TorchDispatchMode):
+    """Around one forward: keeps what was chosen, as long as it takes the path of the forward that was watched."""
 
-    def __init__(self, keeper: _Keeper) -> None:
+    def __init__(self, kept: _Kept) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
-        self._keeper = keeper
+        self._kept, self._place, self._same = kept, 0, True
+        self._calls: Counter[Any] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's wrapper would cost time at every operator, and this is never compiled
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if self._keeper.expects:
-            self._keeper.remember(out)
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func in SAC_IGNORED_OPS:
+            return out
+        layer, i = self._kept.layer, self._place
+        self._place += 1
+        self._same = self._same and i < len(layer.functions) and layer.functions[i] is func
+        if self._same and layer.words[i] == KEPT:
+            self._kept.keep(func, self._calls[func], out)
+        else:
+            self._kept.look_at(func, args, kwargs)
+        if func in self._kept.functions:
+            self._calls[func] += 1
         return out
+
+
+class _Give(TorchDispatchMode):
+    """Around the repetition: gives what was kept, and lets go of it; the rest is computed."""
+
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self._kept = kept
+        self._calls: Counter[Any] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's wrapper would cost time at every operator, and this is never compiled
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._kept.functions:
+            number = self._calls[func]
+            self._calls[func] += 1
+            result = self._kept.give(func, number)
+            if result is not None:
+                return result
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -251,3 +288,10 @@ def _alias(t: torch.Tensor) -> torch.Tensor:
     # below autograd, a view gets a count of its own unless this key is let in
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return t.detach()
+
+
+def _aliased(out: Any) -> Any:
+    """The results of an operator, which are tensors or a tuple or list of some."""
+    if isinstance(out, torch.Tensor):
+        return _alias(out)
+    return type(out)(map(_aliased, out)) if isinstance(out, tuple | list) else out

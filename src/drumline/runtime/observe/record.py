@@ -47,7 +47,9 @@ class Recorder:
     def __init__(self, rank: int, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         self.rank, self.device, self._group = rank, device, group
         self._cuda = device.type == "cuda"
-        self._steps: deque[_Step] = deque(maxlen=KEEP)
+        self._steps: deque[_Step] = deque()
+        self._free: list[Any] = []
+        """Events of steps that are forgotten: to make one takes longer than to record it."""
         self._ours = group is not None and hasattr(group, "watch")
         """Whether the group tells of its calls itself."""
 
@@ -56,7 +58,7 @@ class Recorder:
     def begin(self, number: int) -> None:
         """A step begins, if it has not begun with the wait for its data."""
         if not self._steps or self._steps[-1].ended:
-            self._steps.append(_Step(number, self._now()))
+            self._add(number)
         self._steps[-1].number = number
         if self._ours:
             self._group.watch = self.open  # type: ignore[union-attr]  # such a group has it
@@ -73,7 +75,7 @@ class Recorder:
         """A part of the step."""
         if self._is_next(name):
             self.end()
-            self._steps.append(_Step(self._steps[-1].number + 1 if self._steps else 0, self._now()))
+            self._add(self._steps[-1].number + 1 if self._steps else 0)
         step = self._steps[-1]
         # a reading costs more on a GPU, and its phases follow one another: the end of one is the start of the next
         start = self._now() if not self._cuda else step.phases[-1][2] if step.phases else step.start
@@ -81,6 +83,15 @@ class Recorder:
             yield
         finally:
             step.phases.append((name, start, self._now()))
+
+    def _add(self, number: int) -> None:
+        """A new step; the oldest is forgotten."""
+        if len(self._steps) == KEEP:
+            old = self._steps.popleft()
+            if self._cuda:  # a phase begins with the event that the one before has ended with
+                marks = [old.start, *(m for p in old.phases for m in p[1:]), *(m for x in old.messages for m in x[1:3])]
+                self._free += {id(mark): mark for mark in marks}.values()
+        self._steps.append(_Step(number, self._now()))
 
     def _is_next(self, name: str) -> bool:
         """Whether a phase begins a step: loops of the user's own do not say when one ends."""
@@ -122,7 +133,7 @@ class Recorder:
     def _now(self) -> Mark:
         if not self._cuda:
             return time.perf_counter_ns()
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 

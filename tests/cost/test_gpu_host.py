@@ -1,0 +1,51 @@
+"""What a GPU's host takes: by the kind of operator, by how a layer is recomputed; and recurrent layers, timed with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline.cluster import Cloud, Device
+from drumline.cost.work import Pricer, start_of
+from drumline.model.profile import Affine, Layer, Op, Profile
+
+START = {"forward": 5e-5, "backward": 4e-5, "cast": 1e-5, "again": 1e-3, "watched": 3e-5}
+CLOUD = Cloud("recurrent", "fp32", ((64.0, 16.0, 8.0, 8.0, 1.0), (64.0, 16.0, 8.0, 8.0, 4.0)), (0.01, 0.04))
+DEVICE = Device(
+    "toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, start=START, situ={"compute": 1.5}, cloud=(CLOUD,)
+)  # fmt: skip
+
+
+def op(name: str, kind: str, phase: str = "forward", **more: object) -> Op:
+    return Op(name, kind, phase, Affine(0.0, 1e6), Affine(0.0, 4e6), **more)  # type: ignore[arg-type]  # named
+
+
+OPS = (op("mm", "matmul"), op("_to_copy", "narrow"), op("add", "pointwise"), op("mm", "matmul", "backward"))
+
+
+def priced(*ops: Op) -> tuple[Pricer, Layer]:
+    layer = Layer("block", "Block", 4, ops=ops, composite=True)
+    return Pricer(Profile("toy", 4, (layer,)), DEVICE, "fp32"), layer
+
+
+def test_a_cast_costs_its_host_less() -> None:
+    assert [start_of(x, DEVICE) for x in OPS] == [5e-5, 1e-5, 5e-5, 4e-5]
+    plain = Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, start={"forward": 5e-5})
+    assert [start_of(x, plain) for x in OPS] == [5e-5, 5e-5, 5e-5, 2e-5]
+
+
+def test_layers_that_are_recomputed_cost_their_host_more() -> None:
+    pricer, layer = priced(*OPS)
+    plain, full, selective = (pricer.told(layer, "forward", 1.0, recompute=how) for how in ("none", "full", "selective"))
+    assert plain.host == pytest.approx(1.1e-4)
+    assert full.host - plain.host == pytest.approx(1e-3)
+    assert selective.host - full.host == pytest.approx(2 * 3e-5)  # its two operators that are no casts
+    assert plain.busy == full.busy == selective.busy
+
+
+def test_recurrent_layers_are_not_slowed_once_more() -> None:
+    shape = tuple(Affine(n) for n in (64.0, 16.0, 8.0, 8.0))
+    pricer, layer = priced(op("_cudnn_rnn", "recurrent", shape=shape, dtype="fp32"))
+    told = pricer.told(layer, "forward", 1.0)
+    assert told.host == told.busy == pytest.approx(0.01, rel=0.05)
+    pricer, layer = priced(OPS[0])
+    assert pricer.told(layer, "forward", 1.0).busy == pytest.approx(1.5 * 4e6 / 1e12)
