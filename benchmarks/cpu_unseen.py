@@ -1,9 +1,11 @@
 """Three jobs for predictions on a CPU that were not run before the price was finished: how far off a new job is.
 
-Ranks load them by name: `cpu_unseen.py:mixer`. Whoever changes the price after a look at them writes others.
+Ranks load them by name: `cpu_unseen.py:hourglass`. Whoever changes the price after a look at them writes others.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 import torch.nn.functional as F
@@ -12,72 +14,73 @@ from torch import nn
 
 from drumline.job import Job
 
-NAMES = ("both_ways", "apart", "mixer")
+NAMES = ("hourglass", "cross", "members")
 
 
-class BothWays(nn.Module):
-    """An LSTM that reads forwards and backwards."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(40, 144, batch_first=True, bidirectional=True), nn.Linear(288, 9)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(x)[0].amax(1))
-
-
-class Apart(nn.Module):
-    """A convolution of each channel by itself, and one of all channels at each place, beside a short cut."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.depth = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
-        self.point, self.norm = nn.Conv2d(channels, channels, 1), nn.BatchNorm2d(channels)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + F.hardswish(self.norm(self.point(self.depth(x))))
-
-
-class Mixed(nn.Module):
-    """Linear layers over tokens and over features in turns."""
-
-    def __init__(self, tokens: int, width: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.over_tokens = nn.Sequential(nn.Linear(tokens, 2 * tokens), nn.SiLU(), nn.Linear(2 * tokens, tokens))
-        self.over_width = nn.Sequential(nn.Linear(width, 3 * width), nn.SiLU(), nn.Linear(3 * width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.over_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-        return x + self.over_width(self.norm2(x))
-
-
-class Mixer(nn.Module):
-    """Three of them; the mean over tokens is classified."""
+class Hourglass(nn.Module):
+    """Down by strides, up by interpolation; the picture's classes are told at each fourth point."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks, self.head = nn.Sequential(*(Mixed(72, 224) for _ in range(3))), nn.Linear(224, 15)
+        widths = (3, 20, 40, 80)
+        self.down = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in itertools.pairwise(widths))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(b) for b in widths[1:])
+        self.up, self.head = nn.Conv2d(80, 40, 3, padding=1), nn.Conv2d(40, 6, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.blocks(x).mean(1))
+        for filters, norm in zip(self.down, self.norms, strict=True):
+            x = F.gelu(norm(filters(x)))
+        x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+        return self.head(F.gelu(self.up(x)))
 
 
-def _apart() -> nn.Module:
-    blocks = [Apart(56) for _ in range(4)]
-    return nn.Sequential(nn.Conv2d(3, 56, 4, 4), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(56, 11))
+class Cross(nn.Module):
+    """Some learnt vectors ask those of a sample, again and again."""
+
+    def __init__(self, width: int, heads: int, asked: int) -> None:
+        super().__init__()
+        self.vectors, self.heads = nn.Parameter(torch.randn(asked, width)), heads
+        self.key_value, self.query = nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 25)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.vectors.expand(len(x), -1, -1)
+        k, v = (self._split(t) for t in self.key_value(x).chunk(2, -1))
+        for _ in range(3):
+            a = F.scaled_dot_product_attention(self._split(self.query(self.norm(y))), k, v)
+            y = y + a.transpose(1, 2).flatten(2)
+            y = y + self.down(F.relu(self.up(y)))
+        return self.head(y.mean(1))
+
+    def _split(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-def both_ways() -> Job:
-    """Series of 28 vectors."""
-    return job_of(BothWays, 40, lambda n: Samples(n, (28, 40), 9))
+class Members(nn.Module):
+    """Five plain nets of their own; their answers are averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(
+            nn.Sequential(nn.Linear(350, 640), nn.Sigmoid(), nn.Dropout(0.1), nn.Linear(640, 450), nn.Sigmoid(),
+                          nn.Linear(450, 22)) for _ in range(5)
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([net(x) for net in self.nets]).mean(0)
 
 
-def apart() -> Job:
+def hourglass() -> Job:
     """Pictures of 96 x 96."""
-    return job_of(_apart, 16, lambda n: Samples(n, (3, 96, 96), 11))
+    return job_of(Hourglass, 12, lambda n: Samples(n, (3, 96, 96), 6, (24, 24)))
 
 
-def mixer() -> Job:
-    """72 tokens a sample."""
-    return job_of(Mixer, 16, lambda n: Samples(n, (72, 224), 15))
+def cross() -> Job:
+    """90 vectors a sample, 48 that ask."""
+    return job_of(lambda: Cross(288, 6, 48), 14, lambda n: Samples(n, (90, 288), 25))
+
+
+def members() -> Job:
+    """Vectors of 350 numbers."""
+    return job_of(Members, 384, lambda n: Samples(n, (350,), 22))

@@ -5,7 +5,7 @@
 For each number of ranks the machine is measured with that number (or read from FOLDER/cpu-N.toml, and kept there).
 Then, at once, every job is predicted from its trace and run by the engine, as `drumline train` does: the speed of the
 moment is looked at before the first step. What the first runs measured becomes corrections, and every job is predicted
-and run X Expected before measuring: errors of the first runs at most 15%
+and run once more. Expected before measuring: errors of the first runs at most 15%
 on average; those of the second runs at most half as large. It should take less than eight minutes, on a machine that
 does nothing else.
 """
@@ -136,18 +136,20 @@ def run_all(emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str]]
         result = train_rank(told.append, reference, plan, steps, False, device, Guards())
         speed = next((e["speed"] for e in told if "speed" in e), None)
         each = [e["seconds"] for e in told if "seconds" in e][-result["counted"] :]
-        found.append({"speed": speed, "each": each, **{k: result[k] for k in ("step_seconds", "own_by_phase")}})
+        kept = {k: result[k] for k in ("step_seconds", "own_by_phase")}
+        found.append({"speed": speed, "during": result["speed"], "each": each, **kept})
     return found
 
 
 def _ran(case: Case, ranks: list[dict[str, Any]]) -> Ran:
     seconds, speed = max(r["step_seconds"] for r in ranks), ranks[0]["speed"] or 1.0
-    raw = case.predicted(()).at_speed(speed)
+    raw = case.predicted(())
     seen = observe(
-        case.profile, case.plan, raw, step_seconds=seconds, phases=[r["own_by_phase"] for r in ranks],
-        each=ranks[0]["each"], when=datetime.datetime.now(datetime.UTC).isoformat(), torch="", measurement="",
+        case.profile, case.plan, raw.at_speed(ranks[0]["during"]), step_seconds=seconds,
+        phases=[r["own_by_phase"] for r in ranks], each=ranks[0]["each"],
+        when=datetime.datetime.now(datetime.UTC).isoformat(), torch="", measurement="",
     )  # fmt: skip
-    expected = format_seconds(raw.step_seconds)
+    expected = format_seconds(raw.at_speed(speed).step_seconds)
     print(f"{case.name} {case.plan}: {format_seconds(seconds)}, predicted {expected}", flush=True)
     return Ran(case, seconds, speed, seen)
 
@@ -220,7 +222,7 @@ def _options() -> argparse.Namespace:
     more = ",".join((*MORE, *UNSEEN))
     parser.add_argument("--more", default=more, help=f"which of {more}")
     parser.add_argument("--ranks", default="1,2,4", help="which of 1, 2 and 4")
-    parser.add_argument("--steps", type=int, default=14, help="of every run; three of them are not counted")
+    parser.add_argument("--steps", type=int, default=30, help="of every run; three of them are not counted")
     parser.add_argument("--clusters", help="a folder with measurements of this machine, cpu-N.toml; kept there")
     parser.add_argument("--paste", action="store_true", help="write into docs/validate-here.md")
     return parser.parse_args()

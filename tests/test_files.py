@@ -40,6 +40,19 @@ class Outer:
 VALUE = Outer("a", Inner(3, "x"), (Inner(4), Inner(5, "y")), {"fp32": 1.5}, 2.0)
 
 
+def test_numbers_stand_in_rows(tmp_path: Path) -> None:
+    """A table of some thousand numbers can be read: one line for a row, lines that are not too long for the rest."""
+    table = {
+        "rows": [[1.0, 2.5], [3.0, -4e-05]], "long": [0.123456789] * 40, "words": ["a", "[\n  1,\n]"], "none": [],
+        "mixed": [1, "b"], "flags": [True, False],
+    }  # fmt: skip
+    files.write_toml(tmp_path / "a.toml", table)
+    text = (tmp_path / "a.toml").read_text()
+    assert files.read_toml(tmp_path / "a.toml") == table
+    assert "    [1.0, 2.5],\n    [3.0, -4e-05],\n" in text and "flags = [true, false]\n" in text
+    assert max(map(len, text.splitlines())) <= files.WIDE and len(text.splitlines()) < 30
+
+
 def test_toml_and_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.toml"
     files.write_toml(path, VALUE, "one\n\ntwo")

@@ -9,7 +9,9 @@ import dataclasses
 import json
 import math
 import os
+import re
 import tempfile
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -19,6 +21,10 @@ from .errors import CorruptFile, InputError, nearest
 T = TypeVar("T")
 LARGEST_FILE = 64 * 2**20
 """No description is longer than this; what is, is not read."""
+WIDE = 100
+"""Characters of a line of numbers, at most."""
+_NUMBERS = re.compile(r"\[\n((?:\s*[-+.\w]+,\n)+)\s*\]")
+"""An array of numbers as the writer of TOML leaves it, one on each line; strings have quotes."""
 
 
 def read_text(path: str | Path, error: type[InputError] = InputError) -> str:
@@ -86,7 +92,18 @@ def write_toml(path: str | Path, value: Any, comment: str = "") -> None:
     import tomli_w
 
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
-    write_text(path, (head + "\n" if head else "") + tomli_w.dumps(to_plain(value)))
+    text = _NUMBERS.sub(_in_lines, tomli_w.dumps(to_plain(value)))
+    write_text(path, (head + "\n" if head else "") + text)
+
+
+def _in_lines(numbers: re.Match[str]) -> str:
+    """An array of numbers in as few lines as it takes: a person reads a table row by row."""
+    items = numbers[1].split()
+    line = f"[{' '.join(items).removesuffix(',')}]"
+    if len(line) <= WIDE:
+        return line
+    body = textwrap.fill(" ".join(items), WIDE, initial_indent="    ", subsequent_indent="    ")
+    return f"[\n{body}\n]"
 
 
 def to_plain(value: Any) -> Any:

@@ -126,6 +126,13 @@ class TestCombined:
         long, short = run("b", 0, 1.5), run("b", 0, 1.5, steps=3)
         assert 1.0 < total(learnt([short]), "c") < total(learnt([long]), "c")
 
+    def test_runs_whose_steps_differ_are_believed_less(self) -> None:
+        steady, unsteady = (total(learnt([run("b", 0, 1.5, spread=s)]), "b") for s in (0.0, 0.04))
+        assert steady == pytest.approx(1.5, rel=0.01)
+        assert 1.4 < unsteady < 0.99 * steady
+        many = total(learnt([run("b", i, 1.5, spread=0.04) for i in range(6)]), "b")
+        assert unsteady < many < steady  # the more of them, the surer
+
     def test_uneasy_runs_count_less(self) -> None:
         calm, uneasy = run("b", 0, 1.5), run("b", 0, 1.5, spread=0.4)
         assert 1.0 < total(learnt([uneasy]), "c") < total(learnt([calm]), "c")

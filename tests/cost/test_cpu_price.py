@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
 from drumline.cluster import Cloud, Cluster, Curve, Device, Link, Node, Table
 from drumline.cost import estimate
+from drumline.cost.clouds import Clouds
 from drumline.cost.work import Pricer
 from drumline.model.profile import Affine, Layer, Op, Profile
 from drumline.plan import Plan
@@ -86,6 +88,28 @@ def test_an_update_takes_its_kernels_and_what_is_around_each_tensor() -> None:
     device = dataclasses.replace(DEVICE, start={"update": 1e-4})
     seconds = Pricer(PROFILE, device, "fp32").update_seconds(PROFILE.layers[0], 28.0, 1.0, 1.0)
     assert seconds == pytest.approx(28.0 * 1000 / 1e10 + 2e-4)
+
+
+def test_numbers_that_are_only_read_are_no_update() -> None:
+    device = dataclasses.replace(DEVICE, start={"update": 1e-4}, situ={"update": 2.0})
+    pricer = Pricer(PROFILE, device, "fp32")
+    assert pricer.update_seconds(PROFILE.layers[0], 28.0, 1.0, 1.0) == pytest.approx(2 * 28.0 * 1000 / 1e10 + 2e-4)
+    rate = pricer.memory_rate("reduce", 2000.0)
+    assert pricer.update_seconds(PROFILE.layers[0], 4.0, 0.0, 1.0) == pytest.approx(4000 / rate + 2 * 5e-6)
+
+
+def test_convolutions_with_groups_are_priced_by_each_other() -> None:
+    """On a CPU they are other kernels: those without groups tell nothing, however near."""
+    plain = [(8.0, 1.0, c, 256.0, 9.0, 1.0, 1.0, 1.0) for c in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)] * 3
+    apart = [(8.0, 1.0, 1.0, places, 9.0, 1.0, 16.0, 1.0) for places in (64.0, 256.0, 1024.0)]
+    shapes = (*plain, *apart)
+    work = [2 * math.prod(s[:5]) * s[6] for s in shapes]
+    seconds = tuple(w / (1e10 if s[6] == 1 else 1e9) for s, w in zip(shapes, work, strict=True))
+    device = dataclasses.replace(DEVICE, launch=1e-9, cloud=(Cloud("conv", "fp32", shapes, seconds),))
+    shape = (8.0, 1.0, 1.0, 400.0, 9.0, 1.0, 8.0, 1.0)
+    flops = 2 * math.prod(shape[:5]) * shape[6]
+    found = Clouds(device).seconds("conv", "fp32", shape)
+    assert found == pytest.approx(flops / 1e9, rel=0.2)
 
 
 def cluster(**more: object) -> Cluster:

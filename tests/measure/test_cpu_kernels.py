@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -17,8 +18,9 @@ from drumline.job import Job
 from drumline.measure import cpu_shapes, cpu_streams
 from drumline.measure.idle import measure_fewer
 from drumline.measure.journal import Journal
-from drumline.measure.pulse import OWN, SIZES, looks, speed
-from drumline.measure.shared import Clock, crowding, own_clock
+from drumline.measure.pace import SIZES, Look, Pace
+from drumline.measure.pulse import FLICKER, LASTED, LASTS, OWN, during, expected, looks, speed
+from drumline.measure.shared import AGAIN, LEAST, Clock, crowding, own_clock
 from drumline.trace import trace
 
 CPU = torch.device("cpu")
@@ -89,13 +91,69 @@ def test_every_case_runs_and_is_of_its_shape() -> None:
 
 def test_the_speed_of_the_moment_is_told_by_the_same_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The curves of products are of many shapes; the pulse has its own."""
-    rates = looks(CPU, 1)[0]
-    assert all(rate > 0 for rate in rates.values())
-    monkeypatch.setattr("drumline.measure.pulse.looks", lambda device, rounds: [rates] * rounds)
-    own = tuple(Curve(OWN[k], "fp32", (SIZES[k],), (rates[k] / 2,)) for k in SIZES)
-    wrong = tuple(Curve(k, "fp32", (SIZES[k],), (rates[k] * 100,)) for k in SIZES)
+    seen = looks(CPU, 1)[0]
+    assert all(seconds > 0 for seconds in seen.values())
+    monkeypatch.setattr("drumline.measure.pulse.looks", lambda device, rounds: [seen] * rounds)
+    own = tuple(Curve(OWN[k], "fp32", (SIZES[k],), (SIZES[k] / seen[k] / 2,)) for k in SIZES)
+    wrong = tuple(Curve(k, "fp32", (SIZES[k],), (SIZES[k] / seen[k] * 100,)) for k in SIZES)
     device = Device("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-5, curve=(*wrong, *own))
     assert speed(device, CPU, rounds=2) == pytest.approx(2.0)
+
+
+def test_what_flickers_is_expected_to_be_gone_in_part() -> None:
+    assert expected(1.0, CPU) == 1.0
+    assert expected(1.1, CPU) == pytest.approx(1.1**LASTS) and expected(0.9, CPU) == pytest.approx(0.9**LASTS)
+    assert during(1.2, 1.0, CPU) == pytest.approx(1.2 ** (0.5 * LASTED))
+    assert expected(0.5, CPU) == pytest.approx(0.5 * math.exp((1 - LASTS) * FLICKER))  # another program's load lasts
+    assert expected(1.1, torch.device("cuda")) == 1.1
+
+
+@pytest.mark.parametrize(("slower", "found", "times"), [((1.2,), 1 / 1.2, 1), ((4.0, 1.1), 1 / 1.1, 2), ((9.0,), 0.5, 3)])
+def test_a_machine_that_seems_slow_is_looked_at_again(
+    slower: tuple[float, ...], found: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = itertools.chain(slower, itertools.repeat(slower[-1]))
+    calls: list[int] = []
+
+    def seen(device: torch.device, rounds: int) -> list[dict[str, float]]:
+        calls.append(rounds)
+        return [dict.fromkeys(SIZES, next(given))]
+
+    monkeypatch.setattr("drumline.measure.pulse.looks", seen)
+    curves = tuple(Curve(OWN[k], "fp32", (SIZES[k],), (SIZES[k],)) for k in SIZES)  # a second each
+    device = Device("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-5, curve=curves)
+    assert speed(device, CPU) == pytest.approx(found) and len(calls) == times
+
+
+class Slow(Look):
+    """A rank whose kernels take so many times one second."""
+
+    def __init__(self, *factors: float) -> None:
+        self.factors = itertools.chain(factors, itertools.repeat(factors[-1]))
+
+    def __call__(self) -> dict[str, float]:
+        return dict.fromkeys(SIZES, next(self.factors))
+
+
+ONE = dict.fromkeys(SIZES, 1.0)
+
+
+def test_what_is_timed_on_a_slow_rank_is_told_at_its_usual_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = itertools.count()
+    monkeypatch.setattr("time.process_time", lambda: 0.001 * next(given))
+    pace = Pace(Slow(1.5), ONE)
+    assert Clock(2.0, pace)(lambda: None, 2.0**20).seconds == pytest.approx(0.002 / 1.5)
+    assert pace.usual("matmul") == pytest.approx(1.5) and pace.of_a_step() == pytest.approx(1.5)
+
+
+def test_a_rank_that_is_held_up_is_timed_again() -> None:
+    calls = []
+    for factors in ((1.0,), (1.0, 1.0, 1.0, 1.0, 5.0, 1.0), (5.0,)):
+        ran: list[int] = []
+        clock = Clock(1.0, Pace(Slow(*factors), ONE))
+        clock(functools.partial(ran.append, 1), 2.0**20, budget=0.0)
+        calls.append((len(ran) - 1) // (LEAST + 1))
+    assert calls == [1, 2, AGAIN]
 
 
 def fewer() -> dict[str, float]:

@@ -20,16 +20,19 @@ def train_rank(
 ) -> dict[str, Any]:
     """Set the job up, tell how fast the machine is now against when it was `measured`, and train."""
     from ..job import Job
-    from ..measure.pulse import speed
+    from ..measure.pulse import AFTER, during, expected, speed
     from ..runtime.engine import initialize
     from ..runtime.train import train
 
     engine = initialize(Job.load(reference), plan, guards=guards, flops_per_byte=flops_per_byte)
-    if measured is not None:
-        now = speed(measured, engine.device)
-        if engine.rank == 0:
-            emit({"speed": now})
-    return train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+    if measured is None:
+        return train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+    before = speed(measured, engine.device)
+    if engine.rank == 0:
+        emit({"speed": expected(before, engine.device)})
+    result = train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+    after = speed(measured, engine.device, rounds=AFTER)
+    return result | {"speed": during(before, after, engine.device)}
 
 
 def verify_rank(emit: Emit, reference: str, plan: str, steps: int) -> Verification | None:

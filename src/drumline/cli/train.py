@@ -161,7 +161,7 @@ def train_now(
         out.say(checkpoints.advice(trained.first["save_stall"], run.step_seconds))
     if corrections:
         own = [r["own_by_phase"] for r in trained.results]
-        out.say(keep(seen.file, run, trained.speed, own, trained.first["counted"]))
+        out.say(keep(seen.file, run, trained.first.get("speed"), own, trained.first["counted"]))
     if trained.first["preempted"]:
         print("preempted: go on with --resume auto", file=sys.stderr)
     return run, folder

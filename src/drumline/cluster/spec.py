@@ -93,16 +93,17 @@ class Device:
     launch: Seconds
     """Time that one operator costs however small it is."""
     start: dict[str, Seconds] = field(default_factory=dict)
-    """What a GPU's host takes to start an operator, by where it is: `forward`, `backward`, `update` (for a tensor), and
-    `watched`, which is more for each of a layer that is recomputed selectively; `launch` where it is not given. Of a
-    CPU `update` alone: what an optimizer takes for a tensor beside its kernels."""
+    """What a GPU's host takes to start an operator, by where it is: `forward`, `backward`, `cast` (one of autocast's),
+    `update` (for a tensor); `launch` where it is not given. Then `again`, which is more for a layer that is recomputed,
+    each time it runs, and `watched`, which is more for each operator of one that is recomputed selectively. Of a CPU
+    `update` alone: what an optimizer takes for a tensor beside its kernels."""
     context: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
     """Memory that the framework takes before the first tensor."""
     workspace: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
     """Memory that the libraries take with the first products, where torch counts it as its own."""
     threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """Of a CPU rank: how many it was measured with, and is run with; 0 leaves it to the launcher."""
-    situ: dict[str, Annotated[float, Field(ge=1, le=100)]] = field(default_factory=dict)
+    situ: dict[str, Annotated[float, Field(ge=0.1, le=100)]] = field(default_factory=dict)
     """By what factor kernels in a training step take longer than alone: `compute`, `conv`, `update`; 1 if not given.
     Of a CPU `compute_forward`, `compute_backward`, ... where both were measured."""
     host: Host | None = None

@@ -21,8 +21,8 @@ FLAT = 0.05
 
 BLOCK = 16
 """Channels that a CPU's vectors hold at once."""
-APART = 3.0
-"""On a CPU, convolutions that step or have groups are other kernels."""
+APART, GROUPED = 3.0, 30.0
+"""On a CPU, convolutions that step are other kernels; and those that have groups tell nothing about those without."""
 
 WIDTH = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 """Bytes of a value by type; 4 where it is not said."""
@@ -96,15 +96,16 @@ _AMOUNTS: dict[str, Callable[[Sequence[float]], Amount]] = {
 def _place(kind: str, shapes: Any, apart: float = 1.0) -> Any:
     """Where shapes lie, so that what behaves alike is near: a convolution knows samples times places only.
 
-    `apart` is how much farther strides and groups are from each other than other sizes.
+    `apart` is how much farther strides are from each other than other sizes, where it is not 1.
     """
     import numpy as np
 
     logs = np.log(np.array(shapes, dtype=float))
     if kind in ("conv", "conv_backward"):
         rows = logs[..., :1] + logs[..., 3:4]
-        steps = apart * logs[..., 5:7]
-        logs = np.concatenate([rows, logs[..., 1:3], logs[..., 4:5], steps, 4 * logs[..., 7:]], axis=-1)
+        grouped = (GROUPED if apart != 1 else 0.0) * (logs[..., 6:7] > 0)
+        steps = [apart * logs[..., 5:6], logs[..., 6:7], grouped]
+        logs = np.concatenate([rows, logs[..., 1:3], logs[..., 4:5], *steps, 4 * logs[..., 7:]], axis=-1)
     return logs
 
 

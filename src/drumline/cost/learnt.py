@@ -40,6 +40,8 @@ FEW_STEPS = 10
 """A run with fewer counted steps than this weighs less."""
 UNEASY = 0.1
 """A run whose steps spread by more than this weighs less: something else was going on."""
+UNSTEADY = 0.04
+"""Runs whose steps spread by this move the levels of their model by half: on a shared machine the next one differs."""
 SMALL = 0.1
 """A part with a smaller share of the step weighs less: its clock tells little."""
 OUTLIER = math.log(1.5)
@@ -170,11 +172,16 @@ def _factors(part: str, precision: str, runs: list[Observed]) -> list[Factor]:
         for key in dict.fromkeys(key_of(x.run) for x in left):
             mine = [x for x in left if key_of(x.run) == key]
             centre, n = _SPOKEN[name](mine)
-            taken[key] = centre * n / (n + back[name])
+            taken[key] = centre * n / (n + back[name] + _unsure(name, mine))
             kind, ranks, job = key
             found.append(Factor(part, bounded(math.exp(taken[key])), precision, kind, ranks, job, len(mine)))
         left = [replace(x, value=x.value - taken[key_of(x.run)]) for x in left]
     return found
+
+
+def _unsure(level: str, some: list[_Left]) -> float:
+    """How much more a model's own runs are kept back: where steps differ, so will the next run from this one."""
+    return (statistics.median(x.run.spread for x in some) / UNSTEADY) ** 2 if level in ("job", "own") else 0.0
 
 
 _LEVELS: dict[str, Callable[[Observed], Key]] = {

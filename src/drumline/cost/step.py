@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 
 from ..cluster import Cluster
-from ..model.profile import Layer, Profile
+from ..model.profile import Profile
 from ..plan import Plan
 from .collectives import collective_seconds
 from .corrections import Corrector
@@ -107,7 +107,7 @@ class Steps:
         again = m * sum(t.again for t in times)
         exposed, hidden = communication(times, sent, plan, cluster)
         if self._norms:
-            exposed += m * sum(statistics_seconds(t.layer, plan, cluster) for t in times)
+            exposed += m * sum(statistics_seconds(t, plan, cluster) for t in times)
         update, beside = self._update(plan)
         parts = {
             "forward": m * sum(t.forward for t in times),
@@ -115,8 +115,7 @@ class Steps:
             "recompute": again,
             "communication": exposed + beside + self._copied(plan) + added_on_host(profile, plan, cluster),
             "optimizer": max(update, self._late(plan, m * sum(t.forward + t.backward for t in times))),
-            # the engine agrees on the loss: one small all-reduce
-            "overhead": collective_seconds("all_reduce", plan.dp, 16, cluster) + between_steps(cluster),
+            "overhead": agreement(plan, cluster) + between_steps(cluster),
         }
         return self._answer(given, parts, hidden, ())
 
@@ -190,8 +189,14 @@ class Steps:
         return self._updated[key]
 
 
-BETWEEN = 20
+BETWEEN = 12
 """Operators that a host could have started between reading a loss and the next step's first kernel."""
+
+
+def agreement(plan: Plan, cluster: Cluster) -> float:
+    """The engine agrees on the loss: one small all-reduce. Ranks on cores arrive apart at any message amid a step."""
+    message = collective_seconds("all_reduce", plan.dp, 16, cluster)
+    return max(message, cluster.stall) if plan.dp > 1 and cluster.device.kind == "cpu" else message
 
 
 def between_steps(cluster: Cluster) -> float:
@@ -200,12 +205,20 @@ def between_steps(cluster: Cluster) -> float:
     return BETWEEN * device.start.get("forward", device.launch) if device.kind == "cuda" else 0.0
 
 
-def statistics_seconds(layer: Layer, plan: Plan, cluster: Cluster) -> float:
+APART = 0.3
+"""How far ranks of a CPU get apart between two messages at most, as a share of what they compute between them."""
+
+
+def statistics_seconds(t: LayerTime, plan: Plan, cluster: Cluster) -> float:
     """Small messages that BatchNorms wait for: one in the forward and one in the backward of each."""
+    layer = t.layer
     if not layer.norms or plan.dp == 1:
         return 0.0
     times = 3 if plan.recompute != "none" and layer.composite else 2
-    return layer.norms * times * max(cluster.stall, collective_seconds("all_reduce", plan.dp, 4096.0, cluster))
+    stall = cluster.stall
+    if cluster.device.kind == "cpu":
+        stall = min(stall, APART * (t.forward + t.backward) / (layer.norms * times))
+    return layer.norms * times * max(stall, collective_seconds("all_reduce", plan.dp, 4096.0, cluster))
 
 
 def added_on_host(profile: Profile, plan: Plan, cluster: Cluster) -> float:

@@ -8,6 +8,7 @@ from ..cluster import Device
 from ..model.profile import Profile
 from ..plan import Plan
 from .host import copy_seconds, stream_seconds
+from .memory import FUSED
 from .work import Pricer
 
 GROUP = 32
@@ -21,7 +22,7 @@ def update_seconds(profile: Profile, plan: Plan, device: Device, pricer: Pricer)
         checks.append(2.0 * profile.parameter_bytes)  # undoing the loss scale reads and writes them, and looks
     if plan.offload == "all":
         return _on_host(profile, plan, device, sum(checks))
-    passes = [(moved, 1.0) for moved in checks]
+    passes = [(moved, 0.0) for moved in checks]
     if plan.offload == "none":
         return _on_device(profile, plan, device, pricer, [*passes, (profile.optimizer_bytes, profile.optimizer_ops)])
     size = profile.trained * profile.parameter_bytes / plan.shards
@@ -32,7 +33,7 @@ def update_seconds(profile: Profile, plan: Plan, device: Device, pricer: Pricer)
 def _on_device(
     profile: Profile, plan: Plan, device: Device, pricer: Pricer, passes: list[tuple[float, float]]
 ) -> float:
-    """Passes of (bytes per number, operators per tensor) over what this rank updates."""
+    """Passes of (bytes per number, operators per tensor, 0 where it only reads) over what this rank updates."""
     if device.kind == "cuda":
         return sum(_in_groups(profile, plan, device, pricer, moved, ops) for moved, ops in passes)
     fewer = _pieces(profile, plan) / max(1, profile.tensors)
@@ -44,7 +45,8 @@ def _on_device(
 
 def _in_groups(profile: Profile, plan: Plan, device: Device, pricer: Pricer, moved: float, ops: float) -> float:
     """A GPU works on many tensors with one kernel, as torch's optimizers do there of their own accord."""
-    calls = max(1.0, ops) * max(1.0, _pieces(profile, plan) / GROUP)
+    ops = 1.0 if ops <= FUSED else ops  # what is beside a fused kernel counts steps
+    calls = ops * max(1.0, _pieces(profile, plan) / GROUP)
     each = profile.trained / plan.shards * moved / calls
     least = pricer.least or device.launch  # where kernels were measured, what the smallest takes: the host is ahead
     once = max(least, each / pricer.memory_rate("update", max(each, 1.0)))

@@ -20,6 +20,9 @@ FRESH = 2.0**25
 ARRANGED = frozenset({"transpose", "strided", "widen", "narrow"})
 """Kinds that say more of a call than its name does: they have one curve. Others may have one for each operator."""
 
+CAST = "_to_copy"
+"""The operator that autocast adds."""
+
 WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "bf16-pure": 2, "fp8": 1}
 """Bytes of a value by precision."""
 
@@ -125,14 +128,18 @@ class Pricer:
         """What selective recomputation computes again of one layer."""
         return self.told(layer, "again", n).seconds
 
-    def told(self, layer: Layer, phase: str, n: float, *, watched: bool = False) -> Told:
+    def told(self, layer: Layer, phase: str, n: float, *, recompute: str = "none") -> Told:
         """One layer's `forward`, `backward`, or what selective recomputation computes `again` of it.
 
-        Where it is recomputed selectively, each operator of the forward is `watched`, also those that are not repeated.
+        A layer that is recomputed costs its host more, each time it runs forward; where it is recomputed selectively,
+        each operator of the forward is watched, also those that are not repeated.
         """
-        if watched and layer.composite:
-            plain = self.told(layer, phase, n)
-            return Told(plain.host + self._device.start.get("watched", 0.0) * _started(layer), plain.busy)
+        if recompute != "none" and layer.composite:
+            plain, start = self.told(layer, phase, n), self._device.start
+            more = start.get("again", 0.0)
+            if recompute == "selective":
+                more += start.get("watched", 0.0) * _started(layer)
+            return Told(plain.host + more, plain.busy)
         key = (id(layer.ops), phase, n)
         if key not in self._known:
             if phase == "again":
@@ -140,14 +147,21 @@ class Pricer:
                 ops = [op for op, word in zip(layer.ops, words, strict=True) if word == AGAIN]
             else:
                 ops = [op for op in layer.ops if op.phase == phase]
-            situ = self._situ(layer, phase)
-            if self._ahead:
-                start = self._device.start.get("backward" if phase == "backward" else "forward", self._device.launch)
-                host = sum(op.count for op in ops) * start
-                self._known[key] = Told(host, situ * sum(self._busy(op, n) * op.count for op in ops))
-            else:
-                self._known[key] = Told(0.0, situ * sum(self.op_seconds(op, n) * op.count for op in ops))
+            self._known[key] = self._told(ops, self._situ(layer, phase), n)
         return self._known[key]
+
+    def _told(self, ops: list[Op], situ: float, n: float) -> Told:
+        """Operators of one layer, which take `situ` times as long as alone."""
+        if not self._ahead:
+            return Told(0.0, situ * sum(self.op_seconds(op, n) * op.count for op in ops))
+        host = busy = 0.0
+        for op in ops:
+            seconds = self._busy(op, n)
+            if op.kind.startswith("recurrent"):  # thousands of kernels, timed with the host that starts them
+                host, busy = host + op.count * seconds, busy + op.count * seconds
+            else:
+                host, busy = host + op.count * start_of(op, self._device), busy + situ * op.count * seconds
+        return Told(host, busy)
 
     def memory_rate(self, kind: str, size: float, dtype: str = "", *, name: str = "") -> float:
         """Bytes per second of a kernel bound by memory; by the operator's own name, if it was measured."""
@@ -159,14 +173,20 @@ class Pricer:
         return self._device.bandwidth * STREAM
 
     def update_seconds(self, layer: Layer, bytes_per_number: float, ops: float, share: float) -> float:
-        """The optimizer's update of one layer's trained numbers, of which this rank holds `share`."""
+        """The optimizer's update of one layer's trained numbers, of which this rank holds `share`.
+
+        Without operators of its own (`ops` is 0) they are only read.
+        """
         if not layer.tensors:
             return 0.0
+        if ops == 0 and not self._ahead:
+            each = layer.parameters * share * bytes_per_number / layer.tensors
+            return layer.tensors * (self._device.launch + each / self.memory_rate("reduce", max(each, 1.0)))
         each = layer.parameters * share * bytes_per_number / (layer.tensors * max(1.0, ops))
         rate = self.memory_rate("update", max(each, 1.0))
         device = self._device
         if "update" in device.start:  # the smallest updates were measured, and what is around them
-            return layer.tensors * (ops * each / rate + device.start["update"])
+            return layer.tensors * (ops * each / rate * device.situ.get("update", 1.0) + device.start["update"])
         return layer.tensors * ops * max(device.launch, each / rate) * device.situ.get("update", 1.0)
 
     def _situ(self, layer: Layer, phase: str) -> float:
@@ -186,6 +206,13 @@ class Pricer:
         return best * FALLBACK.get(kind, 1.0)
 
 
+def start_of(op: Op, device: Device) -> float:
+    """What the host of a GPU takes to start an operator: autocast's casts come without a line of Python."""
+    way = "backward" if op.phase == "backward" else "forward"
+    start = device.start.get(way, device.launch)
+    return device.start.get("cast", start) if op.name == CAST else start
+
+
 def _started(layer: Layer) -> int:
-    """Operators of a layer's forward."""
-    return sum(op.count for op in layer.ops if op.phase == "forward")
+    """Operators of a layer's forward, casts aside."""
+    return sum(op.count for op in layer.ops if op.phase == "forward" and op.name != CAST)

@@ -74,18 +74,6 @@ def _between_events(action: Callable[[], object], repeats: int) -> float:
     return float(start.elapsed_time(end)) * 1e-3 / repeats
 
 
-def clock_ahead(action: Callable[[], object], seconds: float) -> float:
-    """What a GPU needs for an action that its host can tell it of in so many seconds, in which it sleeps."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    torch.cuda._sleep(int(_CYCLES * seconds))
-    start.record()
-    action()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3
-
-
 def timing_of(times: list[float]) -> Timing:
     quarters = statistics.quantiles(times, n=4)
     median = statistics.median(times)

@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-import statistics
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
+from ..model.profile import COMPUTE_KINDS
 from .clock import Timing, timing_of
 from .cpu_shapes import measure_cpu_shapes
 from .cpu_streams import measure_cpu_streams
 from .gpu import Kernels, along_work
 from .journal import Journal
 from .kernels import Point
-from .pulse import OWN, SIZES, looks
+from .pace import SIZES, Look, Pace
+from .pulse import OWN, looks
 from .shared import Clock
 
-LOOKS = 8
-"""At the speed of the moment: before, between and after."""
+LOOKS = 16
+"""At the speed of the moment, before anything is timed."""
 
 
 def measure_cpu(device: torch.device, crowd: float, report: Callable[[str], None], journal: Journal) -> Kernels:
-    """Measure this rank, or go on with it."""
-    clock = Clock(crowd)
-    before = looks(device, LOOKS)
+    """Measure this rank, or go on with it. Every number is told at the pace that the rank had on average."""
+    seen = looks(device, LOOKS)
+    first = {k: timing_of([s[k] for s in seen]) for k in SIZES}
+    then = {k: journal.timed(("pulse", k), functools.partial(first.__getitem__, k)) for k in SIZES}
+    pace = Pace(Look(device, crowded=crowd > 1), {k: timing.seconds for k, timing in then.items()})
+    clock = Clock(crowd, pace)
     spots = measure_cpu_shapes(clock, report, journal)
-    between = looks(device, LOOKS)
     report("memory")
-    points = along_work(spots, 4.0) + measure_cpu_streams(clock, journal)
-    pulse = _pulse([*before, *between, *looks(device, LOOKS)])
-    return Kernels({"fp32": points + pulse}, {"fp32": spots})
+    streams = measure_cpu_streams(clock, journal)
+    usual = {k: pace.usual(k) for k in SIZES}
+    spots = [replace(s, timing=_times(s.timing, usual[_alike(s.kernel)])) for s in spots]
+    streams = [replace(p, timing=_times(p.timing, usual["pointwise"])) for p in streams]
+    pulse = [Point(OWN[k], size, _times(then[k], usual[k])) for k, size in SIZES.items()]
+    return Kernels({"fp32": along_work(spots, 4.0) + streams + pulse}, {"fp32": spots})
 
 
-def _pulse(seen: list[dict[str, float]]) -> list[Point]:
-    """How fast the rank was while its kernels were measured."""
-    found = []
-    for kernel, size in SIZES.items():
-        times = timing_of([size / rates[kernel] for rates in seen])
-        found.append(Point(OWN[kernel], size, Timing(size / statistics.mean(r[kernel] for r in seen), times.spread)))
-    return found
+def _alike(kernel: str) -> str:
+    return "matmul" if kernel in COMPUTE_KINDS else "pointwise"
+
+
+def _times(timing: Timing, factor: float) -> Timing:
+    return Timing(timing.seconds * factor, timing.spread)

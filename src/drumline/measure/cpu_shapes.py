@@ -36,7 +36,8 @@ def measure_cpu_shapes(clock: Clock, report: Callable[[str], None], journal: Jou
         for kernel, shape, action in cases():
             if time.monotonic() > end:
                 break  # they come in an order that leaves no region out
-            run = functools.partial(clock, action, 4.0 * values_of(kernel, shape))
+            alike = "pointwise" if kind == "norm" else "matmul"
+            run = functools.partial(clock, action, 4.0 * values_of(kernel, shape), alike=alike)
             spots.append(Spot(kernel, tuple(map(float, shape)), journal.timed((kernel, "fp32", *shape), run)))
     return spots
 
@@ -94,6 +95,10 @@ OTHERS = (
     (16, 32, 5, 1), (32, 32, 5, 1), (3, 32, 7, 2), (3, 64, 7, 2), (16, 32, 2, 2), (32, 64, 2, 2), (3, 64, 4, 4),
 )  # fmt: skip
 """Channels in and out, side of the filter, stride."""
+DEPTHWISE = ((16, 32), (32, 16), (64, 32), (96, 8), (96, 24), (240, 8), (384, 16))
+"""Channels, each with a filter of its own, and the side of the output."""
+GROUPED = ((4, 8, 16), (8, 4, 32), (4, 32, 8), (8, 16, 16), (16, 8, 16))
+"""Channels of a group, groups, and the side of the output."""
 MOST_OF_CONV, FEWEST, LARGEST = 2e8, 2e6, 2**21
 """Operations of a convolution, and values of its input."""
 
@@ -104,15 +109,15 @@ def convolution_shapes() -> list[tuple[int, int, int, int, int, int, int]]:
     found = [(n, a, b, side, 3, 1, 1) for a, b in SQUARES for n, side in images[::2]]
     found += [(n, a, b, side, 3, 1, 1) for a, b in SQUARES[1::2] for n, side in images[1::2]]
     found += [(n, a, b, side, w, stride, 1) for a, b, w, stride in OTHERS for n, side in images[1::2]]
-    apart = ((32, 16, 3, 1), (96, 16, 3, 1), (32, 32, 3, 2), (96, 8, 7, 1))
-    found += [(8, 1, 1, side, w, stride, c) for c, side, w, stride in apart]
-    return mixed([s for s in found if s[6] > 1 or (FEWEST <= _conv_work(s) <= MOST_OF_CONV and _values(s) <= LARGEST)])
+    found += [(8, 1, 1, side, w, stride, c) for c, side in DEPTHWISE for w, stride in ((3, 1), (3, 2), (5, 1), (7, 1))]
+    found += [(8, c, c, side, 3, stride, groups) for c, groups, side in GROUPED for stride in (1, 2)]
+    return mixed([s for s in found if _values(s) <= LARGEST and (s[6] > 1 or FEWEST <= _conv_work(s) <= MOST_OF_CONV)])
 
 
 def _values(s: tuple[int, int, int, int, int, int, int]) -> int:
     """Of the input."""
-    n, cin, _, side, _, stride, _ = s
-    return n * cin * (side * stride) ** 2
+    n, cin, _, side, _, stride, groups = s
+    return n * cin * groups * (side * stride) ** 2
 
 
 def _conv_work(s: tuple[int, int, int, int, int, int, int]) -> float:

@@ -24,6 +24,8 @@ SIZES = tuple(2**k for k in (8, 11, 14, 16, 18, 20, 22))
 FRESH = 9 * 2**20
 """Values of a tensor that is never kept for the next one: the C library hands 32 MB and more back at once, so that
 every page of the next one is made anew."""
+BUDGET = 0.006
+"""Seconds for one case."""
 ROW, CHANNELS, SIDE, LARGEST = 128, 16, 16, 2**20
 """Values of a row; channels and side of an image, and values of a batch of them at most."""
 
@@ -59,7 +61,7 @@ def measure_cpu_streams(clock: Clock, journal: Journal) -> list[Point]:
         for stands_for, action in _cases(n):
             with Counted() as counted:
                 action()
-            run = functools.partial(clock, action, counted.bytes)
+            run = functools.partial(clock, action, counted.bytes, budget=BUDGET)
             timing = journal.timed((counted.name, counted.kind, n), run)
             name = counted.kind if counted.kind in ARRANGED else counted.name
             points += [Point(k, counted.bytes, timing) for k in dict.fromkeys((name, *stands_for))]

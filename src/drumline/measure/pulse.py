@@ -5,27 +5,29 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 
 from ..cluster import Device
-from .clock import settle
+from .pace import PRODUCTS, SIZES, Look
 from .shared import crowding
 
-ROUNDS = 24
-"""Short looks, spread over a second, so that one disturbance does not decide."""
-
-
-SIZES = {"matmul": 2.0 * 1024 * 256 * 256, "pointwise": 3.0 * 4 * 2**20}
-"""What is looked at, by the kernel whose curve tells how fast it was, and its size."""
-OTHERS = 2**20
-"""Values of other memory that are touched before each product: what slows a step may be the memory."""
+ROUNDS, AFTER = 32, 16
+"""Looks before a run, spread over most of a second so that one disturbance does not decide; and after it."""
+REST = 0.01
+"""Seconds between them."""
 OWN = {"matmul": "pulse_matmul", "pointwise": "pulse_pointwise"}
 """The curves that a CPU's measurement leaves of the very same looks; other curves are of many shapes."""
-PRODUCTS = 0.75
-"""A step is mostly products."""
+AGAIN, SLOW, SLOWEST = 3, math.log(1.35), math.log(2.0)
+"""How often a machine is looked at that seems to be that slow: another program may be about to end, and the fastest
+look counts. And how slow a run can be by it: threads that wait for each other slow a short product more than a step."""
+FLICKER = 0.35
+"""How far, in logarithms, the pace of a shared core comes and goes by itself. What is beyond it lasts."""
+LASTS, LASTED = 0.4, 0.55
+"""The share of such a difference that is there in a run of some seconds, where it was seen before the run; and where
+looks before and after the run both count. By the looks and steps of CPUs: docs/validate-here.md."""
 
 
 def speed(curves: Device, device: torch.device, *, rounds: int = ROUNDS) -> float:
@@ -38,45 +40,51 @@ def speed(curves: Device, device: torch.device, *, rounds: int = ROUNDS) -> floa
         curve = curves.curve_of(OWN[kernel], "fp32") or curves.curve_of(kernel, "fp32")
         if curve is None:
             return 1.0
-        then[kernel] = curve.at(size)
-    ratios = [
-        (now["matmul"] / then["matmul"]) ** PRODUCTS * (now["pointwise"] / then["pointwise"]) ** (1 - PRODUCTS)
-        for now in looks(device, rounds)
-    ]
-    share = statistics.mean(ratios)
+        then[kernel] = size / curve.at(size)
+    found: list[float] = []
+    while not found or (found[-1] < -SLOW and len(found) < AGAIN):
+        found.append(_share(then, looks(device, rounds), device))
+    return math.exp(max(-SLOWEST, *found))
+
+
+def _share(then: Mapping[str, float], seen: list[dict[str, float]], device: torch.device) -> float:
+    """The logarithm of the speed, the same on all ranks."""
+    share = sum(
+        weight * statistics.median(math.log(then[kernel] / now[kernel]) for now in seen)
+        for kernel, weight in (("matmul", PRODUCTS), ("pointwise", 1 - PRODUCTS))
+    )
     if dist.is_initialized():
         total = torch.tensor([share], dtype=torch.float64, device=device)
         dist.all_reduce(total)
         share = float(total.item()) / dist.get_world_size()
-    return share if math.isfinite(share) and share > 0 else 1.0
+    return share
+
+
+def expected(seen: float, device: torch.device) -> float:
+    """The speed of a run of which `seen` is the speed before it: what flickers will be gone in part."""
+    return math.exp(_kept(math.log(seen), LASTS)) if device.type == "cpu" else seen
+
+
+def during(before: float, after: float, device: torch.device) -> float:
+    """The speed of a run, by looks before and after it."""
+    both = (math.log(before) + math.log(after)) / 2
+    return math.exp(_kept(both, LASTED) if device.type == "cpu" else both)
+
+
+def _kept(difference: float, share: float) -> float:
+    flicker = max(-FLICKER, min(FLICKER, difference))
+    return difference - (1 - share) * flicker
 
 
 def looks(device: torch.device, rounds: int) -> list[dict[str, float]]:
-    """Rates of the kernels, again and again. All ranks look at once."""
-    a, b = torch.randn(1024, 256, device=device), torch.randn(256, 256, device=device)
-    x, y = torch.randn(2**20, device=device), torch.randn(2**20, device=device)
-    others = torch.ones(OTHERS if device.type == "cpu" else 0)
+    """Seconds of the kernels, again and again. All ranks look at once."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     crowded = device.type == "cpu" and crowding(ranks, torch.get_num_threads()) > 1
+    look = Look(device, crowded=crowded)
     found = []
     for i in range(rounds):
         if ranks > 1 and (crowded or i == 0):
             dist.barrier()  # ranks that share cores are as slow as in a step only while all of them compute
-        matmul = _rate(lambda: a @ b, SIZES["matmul"], others, device, crowded)
-        found.append({"matmul": matmul, "pointwise": _rate(lambda: x + y, SIZES["pointwise"], others, device, crowded)})
-        time.sleep(0.02)
+        found.append(look())
+        time.sleep(REST)
     return found
-
-
-def _rate(
-    action: Callable[[], object], size: float, others: torch.Tensor, device: torch.device, crowded: bool
-) -> float:
-    """The median of some repeats; where ranks take turns on a core their mean, since waiting is a part of it."""
-    times = []
-    for _ in range(5):
-        others.add_(1.0)
-        start = time.perf_counter()
-        action()
-        settle(device.type)
-        times.append(time.perf_counter() - start)
-    return size / (statistics.mean if crowded else statistics.median)(times)

@@ -25,10 +25,13 @@ from ..trace import trace
 from ..trace.fused import prefer_fused
 from .blocks import Attention, Residual
 from .clock import settle
-from .pulse import speed
+from .pace import SIZES, Look, Pace
+from .pulse import OWN
 from .shared import own_clock
 
-STEPS, FEW = 7, 5
+STEPS, FEW, LEAST = 12, 9, 0.5
+"""How often each step is repeated; and the least that a step can be of its kernels alone, which are timed amid more
+other work than some steps have."""
 BATCH, HEADS = 8, 4
 
 
@@ -53,33 +56,38 @@ class Situ:
 
 
 def measure_situ(alone: Device, device: torch.device, crowd: float) -> Situ:
-    """By what factor a real step is slower than its kernels alone: `compute` and `conv`, each way.
+    """By what factor a real step is slower than its kernels alone: `compute` and `conv`, each way, and `update`.
 
-    What a forward writes is memory that nobody has touched before, so that it differs from a backward. And `update`,
-    the seconds for each tensor that an optimizer takes beside its kernels.
+    What a forward writes is memory that nobody has touched before, so that it differs from a backward. An update takes
+    some seconds for each tensor, which the step with the smaller ones tells, and is slower than its kernels in a loop.
     """
     found: dict[str, float] = {}
-    updates = []
-    now = own_clock(crowd)
+    pace = Pace(Look(device, crowded=crowd > 1), {k: size / _rate(alone, k) for k, size in SIZES.items()})
+    updates: list[tuple[float, float, int]] = []
     for name, job, shape in (
-        ("compute", _job(functools.partial(Attention, 256, HEADS), (128, 256), 2), (128, 256)),
         ("conv", _job(functools.partial(Residual, 64), (64, 24, 24), 2), (64, 24, 24)),
+        ("compute", _job(functools.partial(Attention, 256, HEADS), (128, 256), 2), (128, 256)),
     ):
-        before = _step_seconds(job, shape, device, now)
-        pace = speed(alone, device, rounds=8)
-        took = [pace * (a + b) / 2 for a, b in zip(before, _step_seconds(job, shape, device, now), strict=True)]
+        took = _step_seconds(job, shape, device, own_clock(crowd), pace)
         profile = trace(job)
-        pricer = Pricer(profile, alone, "fp32")
+        pricer = Pricer(profile, replace(alone, start={"update": 0.0}), "fp32")
         layers = list(profile.each())
         for phase, seconds in zip(("forward", "backward"), took, strict=False):
-            found[f"{name}_{phase}"] = max(1.0, seconds / sum(pricer.layer_seconds(x, phase, BATCH) for x in layers))
-        plain = replace(alone, start={"update": 0.0})
-        moved = sum(
-            Pricer(profile, plain, "fp32").update_seconds(x, profile.optimizer_bytes, profile.optimizer_ops, 1.0)
-            for x in layers
-        )
-        updates.append(max(0.0, took[2] - moved) / profile.tensors)
-    return Situ(found, statistics.mean(updates))
+            expected = sum(pricer.layer_seconds(x, phase, BATCH) for x in layers)
+            found[f"{name}_{phase}"] = max(LEAST, seconds / expected)
+        moved = sum(pricer.update_seconds(x, profile.optimizer_bytes, profile.optimizer_ops, 1.0) for x in layers)
+        updates.append((took[2], moved, profile.tensors))
+    (small, little, few), (large, much, many) = updates
+    each = max(0.0, small - little) / few
+    found["update"] = max(1.0, (large - many * each) / much)
+    return Situ(found, each)
+
+
+def _rate(alone: Device, kernel: str) -> float:
+    """At which a look was measured."""
+    curve = alone.curve_of(OWN[kernel], "fp32")
+    assert curve is not None
+    return curve.at(SIZES[kernel])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +109,8 @@ class Waiting:
 
 def measure_waiting(device: torch.device, group: dist.ProcessGroup) -> Waiting:
     """Steps of a group in turns: apart, with a small message at the end, or in each block, replicated, sharded."""
-    shape = (64, 128)
-    job = _job(functools.partial(Attention, 128, HEADS), shape)
+    shape = (96, 256)  # blocks of some milliseconds: in shorter ones ranks do not get far apart
+    job = _job(functools.partial(Attention, 256, HEADS), shape, 2)
     plain, sharded = job.model().to(device), job.model().to(device)
     replicated = DistributedDataParallel(job.model().to(device), process_group=group, gradient_as_bucket_view=True)
     mesh = DeviceMesh.from_group(group, device.type)
@@ -120,7 +128,7 @@ def measure_waiting(device: torch.device, group: dist.ProcessGroup) -> Waiting:
     blocks = [block.register_forward_hook(meet) for block in plain.children()]
     models = {"apart": plain, "after": plain, "amid": plain, "replicated": replicated, "sharded": sharded}
     times: dict[str, list[float]] = {how: [] for how in models}
-    for i in range(12 * STEPS):
+    for i in range(STEPS * len(models)):
         how = tuple(models)[i // 4 % len(models)]
         amid = how == "amid"
         start = time.perf_counter()
@@ -140,9 +148,9 @@ def measure_waiting(device: torch.device, group: dist.ProcessGroup) -> Waiting:
 
 
 def _step_seconds(
-    job: Job, shape: tuple[int, ...], device: torch.device, now: Callable[[], float]
+    job: Job, shape: tuple[int, ...], device: torch.device, now: Callable[[], float], pace: Pace
 ) -> tuple[float, float, float]:
-    """Median seconds of forward, backward and update."""
+    """Median seconds of forward, backward and update, at the pace that the kernels were measured at."""
     model = job.model().to(device)
     optimizer = prefer_fused(job.optimizer(model.parameters()))
     x = torch.randn(BATCH, *shape, device=device)
@@ -156,6 +164,7 @@ def _step_seconds(
         optimizer.step()
         optimizer.zero_grad()
         times.append(now())
-        found.append([b - a for a, b in itertools.pairwise(times)])
+        pace.look()
+        found.append([(b - a) / pace.of_a_step() for a, b in itertools.pairwise(times)])
     forward, backward, update = (statistics.median(column) for column in zip(*found[2:], strict=True))
     return forward, backward, update

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from ..cluster import Cluster
-from ..cost.collectives import collective_seconds
 from ..cost.estimate import Estimate
 from ..cost.host import as_it_runs
 from ..cost.layers import LayerTime, asked_ahead
-from ..cost.step import added_on_host, between_steps, layer_times, statistics_seconds
+from ..cost.step import added_on_host, agreement, between_steps, layer_times, statistics_seconds
 from ..cost.traffic import after_backward, after_update, reduced_often
 from ..model.profile import Profile
 from ..plan import Plan
@@ -38,13 +37,13 @@ def simulate_step(
         if plan.zero == 3:
             lanes.compute("communication units", cluster.unit * sum(1 for t in times if t.gather))
         for t in times:
-            lanes.compute(f"communication statistics {t.layer.name}", statistics_seconds(t.layer, plan, cluster))
+            lanes.compute(f"communication statistics {t.layer.name}", statistics_seconds(t, plan, cluster))
     for message in after_backward(profile, plan, cluster):
         lanes.send(message)
     lanes.join()
     lanes.compute("communication host", added_on_host(profile, plan, cluster))
     if plan.dp > 1:
-        lanes.compute("communication loss", collective_seconds("all_reduce", plan.dp, 16, cluster))
+        lanes.compute("communication loss", agreement(plan, cluster))
     lanes.compute("overhead", between_steps(cluster))
     lanes.compute("optimizer", estimate.parts["optimizer"] * speed)
     for message in after_update(profile, plan, cluster):

@@ -121,9 +121,11 @@ def size_of(t: torch.Tensor) -> float:
 def flops_of(func: Any, kind: str, args: Any, kwargs: Any, out: Any) -> float:
     """Operations of one call: torch's own count where it has one, else one per value that is read or written."""
     if kind in ("attention", "attention_backward"):
-        return _attention_flops(kind, args, kwargs)
+        return _attention_flops(func, kind, args, kwargs)
     if kind in ("recurrent", "recurrent_backward"):
         return _recurrent_flops(kind, args)
+    if func._overloadpacket.__name__ == "convolution_backward":
+        return _convolution_flops(args)
     counter = flop_registry.get(func._overloadpacket)
     if counter is not None:
         return float(counter(*args, **kwargs, out_val=out))
@@ -158,13 +160,21 @@ def depth_of(kind: str, args: Any, out: Any) -> float:
     return 1.0
 
 
-def _attention_flops(kind: str, args: Any, kwargs: Any) -> float:
+def _attention_flops(func: Any, kind: str, args: Any, kwargs: Any) -> float:
     """Two products forward, five backward; a causal mask halves what fused kernels do."""
     first = 1 if kind == "attention_backward" else 0  # the gradient of the output comes before them
     q, k, v = [t for t in tensors(args) if t.dim() == 4][first : first + 3]
     products = 2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
-    causal = any(a is True for a in args) or kwargs.get("is_causal", False)
-    return products * (2.5 if kind == "attention_backward" else 1.0) / (2.0 if causal else 1.0)
+    names = [a.name for a in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs  # some kernels have other switches, too
+    return products * (2.5 if kind == "attention_backward" else 1.0) / (2.0 if given.get("is_causal") else 1.0)
+
+
+def _convolution_flops(args: Any) -> float:
+    """Of a backward: as many as the forward for each gradient that is wanted. torch's own count leaves out groups."""
+    output, x, weight, _, _, _, _, transposed, _, _, wanted = args
+    places = math.prod((x if transposed else output).shape[2:])
+    return float(2 * x.shape[0] * places * weight.numel() * sum(wanted[:2]))
 
 
 def _recurrent_flops(kind: str, args: Any) -> float:
