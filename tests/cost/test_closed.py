@@ -24,6 +24,7 @@ from drumline.cost.closed import (
 )
 from drumline.cost.closed.chips import type_of
 from drumline.cost.closed.compute import layer_flops
+from drumline.cost.closed.constants import PRIOR
 from drumline.cost.closed.inputs import SCHEDULES
 from drumline.cost.closed.memory import DEVICE, RESERVED, in_flight
 from drumline.cost.closed.profiles import Profiles, load_profiles
@@ -106,6 +107,21 @@ def test_each_choice_moves_its_part() -> None:
     assert seconds("recompute") == 0 and seconds("recompute", **again) == pytest.approx(seconds("forward"), rel=0.25)
     assert seconds("cp", cp=2, dp=4) > 0 and seconds("ep", model={**GPT, "experts": 8, "active": 2}, ep=4) > 0
     assert seconds("optimizer", zero=1) == pytest.approx(seconds("optimizer", zero=0) / 8)
+
+
+def test_gradients_that_the_host_hands_over_cost_it_time_for_every_layer_and_micro_batch() -> None:
+    moved = {"copied": [0, 1], "added": 1}  # no pass over the gradients: only the hooks are left
+    for micro, layers in ((8, 24), (16, 24), (8, 12)):
+        plain, handed = seconds("backward", model={**GPT, "layers": layers}, micro=micro, **moved)
+        assert handed - plain == pytest.approx(micro * layers * PRIOR["hooks"])
+    plain, copied = seconds("backward", copied=[0, 1], added=0)
+    assert copied - plain > 8 * 24 * PRIOR["hooks"]  # and a copy moves them once more
+
+
+def test_stages_in_two_nodes_send_through_the_ports_however_few_ranks_a_stage_has() -> None:
+    inside, across = seconds("pp", pp=[8, 16], tp=1, dp=1, micro=32)
+    assert across > 3 * inside  # a port of 25 GB/s a rank, links of 300
+    assert across == pytest.approx(seconds("pp", pp=16, tp=1, dp=8, micro=32))
 
 
 def test_bubbles_by_order() -> None:

@@ -69,7 +69,7 @@ def test_one_node_whose_devices_the_largest_layer_does_not_fit() -> None:
 def test_several_nodes() -> None:
     """Fast links: ZeRO. Where the network is slow, a model that no device holds: pipeline x tensor x data."""
     fast = load("dgx-h100").with_devices(32)
-    profile = zoo.profile("gpt:13b", batch_size=256)
+    profile = zoo.profile("gpt:30b", batch_size=256)
     assert families_of(best(profile, fast)) == ("sharded",)
     assert fast.network is not None
     slow = replace(fast, network=replace(fast.network, link=Link(1e-5, 12.5e9)))

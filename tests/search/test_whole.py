@@ -58,11 +58,13 @@ class TestWhoIsPriced:
     def test_other_models_are_not(self, name: str) -> None:
         assert transformer_of(zoo.profile(name)) is None and isinstance(prices(zoo.profile(name), EIGHT, "bf16"), Steps)
 
-    def test_a_trace_and_a_block_with_more_in_it_are_not(self) -> None:
-        assert transformer_of(replace(GPT, origin="traced")) is None
+    def test_a_model_with_more_in_it_is_not(self) -> None:
         embedding, block, head = GPT.layers
         wider = replace(block, ops=(*block.ops, next(op for op in block.ops if op.kind == "matmul")))
         assert transformer_of(replace(GPT, layers=(embedding, wider, head))) is None
+        assert transformer_of(replace(GPT, layers=(embedding, block, wider, head))) is None  # blocks that differ
+        assert transformer_of(replace(GPT, layers=(embedding, block, head, head))) is None  # another product at the end
+        assert transformer_of(replace(GPT, layers=(embedding, head))) is None
 
     @pytest.mark.parametrize("change", [
         lambda c: replace(c, origin={"device.peak": "measured here"}),

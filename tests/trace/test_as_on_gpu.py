@@ -45,6 +45,11 @@ def test_products_are_in_half_precision_and_norms_are_not() -> None:
     assert (p.precision, p.activation_bytes) == ("bf16", 2)
 
 
+def test_a_product_with_a_cast_weight_is_still_one_that_ranks_can_share() -> None:
+    half, single = ([op.dims for op in ops(profile(p), "addmm") if op.phase == "forward"] for p in ("bf16", "fp32"))
+    assert half == single == [(1, 16, 32, 1), (1, 32, 8, 1)]
+
+
 def test_every_weight_is_cast_once_and_its_gradient_back() -> None:
     p = profile("bf16")
     weights = 2 * (16 * 32 + 32 + 32 * 8 + 8)

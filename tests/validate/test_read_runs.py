@@ -145,6 +145,7 @@ def test_links_in_words() -> None:
     assert network_of("RDMA 400 Gb/s per GPU", a100, 8, 8) == 400e9
     assert network_of("800 Gb/s per node (4x HDR IB)", a100, 8, 8) == 100e9
     assert network_of("not stated", a100, 8, 8) == a100.network
+    assert network_of("4x Omni-Path 100 Gb/s per node", a100, 8, 8) == pytest.approx(0.65 * 50e9)  # the host drives them
     assert network_of("4x HDR IB (2 switches)", a100, 8, 8) == 100e9
     assert domain_of("NVLink5 NVL72 1800 GB/s bidir", 4) == 72 and network_of("", gb200, 4, 72) == gb200.network
     assert link_of("", a100) == a100.link

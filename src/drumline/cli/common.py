@@ -30,15 +30,20 @@ def is_job(text: str) -> bool:
     return ".py" in Path(text.partition(":")[0].partition("@")[0]).suffix or ".py:" in text or ".py@" in text
 
 
-def profile_of(target: str, *, batch: int | None = None) -> Profile:
-    """The profile of a job (traced), of a zoo model (by formula), or from a saved file."""
+def profile_of(target: str, *, batch: int | None = None, precision: str = "", device: str = "cpu") -> Profile:
+    """The profile of a job (traced), of a zoo model (by formula), or from a saved file.
+
+    A job is traced in fp32, or at once as a device of that kind computes in the precision: see `profile_in`.
+    """
     import dataclasses
 
     if is_job(target):
         from ..job import Job
         from ..trace import trace
+        from ..trace.autocast import HALVES
 
-        profile = trace(Job.load(target))
+        half = precision in HALVES
+        profile = trace(Job.load(target), precision=precision, device=device) if half else trace(Job.load(target))
         return profile if batch is None else dataclasses.replace(profile, batch_size=batch)
     if target.endswith(".json"):
         from ..model import Profile

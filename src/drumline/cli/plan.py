@@ -15,6 +15,7 @@ from .emit import Wanted, elsewhere
 from .plan_sections import Asked, Question, Section, fit_section, given_plan, sections
 
 if TYPE_CHECKING:
+    from ..cluster import Cluster
     from ..cost import Estimate
     from ..search import Answer
 
@@ -74,15 +75,30 @@ def plan(
         )  # fmt: skip
         elsewhere(wanted, alone=asked == Asked(what_if=what_if[:0]))
         return
-    own = profile_of(target)
+    known = None  # this machine may have to be measured first: then the job is traced before, to fail early
+    if cluster is not None:
+        known = cluster_of(cluster, devices, memory, changes=changes, say=not as_json)
+    way = (_computed_in(given, precision, known[0]), known[0].device.kind) if known else ("", "cpu")
+    own = profile_of(target, precision=way[0], device=way[1])
     found = own if batch is None else dataclasses.replace(own, batch_size=batch)
-    machines, fleet = cluster_of(cluster, devices, memory, changes=changes, say=not as_json)
+    machines, fleet = known or cluster_of(cluster, devices, memory, changes=changes, say=not as_json)
     file = cluster_file(cluster, devices)
     machines = with_corrections(machines, file, use=not no_corrections)
     fleet = dataclasses.replace(fleet, corrections=machines.corrections)
     question = Question(target, found, own.batch_size, machines, fleet, precision, objective)
     finalists = Finalists(target, batch, machines.device.kind) if dry else None
     _answer(question, asked, given, top=top, output=output, as_json=as_json, finalists=finalists)
+
+
+def _computed_in(given: str | None, precision: str | None, machines: Cluster) -> str:
+    """The precision that is asked for: of the user's own plan, of the option, or what these machines are good at."""
+    from ..search import default_precision
+    from .common import plan_of
+
+    own = plan_of(given) if given is not None else None
+    if own is not None and (precision is None or "precision" in own.table()):
+        return own.precision
+    return precision or default_precision(machines)
 
 
 def _answer(

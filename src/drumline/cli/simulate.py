@@ -161,6 +161,7 @@ def _step(
     from ..cost import estimate
     from ..plan import check
     from ..report.text import console, estimate_lines
+    from ..search.prices import by_fit, prices
     from ..simulate.step import simulate_step
     from ..units import format_seconds
     from .common import cluster_of, plan_of, print_json, profile_of
@@ -178,11 +179,13 @@ def _step(
     profile = profile_of(target)
     predicted = estimate(profile, chosen, machines)
     timeline = simulate_step(profile, chosen, machines, predicted)
+    fitted = by_fit(prices(profile, machines, chosen.precision))
+    planned = fitted.estimate(chosen).step_seconds if fitted is not None else predicted.step_seconds
     if as_json:
         print_json(
             {
-                "step_seconds": timeline.seconds, "parts": predicted.parts, "critical_path": _last(timeline),
-                "seconds": time.perf_counter() - start,
+                "step_seconds": timeline.seconds, "planned_seconds": planned, "parts": predicted.parts,
+                "critical_path": _last(timeline), "seconds": time.perf_counter() - start,
             }
         )  # fmt: skip
         return
@@ -190,6 +193,9 @@ def _step(
     out.print(f"{profile.name} with {chosen} on {machines.name}")
     out.print(estimate_lines(predicted))
     out.print(f"replayed: {format_seconds(timeline.seconds)}, {len(timeline.spans)} spans")
+    if fitted is not None:
+        told = f"`drumline plan` prices this step at {format_seconds(planned)}, by {fitted.says}"
+        out.print(f"The replay goes operator by operator, at the rates of the data sheet; {told}.")
 
 
 def _last(timeline: object) -> list[str]:

@@ -19,7 +19,7 @@ from ..plan import Plan
 from ..units import format_bytes, format_rate
 from .families import families_of
 from .objectives import Scored
-from .prices import prices, seconds
+from .prices import estimates, prices, seconds
 from .space import spared
 from .splitting import MOST_ACTIONS
 
@@ -236,7 +236,8 @@ def _spared(ranked: list[Scored], cluster: Cluster, steps: Prices) -> list[Score
     whole = [p for p, _ in ranked if p.ranks == most and not p.splits_model and p.offload == "none" and p.chunk == 1]
     priced = {plan for plan, _ in ranked}
     fewest = [p for p in whole if p.zero == 3 or p.dp == 1]
-    return [(p, steps.estimate(p)) for plan in fewest for p in spared(plan, cluster) if p not in priced]
+    plans = [p for plan in fewest for p in spared(plan, cluster) if p not in priced]
+    return list(zip(plans, estimates(steps, plans), strict=True))
 
 
 def _by_memory(cluster: Cluster, ranked: list[Scored]) -> list[Crossing]:

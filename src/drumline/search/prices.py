@@ -4,11 +4,11 @@ else `Steps`, from data sheets or measurements. One question has one of them, fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..cluster import Cluster
-from ..cost import Steps
+from ..cost import Estimate, Steps
 from ..model.profile import Profile
 from ..plan import Plan
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def prices(profile: Profile, cluster: Cluster, precision: str) -> Prices:
     """What prices plans of one precision for a model on a cluster."""
-    if profile.origin == "formula" and any(op.kind == "attention" for x in profile.layers for op in x.ops):
+    if any(op.kind == "attention" for x in profile.layers for op in x.ops):
         from ..cost.closed import fitted_for  # here, because it brings numpy along
 
         return fitted_for(profile, cluster, precision) or Steps(profile, cluster, precision)
@@ -30,6 +30,12 @@ def prices(profile: Profile, cluster: Cluster, precision: str) -> Prices:
 def by_fit(by: Prices) -> FittedSteps | None:
     """The closed form, where it is what prices."""
     return None if isinstance(by, Steps) else by
+
+
+def estimates(by: Prices, plans: Iterable[Plan]) -> Iterator[Estimate]:
+    """The estimate of each plan, as they come."""
+    fitted = by_fit(by)
+    return fitted.estimates(plans) if fitted is not None else (by.estimate(p) for p in plans)
 
 
 def seconds(by: Prices, plans: Sequence[Plan]) -> list[float]:

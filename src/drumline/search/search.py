@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from .answer import Answer, Candidate
 from .explain import alternatives, explain, reason
 from .finalists import DryRun, passed
 from .objectives import Scored, order
-from .prices import by_fit, prices
+from .prices import by_fit, estimates, prices
 from .space import candidates
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _offered(
     """The finalists of the whole space, where the closed form can price all of it at once; else every candidate."""
     sparing = objective == "memory"
     fitted = by_fit(by)
-    if score is None and fitted is not None:
+    if score is None and fitted is not None and fitted.whole:
         from .shortlist import Shortlist  # here, because they bring numpy along
         from .whole import scored_space
 
@@ -108,8 +109,10 @@ def _offered(
         finalists = Shortlist(space, fitted, base, objective).scored(cluster, sparing=sparing, brief=brief)
         return _Offered(finalists, len(space.seconds), space.unfit, fitted.says, space.interrupted)
     each = candidates(profile, cluster, base, by.fits, sparing=sparing)
-    priced = score or (lambda _, plan, __: by.estimate(plan))
-    return _Offered((plan, priced(profile, plan, cluster)) for plan in each)
+    if score is not None:
+        return _Offered((plan, score(profile, plan, cluster)) for plan in each)
+    plans, same = itertools.tee(each)
+    return _Offered(zip(plans, estimates(by, same), strict=True), says=fitted.says if fitted is not None else "")
 
 
 def _shared(profile: Profile) -> Profile:

@@ -100,6 +100,8 @@ class Recorder(TorchDispatchMode):
         self._depths: dict[int, float] = {}
         self._hooks: list[Any] = []
         self._resident = {self._key(t) for t in resident}
+        self._cast: set[int] = set()
+        """Copies of weights that autocast made: a product with one of them is a product with the weight."""
         self._at: tuple[complex, str] = (0j, "")
         self._saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda t: t)
         self._composite = {spec.name for spec in layers if spec.composite}
@@ -204,7 +206,10 @@ class Recorder(TorchDispatchMode):
     def _dims(self, name: str, kind: str, args: Any, kwargs: Any) -> tuple[int, ...]:
         if self._phase != "forward":
             return ()
-        return dims_of(name, kind, args, kwargs, self._batch.size, lambda t: self._key(t) in self._resident)
+        return dims_of(name, kind, args, kwargs, self._batch.size, self._own)
+
+    def _own(self, t: torch.Tensor) -> bool:
+        return (key := self._key(t)) in self._resident or key in self._cast
 
     def _moved(self, name: str, args: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> complex:
         """Bytes that are read and written. Of a table, no more is read than is taken out."""
@@ -234,6 +239,7 @@ class Recorder(TorchDispatchMode):
         self.alive -= self._sizes.pop(key, 0j)
         self._watch.pop(key, None)
         self._depths.pop(key, None)
+        self._cast.discard(key)
 
     def _gradient(self, p: torch.Tensor) -> None:
         """A finished gradient is counted with the gradients, not with the activations."""
@@ -288,6 +294,7 @@ class Recorder(TorchDispatchMode):
                     seen.calls.append(Call("contiguous", "transpose", 0j, 2 * self._size(t), dtype=type_of([t], [])))
                 if name == "_to_copy" and self._phase == "forward" and read[0] in self._resident:
                     layer.cast += sum(size_of(t) for t in outputs)
+                    self._cast.update(written)
             elif made:
                 layer.bare[number] = made
         for t, key in zip(outputs, written, strict=True):

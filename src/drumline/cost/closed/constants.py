@@ -67,6 +67,8 @@ class Constants:
     exposed_dp: Number = 0.15
     """Share of overlapped data-parallel messages that costs time all the same: kernels share the device."""
     exposed_cp: Number = 0.5
+    hooks: Number = 4.0e-3
+    """Seconds per layer and micro-batch in which the host hands gradients over, one parameter after the other."""
     add: Number = 1.0
     """Bytes moved to add one micro-batch's gradients to the others', as a factor on what must move."""
     update: Number = 1.0
@@ -97,6 +99,6 @@ WIDTH = dict.fromkeys((*NAMES, *MEMORY), 0.35) | {
     "products": 0.08, "products8": 0.12, "stream": 0.15, "attention": 0.2, "attention_back": 0.2, "link": 0.15,
     "network": 0.2, "depth": 0.5, "wave": 0.7, "layer": 0.25, "link_half": 0.4, "head": 0.8, "message": 0.7,
     "exposed_dp": 0.6, "exposed_tp": 0.5, "exposed_pp": 0.6, "hop": 0.7, "step": 0.5, "straggle": 0.7,
-    "passes": 0.2, "power": 0.5, "misaligned": 0.5,
+    "passes": 0.2, "hooks": 0.7, "power": 0.5, "misaligned": 0.5,
 }  # fmt: skip
 """How far a constant may be from its prior, as a standard deviation of its logarithm."""

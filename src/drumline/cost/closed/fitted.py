@@ -7,7 +7,8 @@ stages by name) costs what it costs there, beside the same plan without it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from ..host import host_bytes, host_of
 from ..memory import Memory
 from ..step import Steps, largest_share, notes_of
 from .chips import constants_for, machines_for, profile_for
+from .counted import as_run
 from .inputs import Array, Machines, Models
 from .plans import Rows, known, layouts_of, rows_of
 from .profiles import Profiles, load_profiles
@@ -30,6 +32,8 @@ from .transformer import transformer_of
 
 PRECISIONS = ("bf16", "fp16")
 """What the published runs computed in, and the engine does too."""
+TOGETHER = 64
+"""Plans of a stream that are priced at once: somebody may not want to wait for all."""
 _STEADY = ("1f1b", "interleaved", "zero-bubble")
 """Orders in which a rank's activations do not grow with the micro-batches."""
 _SENT = ("tp", "cp", "ep", "pp", "dp")
@@ -61,7 +65,8 @@ class FittedSteps:
         self._model, self._profiles = model, profiles
         self._steps = Steps(profile, cluster, precision)
         self._short: dict[int, Steps] = {}
-        self._machine, self._constants = machines_for(cluster, precision), constants_for(cluster, profiles)
+        self._machine = machines_for(cluster, precision)
+        self._constants = as_run(constants_for(cluster, profiles), profile, model, cluster)
 
     @property
     def says(self) -> str:
@@ -70,6 +75,11 @@ class FittedSteps:
             f"the closed form, fitted on {self._profiles.origin} (nine of ten within "
             f"{100 * self._profiles.error:.0f}%, each predicted without its source)"
         )
+
+    @property
+    def whole(self) -> bool:
+        """Whether the memory of a whole space can be counted at once: the layers of a formula have known names."""
+        return self._profile.origin == "formula"
 
     @property
     def model(self) -> Models:
@@ -144,16 +154,25 @@ class FittedSteps:
 
     def estimate(self, plan: Plan) -> Estimate:
         """Time and memory of one step."""
-        times = self.times(rows_of([known(plan)]))
+        return next(self.estimates([plan]))
+
+    def estimates(self, plans: Iterable[Plan]) -> Iterator[Estimate]:
+        """The same of many, some at a time: their times are computed together."""
+        left = iter(plans)
+        while some := list(itertools.islice(left, TOGETHER)):
+            times = self.times(rows_of([known(p) for p in some]))
+            yield from (self._estimate(plan, times, i) for i, plan in enumerate(some))
+
+    def _estimate(self, plan: Plan, times: StepTimes, i: int) -> Estimate:
         beside = self._beside(plan)
-        parts = {k: max(0.0, v + beside.get(k, 0.0)) for k, v in parts_of(times, 0).items()}
+        parts = {k: max(0.0, v + beside.get(k, 0.0)) for k, v in parts_of(times, i).items()}
         if plan.pp == 1:
             del parts["bubble"]
         memory, device = self.memory(plan), self._cluster.device
         return Estimate(
             plan=str(plan), step_seconds=sum(parts.values()), parts=parts, memory_bytes=memory.total,
             memory_parts=memory.parts(), memory_limit=self._limit,
-            hidden_seconds=float(times.hidden[0]), error=self._profiles.error, origin=self.origin,
+            hidden_seconds=float(times.hidden[i]), error=self._profiles.error, origin=self.origin,
             notes=self._notes(plan), host_bytes=host_bytes(self._profile, plan),
             host_limit=host_of(device).memory if plan.offload != "none" else 0.0,
         )  # fmt: skip

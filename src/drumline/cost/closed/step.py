@@ -14,8 +14,6 @@ from .traffic import Traffic, traffic
 
 UPDATE_BYTES = 44.0
 """Bytes per parameter of an update: gradient, two moments and master read and written, norm, 16-bit copy."""
-COPIED_BYTES = 16.0
-"""Bytes per parameter that copying a micro-batch's gradients to flat buffers and back moves."""
 _BUBBLE = np.array([0.0, 1.0, 1.0, 1.0, 1.0 / 3.0, 0.0])
 """The share of the pipeline's fill and drain that each order leaves idle, by SCHEDULES."""
 
@@ -57,7 +55,8 @@ def step_times(models: Models, layouts: Layouts, machines: Machines, c: Constant
     exposed = np.where(layouts.overlap_tp > 0, c.exposed_tp, 1.0)
     tp = exposed * t.tp_forward * (2.0 + layouts.again_products)
     cp, ep = c.exposed_cp * t.cp, t.ep * (1.0 + 0.5 * layouts.again_products)
-    layer = p.forward + p.backward + p.again + tp + cp + ep
+    handed = np.where(layouts.copied > 0, c.hooks, 0.0)
+    layer = p.forward + p.backward + p.again + handed + tp + cp + ep
     ends = p.logits_forward + p.logits_backward
     add = _accumulate(layouts, machines, c, held)
     first = held.first * layer + p.embedding
@@ -70,7 +69,7 @@ def step_times(models: Models, layouts: Layouts, machines: Machines, c: Constant
     head = np.where((layouts.pp == 1) | (slowest == last), 1.0, 0.0)
     m = layouts.micro
     forward = m * (count * p.forward + head * p.logits_forward + np.where(layouts.pp == 1, p.embedding, 0.0))
-    backward = m * (count * p.backward + head * p.logits_backward + add)
+    backward = m * (count * (p.backward + handed) + head * p.logits_backward + add)
     again = m * count * p.again
     pipe = m * t.pipe * np.where(layouts.overlap_tp * (layouts.virtual > 1) > 0, c.exposed_pp, 1.0)
     filled = others + np.maximum(0.0, layouts.pp - 1.0) * t.pipe
@@ -89,8 +88,8 @@ def step_times(models: Models, layouts: Layouts, machines: Machines, c: Constant
 
 def _accumulate(layouts: Layouts, machines: Machines, c: Constants, held: Stages) -> Array:
     """Seconds in which one micro-batch's gradients are added to those of the others, where no product does that."""
-    copied = np.where(layouts.copied > 0, COPIED_BYTES, 0.0)
-    moved = (2.0 + 2.0 * layouts.gradient + copied) * held.weights_per_rank
+    times = np.where(layouts.copied > 0, 4.0, 2.0)  # read and written: by the sum, and by the copy
+    moved = (2.0 + times * layouts.gradient) * held.weights_per_rank
     alone = (layouts.micro <= 1) | (layouts.zero >= 3) | (layouts.added > 0)
     return np.where(alone, 0.0, c.add * moved / (machines.bandwidth * c.stream))
 

@@ -100,10 +100,9 @@ def traffic(models: Models, layouts: Layouts, machines: Machines, c: Constants, 
 
 def _between_stages(wide: Array, layouts: Layouts, machines: Machines, c: Constants) -> Array:
     """One micro-batch's activations and gradients between neighbours, for every part of a rank."""
-    stride = layouts.tp * layouts.dp * layouts.cp
     size = wide / layouts.tp  # tensor-parallel ranks hold the same: each sends its part
     port = machines.network / np.minimum(machines.node, layouts.ranks)
-    far = stride >= machines.node
+    far = layouts.ranks > machines.node  # some neighbours stand in two nodes, and all stages wait for those
     rate = c.pipe * np.where(far, np.minimum(port, machines.link), machines.link)
     start = np.maximum(c.message, np.where(far, machines.start_network, machines.start))
     return np.asarray(2.0 * layouts.virtual * (size / rate + start), dtype=np.float64)

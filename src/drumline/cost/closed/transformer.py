@@ -1,41 +1,63 @@
-"""Which models the closed form describes: language models by formula, read back from their operators."""
+"""Which models the closed form describes: language models, read back from their operators, by formula or traced."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from ...model.profile import Layer, Profile
 from ...model.shapes import Attention, Product, shape_of
 from .inputs import Models
 
 CAUSAL = ("gpt:", "llama:")
-"""Models that predict every next token: what the published runs are of. Masked models and images are not among them."""
+"""Models of the zoo that predict every next token: what the published runs are of."""
 
 
 def transformer_of(profile: Profile) -> Models | None:
-    """The model as one row of arrays; None where it is no such transformer, or was traced.
-
-    A trace has the operators of a user's own modules, with casts and copies that the published runs did not have.
-    """
-    if profile.origin != "formula" or not profile.name.startswith(CAUSAL):
+    """The model as one row of arrays; None where it is no such transformer."""
+    formula = profile.origin == "formula"
+    if formula and not profile.name.startswith(CAUSAL):
         return None
-    blocks = [x for x in profile.layers if any(op.kind == "attention" for op in x.ops)]
-    if len(blocks) != 1 or not profile.layers[-1].ops:
+    cores = [(x, _cores(x)) for x in profile.layers]
+    blocks = [(x, found[0]) for x, found in cores if len(found) == 1]
+    others = [(x, _products(x)) for x, found in cores if not found and _products(x)]
+    if not blocks or len(others) != 1 or any(len(found) > 1 for _, found in cores):
         return None
-    block, head = blocks[0], profile.layers[-1]
-    core = next(s for op in block.ops if isinstance(s := shape_of(op), Attention))
-    maps, last = _products(block), _products(head)
-    if not maps or not last or last[-1].rows != core.tokens:
+    (block, core), (head, last) = blocks[0], others[0]
+    maps = _products(block)
+    if any(_products(x) != maps or c != core for x, c in blocks[1:]):
         return None
-    inner, hidden = maps[-1].inputs, maps[-1].outputs
-    gated = Counter((p.inputs, p.outputs) for p in maps)[hidden, inner] > 1
-    found = Models.of(
-        layers=block.repeats, hidden=hidden, heads=core.heads, kv_heads=core.kv_heads, inner=inner, gated=gated,
-        vocabulary=last[-1].outputs, tied=head.tied > 0, sequence=core.tokens, causal=1, predicted=1, experts=1,
-        active=1,
+    if not maps or len(last) != 1 or any(p.rows != core.tokens for p in (*maps, *last)):
+        return None
+    return _model(
+        maps, core, last[0], layers=sum(x.repeats for x, _ in blocks), tied=head.tied > 0,
+        # a model of the zoo counts all pairs; a trace that hands a mask over has a kernel that computes all of them
+        causal=formula or core.causal > 0,
     )  # fmt: skip
-    # anything else in a block, and it is another model
-    return found if found.layer_weights[0] == sum(p.numbers for p in maps) else None
+
+
+def _model(
+    maps: Sequence[Product], core: Attention, last: Product, *, layers: int, tied: bool, causal: bool
+) -> Models | None:
+    """By the widths of a block's maps, the last of which leads out of the feed-forward part; None if there are more."""
+    inner, hidden = maps[-1].inputs, maps[-1].outputs
+    widths = Counter((p.inputs, p.outputs) for p in maps)
+    gated = widths[hidden, inner] > 1 or widths[hidden, 2 * inner] > 0
+    # keys and values may be repeated for the kernel: their maps tell how many there are
+    left = sum(p.numbers for p in maps) - (2 + gated) * hidden * inner - 2 * hidden**2
+    kv_heads, rest = divmod(left, 2 * hidden * core.width)
+    if rest or core.width * core.heads != hidden or not 1 <= kv_heads <= core.heads or core.heads % kv_heads:
+        return None
+    return Models.of(
+        layers=layers, hidden=hidden, heads=core.heads, kv_heads=kv_heads, inner=inner, gated=gated,
+        vocabulary=last.outputs, tied=tied, sequence=core.tokens, causal=causal, predicted=1, experts=1, active=1,
+    )  # fmt: skip
+
+
+def _cores(layer: Layer) -> list[Attention]:
+    """The attentions of a layer."""
+    forward = (op for op in layer.ops if op.phase == "forward" for _ in range(op.count))
+    return [s for op in forward if isinstance(s := shape_of(op), Attention)]
 
 
 def _products(layer: Layer) -> list[Product]:
