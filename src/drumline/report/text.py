@@ -118,16 +118,13 @@ class _Console(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console as wide as the terminal, or as COLUMNS says; else lines are as long as they are, tables 120 wide."""
+    """A console; where it is not a terminal, lines are as long as they are and tables are 120 wide."""
     stream = sys.stderr if stderr else sys.stdout
     plain = not stream.isatty()
-    asked = os.environ.get("COLUMNS", "")
-    known = asked.isdecimal() and int(asked) > 0
-    width = (int(asked) if known else 120) if plain else None
+    width = int(os.environ.get("COLUMNS") or 120) if plain else None
     return _Console(
-        stderr=stderr, highlight=False, emoji=False, markup=False, soft_wrap=plain and not known, width=width,
-        no_color=plain or None,
-    )  # fmt: skip
+        stderr=stderr, highlight=False, emoji=False, markup=False, soft_wrap=plain, width=width, no_color=plain or None
+    )
 
 
 def _alike(a: Layer, b: Layer) -> bool:
