@@ -97,20 +97,12 @@ def fate(cell: Cell) -> Fate | None:
         return Fate("same", "float64 shows the plan's arithmetic, not its precision")
     if (why := unfit(cell.job, plan)) and not _asks(cell, plan):
         return Fate("refused", why)
-    if not chosen_for(cell.job, plan):
-        return Fate("not run", f"on more than 2 ranks this choice is tried with {', '.join(QUICK)} and t5")
     return None
 
 
 def _asks(cell: Cell, plan: Plan) -> bool:
     """Whether a cell that is refused is run all the same, to hear the engine refuse it."""
     return cell.computed == "float64" and plan.ranks < 8 and len(plan.table()) <= 2 + (plan.pp > 1)
-
-
-def chosen_for(job: str, plan: Plan) -> bool:
-    """Whether a job is tried under a plan: all under the axes alone, a few of each kind under the choices as well."""
-    alone = {"dp", "pp", "tile", "cp", "tp", "micro"} >= set(plan.table()) and plan.micro in (1, MICRO)
-    return plan.ranks == 2 or alone or job in (*QUICK, "t5")
 
 
 def cells_of(ranks: int, jobs: Sequence[str] = small_jobs.SPLIT_JOBS) -> list[Cell]:
