@@ -58,7 +58,7 @@ def plans(ranks: int) -> Iterator[tuple[dict[str, object], Plan | PlanError]]:
         base: dict[str, object] = {**layout, "micro": MICRO} if "pp" in layout else layout
         for choice in (*CHOICES, *ORDERS) if ranks < 8 else FEW:
             idle = ("zero" in choice and "dp" not in layout) or ("schedule" in choice and "pp" not in layout)
-            if idle or (choice and {**base, **choice} == base):
+            if idle or (choice and {"micro": 1, **base, **choice} == {"micro": 1, **base}):
                 continue  # it chooses nothing
             try:
                 yield {**base, **choice}, Plan.from_table({**base, **choice}, "the matrix")
