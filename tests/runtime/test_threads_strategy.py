@@ -43,6 +43,18 @@ class Summed(nn.Module):
         return self.head(x).mean(0)
 
 
+class Chancy(nn.Module):
+    """Computes a part in float32 by its own will, and drops values by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.dropout(self.first(x), 0.5)
+        return self.head(h.float().tanh().to(x.dtype))
+
+
 def failing(which: float) -> None:
     engine = initialize(small_jobs.make("mlp", model=lambda: Fails(which)), "dp=3,backend=threads")
     rows = torch.arange(7.0)[:, None].expand(7, 6).contiguous()
@@ -71,6 +83,12 @@ def test_threads_equal_one_device(world: Worlds, job: str, replicas: int) -> Non
 @pytest.mark.parametrize("choice", ["micro=3", "precision=bf16", "chunk=3"])
 def test_threads_with_another_choice(world: Worlds, choice: str) -> None:
     parity.check(world(1).run(parity.run_verify, "gpt", f"dp=3,backend=threads,{choice}")[0])
+
+
+def test_modes_of_the_caller_reach_the_threads(world: Worlds) -> None:
+    """`verify` takes chance and single precision out of a model by modes, and a mode belongs to a thread."""
+    found = world(1).run(parity.run_verify, "mlp", "dp=3,backend=threads", 3, {"model": Chancy})[0]
+    parity.check(found)
 
 
 def test_running_statistics(world: Worlds) -> None:

@@ -28,10 +28,13 @@ from .alive import Alive, storage_bytes
 from .group import Book, fake_world
 from .integers import RealIntegers
 from .kernels import Kernels
+from .recurrent import StandIns
 from .value import DryRun, Rank
 
 EMULATED = "as on a GPU: its casts, masks and fused kernels, on tensors of the CPU, because no GPU is here"
-RECURRENT = "as on a GPU, on tensors of the CPU: torch has no recurrent layers of a GPU without values"
+RECURRENT = (
+    "as on a GPU, on tensors of the CPU: the model is split, and torch has no recurrent layers of a GPU without values"
+)
 STAYS = "what the plan offloads is counted here: on a CPU there is nowhere to take it"
 
 
@@ -48,7 +51,8 @@ def dry_run(
     check(plan)
     kind = device or device_of(Place()).type
     here = torch.cuda.is_available()
-    emulated = kind == "cuda" and (not here or _recurs(job))
+    # of a model that is split the graph is captured, which would show stand-ins
+    emulated = kind == "cuda" and (not here or (plan.splits_model and _recurs(job)))
     stands_for = backend or ("nccl" if kind == "cuda" else "shm" if plan.backend == "auto" else plan.backend)
     data = check_dataset(guard(job.data, "the job's data()"))
     sample = guard(data.__getitem__, "sample 0 of the dataset", 0)
@@ -137,6 +141,7 @@ class _One:
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self.mode = RunningMode(allow_non_fake_inputs=True)
         self._kernels = Kernels(self.device) if device == "cuda" else None
+        self._stand_ins = StandIns(self.device, plan.precision, apart=plan.zero == 3) if device == "cuda" else None
         self.book, self.alive = Book(backend), Alive(device, kernels=self._kernels, reserves=emulated)
         self.notes: list[str] = []
         self._name = "the model"
@@ -150,6 +155,8 @@ class _One:
         model, notes = fake_model(self._plain, mode)
         self.notes += [*notes, *assumed(model)]
         self._name = type(model).__name__
+        if self._stand_ins:
+            self._stand_ins.place(model)
         if self.plan.zero == 3 or self.plan.splits_model:  # whoever asks moves it
             return model
         return moved(model, mode, self.device, None)

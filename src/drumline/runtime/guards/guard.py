@@ -7,7 +7,6 @@ and one bad number in one of them makes both bad everywhere. Only then the ranks
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -133,9 +132,11 @@ class Spikes:
         """Take one more loss; what to say of it."""
         told = ""
         if self._limit and len(self._last) >= self.LEAST and math.isfinite(loss):
-            mean = statistics.fmean(self._last)
+            # in plain numbers: `statistics` computes with fractions, and a GPU stands still meanwhile
+            mean = sum(self._last) / len(self._last)
+            spread = math.sqrt(sum((x - mean) ** 2 for x in self._last) / len(self._last))
             # a loss that hardly moves has spikes too, but not every wiggle of it is one
-            deviation = max(statistics.pstdev(self._last), 0.02 * abs(mean))
+            deviation = max(spread, 0.02 * abs(mean))
             far = (loss - mean) / deviation if deviation else 0.0
             if far > self._limit:
                 told = f"loss spike: {loss:.4g} is {far:.1f} standard deviations above the last {len(self._last)}"

@@ -14,12 +14,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ...data.stream import split
 from ...errors import JobError
@@ -91,17 +92,20 @@ class _Scattered(nn.Module):
 
 
 class _State:
-    """The caller's gradient mode and autocast, to be set in another thread."""
+    """The caller's gradient mode, modes of functions and autocast, to be set in another thread."""
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
+        self._modes: list[TorchFunctionMode] = _get_current_function_mode_stack()
         self._casts = {
             kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
         }
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        with torch.set_grad_enabled(self._grad):
+        with torch.set_grad_enabled(self._grad), ExitStack() as stack:
+            for mode in self._modes:
+                stack.enter_context(_inside(mode))
             if not self._casts:
                 yield
                 return
@@ -109,6 +113,16 @@ class _State:
             # a weight's cast copy belongs to the thread that made it
             with torch.autocast(kind, dtype=dtype):
                 yield
+
+
+@contextmanager
+def _inside(mode: TorchFunctionMode) -> Iterator[None]:
+    """The mode for this thread alone: whatever else it does when it is entered, its owner has done."""
+    TorchFunctionMode.__enter__(mode)  # type: ignore[no-untyped-call]  # torch's
+    try:
+        yield
+    finally:
+        TorchFunctionMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]  # torch's
 
 
 class _Meeting:

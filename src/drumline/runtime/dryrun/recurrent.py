@@ -1,0 +1,172 @@
+"""Stand-ins for a GPU's recurrent layers, which torch does not have without values.
+
+A stand-in computes nothing. It gives what the layer gives, keeps for the backward as much as the layer keeps, and takes
+for itself what the layer takes: the GPU that is here is asked, by running such a layer once, alone, on zeros.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ...errors import JobError
+from ...trace.kinds import size_of, tensors
+from ..precision import computing
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a layer gives, and the bytes that it needs."""
+
+    outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    kept: int
+    """Alive after the forward, beside what was before it; the outputs are in it."""
+    forward: int
+    """Most alive in the forward, beside what was before it."""
+    backward: int
+    """Most alive in the backward, beside what was before it; the gradients are in it."""
+
+
+class StandIns:
+    """Puts stand-ins in the places of a model's recurrent layers, and remembers what the GPU said of each kind."""
+
+    def __init__(self, device: torch.device, precision: str, *, apart: bool) -> None:
+        self._device, self._precision, self._apart = device, precision, apart
+        """`apart`: the weights of a layer do not lie one after the other, so it copies them for itself."""
+        self._known: dict[Any, Needs] = {}
+
+    def place(self, model: nn.Module) -> None:
+        """From now on these layers only say what they need."""
+        for name, module in model.named_modules():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters = _nothing  # type: ignore[method-assign]  # it looks where the values lie
+                module.forward = partial(self._forward, module, name)
+
+    def _forward(self, module: nn.RNNBase, name: str, input: Any, hx: Any = None) -> Any:
+        if isinstance(input, PackedSequence):
+            raise JobError(
+                f"{name} is given a packed sequence", rule="the lengths in it are values, which a dry run has not"
+            )
+        states = tensors(hx)
+        given = [input, *states]
+        key = (_made_by(module), module.training, *((tuple(t.shape), t.dtype, t.requires_grad) for t in given))
+        if key not in self._known:
+            self._known[key] = self._ask(module, name, given)
+        weights = [getattr(module, w) for w in module._flat_weights_names]
+        output, *last = _StandIn.apply(self._known[key], *given, *weights)  # type: ignore[no-untyped-call]  # torch's
+        return output, tuple(last) if module.mode == "LSTM" else last[0]
+
+    def _ask(self, module: nn.RNNBase, name: str, given: Sequence[torch.Tensor]) -> Needs:
+        """In a thread of its own, which has none of the modes of a dry run."""
+        found: list[Needs | Exception] = []
+        asks = _Asks(module, given, self._device, self._precision, apart=self._apart)
+
+        def run() -> None:
+            try:
+                asks.run()  # the first call may load what stays
+                found.append(asks.run())
+            except Exception as e:
+                found.append(e)
+
+        thread = threading.Thread(target=run, name="recurrent")
+        thread.start()
+        thread.join()
+        if isinstance(found[0], Exception):
+            raise JobError(
+                f"{name} could not be asked for its memory: {type(found[0]).__name__}: {found[0]}",
+                rule="a dry run with recurrent layers runs each kind of them once on the GPU",
+                fix='dry_run(..., device="cpu")',
+            ) from found[0]
+        return found[0]
+
+
+class _Asks:
+    """A layer like one of the model's, with values, alone on the GPU."""
+
+    def __init__(
+        self, module: nn.RNNBase, given: Sequence[torch.Tensor], device: torch.device, precision: str, *, apart: bool
+    ) -> None:
+        self._device, self._precision, self._apart = device, precision, apart
+        self._kind, self._made_by = _made_by(module)
+        self._training = module.training
+        self._dtype: torch.dtype = getattr(module, module._flat_weights_names[0]).dtype
+        self._given = [(tuple(t.shape), t.dtype, t.requires_grad) for t in given]
+
+    def run(self) -> Needs:
+        """Forward and backward, between readings of the allocator."""
+        layer = self._kind(**dict(self._made_by), device=self._device, dtype=self._dtype).train(self._training)
+        if self._apart:
+            for p in layer.parameters():
+                p.data = p.data.clone()
+        input, *states = (
+            torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=wants) for shape, dtype, wants in self._given
+        )
+        start = self._start()
+        with computing(self._precision, self._device):
+            hx = None if not states else tuple(states) if self._kind is nn.LSTM else states[0]
+            made = tensors(layer(input, hx))
+        kept, forward = torch.cuda.memory_allocated(self._device) - start, self._most() - start
+        gradient = torch.zeros_like(made[0])
+        start = self._start()
+        made[0].backward(gradient)
+        shapes = tuple((tuple(t.shape), t.dtype) for t in made)
+        return Needs(shapes, kept, forward, self._most() - start)
+
+    def _start(self) -> int:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return torch.cuda.memory_allocated(self._device)
+
+    def _most(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+
+class _StandIn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, needs: Needs, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        made = [given[0].new_empty(shape, dtype=dtype) for shape, dtype in needs.outputs]
+        held = _bytes(given[0], needs.kept - _size(made))
+        _bytes(given[0], needs.forward - needs.kept)  # it is gone at once, but was counted
+        ctx.save_for_backward(*given, held, *made)
+        ctx.needs, ctx.given = needs, len(given)
+        ctx.set_materialize_grads(False)
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        given = ctx.saved_tensors[: ctx.given]
+        made = [torch.empty_like(t) if wants else None for t, wants in zip(given, ctx.needs_input_grad[1:], strict=True)]
+        _bytes(given[0], ctx.needs.backward - _size(t for t in made if t is not None))
+        return (None, *made)
+
+
+def _size(found: Iterable[torch.Tensor]) -> int:
+    return int(sum(map(size_of, found)))
+
+
+def _bytes(beside: torch.Tensor, n: int) -> torch.Tensor:
+    """Some memory where another tensor is."""
+    return beside.new_empty(max(0, n), dtype=torch.uint8)
+
+
+def _made_by(module: nn.RNNBase) -> tuple[type[nn.RNNBase], tuple[tuple[str, Any], ...]]:
+    """The class of a layer, and what it is made with."""
+    kind = {"LSTM": nn.LSTM, "GRU": nn.GRU}.get(module.mode, nn.RNN)
+    names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+    made_with = [(name, getattr(module, name)) for name in names]
+    if kind is nn.LSTM:
+        made_with.append(("proj_size", module.proj_size))
+    elif kind is nn.RNN:
+        made_with.append(("nonlinearity", module.mode.removeprefix("RNN_").lower()))
+    return kind, tuple(made_with)
+
+
+def _nothing() -> None:
+    """Weights without values lie nowhere."""

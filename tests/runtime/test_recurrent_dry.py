@@ -1,0 +1,121 @@
+"""Recurrent layers in a dry run for a GPU: stand-ins give what the layers give, and need what the GPU says."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import small_jobs
+import torch
+from torch import nn
+
+from drumline.errors import JobError
+from drumline.runtime.dryrun import dry_run
+from drumline.runtime.dryrun.alive import Alive
+from drumline.runtime.dryrun.recurrent import Needs, StandIns
+from drumline.runtime.engine import initialize
+from drumline.trace.running import RunningMode
+
+CPU = torch.device("cpu")
+LAYERS = {
+    "lstm": partial(nn.LSTM, 8, 16, 2, batch_first=True), "projected": partial(nn.LSTM, 8, 16, proj_size=4),
+    "gru": partial(nn.GRU, 8, 16, bidirectional=True), "rnn": partial(nn.RNN, 8, 16, 2, nonlinearity="relu", dropout=0.1),
+}  # fmt: skip
+
+
+def answer(layer: nn.RNNBase, given: list[torch.Tensor], more: int) -> Needs:
+    """What a layer of a CPU gives; it keeps, takes in its forward and takes in its backward some bytes more."""
+    with torch.device("cpu"):
+        x, *states = (torch.zeros(t.shape) for t in given)
+    hx = None if not states else tuple(states) if layer.mode == "LSTM" else states[0]
+    output, last = layer(x, hx)
+    made = [output, *(last if isinstance(last, tuple) else (last,))]
+    size = sum(t.nbytes for t in made)
+    gradients = sum(p.nbytes for p in layer.parameters())
+    return Needs(tuple((tuple(t.shape), t.dtype) for t in made), size + more, size + 3 * more, gradients + 5 * more)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, more: int, *states: torch.Size) -> tuple[Alive, list[int], Any]:
+    """The layer without values: what was alive after its forward and after its backward, and what it gave."""
+    real: nn.RNNBase = LAYERS[name]()
+    monkeypatch.setattr(StandIns, "_ask", lambda self, module, name, given: found[0])
+    found = [answer(real, [torch.zeros(3, 5, 8), *(torch.zeros(s) for s in states)], more)]
+    alive = Alive("cpu")
+    with RunningMode(allow_non_fake_inputs=True), alive:
+        layer: nn.RNNBase = LAYERS[name]()
+        StandIns(CPU, "fp32", apart=False).place(layer)
+        x, *hx = torch.empty(3, 5, 8), *(torch.empty(s, requires_grad=True) for s in states)
+        alive.include([*layer.parameters(), x, *hx])
+        alive.start()
+        before = alive.now
+        output, last = layer(x, (tuple(hx) if real.mode == "LSTM" else hx[0]) if hx else None)
+        after = alive.now - before
+        shapes = [tuple(t.shape) for t in (output, *(last if isinstance(last, tuple) else (last,)))]
+        assert alive.most - before == found[0].forward
+        total = output.sum() if not hx else sum(t.sum() for t in last)
+        del output, last
+        total.backward()
+        assert all(p.grad is not None and p.grad.shape == p.shape for p in layer.parameters())
+        assert all(h.grad is not None for h in hx)
+        return alive, [before, after, alive.now], shapes
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", LAYERS)
+def test_stand_ins_give_and_need_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = 1 << 20
+    alive, (before, after, end), shapes = run(monkeypatch, name, more)
+    real: nn.RNNBase = LAYERS[name]()
+    output, last = real(torch.zeros(3, 5, 8))
+    made = [output, *(last if isinstance(last, tuple) else (last,))]
+    assert shapes == [tuple(t.shape) for t in made]
+    assert after == sum(t.nbytes for t in made) + more
+    # in the backward: what was kept, what the layer takes, and the few bytes of the loss and its gradient
+    assert alive.most - before == pytest.approx(after + 5 * more + sum(p.nbytes for p in real.parameters()), abs=4096)
+    assert end - before == pytest.approx(sum(p.nbytes for p in real.parameters()), abs=64), "what was kept is given back"
+
+
+def test_a_state_that_is_given_gets_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a decoder: only the last states are used, and the first ones come from somewhere."""
+    state = torch.Size((2, 3, 16))
+    run(monkeypatch, "lstm", 4096, state, state)
+
+
+def test_what_cannot_be_asked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.LSTM(8, 16)
+    StandIns(torch.device("meta"), "fp32", apart=False).place(layer)
+    with pytest.raises(JobError, match="could not be asked for its memory"):
+        layer(torch.zeros(3, 5, 8))
+    packed = nn.utils.rnn.pack_padded_sequence(torch.zeros(3, 5, 8), torch.tensor([3, 2, 2, 1, 1]))
+    with pytest.raises(JobError, match="packed sequence"):
+        layer(packed)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only it knows what its layers take")
+@pytest.mark.parametrize("plan", ["", "precision=bf16", "zero=3", "micro=2"])
+def test_the_peak_on_a_gpu(plan: str) -> None:
+    layer = partial(nn.LSTM, 64, 256, 2, batch_first=True, bidirectional=True)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = layer(), nn.Linear(512, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            _, (h, _) = self.lstm(x)
+            return self.head(torch.cat([h[-2], h[-1]], -1))
+
+    data = [(torch.randn(64, 64), i % 4) for i in range(256)]
+    job = small_jobs.make("mlp", model=Model, data=lambda: data, batch_size=256, loss=nn.functional.cross_entropy)
+    said = dry_run(job, plan)
+    engine = initialize(job, plan)
+    (batch,) = engine.data(1)
+    engine.step(batch)
+    torch.cuda.synchronize()
+    start, kept = torch.cuda.memory_allocated(), said.ranks[0]
+    torch.cuda.reset_peak_memory_stats()
+    engine.step(batch)
+    torch.cuda.synchronize()
+    grown = torch.cuda.max_memory_allocated() - start
+    assert kept.peak - kept.parameters - kept.buffers - kept.optimizer == pytest.approx(grown, rel=0.05)
