@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from drumline.cluster import Cloud, Device
+from drumline.cluster import Cloud, Cluster, Device, Link, Node
+from drumline.cost.pace import LOOK, at_pace, speed_at
 from drumline.cost.work import Pricer, start_of
 from drumline.model.profile import Affine, Layer, Op, Profile
+from drumline.plan import Plan
 
 START = {"forward": 5e-5, "backward": 4e-5, "cast": 1e-5, "again": 1e-3, "watched": 3e-5}
 CLOUD = Cloud("recurrent", "fp32", ((64.0, 16.0, 8.0, 8.0, 1.0), (64.0, 16.0, 8.0, 8.0, 4.0)), (0.01, 0.04))
@@ -49,3 +53,19 @@ def test_recurrent_layers_are_not_slowed_once_more() -> None:
     assert told.host == told.busy == pytest.approx(0.01, rel=0.05)
     pricer, layer = priced(OPS[0])
     assert pricer.told(layer, "forward", 1.0).busy == pytest.approx(1.5 * 4e6 / 1e12)
+
+
+def test_a_host_that_is_slower_now_slows_what_it_bounds() -> None:
+    """A step of small operators takes as much longer as its host; one that the GPU bounds does not."""
+    node = Node(1, Link(1e-6, 1e10))
+    cluster = Cluster("toy", dataclasses.replace(DEVICE, start={**START, LOOK: 0.02}), node)
+    small, large = (Layer("block", "Block", 4, ops=(op_of(size, "forward"), op_of(size, "backward"))) for size in (1e3, 1e12))
+    slow = at_pace(cluster, 2.0)
+    assert slow.device.start[LOOK] == 0.02 and slow.device.start["forward"] == 1e-4
+    plan = Plan.parse("dp=1")
+    assert speed_at(2.0, Profile("toy", 4, (small,)), plan, cluster) == pytest.approx(0.5, abs=0.1)
+    assert speed_at(2.0, Profile("toy", 4, (large,)), plan, cluster) == pytest.approx(1.0, abs=0.01)
+
+
+def op_of(flops: float, phase: str) -> Op:
+    return Op("mm", "matmul", phase, Affine(0.0, flops), Affine(0.0, 1e3))

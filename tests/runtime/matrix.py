@@ -76,7 +76,6 @@ def run_cell(
             _unused[cell.job] = unused_parameters(job)
         return _unused[cell.job]
 
-    torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # or torch would go on without compiling
     with parity.as_in_life(cell.plan), mock.patch("drumline.runtime.build.unused_parameters", remembered):
         engine = engine_of(small_jobs.make(cell.job), Plan.parse(cell.plan), exact=cell.computed == "float64")

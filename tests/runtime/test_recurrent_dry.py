@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import small_jobs
 import torch
 from torch import nn
 
+from drumline.comm.environment import disconnect
 from drumline.errors import JobError
 from drumline.runtime.dryrun import dry_run
 from drumline.runtime.dryrun.alive import Alive
@@ -24,23 +26,38 @@ LAYERS = {
 }  # fmt: skip
 
 
-def answer(layer: nn.RNNBase, given: list[torch.Tensor], more: int) -> Needs:
-    """What a layer of a CPU gives; it keeps, takes in its forward and takes in its backward some bytes more."""
-    with torch.device("cpu"):
+@pytest.fixture(autouse=True)
+def _leaves() -> Iterator[None]:
+    """One rank alone has a process group too."""
+    yield
+    disconnect()
+
+
+class Told:
+    """Who answers here: a layer of the CPU gives the shapes; it keeps and takes some bytes more."""
+
+    def __init__(self, layer: nn.RNNBase, given: list[torch.Tensor], more: int) -> None:
         x, *states = (torch.zeros(t.shape) for t in given)
-    hx = None if not states else tuple(states) if layer.mode == "LSTM" else states[0]
-    output, last = layer(x, hx)
-    made = [output, *(last if isinstance(last, tuple) else (last,))]
-    size = sum(t.nbytes for t in made)
-    gradients = sum(p.nbytes for p in layer.parameters())
-    return Needs(tuple((tuple(t.shape), t.dtype) for t in made), size + more, size + 3 * more, gradients + 5 * more)
+        made = given_by(layer, x, states)
+        size = sum(t.nbytes for t in made)
+        self.needs = Needs(tuple((tuple(t.shape), t.dtype) for t in made), size + more, size + 3 * more)
+        self.patterns: list[Any] = []
+        self._most = sum(p.nbytes for p in layer.parameters()) + 5 * more
+
+    def backward(self, pattern: Any) -> int:
+        self.patterns.append(pattern)
+        return self._most
 
 
-def run(monkeypatch: pytest.MonkeyPatch, name: str, more: int, *states: torch.Size) -> tuple[Alive, list[int], Any]:
-    """The layer without values: what was alive after its forward and after its backward, and what it gave."""
-    real: nn.RNNBase = LAYERS[name]()
-    monkeypatch.setattr(StandIns, "_ask", lambda self, module, name, given: found[0])
-    found = [answer(real, [torch.zeros(3, 5, 8), *(torch.zeros(s) for s in states)], more)]
+def given_by(layer: nn.RNNBase, x: torch.Tensor, states: list[torch.Tensor]) -> list[torch.Tensor]:
+    output, last = layer(x, (tuple(states) if layer.mode == "LSTM" else states[0]) if states else None)
+    return [output, *(last if isinstance(last, tuple) else (last,))]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, more: int, *states: torch.Size) -> tuple[Alive, list[int], Any, Told]:
+    """The layer without values: what was alive before, after its forward and after its backward; what it gave."""
+    told = Told(LAYERS[name](), [torch.zeros(3, 5, 8), *(torch.zeros(s) for s in states)], more)
+    monkeypatch.setattr(StandIns, "ask", lambda self, module, name, given: told)
     alive = Alive("cpu")
     with RunningMode(allow_non_fake_inputs=True), alive:
         layer: nn.RNNBase = LAYERS[name]()
@@ -49,26 +66,25 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, more: int, *states: torch.Si
         alive.include([*layer.parameters(), x, *hx])
         alive.start()
         before = alive.now
-        output, last = layer(x, (tuple(hx) if real.mode == "LSTM" else hx[0]) if hx else None)
+        made = given_by(layer, x, hx)
         after = alive.now - before
-        shapes = [tuple(t.shape) for t in (output, *(last if isinstance(last, tuple) else (last,)))]
-        assert alive.most - before == found[0].forward
-        total = output.sum() if not hx else sum(t.sum() for t in last)
-        del output, last
+        shapes = [tuple(t.shape) for t in made]
+        assert alive.most - before == told.needs.most
+        total = made[0].sum() if not hx else made[1].sum() + made[2].sum()
+        del made
         total.backward()
         assert all(p.grad is not None and p.grad.shape == p.shape for p in layer.parameters())
         assert all(h.grad is not None for h in hx)
-        return alive, [before, after, alive.now], shapes
+        return alive, [before, after, alive.now], shapes, told
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", LAYERS)
 def test_stand_ins_give_and_need_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     more = 1 << 20
-    alive, (before, after, end), shapes = run(monkeypatch, name, more)
+    alive, (before, after, end), shapes, _ = run(monkeypatch, name, more)
     real: nn.RNNBase = LAYERS[name]()
-    output, last = real(torch.zeros(3, 5, 8))
-    made = [output, *(last if isinstance(last, tuple) else (last,))]
+    made = given_by(real, torch.zeros(3, 5, 8), [])
     assert shapes == [tuple(t.shape) for t in made]
     assert after == sum(t.nbytes for t in made) + more
     # in the backward: what was kept, what the layer takes, and the few bytes of the loss and its gradient
@@ -79,7 +95,9 @@ def test_stand_ins_give_and_need_the_same(name: str, monkeypatch: pytest.MonkeyP
 def test_a_state_that_is_given_gets_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a decoder: only the last states are used, and the first ones come from somewhere."""
     state = torch.Size((2, 3, 16))
-    run(monkeypatch, "lstm", 4096, state, state)
+    *_, told = run(monkeypatch, "lstm", 4096, state, state)
+    ((output, *last),) = told.patterns
+    assert output is None and None not in last, "the GPU is asked for a backward without the output's gradient"
 
 
 def test_what_cannot_be_asked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -30,6 +31,15 @@ class Foreseen:
     estimate: Estimate
     why: str = ""
     """What was passed over for this plan, and why."""
+
+    def speed_of(self, told: Mapping[str, Any]) -> float | None:
+        """The speed of a step over the measured one, by what the ranks tell: of all, or of the hosts of GPUs alone."""
+        from ..cost.pace import speed_at
+        from .corrections import with_corrections
+
+        if "pace" not in told:
+            return told.get("speed")
+        return speed_at(told["pace"], self.profile, self.plan, with_corrections(self.cluster, None, use=False))
 
 
 def foresee(

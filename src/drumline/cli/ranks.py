@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,20 @@ def train_rank(
     """Set the job up, tell how fast the machine is now against when it was `measured`, and train."""
     from ..job import Job
     from ..measure.pulse import AFTER, during, expected, speed
+    from ..measure.starts import host_pace
     from ..runtime.engine import initialize
     from ..runtime.train import train
 
     engine = initialize(Job.load(reference), plan, guards=guards, flops_per_byte=flops_per_byte)
     if measured is None:
         return train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+    if engine.device.type == "cuda":  # its own speed is what it was; its host's is not
+        paces = [host_pace(measured, engine.device)]
+        if engine.rank == 0:
+            emit({"pace": paces[0]})
+        result = train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+        paces.append(host_pace(measured, engine.device))
+        return result | {"pace": statistics.geometric_mean(paces)}
     before = speed(measured, engine.device)
     if engine.rank == 0:
         emit({"speed": expected(before, engine.device)})

@@ -161,7 +161,7 @@ def train_now(
         out.say(checkpoints.advice(trained.first["save_stall"], run.step_seconds))
     if corrections:
         own = [r["own_by_phase"] for r in trained.results]
-        out.say(keep(seen.file, run, trained.first.get("speed"), own, trained.first["counted"]))
+        out.say(keep(seen.file, run, seen.speed_of(trained.first), own, trained.first["counted"]))
     if trained.first["preempted"]:
         print("preempted: go on with --resume auto", file=sys.stderr)
     return run, folder
@@ -207,11 +207,14 @@ def _run(
     def on_event(rank: int, e: dict[str, Any]) -> None:
         if "said" in e:
             out.say(e["said"])
-        elif "speed" in e:
-            speeds.append(e["speed"])
-            log.predicted = log.predicted / e["speed"] if log.predicted else None
+        elif (speed := seen.speed_of(e)) is not None:
+            speeds.append(speed)
+            log.predicted = log.predicted / speed if log.predicted else None
             at = f"; predicted {format_seconds(log.predicted)} a step" if log.predicted else ""
-            out.say(f"the machine now runs at {e['speed']:.2f} of its measured speed{at}")
+            if "pace" in e:
+                out.say(f"the host of the GPU now takes {e['pace']:.2f} times as long as when it was measured{at}")
+            else:
+                out.say(f"the machine now runs at {speed:.2f} of its measured speed{at}")
         else:
             records.append(log.record(e))
             for sink in sinks:

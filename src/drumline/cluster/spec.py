@@ -95,8 +95,9 @@ class Device:
     start: dict[str, Seconds] = field(default_factory=dict)
     """What a GPU's host takes to start an operator, by where it is: `forward`, `backward`, `cast` (one of autocast's),
     `update` (for a tensor); `launch` where it is not given. Then `again`, which is more for a layer that is recomputed,
-    each time it runs, and `watched`, which is more for each operator of one that is recomputed selectively. Of a CPU
-    `update` alone: what an optimizer takes for a tensor beside its kernels."""
+    each time it runs, and `watched`, which is more for each operator of one that is recomputed selectively. `look` is
+    the small step by which the host's pace is told later. Of a CPU `update` alone: what an optimizer takes for a tensor
+    beside its kernels."""
     context: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
     """Memory that the framework takes before the first tensor."""
     workspace: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from ..job import Job
 
 
 class Attention(nn.Module):
@@ -36,3 +40,14 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.relu(x + self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
+
+
+def steps_of(block: Callable[[], nn.Module], shape: tuple[int, ...], batch: int, blocks: int) -> Job:
+    """A job of some blocks, one after the other, that is to give back what it is given."""
+    return Job(
+        model=lambda: nn.Sequential(*(block() for _ in range(blocks))),
+        loss=lambda output, target: (output.float() - target).square().mean(),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+        data=lambda: [(torch.zeros(shape), torch.zeros(shape))] * 4,
+        batch_size=batch,
+    )

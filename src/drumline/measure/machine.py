@@ -19,7 +19,7 @@ from ..comm.environment import connect, device_of
 from .cpu import measure_cpu
 from .fit import alpha_beta
 from .gpu import measure_gpu
-from .gpu_steps import measure_amid, measure_starts
+from .gpu_steps import measure_amid
 from .host import measure_host, measure_workspace
 from .idle import measure_fewer
 from .journal import Journal
@@ -28,6 +28,7 @@ from .levels import Levels, find_levels
 from .links import measure_collectives, measure_overlap, measure_pair
 from .shared import crowding
 from .situ import Situ, Waiting, measure_situ, measure_waiting
+from .starts import Starts
 
 STAGES = (
     "matmul", "attention", "conv", "memory", "launch", "steps", "point to point", "all_reduce", "all_gather",
@@ -57,13 +58,15 @@ def measure_rank(emit: Callable[[dict[str, Any]], None], journal: str | None = N
     dist.barrier()
     written = Journal(Path(f"{journal}.{where.rank}") if journal else None, device)
     crowd = max(levels.crowd, crowding(levels.per_host, torch.get_num_threads())) if device.type == "cpu" else 1.0
-    measured = _kernels(device, crowd, report, written)
+    on_gpu = device.type == "cuda"
+    starts = Starts(device) if on_gpu else None
+    measured = _kernels(device, crowd, report, written) | {"start": starts.look() if starts else {}}
     dist.barrier()
     report("steps")
-    on_gpu = device.type == "cuda"
     rank_alone = _device_alone(measured, device)
     amid = Situ(measure_amid(rank_alone, device), 0.0) if on_gpu else measure_situ(rank_alone, device, crowd)
-    start = measured["start"] if on_gpu else {"update": amid.update}
+    start = starts.look() if starts else {"update": amid.update}
+    del starts  # and their models
     dist.barrier()
     waiting = Waiting(1.0, 1.0, 0.0, 0.0, 1, 1.0) if alone else measure_waiting(device, levels.inside)
     report("point to point")
@@ -120,7 +123,6 @@ def _kernels(
             for name, spots in kernels.spots.items()
         },
         "launch": measure_launch(device, crowd),
-        "start": measure_starts(device) if on_gpu else {},
     }
 
 

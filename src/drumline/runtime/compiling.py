@@ -4,7 +4,7 @@ Layers rather than the whole model: equal blocks are compiled once, and what wra
 recomputation) stays outside of what is compiled. A model of nothing but simple layers is compiled as one.
 
 Layers of one class share what is compiled, and torch counts its versions together: after eight it goes on uncompiled,
-with no more than a warning. A layer has more than eight by right, so the limit grows with the layers.
+with no more than a warning. A layer has more than eight by right, so the limit grows with the layers of every model.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def _allow(versions: int) -> None:
-    """Let torch compile as many versions of one function; who allowed more keeps that."""
+    """Let torch compile so many more versions of one function: models before this one have had theirs."""
     config = torch._dynamo.config  # there is no other place for it before `torch.compile` took it as an argument
-    config.recompile_limit = max(config.recompile_limit, versions)
-    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, versions)
+    config.recompile_limit += versions
+    config.accumulated_recompile_limit += versions
 
 
 def inside_compiled(model: nn.Module) -> set[nn.Module]:

@@ -7,10 +7,10 @@ for itself what the layer takes: the GPU that is here is asked, by running such 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,18 +20,22 @@ from ...errors import JobError
 from ...trace.kinds import size_of, tensors
 from ..precision import computing
 
+Answer = TypeVar("Answer")
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a layer gives, and the bytes that it needs."""
+    """What a layer gives, and the bytes that its forward needs."""
 
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     kept: int
-    """Alive after the forward, beside what was before it; the outputs are in it."""
-    forward: int
-    """Most alive in the forward, beside what was before it."""
-    backward: int
-    """Most alive in the backward, beside what was before it; the gradients are in it."""
+    """Alive after it, beside what was before it; the outputs are in it."""
+    most: int
+    """Most alive in it, beside what was before it."""
+
+
+Pattern = tuple[tuple[int, ...] | None, ...]
+"""How the gradients of the outputs lie in memory; None for an output that has none. A layer may copy them."""
 
 
 class StandIns:
@@ -40,7 +44,7 @@ class StandIns:
     def __init__(self, device: torch.device, precision: str, *, apart: bool) -> None:
         self._device, self._precision, self._apart = device, precision, apart
         """`apart`: the weights of a layer do not lie one after the other, so it copies them for itself."""
-        self._known: dict[Any, Needs] = {}
+        self._known: dict[Any, Asked] = {}
 
     def place(self, model: nn.Module) -> None:
         """From now on these layers only say what they need."""
@@ -54,70 +58,88 @@ class StandIns:
             raise JobError(
                 f"{name} is given a packed sequence", rule="the lengths in it are values, which a dry run has not"
             )
-        states = tensors(hx)
-        given = [input, *states]
-        key = (_made_by(module), module.training, *((tuple(t.shape), t.dtype, t.requires_grad) for t in given))
+        given = [input, *tensors(hx)]
+        key = (_made_by(module), module.training, *(_said(t) for t in given))
         if key not in self._known:
-            self._known[key] = self._ask(module, name, given)
+            self._known[key] = self.ask(module, name, given)
         weights = [getattr(module, w) for w in module._flat_weights_names]
         output, *last = _StandIn.apply(self._known[key], *given, *weights)  # type: ignore[no-untyped-call]  # torch's
         return output, tuple(last) if module.mode == "LSTM" else last[0]
 
-    def _ask(self, module: nn.RNNBase, name: str, given: Sequence[torch.Tensor]) -> Needs:
+    def ask(self, module: nn.RNNBase, name: str, given: Sequence[torch.Tensor]) -> Asked:
+        """Who answers for such a layer."""
+        return Asked(module, name, given, self._device, self._precision, apart=self._apart)
+
+
+class Asked:
+    """A layer like one of the model's, with values, alone on the GPU."""
+
+    def __init__(
+        self, module: nn.RNNBase, name: str, given: Sequence[torch.Tensor], device: torch.device, precision: str, *,
+        apart: bool,
+    ) -> None:  # fmt: skip
+        self._name, self._device, self._precision, self._apart = name, device, precision, apart
+        self._kind, self._made_by = _made_by(module)
+        self._training = module.training
+        self._dtype: torch.dtype = getattr(module, module._flat_weights_names[0]).dtype
+        self._given = [_said(t) for t in given]
+        self._backwards: dict[Pattern, int] = {}
+        self.needs: Needs = self._answer(self._forward)[0]
+
+    def backward(self, pattern: Pattern) -> int:
+        """Most alive in the backward, beside what was before it; the gradients that it gives are in it."""
+        if pattern not in self._backwards:
+            self._backwards[pattern] = self._answer(partial(self._backward, pattern))
+        return self._backwards[pattern]
+
+    def _answer(self, question: Callable[[], Answer]) -> Answer:
         """In a thread of its own, which has none of the modes of a dry run."""
-        found: list[Needs | Exception] = []
-        asks = _Asks(module, given, self._device, self._precision, apart=self._apart)
+        found: list[Answer] = []
+        failed: list[Exception] = []
 
         def run() -> None:
             try:
-                asks.run()  # the first call may load what stays
-                found.append(asks.run())
+                question()  # the first call may load what stays
+                found.append(question())
             except Exception as e:
-                found.append(e)
+                failed.append(e)
 
         thread = threading.Thread(target=run, name="recurrent")
         thread.start()
         thread.join()
-        if isinstance(found[0], Exception):
+        if failed:
             raise JobError(
-                f"{name} could not be asked for its memory: {type(found[0]).__name__}: {found[0]}",
+                f"{self._name} could not be asked for its memory: {type(failed[0]).__name__}: {failed[0]}",
                 rule="a dry run with recurrent layers runs each kind of them once on the GPU",
                 fix='dry_run(..., device="cpu")',
-            ) from found[0]
+            ) from failed[0]
         return found[0]
 
-
-class _Asks:
-    """A layer like one of the model's, with values, alone on the GPU."""
-
-    def __init__(
-        self, module: nn.RNNBase, given: Sequence[torch.Tensor], device: torch.device, precision: str, *, apart: bool
-    ) -> None:
-        self._device, self._precision, self._apart = device, precision, apart
-        self._kind, self._made_by = _made_by(module)
-        self._training = module.training
-        self._dtype: torch.dtype = getattr(module, module._flat_weights_names[0]).dtype
-        self._given = [(tuple(t.shape), t.dtype, t.requires_grad) for t in given]
-
-    def run(self) -> Needs:
-        """Forward and backward, between readings of the allocator."""
+    def _forward(self) -> tuple[Needs, list[torch.Tensor]]:
         layer = self._kind(**dict(self._made_by), device=self._device, dtype=self._dtype).train(self._training)
         if self._apart:
             for p in layer.parameters():
                 p.data = p.data.clone()
         input, *states = (
-            torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=wants) for shape, dtype, wants in self._given
+            torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=wants)
+            for shape, dtype, wants in self._given
         )
         start = self._start()
         with computing(self._precision, self._device):
             hx = None if not states else tuple(states) if self._kind is nn.LSTM else states[0]
             made = tensors(layer(input, hx))
-        kept, forward = torch.cuda.memory_allocated(self._device) - start, self._most() - start
-        gradient = torch.zeros_like(made[0])
+        kept = torch.cuda.memory_allocated(self._device) - start
+        return Needs(tuple((tuple(t.shape), t.dtype) for t in made), kept, self._most() - start), made
+
+    def _backward(self, pattern: Pattern) -> int:
+        _, made = self._forward()
+        used = [(t, strides) for t, strides in zip(made, pattern, strict=True) if strides is not None]
+        gradients = [torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device) for t, strides in used]
+        for g in gradients:
+            g.zero_()
         start = self._start()
-        made[0].backward(gradient)
-        shapes = tuple((tuple(t.shape), t.dtype) for t in made)
-        return Needs(shapes, kept, forward, self._most() - start)
+        torch.autograd.backward([t for t, _ in used], gradients)
+        return self._most() - start
 
     def _start(self) -> int:
         torch.cuda.synchronize(self._device)
@@ -130,21 +152,29 @@ class _Asks:
 
 class _StandIn(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, needs: Needs, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, asked: Asked, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        needs = asked.needs
         made = [given[0].new_empty(shape, dtype=dtype) for shape, dtype in needs.outputs]
         held = _bytes(given[0], needs.kept - _size(made))
-        _bytes(given[0], needs.forward - needs.kept)  # it is gone at once, but was counted
+        _bytes(given[0], needs.most - needs.kept)  # it is gone at once, but was counted
         ctx.save_for_backward(*given, held, *made)
-        ctx.needs, ctx.given = needs, len(given)
+        ctx.asked, ctx.given = asked, len(given)
         ctx.set_materialize_grads(False)
         return tuple(made)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         given = ctx.saved_tensors[: ctx.given]
-        made = [torch.empty_like(t) if wants else None for t, wants in zip(given, ctx.needs_input_grad[1:], strict=True)]
-        _bytes(given[0], ctx.needs.backward - _size(t for t in made if t is not None))
+        most = ctx.asked.backward(tuple(None if g is None else g.stride() for g in gradients))
+        wanted = zip(given, ctx.needs_input_grad[1:], strict=True)
+        made = [torch.empty_like(t) if wants else None for t, wants in wanted]
+        _bytes(given[0], most - _size(t for t in made if t is not None))
         return (None, *made)
+
+
+def _said(t: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype, bool]:
+    """What a layer's needs depend on."""
+    return tuple(t.shape), t.dtype, t.requires_grad
 
 
 def _size(found: Iterable[torch.Tensor]) -> int:

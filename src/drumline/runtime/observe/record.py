@@ -50,6 +50,7 @@ class Recorder:
         self._steps: deque[_Step] = deque()
         self._free: list[Any] = []
         """Events of steps that are forgotten: to make one takes longer than to record it."""
+        self._stream: torch.cuda.Stream | None = None
         self._ours = group is not None and hasattr(group, "watch")
         """Whether the group tells of its calls itself."""
 
@@ -91,6 +92,8 @@ class Recorder:
             if self._cuda:  # a phase begins with the event that the one before has ended with
                 marks = [old.start, *(m for p in old.phases for m in p[1:]), *(m for x in old.messages for m in x[1:3])]
                 self._free += {id(mark): mark for mark in marks}.values()
+        if self._cuda:
+            self._stream = torch.cuda.current_stream(self.device)  # to ask costs more than to record
         self._steps.append(_Step(number, self._now()))
 
     def _is_next(self, name: str) -> bool:
@@ -134,7 +137,7 @@ class Recorder:
         if not self._cuda:
             return time.perf_counter_ns()
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._stream)
         return event
 
     # -- showing -------------------------------------------------------------------------------------------------

@@ -118,11 +118,11 @@ class _State:
 @contextmanager
 def _inside(mode: TorchFunctionMode) -> Iterator[None]:
     """The mode for this thread alone: whatever else it does when it is entered, its owner has done."""
-    TorchFunctionMode.__enter__(mode)  # type: ignore[no-untyped-call]  # torch's
+    TorchFunctionMode.__enter__(mode)
     try:
         yield
     finally:
-        TorchFunctionMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]  # torch's
+        TorchFunctionMode.__exit__(mode, None, None, None)
 
 
 class _Meeting:

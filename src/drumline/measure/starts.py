@@ -1,0 +1,144 @@
+"""What a GPU's host takes to start an operator, by small steps that it bounds; and how fast that host is right now.
+
+A host that is shared with others is now a third faster and now a third slower, for seconds or minutes. So the kinds of
+steps are taken in turns, in several places of the measurement, and what one costs beside another is told by turns that
+were taken together. A look at the plain one before a run tells how the host is doing then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..cluster import Device
+from ..cost.pace import LOOK
+from ..cost.work import CAST
+from ..job import Job
+from ..runtime.memory.recompute import recompute
+from ..runtime.memory.selective import recompute_selectively
+from ..trace import trace
+from ..trace.fused import prefer_fused
+from .blocks import Attention, steps_of
+from .shapes import computing_in
+
+LAYERS = 12
+"""Blocks of the model: many, because what a host has just done once more it does faster than what it does next."""
+WARM, TURNS, BEFORE = 3, 6, 12
+"""Steps that are not counted; turns in each place of a measurement; steps of a look before a run."""
+PLAIN, HALF, FULL, WATCHED = "plain", "half", "full", "watched"
+
+
+def _job() -> Job:
+    """Large enough to run the kernels that large models run, and small enough that the GPU waits for its host."""
+    return steps_of(partial(Attention, 512, 8), (512, 512), 2, LAYERS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seconds:
+    """What the host takes for the parts of a small step."""
+
+    forward: float
+    backward: float
+    update: float
+
+    @property
+    def both(self) -> float:
+        """Forward and backward."""
+        return self.forward + self.backward
+
+
+class Starts:
+    """Small steps of four kinds on one GPU: plain, with autocast, recomputed fully, recomputed selectively."""
+
+    def __init__(self, device: torch.device) -> None:
+        job = _job()
+        self._steps = {
+            PLAIN: _Small(job, device),
+            HALF: _Small(job, device, half=True),
+            FULL: _Small(job, device, recompute),
+            WATCHED: _Small(job, device, lambda model: recompute_selectively(model, "cuda")),
+        }
+        self._turns: list[dict[str, _Seconds]] = []
+        profile, half = (trace(job, precision=name, device="cuda") for name in ("tf32", "bf16"))
+        self._tensors = profile.tensors
+        self._count = {
+            way: sum(op.count for x in profile.each() for op in x.ops if op.phase == way)
+            for way in ("forward", "backward")
+        }
+        self._inside = sum(op.count for x in profile.each() for op in x.ops if op.phase == "forward" and x.composite)
+        self._casts = sum(op.count for x in half.each() for op in x.ops if op.name == CAST)
+        for _ in range(WARM):
+            self._turn()
+        self.look()
+
+    def look(self) -> dict[str, float]:
+        """Take some more turns. `Device.start` by all of them: modules, views and autograd are in it."""
+        self._turns += [self._turn() for _ in range(TURNS)]
+
+        def middle(of: Callable[[dict[str, _Seconds]], float]) -> float:
+            return max(0.0, statistics.median(map(of, self._turns)))
+
+        return {
+            "forward": middle(lambda t: t[PLAIN].forward) / self._count["forward"],
+            "backward": middle(lambda t: t[PLAIN].backward) / self._count["backward"],
+            "cast": middle(lambda t: t[HALF].both - t[PLAIN].both) / max(1, self._casts),
+            "update": middle(lambda t: t[PLAIN].update) / self._tensors,
+            "again": middle(lambda t: t[FULL].both - t[PLAIN].both - t[PLAIN].forward) / (2 * LAYERS),
+            "watched": middle(lambda t: t[WATCHED].both - t[FULL].both + t[PLAIN].forward) / (2 * max(1, self._inside)),
+            LOOK: middle(lambda t: t[PLAIN].both),
+        }
+
+    def _turn(self) -> dict[str, _Seconds]:
+        with computing_in("tf32"):
+            return {name: step() for name, step in self._steps.items()}
+
+
+def host_pace(measured: Device, device: torch.device) -> float:
+    """How many times as long as when it was measured the host of a GPU takes now; 1 where that is not known."""
+    then = measured.start.get(LOOK)
+    if not then:
+        return 1.0
+    step = _Small(_job(), device)
+    with computing_in("tf32"):
+        times = [step().both for _ in range(WARM + BEFORE)]
+    return statistics.median(times[WARM:]) / then
+
+
+class _Small:
+    """A small step; before each of its parts the GPU has done what it was told."""
+
+    def __init__(
+        self, job: Job, device: torch.device, prepare: Callable[[nn.Module], Any] = lambda model: None, *,
+        half: bool = False,
+    ) -> None:  # fmt: skip
+        self._job, self._device, self._half = job, device, half
+        with device:
+            self._model = job.model()
+            self._x = torch.randn(job.batch_size, *job.data()[0][0].shape)
+        prepare(self._model)
+        self._optimizer = prefer_fused(job.optimizer(self._model.parameters()))
+
+    def __call__(self) -> _Seconds:
+        """Take it."""
+        times = [self._settled()]
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self._half):
+            loss: Any = self._job.loss(self._model(self._x), self._x)
+        times.append(self._settled())
+        loss.backward()
+        times.append(self._settled())
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        times.append(time.perf_counter())
+        return _Seconds(*(b - a for a, b in itertools.pairwise(times)))
+
+    def _settled(self) -> float:
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter()
