@@ -34,8 +34,24 @@ class Needs:
     """Most alive in it, beside what was before it."""
 
 
-Pattern = tuple[tuple[int, ...] | None, ...]
-"""How the gradients of the outputs lie in memory; None for an output that has none. A layer may copy them."""
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Which outputs have one, and how the first one's lies: a layer makes those that are missing, and copies some."""
+
+    output: bool
+    states: bool
+    contiguous: bool
+
+    @classmethod
+    def of(cls, output: torch.Tensor | None, states: Iterable[torch.Tensor | None]) -> Gradients:
+        """The kind that some are of."""
+        return cls(output is not None, any(s is not None for s in states), output is None or output.is_contiguous())
+
+
+KINDS = (
+    Gradients(True, False, True), Gradients(True, False, False), Gradients(True, True, True),
+    Gradients(True, True, False), Gradients(False, True, True),
+)  # fmt: skip
 
 
 class StandIns:
@@ -83,14 +99,13 @@ class Asked:
         self._training = module.training
         self._dtype: torch.dtype = getattr(module, module._flat_weights_names[0]).dtype
         self._given = [_said(t) for t in given]
-        self._backwards: dict[Pattern, int] = {}
         self.needs: Needs = self._answer(self._forward)[0]
+        # all of them now: when a backward runs, the thread that would run this one waits for it
+        self._backwards = {kind: self._answer(partial(self._backward, kind)) for kind in KINDS}
 
-    def backward(self, pattern: Pattern) -> int:
+    def backward(self, gradients: Gradients) -> int:
         """Most alive in the backward, beside what was before it; the gradients that it gives are in it."""
-        if pattern not in self._backwards:
-            self._backwards[pattern] = self._answer(partial(self._backward, pattern))
-        return self._backwards[pattern]
+        return self._backwards[gradients]
 
     def _answer(self, question: Callable[[], Answer]) -> Answer:
         """In a thread of its own, which has none of the modes of a dry run."""
@@ -131,14 +146,14 @@ class Asked:
         kept = torch.cuda.memory_allocated(self._device) - start
         return Needs(tuple((tuple(t.shape), t.dtype) for t in made), kept, self._most() - start), made
 
-    def _backward(self, pattern: Pattern) -> int:
-        _, made = self._forward()
-        used = [(t, strides) for t, strides in zip(made, pattern, strict=True) if strides is not None]
-        gradients = [torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device) for t, strides in used]
-        for g in gradients:
-            g.zero_()
+    def _backward(self, kind: Gradients) -> int:
+        _, (output, *states) = self._forward()
+        used = [output] * kind.output + states * kind.states
+        gradients = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in used]
+        if kind.output and not kind.contiguous:
+            gradients[0] = gradients[0].transpose(0, 1).contiguous().transpose(0, 1)
         start = self._start()
-        torch.autograd.backward([t for t, _ in used], gradients)
+        torch.autograd.backward(used, gradients)
         return self._most() - start
 
     def _start(self) -> int:
@@ -165,7 +180,7 @@ class _StandIn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         given = ctx.saved_tensors[: ctx.given]
-        most = ctx.asked.backward(tuple(None if g is None else g.stride() for g in gradients))
+        most = ctx.asked.backward(Gradients.of(gradients[0], gradients[1:]))
         wanted = zip(given, ctx.needs_input_grad[1:], strict=True)
         made = [torch.empty_like(t) if wants else None for t, wants in wanted]
         _bytes(given[0], most - _size(t for t in made if t is not None))
