@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from drumline.comm.environment import disconnect
 from drumline.errors import JobError
 from drumline.runtime.dryrun import dry_run
 from drumline.runtime.dryrun.alive import Alive
-from drumline.runtime.dryrun.recurrent import Gradients, Needs, StandIns
+from drumline.runtime.dryrun.recurrent import KINDS, Gradients, Needs, StandIns
 from drumline.runtime.engine import initialize
 from drumline.trace.running import RunningMode
 
@@ -97,6 +98,26 @@ def test_a_state_that_is_given_gets_a_gradient(monkeypatch: pytest.MonkeyPatch) 
     state = torch.Size((2, 3, 16))
     *_, told = run(monkeypatch, "lstm", 4096, state, state)
     assert told.gradients == [Gradients(output=False, states=True, contiguous=True)]
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_kind_of_layer_can_be_asked(name: str, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, with an allocator that counts its readings: all backwards are asked before one runs."""
+    readings = itertools.count(1)
+    for reading in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, reading, lambda device: next(readings))
+    for nothing in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, nothing, lambda device: None)
+    layer: nn.RNNBase = LAYERS[name]()
+    x = torch.zeros(3, 5, 8, requires_grad=True)
+    states = [torch.zeros_like(t, requires_grad=True) for t in given_by(layer, x, [])[1:]]
+    for given in ([x], [x, *states]):
+        asked = StandIns(CPU, "fp32", apart=apart).ask(layer, name, given)
+        assert [shape for shape, _ in asked.needs.outputs] == [tuple(t.shape) for t in given_by(layer, x, [])]
+        assert (asked.needs.kept, asked.needs.most) == (1, 2)
+        assert all(asked.backward(kind) == 1 for kind in KINDS)
 
 
 def test_what_cannot_be_asked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
