@@ -137,7 +137,7 @@ def run_all(emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str]]
         speed = next((e["speed"] for e in told if "speed" in e), None)
         each = [e["seconds"] for e in told if "seconds" in e][-result["counted"] :]
         kept = {k: result[k] for k in ("step_seconds", "own_by_phase")}
-        found.append({"speed": speed, "during": result["speed"], "each": each, **kept})
+        found.append({"speed": speed, "during": result["speed"], "drift": result["drift"], "each": each, **kept})
     return found
 
 
@@ -147,7 +147,7 @@ def _ran(case: Case, ranks: list[dict[str, Any]]) -> Ran:
     seen = observe(
         case.profile, case.plan, raw.at_speed(ranks[0]["during"]), step_seconds=seconds,
         phases=[r["own_by_phase"] for r in ranks], each=ranks[0]["each"],
-        when=datetime.datetime.now(datetime.UTC).isoformat(), torch="", measurement="",
+        when=datetime.datetime.now(datetime.UTC).isoformat(), torch="", measurement="", drift=ranks[0]["drift"],
     )  # fmt: skip
     expected = format_seconds(raw.at_speed(speed).step_seconds)
     print(f"{case.name} {case.plan}: {format_seconds(seconds)}, predicted {expected}", flush=True)

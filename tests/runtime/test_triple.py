@@ -156,6 +156,12 @@ def test_a_forward_that_fails(world: Worlds, zero: int) -> None:
     assert world(2).run(on_ranks.failed_forward, zero, True) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_weight_that_is_read_from_outside(world: Worlds) -> None:
+    """Without data nobody can see it before; torch's own words would be of tensors and their kinds."""
+    with pytest.raises(PlanError, match="reads a weight while the layer that holds it does not run\n.*triple_functions.py, line"):
+        world(2).run(on_ranks.reading_outside)
+
+
 @pytest.mark.parametrize("zero", ZEROS)
 def test_numbers_that_are_not_finite(world: Worlds, zero: int) -> None:
     for steps, skipped, loss, same in world(2).run(on_ranks.not_finite, zero, "skip"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import parity
 import small_jobs
 import torch
 import torch.distributed as dist
@@ -451,3 +452,24 @@ def standing() -> nn.Module:
 
 def regression() -> dl.Job:
     return dl.Job(model=standing, loss=squared, optimizer=small_jobs.sgd, data=Regression, batch_size=240)
+
+
+class Borrowing(nn.Module):
+    """Its end multiplies by a weight of its first block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(small_jobs.Residual(8), small_jobs.Residual(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.blocks(x), next(self.blocks[0].parameters()))
+
+
+def reading_outside() -> None:
+    """A weight that is read while its layer does not run, and nobody has seen the model run before."""
+    model = Borrowing()
+    with parity.as_in_life("zero=3"):
+        engine, *_ = dl.initialize(
+            model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config_of(3, 1, 0.0)
+        )
+    engine(torch.zeros(2, 8))

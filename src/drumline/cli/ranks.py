@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -35,13 +36,18 @@ def train_rank(
             emit({"pace": paces[0]})
         result = train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
         paces.append(host_pace(measured, engine.device))
-        return result | {"pace": statistics.geometric_mean(paces)}
+        return result | {"pace": statistics.geometric_mean(paces), "drift": _drift(*paces)}
     before = speed(measured, engine.device)
     if engine.rank == 0:
         emit({"speed": expected(before, engine.device)})
     result = train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
     after = speed(measured, engine.device, rounds=AFTER)
-    return result | {"speed": during(before, after, engine.device)}
+    return result | {"speed": during(before, after, engine.device), "drift": _drift(before, after)}
+
+
+def _drift(before: float, after: float) -> float:
+    """How far the pace of a machine has moved during a run, either way, as a logarithm."""
+    return abs(math.log(after / before))
 
 
 def verify_rank(emit: Emit, reference: str, plan: str, steps: int) -> Verification | None:

@@ -161,7 +161,8 @@ def train_now(
         out.say(checkpoints.advice(trained.first["save_stall"], run.step_seconds))
     if corrections:
         own = [r["own_by_phase"] for r in trained.results]
-        out.say(keep(seen.file, run, seen.speed_of(trained.first), own, trained.first["counted"]))
+        first = trained.first
+        out.say(keep(seen.file, run, seen.speed_of(first), own, first["counted"], drift=first.get("drift", 0.0)))
     if trained.first["preempted"]:
         print("preempted: go on with --resume auto", file=sys.stderr)
     return run, folder

@@ -82,6 +82,8 @@ class Observed:
     """Measured."""
     spread: Amount = 0.0
     """Of its steps: half of the interquartile range over the median."""
+    drift: Amount = 0.0
+    """How far the pace of the machine moved during it, either way, as a logarithm."""
 
     def ratios(self) -> dict[str, float]:
         """Measured over predicted, by part; with them the parts add up to the measured step, as far as bounds allow."""
@@ -114,7 +116,7 @@ class Observed:
 
 def observe(
     profile: Profile, plan: Plan, raw: Estimate, *, step_seconds: float, phases: Sequence[Mapping[str, float]],
-    each: Sequence[float], when: str, torch: str, measurement: str,
+    each: Sequence[float], when: str, torch: str, measurement: str, drift: float = 0.0,
 ) -> Observed:  # fmt: skip
     """From a run: its uncorrected estimate at the speed of the moment, and each rank's own seconds by phase.
 
@@ -124,7 +126,7 @@ def observe(
     mean = {p: sum(rank.get(p, 0.0) for rank in phases) / len(phases) for p in names}
     return Observed(
         when, job_of(profile), profile.name, kind_of(plan), plan.ranks, plan.precision, torch, measurement, len(each),
-        {k: v for k, v in raw.parts.items() if v > 0}, mean, step_seconds, _spread(each),
+        {k: v for k, v in raw.parts.items() if v > 0}, mean, step_seconds, _spread(each), drift,
     )  # fmt: skip
 
 

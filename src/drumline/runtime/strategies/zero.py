@@ -23,6 +23,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from ...errors import PlanError
+from ...job import line_of
 from ...plan import Plan
 from ...trace.layers import layers_of
 from ...trace.running import numbers_of, with_values
@@ -76,6 +77,7 @@ class Shard(Strategy):
             if spec.unit and spec.name not in self._outside and not isinstance(spec.module, InParts):
                 self._shard(spec.module, reshard=True)
         self._see(self._shard(model, reshard=None))
+        model.forward = _told(model.forward)
         if self.record is not None:
             self.record.watch_shards(model)
         return model
@@ -169,3 +171,22 @@ def _check_types(group: Any, names: Mapping[int, str]) -> None:
             rule="zero=3 gathers the parameters of a layer as one run of numbers of one type",
             fix="zero=2, or modules of their own for the parameters of each type",
         )
+
+
+def _told(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The model's forward; where it meets a shard for a weight, that is said in other words than torch's."""
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        except RuntimeError as e:
+            if "mixed torch.Tensor and DTensor" not in str(e):
+                raise
+            raise PlanError(
+                "the model reads a weight while the layer that holds it does not run", where=line_of(e),
+                rule="under zero=3 a layer's weights are there while it runs, and are shards at other times",
+                fix="zero=2; or give initialize() the data as well: such reads are then seen before, and allowed",
+            ) from e  # fmt: skip
+
+    return run
