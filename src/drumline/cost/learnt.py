@@ -40,8 +40,10 @@ FEW_STEPS = 10
 """A run with fewer counted steps than this weighs less."""
 UNEASY = 0.1
 """A run whose steps spread by more than this weighs less: something else was going on."""
-UNSTEADY = 0.04
-"""Runs whose steps spread by this move the levels of their model by half: on a shared machine the next one differs."""
+BETWEEN_STEPS = 2.0
+"""How far one run is from the next of the same job, in spreads of its steps; the drift of the pace comes on top."""
+NEVER = 1e3
+"""Noise that is larger by this than what runs say leaves nothing of it."""
 SMALL = 0.1
 """A part with a smaller share of the step weighs less: its clock tells little."""
 OUTLIER = math.log(1.5)
@@ -167,6 +169,7 @@ def learnt(runs: Sequence[Observed]) -> Corrections:
 def _factors(part: str, precision: str, runs: list[Observed]) -> list[Factor]:
     """All levels of one part, one after the other."""
     left = _weighted(part, runs)
+    drift = math.sqrt(statistics.mean(r.drift**2 for r in runs))
     back = KEPT_BACK if part in COMPUTE else KEPT_BACK_MESSAGES
     found: list[Factor] = []
     for name, key_of in _LEVELS.items():
@@ -174,16 +177,18 @@ def _factors(part: str, precision: str, runs: list[Observed]) -> list[Factor]:
         for key in dict.fromkeys(key_of(x.run) for x in left):
             mine = [x for x in left if key_of(x.run) == key]
             centre, n = _SPOKEN[name](mine)
-            taken[key] = centre * n / (n + back[name] + _unsure(name, mine))
+            taken[key] = centre * n / (n + back[name] + _doubt(centre, mine, drift))
             kind, ranks, job = key
             found.append(Factor(part, bounded(math.exp(taken[key])), precision, kind, ranks, job, len(mine)))
         left = [replace(x, value=x.value - taken[key_of(x.run)]) for x in left]
     return found
 
 
-def _unsure(level: str, some: list[_Left]) -> float:
-    """How much more a model's own runs are kept back: where steps differ, so will the next run from this one."""
-    return (statistics.median(x.run.spread for x in some) / UNSTEADY) ** 2 if level in ("job", "own") else 0.0
+def _doubt(centre: float, some: list[_Left], drift: float) -> float:
+    """How many runs like these it takes to believe half of what they say: of what is small against the noise of a
+    shared machine, most is that noise, and the next run will have its own; what is large is the price's fault."""
+    noise = math.hypot(BETWEEN_STEPS * statistics.median(x.run.spread for x in some), drift)
+    return (noise / centre) ** 2 if noise < NEVER * abs(centre) else NEVER**2
 
 
 _LEVELS: dict[str, Callable[[Observed], Key]] = {
