@@ -44,6 +44,9 @@ BETWEEN_STEPS = 2.0
 """How far one run is from the next of the same job, in spreads of its steps; the drift of the pace comes on top."""
 NEVER = 1e3
 """Noise that is larger by this than what runs say leaves nothing of it."""
+SHARED = ("machine", "kind")
+"""Levels at which several models speak. Their runs were made in the same minutes, so that more of them do not make the
+noise of the machine smaller."""
 SMALL = 0.1
 """A part with a smaller share of the step weighs less: its clock tells little."""
 OUTLIER = math.log(1.5)
@@ -177,7 +180,8 @@ def _factors(part: str, precision: str, runs: list[Observed]) -> list[Factor]:
         for key in dict.fromkeys(key_of(x.run) for x in left):
             mine = [x for x in left if key_of(x.run) == key]
             centre, n = _SPOKEN[name](mine)
-            taken[key] = centre * n / (n + back[name] + _doubt(centre, mine, drift))
+            doubt = _doubt(centre, mine, drift) * (n if name in SHARED else 1.0)
+            taken[key] = centre * n / (n + back[name] + doubt)
             kind, ranks, job = key
             found.append(Factor(part, bounded(math.exp(taken[key])), precision, kind, ranks, job, len(mine)))
         left = [replace(x, value=x.value - taken[key_of(x.run)]) for x in left]

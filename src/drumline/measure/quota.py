@@ -73,6 +73,11 @@ def stands_still() -> bool:
     return share is not None and share.cores < torch.get_num_threads()
 
 
-def typical(times: Sequence[float]) -> float:
-    """The median, which disturbances do not move; the mean where stalls are part of what is measured."""
-    return statistics.mean(times) if stands_still() else statistics.median(times)
+def typical(times: Sequence[float], worked: Sequence[float]) -> float:
+    """The median, which disturbances do not move. `worked` is the processor's time of the same.
+
+    With a share of a core it takes at least what it works, at that share. Where the stalls fall is chance: a mean over
+    a few messages is one stall more or less, each of them longer than the message.
+    """
+    share = quota() if stands_still() else None
+    return max(statistics.median(times), statistics.mean(worked) / share.cores if share else 0.0)
