@@ -166,3 +166,17 @@ def test_a_switch_that_adds_up() -> None:
     assert two == collective_seconds("all_reduce", 2, M, NODE)
     assert collective_seconds("all_gather", 4, M, node) == collective_seconds("all_gather", 4, M, NODE)
     assert switch_all_reduce_seconds(1, M, INSIDE) == 0
+
+
+def test_groups_over_nodes_are_as_dear_as_all_ranks_were() -> None:
+    """gloo sends a reduce-scatter as an all-reduce: a measurement of all ranks shows it, and other groups follow."""
+    plain = collective_seconds("reduce_scatter", 12, M, NODES)
+    table = Table("reduce_scatter", "gloo", 12, (1.0, float(M)), (1e-9, 3 * plain))
+    measured = dataclasses.replace(NODES, collective=(table,))
+    for ranks, stride in ((3, 4), (6, 2)):
+        usual = collective_seconds("reduce_scatter", ranks, M, NODES, stride=stride)
+        assert collective_seconds("reduce_scatter", ranks, M, measured, stride=stride) == pytest.approx(3 * usual)
+        other = collective_seconds("all_gather", ranks, M, NODES, stride=stride)
+        assert collective_seconds("all_gather", ranks, M, measured, stride=stride) == other
+    inside = collective_seconds("reduce_scatter", 4, M, NODES)
+    assert collective_seconds("reduce_scatter", 4, M, measured) == inside

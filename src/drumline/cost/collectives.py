@@ -31,8 +31,8 @@ def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Clust
 
     If the cluster has a table measured with exactly these ranks, the table says it. Otherwise the closed form does, on
     the node's link when one node holds all ranks (of an all-reduce also that of its switch, where that adds up). Over n
-    nodes the price has two levels (TWO_LEVELS), see `two_level_seconds`. With a stride, as many groups as ranks in a
-    stride do the same at the same time.
+    nodes the price has two levels (TWO_LEVELS), see `two_level_seconds`; where all ranks were measured, it is scaled to
+    what they took. With a stride, as many groups as ranks in a stride do the same at the same time.
     """
     if collective not in DEFAULTS:
         raise InputError(
@@ -56,7 +56,17 @@ def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Clust
         ring = _closed(collective, ranks, bytes, link)
         in_switch = cluster.node.reduces and collective == "all_reduce"
         return min(ring, switch_all_reduce_seconds(ranks, bytes, link)) if in_switch else ring
-    return two_level_seconds(collective, ranks, bytes, cluster, stride=stride)
+    apart = two_level_seconds(collective, ranks, bytes, cluster, stride=stride)
+    return apart * _as_measured(collective, bytes, cluster)
+
+
+def _as_measured(collective: str, m: float, cluster: Cluster) -> float:
+    """By what factor all ranks took longer for it than its price says, where that was measured over several nodes.
+
+    Backends differ: gloo sends a reduce-scatter as an all-reduce. Other groups of ranks are taken to be like it.
+    """
+    table = cluster.table(collective, cluster.devices)
+    return table.at(m) / two_level_seconds(collective, cluster.devices, m, cluster) if table and m else 1.0
 
 
 def two_level_seconds(collective: str, ranks: int, bytes: float, cluster: Cluster, *, stride: int = 1) -> float:
