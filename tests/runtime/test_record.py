@@ -96,10 +96,13 @@ def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
             Event.made += 1
             self.records = 0
 
-        def record(self) -> None:
+        def record(self, stream: object) -> None:
+            assert stream == "stream"
             self.records += 1
 
+    asked: list[object] = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: asked.append(device) or "stream")
     recorder = Recorder(0, torch.device("cuda"))
     for i in range(3 * KEEP):
         recorder.begin(i)
@@ -109,6 +112,7 @@ def test_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
         recorder.end()
     assert recorder.numbers == tuple(range(2 * KEEP, 3 * KEEP))
     assert Event.made == 4 * KEEP
+    assert len(asked) == 3 * KEEP, "the stream is asked for once in a step"
     held = [m for s in recorder._steps for m in [s.start, *(end for _, _, end in s.phases)]]
     assert len({id(m) for m in held}) == len(held) == 4 * KEEP
 
