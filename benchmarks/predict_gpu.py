@@ -97,7 +97,7 @@ def one(entry: Entry, cluster: Cluster, out: Path) -> dict[str, Any]:
     plan = dl.Plan.parse(entry.plan)
     profile = traced(entry)
     usual = estimate(profile, plan, cluster)
-    pace = host_pace(cluster.device, torch.device("cuda"))
+    pace = host_pace(cluster.device, torch.device("cuda")) or 1.0
     predicted = estimate(profile, plan, at_pace(cluster, pace))
     profile.save(out / f"{entry.name.replace(' ', '-').replace(',', '')}.json")
     free()

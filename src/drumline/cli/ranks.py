@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +30,12 @@ def train_rank(
     if measured is None:
         return train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
     if engine.device.type == "cuda":  # its own speed is what it was; its host's is not
-        paces = [host_pace(measured, engine.device)]
-        if engine.rank == 0:
-            emit({"pace": paces[0]})
+        pace = host_pace(measured, engine.device)
+        if engine.rank == 0 and pace:
+            emit({"pace": pace})
         result = train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
-        paces.append(host_pace(measured, engine.device))
-        return result | {"pace": statistics.geometric_mean(paces), "drift": _drift(*paces)}
+        after = host_pace(measured, engine.device) if pace else None
+        return result | ({"pace": math.sqrt(pace * after), "drift": _drift(pace, after)} if pace and after else {})
     before = speed(measured, engine.device)
     if engine.rank == 0:
         emit({"speed": expected(before, engine.device)})

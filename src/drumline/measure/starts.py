@@ -7,11 +7,12 @@ were taken together. A look at the plain one before a run tells how the host is 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,7 @@ class _Seconds:
 
     forward: float
     backward: float
-    update: float
+    update: float = 0.0
 
     @property
     def both(self) -> float:
@@ -101,14 +102,25 @@ class Starts:
             return {name: step() for name, step in self._steps.items()}
 
 
-def host_pace(measured: Device, device: torch.device) -> float:
-    """How many times as long as when it was measured the host of a GPU takes now; 1 where that is not known."""
+def host_pace(measured: Device, device: torch.device) -> float | None:
+    """How many times as long as when it was measured the host of a GPU takes now.
+
+    None where that is not known: nothing was measured by which to tell, or a model fills the GPU and leaves no room for
+    a small one. Nothing of the look stays in the GPU's memory, nor in its peak.
+    """
     then = measured.start.get(LOOK)
     if not then:
-        return 1.0
-    step = _Small(_job(), device)
-    with computing_in("tf32"):
-        times = [step().both for _ in range(WARM + BEFORE)]
+        return None
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), computing_in("tf32"):
+            step = _Small(_job(), device)
+            times = [step.passes().both for _ in range(WARM + BEFORE)]
+        del step
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     return statistics.median(times[WARM:]) / then
 
 
@@ -124,19 +136,29 @@ class _Small:
             self._model = job.model()
             self._x = torch.randn(job.batch_size, *job.data()[0][0].shape)
         prepare(self._model)
-        self._optimizer = prefer_fused(job.optimizer(self._model.parameters()))
+
+    @functools.cached_property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return prefer_fused(self._job.optimizer(self._model.parameters()))
 
     def __call__(self) -> _Seconds:
         """Take it."""
+        found = self.passes(keep=True)
+        start = time.perf_counter()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return replace(found, update=time.perf_counter() - start)
+
+    def passes(self, *, keep: bool = False) -> _Seconds:
+        """Its forward and backward alone; the gradients are there afterwards if they are to be kept."""
         times = [self._settled()]
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self._half):
             loss: Any = self._job.loss(self._model(self._x), self._x)
         times.append(self._settled())
         loss.backward()
         times.append(self._settled())
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        times.append(time.perf_counter())
+        if not keep:
+            self._model.zero_grad()
         return _Seconds(*(b - a for a, b in itertools.pairwise(times)))
 
     def _settled(self) -> float:
