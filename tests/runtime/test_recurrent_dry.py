@@ -118,6 +118,9 @@ def test_every_kind_of_layer_can_be_asked(name: str, apart: bool, monkeypatch: p
         assert [shape for shape, _ in asked.needs.outputs] == [tuple(t.shape) for t in given_by(layer, x, [])]
         assert (asked.needs.kept, asked.needs.most) == (1, 2)
         assert all(asked.backward(kind) == 1 for kind in KINDS)
+    frozen = StandIns(CPU, "fp32", apart=apart).ask(layer.eval(), name, [x])
+    with pytest.raises(JobError, match="in evaluation"):
+        frozen.backward(KINDS[0])
 
 
 def test_what_cannot_be_asked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,10 +101,13 @@ class Asked:
         self._given = [_said(t) for t in given]
         self.needs: Needs = self._answer(self._forward)[0]
         # all of them now: when a backward runs, the thread that would run this one waits for it
-        self._backwards = {kind: self._answer(partial(self._backward, kind)) for kind in KINDS}
+        kinds = KINDS if self._training else ()
+        self._backwards = {kind: self._answer(partial(self._backward, kind)) for kind in kinds}
 
     def backward(self, gradients: Gradients) -> int:
         """Most alive in the backward, beside what was before it; the gradients that it gives are in it."""
+        if not self._backwards:
+            raise JobError(f"the backward of {self._name} in evaluation", rule="cuDNN has one in training mode alone")
         return self._backwards[gradients]
 
     def _answer(self, question: Callable[[], Answer]) -> Answer:
