@@ -94,7 +94,7 @@ class GPT(nn.Module):
         self.head.weight = self.token.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.token(tokens) + self.place(self.positions)
+        x = self.token(tokens) + self.place(self.positions.to(tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

@@ -40,11 +40,11 @@ class Hang(Exception):
 
 
 class World:
-    """`size` ranks that live until `stop`."""
+    """`size` ranks that live until `stop`. A message may take as long as `patience`: for a peer that still compiles."""
 
-    def __init__(self, size: int, backend: str = "gloo") -> None:
+    def __init__(self, size: int, backend: str = "gloo", patience: float = TIMEOUT) -> None:
         assert 1 <= size <= LARGEST, f"worlds have 1 to {LARGEST} ranks"
-        self.size, self.backend = size, backend
+        self.size, self.backend, self._patience = size, backend, patience
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
         self._folder = ""
@@ -82,8 +82,8 @@ class World:
         for rank in range(self.size):
             here, there = context.Pipe()
             process = context.Process(
-                target=_rank_main, args=(there, rank, self.size, os.path.join(self._folder, "store"), self.backend),
-                daemon=True,
+                target=_rank_main, daemon=True,
+                args=(there, rank, self.size, os.path.join(self._folder, "store"), self.backend, self._patience),
             )
             process.start()
             there.close()
@@ -137,7 +137,7 @@ def _chosen(errors: dict[int, tuple[bytes | None, str]]) -> BaseException:
     return error
 
 
-def _rank_main(pipe: Any, rank: int, size: int, store: str, backend: str) -> None:
+def _rank_main(pipe: Any, rank: int, size: int, store: str, backend: str, patience: float) -> None:
     """The life of a rank: join, then run what comes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(
@@ -149,7 +149,7 @@ def _rank_main(pipe: Any, rank: int, size: int, store: str, backend: str) -> Non
     from drumline.comm.environment import connect
 
     torch.set_num_threads(1)
-    connect(backend=backend, timeout=TIMEOUT)
+    connect(backend=backend, timeout=patience)
     try:
         while True:
             sys.path[:] = pickle.loads(pipe.recv_bytes())

@@ -108,12 +108,17 @@ def judged(cell: Cell, parts: Mapping[str, float], later: float, rounding: Mappi
     return Result("held", max(worst, later) if plan.compress != "none" else worst)
 
 
+def limit_of(plan: Plan) -> float:
+    """Seconds that a cell may take. All cells of a world have the same."""
+    return COMPILE_LIMIT if plan.compile else LIMIT
+
+
 def run_one(world: World, cell: Cell, steps: int, folder: str = "") -> Result:
     """A cell on its ranks."""
     start = time.monotonic()
     expected = split_cells.unfit(cell.job, Plan.parse(cell.plan))
     try:
-        limit = COMPILE_LIMIT if "compile=true" in cell.plan else LIMIT
+        limit = limit_of(Plan.parse(cell.plan))
         result = judged(cell, *world.run(run_cell, cell, steps, folder, timeout=limit)[0])
         if expected:
             result = Result("FAILED", math.inf, f"it ran, and was to be refused: {expected}")
@@ -152,7 +157,8 @@ def run_all(
                 unit = waiting.get_nowait()
             except queue.Empty:
                 return
-            world = World(*cells.world_of(Plan.parse(unit[0].plan)))
+            plan = Plan.parse(unit[0].plan)
+            world = World(*cells.world_of(plan), patience=limit_of(plan))
             try:
                 for cell in unit:
                     results[cell] = run_one(world, cell, steps, folder.name)

@@ -53,7 +53,6 @@ def rows() -> list[Row]:
 
 
 NOT_HERE = {
-    ("lstm", "fp16"): "oneDNN computes no LSTM in fp16 on most processors",
     ("unet", "chunk"): "it has no layer that is cut, and the engine says so",
 }
 """Jobs that torch cannot compute on a CPU in a precision, or that a key has nothing to do for."""

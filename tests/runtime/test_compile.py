@@ -50,6 +50,12 @@ def test_graphs_equal_one_device(world: Worlds, job: str, plan: str) -> None:
     assert all(graphs > 0 for _, graphs in results)
 
 
+def test_a_rank_without_samples_sends_when_the_others_do(world: Worlds) -> None:
+    """Its backward sends zeros. Before they hung on the gradient, a compiler moved that message to the forward."""
+    results = world(2).run(traced, "cnn", "dp=2,micro=2,compile=true", "aot_eager_decomp_partition")
+    parity.check(results[0][0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=3", "dp=2,precision=bf16", "dp=2,recompute=full"])
 @pytest.mark.parametrize("job", ["mlp", "gpt", "cnn"])

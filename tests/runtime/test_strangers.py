@@ -99,3 +99,36 @@ def test_exact_leaves_scripts_as_they_were() -> None:
     with Exact(), Exact():
         assert strangers.scripted_scale(6, 3).dtype == torch.float64
     assert strangers.scripted_scale(6, 3).dtype == torch.float32
+
+
+class _Rounds(torch.optim.Optimizer):
+    """Computes in float32 by its own will."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.data -= 1e-3 * p.grad.float().to(p.dtype)
+
+
+@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+def test_exact_leaves_the_steps_that_torchs_optimizers_count(base: type[torch.optim.Optimizer]) -> None:
+    """A GPU's fused kernels read them as float32, whatever they are."""
+    mine = type("Mine", (base,), {"step": lambda self: base.step(self)})
+    for kind in (base, mine):
+        p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        p.grad = torch.full_like(p, 1 / 3)
+        optimizer = kind([p])
+        with Exact():
+            optimizer.step()
+            assert torch.ones(1).float().dtype == torch.float64
+        assert optimizer.state[p]["step"].dtype == torch.float32
+
+
+def test_exact_reaches_the_optimizer_of_a_user() -> None:
+    p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    p.grad = torch.full_like(p, 1 / 3)
+    with Exact():
+        _Rounds([p]).step()
+    assert torch.equal(p.detach(), torch.ones(3, dtype=torch.float64) - 1e-3 * p.grad)

@@ -39,7 +39,9 @@ class _Normalize(torch.autograd.Function):
         affine = (None, None) if weight is None else (product * invstd, total)
         sums = torch.stack([total, product])
         if not ctx.present:
-            sums = torch.zeros_like(sums)
+            # as zeros that hang on the gradient: a compiler puts what does not into the forward, and there the message
+            # would meet those of other layers
+            sums = torch.where(count < 0, sums, torch.zeros_like(sums))
         dist.all_reduce(sums, group=ctx.group)
         if not ctx.present:  # its values were not in the statistics, so the others' losses do not depend on them
             return torch.zeros_like(x), *affine, *([None] * 6)

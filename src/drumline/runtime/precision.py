@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from ..trace.fake import dtype_of
+from .lstm import ByProducts, onednn_lacks
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions that compute in half precision, with full-precision weights."""
@@ -17,10 +18,12 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 @contextmanager
 def computing(precision: str, device: torch.device) -> Iterator[None]:
     """Around forward and loss: products in the plan's precision."""
-    if precision in HALVES:
-        with torch.autocast(device.type, dtype=HALVES[precision]):
-            yield
-    else:
+    if precision not in HALVES:
+        yield
+        return
+    half = HALVES[precision]
+    lstms = ByProducts(half) if device.type == "cpu" and onednn_lacks(half) else nullcontext()
+    with torch.autocast(device.type, dtype=half), lstms:
         yield
 
 

@@ -36,8 +36,8 @@ def run_reference(
     `scale` is a fixed loss scale, without which fp16 gradients vanish.
     """
     model = seeded_model(job, dtype).to(device).train()
-    prepare(model)
     optimizer = job.optimizer([p for p in model.parameters() if p.requires_grad])
+    prepare(model)
     schedule = job.schedule(optimizer) if job.schedule else None
     stream = Stream(job, job.data(), micro=micro)
     losses = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from ...partition.layout import Split
@@ -93,9 +94,10 @@ class Witness:
 
         return hook
 
-    def _gradient(self, key: Key) -> Callable[[torch.Tensor], None]:
-        def hook(gradient: torch.Tensor) -> None:
-            self.output_gradients[key] = gradient.detach().clone()
+    def _gradient(self, key: Key) -> Callable[[torch.Tensor | None], None]:
+        def hook(gradient: torch.Tensor | None) -> None:
+            if gradient is not None:  # of several outputs of a kernel, such as an LSTM's on a GPU, some lead nowhere
+                self.output_gradients[key] = gradient.detach().clone()
 
         return hook
 
@@ -104,11 +106,15 @@ class Exact(TorchFunctionMode):
     """Around runs in float64: a model that computes a part in float32 by its own will gets float64 there.
 
     Its rounding would hide what float64 is to show. Scripted functions are run as Python, or they could not be seen.
+    Torch's own optimizers are left alone: their arithmetic has the type of the parameters, and the steps that they
+    count are in float32, which a GPU's fused kernels take for granted.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._script: Any = None
+        self._updating = False
+        self._hooks: list[Any] = []
         group_in_any_type()
 
     def __enter__(self) -> Exact:
@@ -119,14 +125,26 @@ class Exact(TorchFunctionMode):
 
         self._script = plain
         torch.jit.ScriptFunction.__call__ = call  # type: ignore[method-assign,assignment]  # of any signature
+        self._hooks = [register_optimizer_step_pre_hook(self._update), register_optimizer_step_post_hook(self._updated)]
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's
         return self
 
     def __exit__(self, *error: Any) -> None:
         torch.jit.ScriptFunction.__call__ = self._script  # type: ignore[method-assign]
+        for hook in self._hooks:
+            hook.remove()
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
 
+    def _update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        kinds = type(optimizer).__mro__
+        self._updating = any(k.__module__.startswith("torch.optim.") for k in kinds if k is not torch.optim.Optimizer)
+
+    def _updated(self, *_: Any) -> None:
+        self._updating = False
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._updating:
+            return func(*args, **(kwargs or {}))
         if func is torch.Tensor.float:
             return torch.Tensor.double(*args)
         args = tuple(torch.float64 if a is torch.float32 else a for a in args)

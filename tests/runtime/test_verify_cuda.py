@@ -1,0 +1,37 @@
+"""On a GPU: plans are proved there as they are on a CPU. Two ranks share it, over gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import parity
+import pytest
+import torch
+from world import World
+
+from drumline.errors import PlanError
+from drumline.plan import Plan
+
+Worlds = Callable[[int], World]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@pytest.mark.parametrize("plan", [
+    "dp=1", "dp=1,zero=1", "dp=1,zero=3", "dp=1,micro=2,recompute=full", "dp=1,recompute=selective", "dp=1,precision=bf16",
+    "dp=1,offload=optimizer", "dp=1,zero=3,offload=all", "dp=2", "dp=2,zero=1", "dp=2,zero=2,micro=2",
+    "dp=2,zero=3", "dp=2,recompute=selective,precision=bf16",
+])  # fmt: skip
+@pytest.mark.parametrize("job", ["mlp", "gpt", "cnn", "lstm"])
+def test_it_computes_what_one_device_does(world: Worlds, job: str, plan: str) -> None:
+    parity.check(world(Plan.parse(plan).ranks).run(parity.run_verify, job, plan, 3, timeout=120)[0])
+
+
+@pytest.mark.parametrize("job", ["gpt", "cnn"])
+def test_split_models_too(world: Worlds, job: str) -> None:
+    parity.check(world(2).run(parity.run_verify, job, "tp=2", 3, timeout=120)[0])
+
+
+@pytest.mark.parametrize("plan", ["pp=2,micro=2", "cp=2", "tile=2x1"])
+def test_gloo_does_not_send_from_one_gpu_to_another(world: Worlds, plan: str) -> None:
+    with pytest.raises(PlanError, match="on GPUs over gloo"):
+        world(2).run(parity.run_verify, "gpt", plan, 3)
