@@ -110,6 +110,27 @@ class Copies(nn.Module):
         return self.head(self.body(x[:, None], x[:, None].flip(2))[:, 0])
 
 
+class Moments(nn.Module):
+    """A module with two outputs of one kernel, of which the model uses one."""
+
+    class Both(nn.Module):
+        """The variance and the mean of a linear map."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = nn.Linear(6, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.var_mean(self.map(x), -1, keepdim=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.head = Moments.Both(), nn.Linear(1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.both(x)[0])
+
+
 def mixtral() -> nn.Module:
     """Mixtral as the library makes it: with grouped products, and keys and values kept."""
     from transformers import MixtralConfig, MixtralForCausalLM

@@ -48,6 +48,11 @@ def test_scripted_functions_compute_in_float64_too(world: Worlds, plan: str) -> 
     parity.check(world(2).run(strangers.run, strangers.Scripted, plan)[0])
 
 
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=3", "tp=2"])
+def test_an_output_that_leads_nowhere_has_no_gradient(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(strangers.run, strangers.Moments, plan)[0])
+
+
 def test_a_bias_after_a_sum_over_channels(world: Worlds) -> None:
     parity.check(world(2).run(strangers.run, strangers.Sound, "tp=2")[0])
 
