@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import DrumlineError, InputError
+from .pages import keep_pages
 
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -80,10 +81,12 @@ def device_of(where: Place) -> torch.device:
 def connect(*, backend: str = "auto", timeout: float = 300.0) -> Place:
     """Join the process group, unless the caller has one already. One rank alone has a group too."""
     where = place()
+    device = device_of(where)
+    if device.type == "cpu":
+        keep_pages(_beside(where))
     if dist.is_initialized():
         _check_backend(backend)
         return Place(dist.get_rank(), dist.get_world_size(), where.local_rank, where.launcher)
-    device = device_of(where)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if backend == "auto":
@@ -141,6 +144,12 @@ def _on_one_host(where: Place) -> bool:
         return True
     local = _LOCAL_SIZES.get(where.launcher, "")
     return where.size > 1 and local in os.environ and _whole(os.environ, local) == where.size
+
+
+def _beside(where: Place) -> int:
+    """How many ranks share this host; all of them, if nobody says it."""
+    local = os.environ.get(_LOCAL_SIZES.get(where.launcher, ""), "")
+    return int(local) if local.isdecimal() else where.size
 
 
 def _through_mpi(where: Place) -> bool:

@@ -1,0 +1,93 @@
+"""What it is worth that ranks on a CPU keep the memory they have freed (`drumline.comm.pages`).
+
+    python benchmarks/pages.py [--jobs cnn,unet,gpt] [--ranks 2] [--rounds 5] [--paste]
+
+Jobs of `benchmarks/cpu_jobs.py` run as replicas, each in ranks of its own as under `drumline train`, which keep their
+pages or do not, in turns. (Jobs that follow each other in one process leave things at the end of its heap, which is not
+given back then.) Printed: the median step of each, the median over the rounds of the ratio with its 95% interval, and
+how many pages a step makes anew. Expected before measuring: up to a fifth off for convolutional nets, little for GPTs.
+It should take six minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cpu_jobs import NAMES
+from engine_peers.ratios import ratio
+from split_contest.page import paste
+
+from drumline.comm.pages import OFF
+from drumline.launch import run_ranks
+from drumline.units import format_seconds
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "runs.md"
+STEPS, NOT_COUNTED = 16, 4
+
+
+def timed(emit: Callable[[dict[str, Any]], None], name: str) -> tuple[float, float]:
+    """On every rank: the median step of a job, and the pages that it makes."""
+    from drumline.job import Job
+    from drumline.runtime.engine import initialize
+
+    engine = initialize(Job.load(f"{HERE / 'cpu_jobs.py'}:{name}"), threads=1)
+    times, before = [], 0
+    for i, batch in enumerate(engine.data(STEPS)):
+        if i == NOT_COUNTED:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        start = time.perf_counter()
+        engine.step(batch)
+        times.append(time.perf_counter() - start)
+    pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return statistics.median(times[NOT_COUNTED:]), pages / (STEPS - NOT_COUNTED)
+
+
+def line_of(name: str, found: dict[str, list[tuple[float, float]]]) -> str:
+    """A row of the table: by the rounds that gave pages back, `0`, and those that kept them, `1`."""
+    given, kept = ([step for step, _ in found[keeps]] for keeps in "01")
+    pages = statistics.median(pages for _, pages in found["0"])
+    steps = " | ".join(format_seconds(statistics.median(s)) for s in (given, kept))
+    return f"| {name} | {steps} | {ratio(kept, given)} | {pages:,.0f} |"
+
+
+def main() -> None:
+    """The rounds, each in processes of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", default="cnn,unet,gpt", help="which of " + ", ".join(NAMES))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--paste", action="store_true", help="write into docs/runs.md")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        results = run_ranks(timed, options.jobs, ranks=options.ranks, threads=1)
+        print(json.dumps([max(r[i] for r in results) for i in (0, 1)]))
+        return
+    lines = ["| job | pages given back | kept | kept / given back | pages a step |", "|---|---|---|---|---|"]
+    for name in options.jobs.split(","):
+        found: dict[str, list[tuple[float, float]]] = {"0": [], "1": []}
+        for i in range(2 * options.rounds):
+            keeps = "10"[(i + i // 2) % 2]
+            command = [sys.executable, __file__, "--one", "--jobs", name, "--ranks", str(options.ranks)]
+            done = subprocess.run(command, env={**os.environ, OFF: keeps}, capture_output=True, text=True, check=True)
+            found[keeps].append(tuple(json.loads(done.stdout.splitlines()[-1])))
+        lines.append(line_of(name, found))
+        print(lines[-1], flush=True)
+    if options.paste:
+        how = f"ranks: {options.ranks}, one thread each; {options.rounds} rounds of {STEPS - NOT_COUNTED} steps"
+        paste("pages", lines, f"{how}; pasted by `python benchmarks/pages.py --paste`", PAGE)
+
+
+if __name__ == "__main__":
+    main()
