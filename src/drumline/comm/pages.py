@@ -21,7 +21,9 @@ _TRIM, _PAD, _MAPPED = -1, -2, -3
 HEAP = 32 * 2**20
 """The largest piece that comes from the heap: the C library takes no more."""
 PAD = 16 * 2**20
+"""Asked for at a time, so that a growing heap seldom asks."""
 MOST = 2**31 - 1
+"""The largest number that mallopt takes."""
 
 
 def keep_pages(peers: int = 1, environment: Mapping[str, str] | None = None) -> int:
