@@ -223,6 +223,13 @@ class TestLoop:
         assert 0 <= found["errors"]["float64"] <= 1e-10 and 0 <= found["errors"]["float32"] <= 1e-3
         assert found["first_divergence"] is None and found["plan"] == "dp=2,zero=3"
 
+    def test_verify_what_train_would_choose(self, folder: Path) -> None:
+        asked = ("tiny.py", "--plan", "auto", "--cluster", "here.toml", "--json")
+        done = here("verify", *asked, "--steps", 2, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        trained = json.loads(here("train", *asked, "-o", "chosen", cwd=folder).stdout)
+        assert json.loads(done.stdout)["plan"] == trained["plan"]
+
     def test_verify_fails_and_names_the_module(self, folder: Path) -> None:
         done = here("verify", "broken.py", "--plan", "dp=2", "--steps", 2, "--json", cwd=folder)
         found = json.loads(done.stdout)

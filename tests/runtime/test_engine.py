@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import engine_functions as on_ranks
 import parity
@@ -18,7 +17,6 @@ from world import World
 
 from drumline.errors import JobError, PlanError
 from drumline.plan import Plan
-from drumline.runtime.engine import _check_wires
 
 Worlds = Callable[[int], World]
 PLANS = ["dp=1", "dp=2", "dp=3,micro=2", "dp=4,zero=3", "dp=2,zero=3,recompute=full,micro=3", "dp=1,zero=3"]
@@ -187,15 +185,3 @@ def test_a_batch_that_weighs_nothing(world: Worlds) -> None:
 def test_a_loss_that_is_not_finite(world: Worlds) -> None:
     for text in world(2).run(on_ranks.infinite_loss):
         assert re.match(r"the loss is (-?inf|nan) at step 0\n  where: rank 1: the loss is not finite, the outputs are", text)
-
-
-@pytest.mark.parametrize("plan", ["pp=2,micro=2", "cp=2", "dp=2,tile=2x1"])
-def test_gloo_does_not_send_from_one_gpu_to_another(plan: str) -> None:
-    there = ["cpu:gloo,cuda:gloo"]
-    with mock.patch("torch.distributed.get_backend_config", lambda: there[0]):
-        with pytest.raises(PlanError, match="on GPUs over gloo"):
-            _check_wires(Plan.parse(plan), torch.device("cuda"))
-        _check_wires(Plan.parse(plan), torch.device("cpu"))
-        _check_wires(Plan.parse("dp=2,tp=2"), torch.device("cuda"))
-        there[0] = "cpu:gloo,cuda:nccl"
-        _check_wires(Plan.parse(plan), torch.device("cuda"))

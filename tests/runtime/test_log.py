@@ -72,6 +72,13 @@ def test_drift_follows_the_last_steps_and_not_the_profiled_one() -> None:
     assert log.record(told(40, seconds=0.5)).drift == pytest.approx(1.0)
 
 
+def test_the_first_step_counts_until_there_is_another() -> None:
+    log = Log(FACTS)
+    assert log.record(told(0, seconds=50.0)).drift == pytest.approx(99.0)
+    assert log.record(told(1, seconds=0.5)).drift == pytest.approx(0.0)
+    assert log.record(told(2, seconds=0.7)).drift == pytest.approx(0.2)
+
+
 def test_memory_and_slowest_rank_stay_until_there_is_more() -> None:
     log = Log(FACTS)
     log.record(told(0, slowest=(2, "forward", 1.5)))

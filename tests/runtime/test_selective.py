@@ -47,6 +47,21 @@ class Inside(nn.Module):
         return x + w * torch.sigmoid(z)
 
 
+class Packs(nn.Module):
+    """Its weight is copied into a part of a longer buffer, as recurrent layers do; a result is turned in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        buffer = torch.empty(2 * WIDE * WIDE, dtype=x.dtype)
+        part = torch.empty(0, dtype=x.dtype).set_(buffer.untyped_storage(), WIDE, (WIDE, WIDE), (WIDE, 1))
+        part.copy_(self.up.weight.detach())
+        turned = self.down(self.up(x) @ part).t_()
+        return x + torch.tanh(turned).t()
+
+
 class Draws(nn.Module):
     """A random choice that leaves little, which alone would be kept, before a dropout, which alone would not."""
 
@@ -124,6 +139,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "cnn": (small_jobs.CNN, vectors(1, 5, 4)),
     "wide cnn": (lambda: nn.Sequential(Block(), Block()), vectors(16, 5, 4)),
     "wide cnn with dropout": (lambda: nn.Sequential(Block(0.3), Block(0.3)), vectors(16, 5, 4)),
+    "packing": (lambda: nn.Sequential(Packs(), Packs()), vectors(WIDE)),
     "gpt": (small_jobs.GPT, tokens),
     "wide gpt": (functools.partial(small_jobs.GPT, WIDE), tokens),
     "wide gpt with dropout": (functools.partial(small_jobs.GPT, WIDE, dropout=0.4), tokens),

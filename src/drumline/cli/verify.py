@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 def verify(
     target: str = typer.Argument(..., metavar="JOB", help="path.py or path.py:name."),
-    plan: str = typer.Option(..., "--plan", help="The plan, as notation or as a TOML file."),
+    plan: str = typer.Option(..., "--plan", help="The notation, a TOML file, or `auto`: what `train` takes."),
     ranks: int = typer.Option(None, "--ranks", "-n", help="How many ranks there are (default: what the plan takes)."),
+    cluster: str = typer.Option(None, "--cluster", help="What auto plans for, as in `train` (default: this machine)."),
     steps: int = typer.Option(10, "--steps", help="Optimizer steps to compare."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
@@ -29,8 +30,11 @@ def verify(
         raise InputError(f"{target!r} is no job", rule="a job is path.py or path.py:name")
     if steps < 1:
         raise InputError(f"--steps {steps}", rule="at least one step")
-    chosen = plan_of(plan)
-    check_ranks(chosen, ranks)
+    if plan == "auto":
+        chosen = _chosen(target, ranks, cluster, quiet=as_json)
+    else:
+        chosen = plan_of(plan)
+        check_ranks(chosen, ranks)
     result = verify_now(target, chosen, steps)
     if as_json:
         print_json(dataclasses.asdict(result))
@@ -48,6 +52,14 @@ def verify(
             out.print(f"passed: {result.plan} {what}")
     if not result.passed:
         raise failure(result)
+
+
+def _chosen(target: str, ranks: int | None, cluster: str | None, *, quiet: bool) -> Plan:
+    """The plan that `train` would choose."""
+    from ..job import Job
+    from .foreseen import foresee
+
+    return foresee(Job.load(target), "auto", ranks, cluster, corrections=True, quiet=quiet).plan
 
 
 def workers(plan: Plan) -> str:

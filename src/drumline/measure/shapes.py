@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..cost.clouds import ODD, work_of
+from ..trace.warned import let_weights_lie_apart
 from .clock import Timing, clock, clock_gpu
 from .journal import Journal
 
@@ -227,6 +228,7 @@ def _convolutions(device: torch.device, dtype: torch.dtype, most: float, name: s
 def _recurrents(device: torch.device, dtype: torch.dtype, most: float, name: str) -> Iterator[Case]:
     if name in ("fp16", "tf32"):
         return
+    let_weights_lie_apart()
     shapes = list(itertools.product((16, 64, 256), (256, 1024), (64, 256), (1, 4)))
     for samples, width, steps, layers in spread_out(shapes):
         shape = (steps, samples, width, width, layers)

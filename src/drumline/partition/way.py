@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..comm import points
 from .moves import Axis
 
 Bounds = tuple[int, ...]
@@ -66,7 +68,7 @@ class Batch:
     def __init__(self, axis: Axis) -> None:
         self._axis = axis
         self._operations: list[dist.P2POp] = []
-        self._works: list[dist.Work] = []
+        self._works: list[Any] = []
 
     def send(self, buffer: Tensor, to: int) -> None:
         self._operations.append(dist.P2POp(dist.isend, buffer, group=self._axis.group, group_peer=to))
@@ -77,8 +79,7 @@ class Batch:
         return buffer
 
     def start(self) -> None:
-        if self._operations:
-            self._works = dist.batch_isend_irecv(self._operations)
+        self._works = points.batch(self._operations)
 
     def wait(self) -> None:
         if not self._works:

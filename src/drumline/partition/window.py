@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..comm import points
 from ..trace.running import only_shapes
 from .layout import Bounds
 from .moves import Axis
@@ -177,7 +178,7 @@ class _Mail:
             dist.P2POp(op, _bytes(t), group=self.axis.group, group_peer=peer) for op, t, peer in operations if t.numel()
         ]
         # NCCL wants all ranks of a group in its very first batch: a group must have done a collective before.
-        self._works = dist.batch_isend_irecv(batch) if batch else []
+        self._works = points.batch(batch)
 
     def _wait(self, message: str) -> tuple[torch.Tensor, ...]:
         with ExitStack() as stack:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from ..comm.environment import Place, connect, device_of
 from ..data.loader import Loader
@@ -55,7 +54,6 @@ def initialize(
         plan = Plan(dp=where.size)
     _check_world(job, plan, where.size)
     device = device_of(where)
-    _check_wires(plan, device)
     if threads and device.type == "cpu":
         torch.set_num_threads(threads)
     return Engine(job, plan, where=where, device=device, dtype=dtype, guards=guards, flops_per_byte=flops_per_byte)
@@ -75,17 +73,6 @@ def _check_world(job: Job, plan: Plan, ranks: int) -> None:
         raise PlanError(
             f"micro={plan.micro} for batches of {job.batch_size}", rule="every micro-batch has at least one sample",
             fix=f"micro={job.batch_size} or less",
-        )  # fmt: skip
-
-
-def _check_wires(plan: Plan, device: torch.device) -> None:
-    """Refuse a plan whose messages the process group cannot carry."""
-    sizes = {"pp": plan.pp, "cp": plan.cp, "tile": plan.tile[0] * plan.tile[1]}
-    between = [key for key, size in sizes.items() if size > 1]
-    if device.type == "cuda" and between and "cuda:gloo" in str(dist.get_backend_config()):
-        raise PlanError(
-            f"{', '.join(between)} on GPUs over gloo", fix="backend=nccl, with a GPU for each rank",
-            rule="gloo sends a GPU's memory in collectives, not from one rank to another",
         )  # fmt: skip
 
 

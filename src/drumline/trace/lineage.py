@@ -38,7 +38,7 @@ class Lineage:
         made = {key_of(t): t for t in results if key_of(t) not in read}
         message = func.namespace in _MESSAGES
         written = read if message else {key_of(t) for t in written_by(func, args, kwargs)}
-        if message:
+        if message or torch.Tag.inplace_view in func.tags:  # a tensor that was kept would not have the new shape
             self._always.add(number)
         for key in written:
             self._write(key, number)

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ...errors import JobError
 from ...trace.kinds import size_of, tensors
 from ..precision import computing
+from ..strategies.recurrent import stay
 
 Answer = TypeVar("Answer")
 
@@ -66,7 +67,7 @@ class StandIns:
         """From now on these layers only say what they need."""
         for name, module in model.named_modules():
             if isinstance(module, nn.RNNBase):
-                module.flatten_parameters = _nothing  # type: ignore[method-assign]  # it looks where the values lie
+                module.flatten_parameters = stay  # type: ignore[method-assign]  # it looks where the values lie
                 module.forward = partial(self._forward, module, name)
 
     def _forward(self, module: nn.RNNBase, name: str, input: Any, hx: Any = None) -> Any:
@@ -214,7 +215,3 @@ def _made_by(module: nn.RNNBase) -> tuple[type[nn.RNNBase], tuple[tuple[str, Any
     elif kind is nn.RNN:
         made_with.append(("nonlinearity", module.mode.removeprefix("RNN_").lower()))
     return kind, tuple(made_with)
-
-
-def _nothing() -> None:
-    """Weights without values lie nowhere."""

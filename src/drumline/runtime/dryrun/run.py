@@ -141,7 +141,8 @@ class _One:
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self.mode = RunningMode(allow_non_fake_inputs=True)
         self._kernels = Kernels(self.device) if device == "cuda" else None
-        self._stand_ins = StandIns(self.device, plan.precision, apart=plan.zero == 3) if device == "cuda" else None
+        placed = plan.splits_model or plan.zero == 3 or (plan.zero > 0 and plan.processes > 1)
+        self._stand_ins = StandIns(self.device, plan.precision, apart=placed) if device == "cuda" else None
         self.book, self.alive = Book(backend), Alive(device, kernels=self._kernels, reserves=emulated)
         self.notes: list[str] = []
         self._name = "the model"

@@ -63,6 +63,8 @@ class Log:
         self.predicted = facts.predicted
         """Changes when the machine turns out to be faster or slower than when it was measured."""
         self._seconds: deque[float] = deque(maxlen=WINDOW)
+        self._warm = False
+        """The first step loads kernels and makes memory: it counts until there is another."""
         self._memory = 0.0
         self._slowest: tuple[int, str, float] | None = None
 
@@ -70,6 +72,9 @@ class Log:
         """One step, from what the first rank told of it."""
         f, seconds, samples = self.facts, told["seconds"], told["samples"]
         if not told.get("probed") or not self._seconds:  # the profiler slows the step that it looks at
+            if len(self._seconds) == 1 and not self._warm:
+                self._seconds.clear()
+                self._warm = True
             self._seconds.append(seconds)
         usual = statistics.median(self._seconds)
         self._memory = max(self._memory, told["memory_bytes"])

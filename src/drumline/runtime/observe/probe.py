@@ -49,7 +49,7 @@ class Probe:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-        with profile(activities=activities, profile_memory=not cuda) as profiler:
+        with profile(activities=activities, profile_memory=not cuda, acc_events=True) as profiler:
             start = time.perf_counter()
             with torch.profiler.record_function("drumline:step"):
                 self.loss = engine.step(batch)

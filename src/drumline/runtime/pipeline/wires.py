@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...comm import points
 from ...comm.scatter import backend_of
 from ...errors import GaveUp, PlanError
 from .tables import Key, Message
@@ -45,13 +46,13 @@ class Wires:
         """Begin to send a tensor of one run of memory; it must live until the work is done."""
         line = self.group if dst > self.rank else self.back
         self.bytes += tensor.nbytes
-        work = dist.isend(tensor, group=line, group_dst=dst, tag=tag)
+        work = points.isend(tensor, group=line, dst=dst, tag=tag)
         return self.follow(name, work, tensor) if self.follow else work
 
     def receive(self, tensor: torch.Tensor, src: int, tag: int) -> Any:
         """Begin to receive into a tensor."""
         line = self.back if src > self.rank else self.group
-        return dist.irecv(tensor, group=line, group_src=src, tag=tag)
+        return points.irecv(tensor, group=line, src=src, tag=tag)
 
 
 class Exchange:

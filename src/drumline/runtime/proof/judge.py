@@ -17,10 +17,10 @@ from ...plan import Plan
 from .compare import largest_error
 from .witness import Witness
 
-BOUNDS = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
-"""The largest relative error that passes, by the type that was computed in."""
+BOUNDS = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2, "tf32": 2e-2}
+"""The largest relative error that passes, by the type that was computed in; tf32 has the digits of float16."""
 
-SHARES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.03}
+SHARES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.03, "tf32": 0.03}
 """The share of the largest tensor below which a tensor counts as zero. bfloat16 has three digits: a conv's bias before
 a BatchNorm, whose true gradient is zero, comes out at some 1e-4 of the largest."""
 
@@ -37,7 +37,7 @@ WITHOUT_HALO = 0.25
 """The same where tiles have no halo: how far off a loss is depends on the share of pixels that lie at a cut."""
 
 COMPUTES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""The type that a precision is judged in."""
+"""The type that a precision is judged in; a CPU has no tf32."""
 
 
 @dataclass(frozen=True, slots=True)

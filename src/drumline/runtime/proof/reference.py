@@ -14,7 +14,7 @@ from torch import nn
 from ...data.stream import Stream
 from ...job import Job, guard
 from ...trace.fake import call
-from ..precision import computing, to_device
+from ..precision import computing, multiplying, to_device
 from ..weights import seeded_model
 
 
@@ -48,14 +48,15 @@ def run_reference(
             value, target = to_device(part.input, device, dtype), to_device(part.target, device, dtype)
             many = f"{part.samples} sample{'s' if part.samples > 1 else ''}"
             place = f"one device, in micro-batch {i + 1} of step {step + 1}, which has {many},"
-            with computing(precision, device):
+            with multiplying(precision), computing(precision, device):
                 loss = guard(lambda v=value, t=target: job.loss(call(model, v), t), place)
             if isinstance(loss, tuple | list):
                 total, weight = loss[0], float(loss[1])
             else:
                 weight = float(job.sample_weight(value, target)) if job.sample_weight else float(part.samples)
                 total = torch.where(torch.tensor(weight > 0, device=loss.device), loss * weight, 0.0)
-            (total * scale).backward()
+            with multiplying(precision):
+                (total * scale).backward()
             loss_sum, weight_sum = loss_sum + float(total.detach()), weight_sum + weight
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         for g in gradients:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ...job import Job
 from ...partition.capture import captured_within
-from ...plan import Plan
+from ...plan import Plan, check
 from ...report.division import Division
 from ..compiling import inside_compiled
 from ..engine import Engine, initialize
@@ -58,7 +58,7 @@ class Verification:
 
 def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
     """Run on every rank of the plan; the first rank gets the result."""
-    dtypes = ["float64", COMPUTES[plan.precision]]
+    check(plan)
     parts: dict[str, dict[str, float]] = {}
     errors: dict[str, float] = {}
     bounds: dict[str, float] = {}
@@ -67,11 +67,11 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
     engine: Engine | None = None
     truth: Outcome | None = None
     later = unjudged = 0.0
-    for name in dtypes:
-        exact = name == "float64"
+    for exact in (True, False):
         # In float64 the arithmetic of the plan is checked, not its precision, or what compression or tiles lose.
         tried = replace(plan, precision="fp32", compress="none", halo=True) if exact else plan
         engine = engine_of(job, tried, exact=exact)
+        name = computed_in(engine)
         found = _compare(engine, steps, truth, notes)
         if found is not None:
             parts[name], later, truth = found.parts, found.later, truth or found.theirs
@@ -174,7 +174,11 @@ def _raised(computed: str, plan: Plan, rounding: Mapping[str, float], bounds: Ma
 
 def computed_in(engine: Engine) -> str:
     """The type that an engine computes in."""
-    return "float64" if engine.dtype is torch.float64 else COMPUTES[engine.plan.precision]
+    if engine.dtype is torch.float64:
+        return "float64"
+    if engine.plan.precision == "tf32" and engine.device.type == "cuda":
+        return "tf32"
+    return COMPUTES[engine.plan.precision]
 
 
 def _scale(engine: Engine) -> float:

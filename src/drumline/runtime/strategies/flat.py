@@ -29,6 +29,7 @@ from ...plan import Plan
 from ...trace.running import numbers_of
 from .buckets import Bucket, Reach, in_buckets
 from .pieces import Piece
+from .recurrent import keep_in_place
 from .strategy import Strategy
 
 IN_FLIGHT = 2
@@ -76,6 +77,7 @@ class FlatShard(Strategy):
                 self._bucket_of[p] = bucket
                 p.register_post_accumulate_grad_hook(_told(weakref.ref(self)))
         self._pieces = [(piece, b, place) for b in self._buckets for piece, place in b.pieces()]
+        keep_in_place(model)
         return model
 
     def pieces(self) -> list[Piece]:

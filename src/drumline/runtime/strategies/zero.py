@@ -31,6 +31,7 @@ from ..memory.tiled import InParts
 from ..memory.tiling import parts_of
 from ..precision import HALVES
 from .pieces import Piece
+from .recurrent import keep_in_place
 from .strategy import Strategy
 
 
@@ -78,6 +79,7 @@ class Shard(Strategy):
                 self._shard(spec.module, reshard=True)
         self._see(self._shard(model, reshard=None))
         model.forward = _told(model.forward)
+        keep_in_place(model)
         if self.record is not None:
             self.record.watch_shards(model)
         return model

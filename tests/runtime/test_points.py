@@ -1,0 +1,63 @@
+"""Messages from rank to rank by way of the host's memory: plans that send them compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import parity
+import pytest
+import torch
+import torch.distributed as dist
+from world import World
+
+from drumline.comm import points
+
+Worlds = Callable[[int], World]
+
+
+def _verify(job: str, plan: str) -> tuple[Any, int]:
+    """As on GPUs over gloo; and how many messages went that way."""
+    with mock.patch.object(points, "by_host", return_value=True) as asked:
+        return parity.run_verify(job, plan, 2), asked.call_count
+
+
+@pytest.mark.parametrize(("job", "plan"), [
+    ("gpt", "pp=2,micro=2"), ("gpt", "cp=2"), ("groups", "tile=2x1"), ("llama", "tp=2"),
+])  # fmt: skip
+def test_plans_compute_the_same(world: Worlds, job: str, plan: str) -> None:
+    result, messages = world(2).run(_verify, job, plan)[0]
+    parity.check(result)
+    assert messages > 0
+
+
+def _exchange() -> list[torch.Tensor]:
+    """Over the host and not, by two calls and in a batch."""
+    other = 1 - dist.get_rank()
+    found = []
+    for through in (True, False):
+        with mock.patch.object(points, "by_host", return_value=through):
+            sent, room, rooms = torch.arange(4.0) + other, torch.zeros(4), torch.zeros(2, 3)
+            works = [points.irecv(room, group=None, src=other, tag=3), points.isend(sent, group=None, dst=other, tag=3)]
+            for work in works:
+                work.wait()
+            there = [dist.P2POp(dist.irecv, rooms, peer=other), dist.P2POp(dist.isend, torch.ones(2, 3), peer=other)]
+            for work in points.batch(there):
+                work.wait()
+            found += [room, rooms]
+    return found
+
+
+def test_both_ways_bring_the_same(world: Worlds) -> None:
+    for rank, (room, rooms, plain, plains) in enumerate(world(2).run(_exchange)):
+        assert room.tolist() == plain.tolist() == [rank + i for i in range(4)]
+        assert rooms.tolist() == plains.tolist() == [[1.0] * 3] * 2
+
+
+def test_a_cpu_sends_as_it_is(world: Worlds) -> None:
+    assert world(2).run(_direct) == [True, True]
+
+
+def _direct() -> bool:
+    return not points.by_host(torch.ones(1), None) and points.batch([]) == []

@@ -1,0 +1,47 @@
+"""Recurrent layers on a GPU move their weights into one piece; strategies with memory of their own do not let them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import parity
+import pytest
+import small_jobs
+import torch
+from torch import nn
+from world import World
+
+from drumline.plan import Plan
+from drumline.trace.warned import let_weights_lie_apart
+
+Worlds = Callable[[int], World]
+
+
+def _move(layer: nn.RNNBase) -> None:
+    """What cuDNN's layers do, on any device: the weights lie elsewhere afterwards."""
+    for weight in layer._flat_weights:
+        if isinstance(weight, torch.Tensor) and not weight.is_meta:
+            weight.data = weight.data.clone()
+
+
+class Asking(small_jobs.Recurrent):
+    """A model that asks for it in every forward, as many do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.body.lstm.flatten_parameters()
+        return super().forward(x)
+
+
+def _verify(plan: str, model: type[nn.Module]) -> Any:
+    with mock.patch.object(nn.RNNBase, "flatten_parameters", _move), warnings.catch_warnings():
+        let_weights_lie_apart()  # on a GPU, where they do
+        return parity.run_verify("lstm", plan, 3, {"model": model})
+
+
+@pytest.mark.parametrize("model", [small_jobs.Recurrent, Asking])
+@pytest.mark.parametrize("plan", ["dp=1,zero=3", "dp=2,zero=1", "dp=2,zero=2,micro=2", "dp=2,zero=3", "dp=2"])
+def test_they_compute_with_what_was_updated(world: Worlds, plan: str, model: type[nn.Module]) -> None:
+    parity.check(world(Plan.parse(plan).ranks).run(_verify, plan, model)[0])
