@@ -30,6 +30,7 @@ def test_it_computes_what_one_device_does(world: Worlds, job: str, plan: str) ->
     ("unet", "pp=2,micro=2"), ("lstm", "pp=2,micro=2"), ("gpt", "pp=2,micro=4,virtual=2,schedule=interleaved"),
     ("gpt", "pp=2,micro=4,schedule=zero-bubble"), ("gpt", "cp=2"), ("llama", "cp=2"), ("groups", "tile=2x1"),
     ("resnet", "tile=1x2"), ("gpt", "tp=2,precision=bf16"), ("gpt", "pp=2,micro=2,precision=bf16"),
+    ("lstm", "pp=2,micro=2,precision=bf16"), ("lstm", "pp=2,micro=2,recompute=full,precision=fp16"),
 ])  # fmt: skip
 def test_split_models_too(world: Worlds, job: str, plan: str) -> None:
     parity.check(world(2).run(parity.run_verify, job, plan, 3, timeout=120)[0])

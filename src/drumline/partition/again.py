@@ -12,6 +12,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import checkpoint
 
+from ..trace.repeated import repeated
 from .program import Program
 
 
@@ -39,7 +40,7 @@ class Again:
 
 def _contexts(buffers: Sequence[torch.Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     began: list[torch.Tensor] = []
-    return _first(buffers, began), _once_more(buffers, began)
+    return _first(buffers, began), repeated(functools.partial(_once_more, buffers, began))
 
 
 @contextmanager

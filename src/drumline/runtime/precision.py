@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from ..trace.fake import dtype_of
 from .lstm import ByProducts, onednn_lacks
+from .recurrent import OwnType, noticed
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions that compute in half precision, with full-precision weights."""
@@ -22,8 +23,12 @@ def computing(precision: str, device: torch.device) -> Iterator[None]:
         yield
         return
     half = HALVES[precision]
-    lstms = ByProducts(half) if device.type == "cpu" and onednn_lacks(half) else nullcontext()
-    with torch.autocast(device.type, dtype=half), lstms:
+    recurrent: AbstractContextManager[object] = nullcontext()
+    if device.type == "cuda":
+        recurrent = OwnType(half) if noticed() else recurrent
+    elif onednn_lacks(half):
+        recurrent = ByProducts(half)
+    with torch.autocast(device.type, dtype=half), recurrent:
         yield
 
 

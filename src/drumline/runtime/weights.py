@@ -24,6 +24,7 @@ from ..job import Job, guard
 from ..trace.fake import dtype_of
 from ..trace.kinds import tensors
 from ..trace.running import with_values
+from .recurrent import notice
 from .strategies.pieces import BUNDLE, Part
 
 OF_TORCH = frozenset(vars(nn.Module()))
@@ -39,6 +40,7 @@ def seeded_model(job: Job, dtype: torch.dtype | None = None) -> nn.Module:
         raise JobError(f"the job's model() gave {type(model).__name__}", rule="it returns a torch.nn.Module")
     if not any(p.requires_grad for p in model.parameters()):
         raise JobError(f"{type(model).__name__} has no parameter to train", rule="at least one with requires_grad")
+    notice(model)
     return cast(model, dtype)
 
 
@@ -68,6 +70,7 @@ def shape_of_model(job: Job, dtype: torch.dtype | None = None) -> nn.Module:
             stacklevel=2,
         )
         model = seeded_model(job).to("meta")
+    notice(model)
     return cast(model, dtype)
 
 

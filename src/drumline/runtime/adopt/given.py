@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ...errors import JobError
 from ...trace.kinds import tensors
+from ..recurrent import notice
 from ..weights import cast
 
 
@@ -41,6 +42,7 @@ class Given:
             raise JobError(
                 f"{type(self.model).__name__} has no parameter to train", rule="at least one with requires_grad"
             )
+        notice(self.model)
         return cast(self.model, dtype)
 
 

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ...errors import JobError
 from ...trace.kinds import size_of, tensors
 from ..precision import computing
+from ..recurrent import notice
 from ..strategies.recurrent import stay
 
 Answer = TypeVar("Answer")
@@ -97,6 +98,7 @@ class Asked:
     ) -> None:  # fmt: skip
         self._name, self._device, self._precision, self._apart = name, device, precision, apart
         self._kind, self._made_by = _made_by(module)
+        notice(module)
         self._training = module.training
         self._dtype: torch.dtype = getattr(module, module._flat_weights_names[0]).dtype
         self._given = [_said(t) for t in given]

@@ -158,7 +158,8 @@ class _One:
         self._name = type(model).__name__
         if self._stand_ins:
             self._stand_ins.place(model)
-        if self.plan.zero == 3 or self.plan.splits_model:  # whoever asks moves it
+        sharded = self.plan.zero == 3 and (self.plan.processes > 1 or self.plan.offload == "all")
+        if sharded or self.plan.splits_model:  # whoever asks moves it
             return model
         return moved(model, mode, self.device, None)
 

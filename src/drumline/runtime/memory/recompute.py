@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import PlanError
 from ...trace.layers import LayerSpec, layers_of
+from ...trace.repeated import repeated
 
 Contexts = Callable[[], tuple[AbstractContextManager[None], Callable[[], AbstractContextManager[None]]]]
 """For one forward: what is around it, and what makes the context around each repetition of it."""
@@ -56,32 +55,7 @@ def _keep_no_cache(module: nn.Module) -> None:
 
 def _alike(contexts: Contexts) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     first, again = contexts()
-    return first, _Again(_get_current_function_mode_stack(), again)
-
-
-class _Again(AbstractContextManager[None]):
-    """Around a repetition; a graph that is retained has one for each of its backwards.
-
-    Torch takes modes off for the backward; a forward that ran within some runs again within them.
-    """
-
-    def __init__(
-        self, modes: Sequence[AbstractContextManager[object]], make: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        self._modes, self._make = modes, make
-        self._entered: list[ExitStack] = []
-
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            for mode in self._modes if not _get_current_function_mode_stack() else ():
-                stack.enter_context(mode)
-            stack.enter_context(self._make())
-            self._entered.append(stack.pop_all())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self._entered.pop().__exit__(kind, error, trace)
+    return first, repeated(again)
 
 
 def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Callable[[], AbstractContextManager[None]]]:

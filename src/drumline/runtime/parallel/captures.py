@@ -14,6 +14,7 @@ from ...plan import Plan
 from ...trace.fake import call, fake_batch, fake_mode, fake_model, first_sample, moved
 from ...trace.running import with_values
 from ..precision import computing, to_device
+from ..recurrent import notice
 from ..weighing import weigh
 from .refuse import or_whole
 
@@ -47,6 +48,7 @@ class Captures:
     @with_values()
     def _template(self) -> nn.Module:
         model, _ = fake_model(self.job, self.mode)
+        notice(model)
         return moved(model, self.mode, self.device, self.dtype)
 
     @with_values()

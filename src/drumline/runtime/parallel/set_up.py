@@ -7,9 +7,11 @@ import torch.distributed as dist
 
 from ...job import Job
 from ...plan import Plan
+from ...trace.warned import let_weights_lie_apart
 from ..build import Built
 from ..held import Held
 from ..observe.record import Recorder
+from ..recurrent import noticed
 from ..strategies.buckets import Reach
 from ..strategies.flat import FlatShard
 from .groups import COPIES, Groups
@@ -38,6 +40,8 @@ def set_up(
         strategy.keep_apart(split.spreader.summands, reach)
     strategy.record = record
     split.use(strategy)
+    if noticed():
+        let_weights_lie_apart()
     module = strategy.wrap(split.root)
     built = Built(split.root, module, split.places.parts, {}, [], world)
     return Held(built, strategy, world, record, split.places.data, split)
