@@ -84,6 +84,16 @@ def test_forward_and_backward_have_their_own_factors() -> None:
     assert pricer.layer_seconds(layer, "backward", 1) == pytest.approx(1.25 * alone)
 
 
+def test_each_operator_of_a_step_has_something_around_it() -> None:
+    ops = (op("add", "pointwise", 1e6), dataclasses.replace(op("add", "pointwise", 1e6), phase="backward", count=3))
+    layer = Layer("a", "Linear", 10, tensors=1, ops=ops)
+    start = {"each_forward": 1e-3, "each_backward": 2e-3}
+    pricer = Pricer(PROFILE, dataclasses.replace(DEVICE, start=start, situ={"compute_forward": 2.0}), "fp32")
+    alone = price(ops[0])
+    assert pricer.layer_seconds(layer, "forward", 1) == pytest.approx(2.0 * alone + 1e-3)
+    assert pricer.layer_seconds(layer, "backward", 1) == pytest.approx(3 * (alone + 2e-3))
+
+
 def test_an_update_takes_its_kernels_and_what_is_around_each_tensor() -> None:
     device = dataclasses.replace(DEVICE, start={"update": 1e-4})
     seconds = Pricer(PROFILE, device, "fp32").update_seconds(PROFILE.layers[0], 28.0, 1.0, 1.0)

@@ -49,7 +49,7 @@ def test_operators_have_points_under_their_names(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cpu_streams, "SIZES", (2**10, 2**13))
     monkeypatch.setattr(cpu_streams, "FRESH", 2**12)
     monkeypatch.setattr("drumline.measure.shared.BUDGET", 0.0)
-    points = cpu_streams.measure_cpu_streams(Clock(), Journal(None, CPU))
+    points = cpu_streams.measure_cpu_streams(Clock(), Journal(None, CPU), lambda: None)
     names = {p.kernel for p in points}
     assert {"add", "pointwise", "bernoulli_", "gelu_backward", "native_group_norm", "pool_backward", "fresh"} <= names
     assert {"transpose", "strided", "update", "gather_backward", "upsample_bilinear2d_backward"} <= names

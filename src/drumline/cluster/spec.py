@@ -96,8 +96,8 @@ class Device:
     """What a GPU's host takes to start an operator, by where it is: `forward`, `backward`, `cast` (one of autocast's),
     `update` (for a tensor); `launch` where it is not given. Then `again`, which is more for a layer that is recomputed,
     each time it runs, and `watched`, which is more for each operator of one that is recomputed selectively. `look` is
-    the small step by which the host's pace is told later. Of a CPU `update` alone: what an optimizer takes for a tensor
-    beside its kernels."""
+    the small step by which the host's pace is told later. Of a CPU what is beside the kernels: `update`, of an
+    optimizer for a tensor, `each_forward` and `each_backward`, of a step for an operator."""
     context: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
     """Memory that the framework takes before the first tensor."""
     workspace: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0

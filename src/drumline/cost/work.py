@@ -23,6 +23,12 @@ ARRANGED = frozenset({"transpose", "strided", "widen", "narrow"})
 CAST = "_to_copy"
 """The operator that autocast adds."""
 
+EACH = {"forward": "each_forward", "backward": "each_backward"}
+"""Keys of `Device.start`: what a CPU takes for an operator of a step beside its kernel, in Python and autograd."""
+
+LOOPED = 4
+"""An operator that a layer calls more often, with the same sizes, is called in a loop."""
+
 WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "bf16-pure": 2, "fp8": 1}
 """Bytes of a value by precision."""
 
@@ -153,7 +159,8 @@ class Pricer:
     def _told(self, ops: list[Op], situ: float, n: float) -> Told:
         """Operators of one layer, which take `situ` times as long as alone."""
         if not self._ahead:
-            return Told(0.0, situ * sum(self.op_seconds(op, n) * op.count for op in ops))
+            around = sum(self._device.start.get(EACH[op.phase], 0.0) * entered(op) for op in ops)
+            return Told(0.0, situ * sum(self.op_seconds(op, n) * op.count for op in ops) + around)
         host = busy = 0.0
         for op in ops:
             seconds = self._busy(op, n)
@@ -204,6 +211,11 @@ class Pricer:
         peak = self._device.peak
         best = curve.at(flops) if curve is not None else 0.7 * peak.get(dtype, peak[self._precision])
         return best * FALLBACK.get(kind, 1.0)
+
+
+def entered(op: Op) -> int:
+    """How often a CPU comes to an operator of a layer from something else; one in a loop, as of a GRU, is at hand."""
+    return min(op.count, LOOPED)
 
 
 def start_of(op: Op, device: Device) -> float:

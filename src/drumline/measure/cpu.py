@@ -23,16 +23,22 @@ LOOKS = 16
 """At the speed of the moment, before anything is timed."""
 
 
-def measure_cpu(device: torch.device, crowd: float, report: Callable[[str], None], journal: Journal) -> Kernels:
-    """Measure this rank, or go on with it. Every number is told at the pace that the rank had on average."""
+def measure_cpu(
+    device: torch.device, crowd: float, report: Callable[[str], None], journal: Journal,
+    between: Callable[[], None] = lambda: None,
+) -> Kernels:  # fmt: skip
+    """Measure this rank, or go on with it. Every number is told at the pace that the rank had on average.
+
+    `between` is called in several places, spread over the time that it takes.
+    """
     seen = looks(device, LOOKS)
     first = {k: timing_of([s[k] for s in seen]) for k in SIZES}
     then = {k: journal.timed(("pulse", k), functools.partial(first.__getitem__, k)) for k in SIZES}
     pace = Pace(Look(device, crowded=crowd > 1), {k: timing.seconds for k, timing in then.items()})
     clock = Clock(crowd, pace)
-    spots = measure_cpu_shapes(clock, report, journal)
+    spots = measure_cpu_shapes(clock, report, journal, between)
     report("memory")
-    streams = measure_cpu_streams(clock, journal)
+    streams = measure_cpu_streams(clock, journal, between)
     usual = {k: pace.usual(k) for k in SIZES}
     spots = [replace(s, timing=_times(s.timing, usual[_alike(s.kernel)])) for s in spots]
     streams = [replace(p, timing=_times(p.timing, usual["pointwise"])) for p in streams]

@@ -27,8 +27,10 @@ LIMITS = {"matmul": 4.0, "attention": 2.5, "conv": 6.0, "recurrent": 3.0, "norm"
 """Seconds for the shapes of each kind; a slow rank measures fewer of them."""
 
 
-def measure_cpu_shapes(clock: Clock, report: Callable[[str], None], journal: Journal) -> list[Spot]:
-    """Every kernel at every shape, in fp32."""
+def measure_cpu_shapes(
+    clock: Clock, report: Callable[[str], None], journal: Journal, between: Callable[[], None]
+) -> list[Spot]:
+    """Every kernel at every shape, in fp32; `between` kinds of them something else is done."""
     spots = []
     for kind, (stage, cases) in _KINDS.items():
         report(stage)
@@ -39,6 +41,7 @@ def measure_cpu_shapes(clock: Clock, report: Callable[[str], None], journal: Jou
             alike = "pointwise" if kind == "norm" else "matmul"
             run = functools.partial(clock, action, 4.0 * values_of(kernel, shape), alike=alike)
             spots.append(Spot(kernel, tuple(map(float, shape)), journal.timed((kernel, "fp32", *shape), run)))
+        between()
     return spots
 
 

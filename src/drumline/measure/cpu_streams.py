@@ -54,10 +54,15 @@ class Counted(TorchDispatchMode):
         return out
 
 
-def measure_cpu_streams(clock: Clock, journal: Journal) -> list[Point]:
-    """Every operator at every size; one that its kind is named after stands for the others of the kind."""
+def measure_cpu_streams(clock: Clock, journal: Journal, between: Callable[[], None]) -> list[Point]:
+    """Every operator at every size; one that its kind is named after stands for the others of the kind.
+
+    `between` sizes something else is done.
+    """
     points = []
-    for n in SIZES:
+    for i, n in enumerate(SIZES):
+        if i % 3 == 2:
+            between()
         for stands_for, action in _cases(n):
             with Counted() as counted:
                 action()

@@ -27,7 +27,7 @@ from .kernels import geometric_mean, measure_launch
 from .levels import Levels, find_levels
 from .links import measure_collectives, measure_overlap, measure_pair
 from .shared import crowding
-from .situ import Situ, Waiting, measure_situ, measure_waiting
+from .situ import Situ, Steps, Waiting, measure_waiting
 from .starts import Starts
 
 STAGES = (
@@ -60,13 +60,14 @@ def measure_rank(emit: Callable[[dict[str, Any]], None], journal: str | None = N
     crowd = max(levels.crowd, crowding(levels.per_host, torch.get_num_threads())) if device.type == "cpu" else 1.0
     on_gpu = device.type == "cuda"
     starts = Starts(device) if on_gpu else None
-    measured = _kernels(device, crowd, report, written) | {"start": starts.look() if starts else {}}
+    steps = None if on_gpu else Steps(crowd)
+    measured = _kernels(device, crowd, report, written, steps) | {"start": starts.look() if starts else {}}
     dist.barrier()
     report("steps")
     rank_alone = _device_alone(measured, device)
-    amid = Situ(measure_amid(rank_alone, device), 0.0) if on_gpu else measure_situ(rank_alone, device, crowd)
-    start = starts.look() if starts else {"update": amid.update}
-    del starts  # and their models
+    amid = steps.beside(rank_alone) if steps else Situ(measure_amid(rank_alone, device), {})
+    start = starts.look() if starts else amid.start
+    del starts, steps  # and their models
     dist.barrier()
     waiting = Waiting(1.0, 1.0, 0.0, 0.0, 1, 1.0) if alone else measure_waiting(device, levels.inside)
     report("point to point")
@@ -107,11 +108,16 @@ def _groups(levels: Levels) -> list[dist.ProcessGroup | None]:
 
 
 def _kernels(
-    device: torch.device, crowd: float, report: Callable[[str], None], journal: Journal
+    device: torch.device, crowd: float, report: Callable[[str], None], journal: Journal, steps: Steps | None
 ) -> dict[str, Any]:
-    """Points of curves, shapes, the start of an operator: all ranks at once, because they share memory and caches."""
-    on_gpu = device.type == "cuda"
-    kernels = measure_gpu(device, report, journal) if on_gpu else measure_cpu(device, crowd, report, journal)
+    """Points of curves, shapes, the start of an operator: all ranks at once, because they share memory and caches.
+
+    A CPU's small steps are taken amid them.
+    """
+    if steps is None:
+        kernels = measure_gpu(device, report, journal)
+    else:
+        kernels = measure_cpu(device, crowd, report, journal, steps.take)
     report("launch")
     return {
         "points": {

@@ -82,7 +82,3 @@ class Pace:
     def usual(self, kernel: str) -> float:
         """The same, by all looks."""
         return math.exp(statistics.mean(self._seen[kernel]))
-
-    def of_a_step(self) -> float:
-        """How many times as long as before a step takes, by the last looks: some products, some streams."""
-        return math.exp(PRODUCTS * math.log(self.now("matmul")) + (1 - PRODUCTS) * math.log(self.now("pointwise")))

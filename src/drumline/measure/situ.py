@@ -1,11 +1,12 @@
 """Kernels in their place: a training step takes longer than its kernels measured alone, because caches are cold, memory
-is fresh and every operator passes through autograd and Python. Two small steps of a known kind tell by how much.
+is fresh and every operator passes through autograd and Python. Small steps of known kinds tell by how much.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -19,20 +20,20 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ..cluster import Device
-from ..cost.work import Pricer
+from ..cost.work import EACH, Pricer, entered
 from ..job import Job
+from ..model import Profile
 from ..trace import trace
 from ..trace.fused import prefer_fused
 from .blocks import Attention, Residual
 from .clock import settle
-from .pace import SIZES, Look, Pace
-from .pulse import OWN
 from .shared import own_clock
 
-STEPS, FEW, LEAST = 12, 9, 0.5
-"""How often each step is repeated; and the least that a step can be of its kernels alone, which are timed amid more
-other work than some steps have."""
+STEPS, LEAST = 12, 0.5
+"""How often steps of ranks that wait are repeated; and the least that a step can be of its kernels alone, which are
+timed amid more other work than some steps have."""
 BATCH, HEADS = 8, 4
+WAYS = ("forward", "backward")
 
 
 def _job(block: Callable[[], nn.Module], shape: tuple[int, ...], blocks: int = 3) -> Job:
@@ -45,49 +46,112 @@ def _job(block: Callable[[], nn.Module], shape: tuple[int, ...], blocks: int = 3
     )
 
 
+LIGHT, COMPUTE, CONV = "light", "compute", "conv"
+
+
+def _jobs() -> dict[str, list[Job]]:
+    """By kind. Of several shapes, so that what is wrong about the price of one of them is not taken for its place; and
+    convolutions of tensors that no cache holds, as those of real nets.
+    """
+    return {
+        LIGHT: [_job(functools.partial(Attention, 64, HEADS), (32, 64), 4)],
+        COMPUTE: [
+            _job(functools.partial(Attention, width, HEADS), (length, width), 1)
+            for width, length in ((128, 96), (256, 64), (384, 48))
+        ],
+        CONV: [
+            _job(functools.partial(Residual, channels), (channels, side, side), 1)
+            for channels, side in ((32, 64), (64, 32))
+        ],
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Situ:
     """What a step takes beyond its kernels."""
 
     factors: dict[str, float]
     """`Device.situ`."""
-    update: float
-    """Seconds for each tensor that is updated."""
+    start: dict[str, float]
+    """`Device.start`: seconds for each tensor that is updated, and for each operator beside its kernel."""
 
 
-def measure_situ(alone: Device, device: torch.device, crowd: float) -> Situ:
-    """By what factor a real step is slower than its kernels alone: `compute` and `conv`, each way, and `update`.
-
-    What a forward writes is memory that nobody has touched before, so that it differs from a backward. An update takes
-    some seconds for each tensor, which the step with the smaller ones tells, and is slower than its kernels in a loop.
+class Steps:
+    """Small steps on a CPU rank, taken in several places of a measurement, as its kernels are: a machine that others
+    use is now faster and now slower, and what is compared must have seen the same of it.
     """
-    found: dict[str, float] = {}
-    pace = Pace(Look(device, crowded=crowd > 1), {k: size / _rate(alone, k) for k, size in SIZES.items()})
-    updates: list[tuple[float, float, int]] = []
-    for name, job, shape in (
-        ("conv", _job(functools.partial(Residual, 64), (64, 24, 24), 2), (64, 24, 24)),
-        ("compute", _job(functools.partial(Attention, 256, HEADS), (128, 256), 2), (128, 256)),
-    ):
-        took = _step_seconds(job, shape, device, own_clock(crowd), pace)
-        profile = trace(job)
-        pricer = Pricer(profile, replace(alone, start={"update": 0.0}), "fp32")
-        layers = list(profile.each())
-        for phase, seconds in zip(("forward", "backward"), took, strict=False):
-            expected = sum(pricer.layer_seconds(x, phase, BATCH) for x in layers)
-            found[f"{name}_{phase}"] = max(LEAST, seconds / expected)
-        moved = sum(pricer.update_seconds(x, profile.optimizer_bytes, profile.optimizer_ops, 1.0) for x in layers)
-        updates.append((took[2], moved, profile.tensors))
-    (small, little, few), (large, much, many) = updates
-    each = max(0.0, small - little) / few
-    found["update"] = max(1.0, (large - many * each) / much)
-    return Situ(found, each)
+
+    def __init__(self, crowd: float) -> None:
+        self._now = own_clock(crowd)
+        self._steps = {kind: [_Step(job, self._now) for job in jobs] for kind, jobs in _jobs().items()}
+        self.take()
+        for step in self._all():
+            step.times.clear()
+
+    def take(self) -> None:
+        """One step of each kind, after one that is not counted."""
+        for step in self._all():
+            step()
+            step.times.append(step())
+
+    def beside(self, alone: Device) -> Situ:
+        """What was found, beside what the kernels take alone.
+
+        What light steps take beyond their kernels is put down to the number of their operators, and of their tensors in
+        the update; what the others take beyond that is a factor: `compute` and `conv`, each way. How much longer an
+        update takes is told by two that have as many tensors, of different sizes: `update`.
+        """
+        alone = replace(alone, start={"update": 0.0}, situ={})
+        priced = {kind: [_Priced(step, alone) for step in steps] for kind, steps in self._steps.items()}
+        (light,), (least, *_, most) = priced[LIGHT], priced[COMPUTE]
+        found = {"update": max(1.0, (most.took[2] - least.took[2]) / (most.moved - least.moved))}
+        start = {"update": max(0.0, light.took[2] - found["update"] * light.moved) / light.profile.tensors}
+        for i, way in enumerate(WAYS):
+            start[EACH[way]] = max(0.0, light.took[i] - light.kernels[i]) / light.operators[i]
+        for kind, (i, way) in itertools.product((CONV, COMPUTE), enumerate(WAYS)):
+            beyond = [p.took[i] - p.operators[i] * start[EACH[way]] for p in priced[kind]]
+            found[f"{kind}_{way}"] = max(LEAST, sum(beyond) / sum(p.kernels[i] for p in priced[kind]))
+        return Situ(found, start)
+
+    def _all(self) -> list[_Step]:
+        return [step for steps in self._steps.values() for step in steps]
 
 
-def _rate(alone: Device, kernel: str) -> float:
-    """At which a look was measured."""
-    curve = alone.curve_of(OWN[kernel], "fp32")
-    assert curve is not None
-    return curve.at(SIZES[kernel])
+class _Step:
+    """One of them: seconds of forward, backward and update."""
+
+    def __init__(self, job: Job, now: Callable[[], float]) -> None:
+        self.job, self._now = job, now
+        self.times: list[tuple[float, float, float]] = []
+        self._model = job.model()
+        self._optimizer = prefer_fused(job.optimizer(self._model.parameters()))
+        self._x = torch.randn(BATCH, *job.data()[0][0].shape)
+
+    def __call__(self) -> tuple[float, float, float]:
+        times = [self._now()]
+        loss = self.job.loss(self._model(self._x), self._x)
+        times.append(self._now())
+        loss.backward()
+        times.append(self._now())
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        times.append(self._now())
+        forward, backward, update = (b - a for a, b in itertools.pairwise(times))
+        return forward, backward, update
+
+
+class _Priced:
+    """What a step took, as the mean of the logarithms, beside what its kernels take alone."""
+
+    def __init__(self, step: _Step, alone: Device) -> None:
+        self.took = [math.exp(statistics.fmean(map(math.log, column))) for column in zip(*step.times, strict=True)]
+        self.profile: Profile = trace(step.job)
+        pricer, layers = Pricer(self.profile, alone, "fp32"), list(self.profile.each())
+        self.kernels = [sum(pricer.layer_seconds(x, way, BATCH) for x in layers) for way in WAYS]
+        self.operators = [sum(entered(op) for x in layers for op in x.ops if op.phase == way) for way in WAYS]
+        self.moved = sum(
+            pricer.update_seconds(x, self.profile.optimizer_bytes, self.profile.optimizer_ops, 1.0) for x in layers
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,26 +209,3 @@ def measure_waiting(device: torch.device, group: dist.ProcessGroup) -> Waiting:
     apart, copies, stall, unit = (found / dist.get_world_size()).tolist()
     numbers = sum(p.numel() for p in next(plain.children()).parameters())
     return Waiting(apart, copies, max(1e-6, stall), max(0.0, unit), n, 4.0 * numbers)
-
-
-def _step_seconds(
-    job: Job, shape: tuple[int, ...], device: torch.device, now: Callable[[], float], pace: Pace
-) -> tuple[float, float, float]:
-    """Median seconds of forward, backward and update, at the pace that the kernels were measured at."""
-    model = job.model().to(device)
-    optimizer = prefer_fused(job.optimizer(model.parameters()))
-    x = torch.randn(BATCH, *shape, device=device)
-    found = []
-    for _ in range(FEW + 2):
-        times = [now()]
-        loss = job.loss(model(x), x)
-        times.append(now())
-        loss.backward()
-        times.append(now())
-        optimizer.step()
-        optimizer.zero_grad()
-        times.append(now())
-        pace.look()
-        found.append([(b - a) / pace.of_a_step() for a, b in itertools.pairwise(times)])
-    forward, backward, update = (statistics.median(column) for column in zip(*found[2:], strict=True))
-    return forward, backward, update
