@@ -6,7 +6,8 @@ For each number of ranks the machine is measured with that number (or read from 
 Then every job is predicted from its trace and run by the engine, as `drumline train` does: the speed of the moment is
 looked at before the first step. What the run measured becomes a correction, beside those of the jobs before it, and the
 job is predicted and run once more, at once. Expected before measuring: errors of the first runs at most 15% on average;
-those of the second runs at most half as large. It should take a quarter of an hour, on a machine that does nothing else.
+those of the second runs at most half as large. It should take a quarter of an hour, on a machine that does nothing
+else.
 """
 
 from __future__ import annotations
@@ -150,7 +151,8 @@ def _ran(case: Case, ranks: list[dict[str, Any]]) -> Ran:
         when=datetime.datetime.now(datetime.UTC).isoformat(), torch="", measurement="", drift=ranks[0]["drift"],
     )  # fmt: skip
     expected = format_seconds(raw.at_speed(speed).step_seconds)
-    print(f"{case.name} {case.plan}: {format_seconds(seconds)}, predicted {expected}", flush=True)
+    pace = f"speed {speed:.3f}, {ranks[0]['during']:.3f} by looks before and after"
+    print(f"{case.name} {case.plan}: {format_seconds(seconds)}, predicted {expected}, {pace}", flush=True)
     return Ran(case, seconds, speed, seen)
 
 

@@ -15,8 +15,8 @@ import resource, sys, torch
 from drumline.comm.environment import connect
 connect()
 def step():
-    return [torch.ones(2**20) for _ in range(60)]
-for _ in range(3):
+    return [torch.ones({values}) for _ in range({many})]
+for _ in range(8):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):
@@ -26,11 +26,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 PAGES = 60 * 4 * 2**20 // os.sysconf("SC_PAGE_SIZE")
 
 
-def _faults(**more: str) -> int:
-    """Pages that five steps of 240 MB made, after three others."""
+def _faults(values: int = 2**20, many: int = 60, **more: str) -> int:
+    """Pages that five steps made, after eight others, in which the heap finds its form."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k not in ("GLIBC_TUNABLES", OFF)}
     done = subprocess.run(
-        [sys.executable, "-c", TRIAL], env={**plain, **more}, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", TRIAL.format(values=values, many=many)], env={**plain, **more}, capture_output=True, text=True, timeout=60, check=True
     )
     return int(done.stdout)
 
@@ -40,6 +40,26 @@ def test_the_next_step_has_the_pages_of_the_last() -> None:
     """Without, it depends on what lies at the end of the heap; so the other case is one that keeps nothing, as asked."""
     assert _faults() < 0.1 * PAGES
     assert _faults(MALLOC_MMAP_THRESHOLD_="65536") > 2 * PAGES
+
+
+@pytest.mark.skipif(os.confstr("CS_GNU_LIBC_VERSION") is None, reason="another C library")
+def test_results_that_are_larger_than_pieces_of_the_heap_too() -> None:
+    """Two of 120 MB, for which the C library would ask the system each time."""
+    large = {"values": PAGES * os.sysconf("SC_PAGE_SIZE") // 8, "many": 2}
+    assert _faults(**large) < 0.1 * PAGES
+    assert _faults(**large, **{OFF: "0"}) > 2 * PAGES
+
+
+@pytest.mark.skipif(os.confstr("CS_GNU_LIBC_VERSION") is None, reason="another C library")
+def test_room_takes_addresses_and_no_memory() -> None:
+    code = (
+        "import psutil\nfrom drumline.comm.pages import keep_pages\nown = psutil.Process().memory_info\n"
+        "before = own()\nkept = keep_pages(1, {})\nafter = own()\n"
+        "print(kept, after.vms - before.vms, after.rss - before.rss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    kept, addresses, memory = map(int, done.stdout.split())
+    assert 0.7 * kept < addresses <= kept and memory < 2**24
 
 
 @pytest.mark.parametrize("env", [

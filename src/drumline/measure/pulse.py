@@ -25,7 +25,7 @@ AGAIN, SLOW, SLOWEST = 3, math.log(1.35), math.log(2.0)
 look counts. And how slow a run can be by it: threads that wait for each other slow a short product more than a step."""
 FLICKER = 0.35
 """How far, in logarithms, the pace of a shared core comes and goes by itself. What is beyond it lasts."""
-LASTS, LASTED = 0.4, 0.55
+LASTS, LASTED = 0.2, 0.3
 """The share of such a difference that is there in a run of some seconds, where it was seen before the run; and where
 looks before and after the run both count. By the looks and steps of CPUs: docs/validate-here.md."""
 
