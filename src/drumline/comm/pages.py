@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 from collections.abc import Mapping
 
 OFF = "DRUMLINE_KEEP_PAGES"
@@ -46,7 +47,8 @@ def keep_pages(peers: int = 1, environment: Mapping[str, str] | None = None) -> 
     most = min(MOST, size // 4 // max(1, peers))
     if not (mallopt(_MAPPED, HEAP) and mallopt(_TRIM, most) and mallopt(_PAD, PAD)):
         return 0
-    _make_room(libc, most)
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:  # else addresses are scarce
+        _make_room(libc, most)
     return most
 
 

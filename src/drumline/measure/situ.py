@@ -51,7 +51,7 @@ LIGHT, COMPUTE, CONV = "light", "compute", "conv"
 
 def _jobs() -> dict[str, list[Job]]:
     """By kind. Of several shapes, so that what is wrong about the price of one of them is not taken for its place; and
-    convolutions of tensors that no cache holds, as those of real nets.
+    convolutions of tensors of megabytes, as those of real nets, which a core's own cache does not hold.
     """
     return {
         LIGHT: [_job(functools.partial(Attention, 64, HEADS), (32, 64), 4)],
