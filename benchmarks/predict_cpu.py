@@ -1,13 +1,15 @@
 """Six jobs on this machine with 1, 2 and 4 ranks: predicted, run, corrected by what was measured, and run again.
 
-    python benchmarks/predict_cpu.py [--jobs gpt,cnn] [--more gru] [--ranks 1,2,4] [--clusters FOLDER] [--paste]
+    python benchmarks/predict_cpu.py [--jobs gpt,cnn] [--more gru] [--ranks 1,2,4] [--seconds 40] [--clusters FOLDER]
+        [--paste]
 
 For each number of ranks the machine is measured with that number (or read from FOLDER/cpu-N.toml, and kept there).
 Then every job is predicted from its trace and run by the engine, as `drumline train` does: the speed of the moment is
 looked at before the first step. What the run measured becomes a correction, beside those of the jobs before it, and the
-job is predicted and run once more, at once. Expected before measuring: errors of the first runs at most 15% on average;
-those of the second runs at most half as large. It should take a quarter of an hour, on a machine that does nothing
-else.
+job is predicted and run once more, at once. A run takes as many steps as its prediction says fill `--seconds`: the pace
+of a shared machine comes and goes over some ten seconds, by a tenth, and what shorter runs show is that. Expected
+before measuring: errors of the first runs at most 15% on average; those of the second runs at most half as large. It
+should take three quarters of an hour, on a machine that does nothing else; half of it with `--more ""`.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "validate-here.md"
 PLANS = {1: "dp=1", 2: "dp=2", 4: "dp=4,zero=1"}
 _FILES = {**dict.fromkeys(MORE, "cpu_more.py"), **dict.fromkeys(UNSEEN, "cpu_unseen.py")}
+LEAST = 30
+"""Steps of a run at least; three of them are not counted."""
 MOST, HALF = 0.15, 0.5
 """What is promised: the mean error of first runs, and of second runs against it."""
 
@@ -88,10 +92,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             cases = _cases([*jobs, *more], n, Path(options.clusters or temporary))
         tried = [case for case in cases if case.name in jobs]
-        twice = _round([case for case in tried for _ in range(2)], options.steps)
+        twice = _round([case for case in tried for _ in range(2)], options.seconds)
         first += twice[::2]
         second += twice[1::2]
-        others += _round([case for case in cases if case.name in more], options.steps)
+        others += _round([case for case in cases if case.name in more], options.seconds)
     lines = page(first, second)
     lines += once("Jobs that were looked at while the price was made", [r for r in others if r.case.name in MORE])
     lines += once("Jobs that nobody ran before", [r for r in others if r.case.name in UNSEEN])
@@ -116,23 +120,24 @@ def _reference(name: str) -> str:
     return f"{HERE / _FILES.get(name, 'cpu_jobs.py')}:{name}"
 
 
-def _round(cases: Sequence[Case], steps: int) -> list[Ran]:
-    """Run the cases one after the other, in the same ranks."""
+def _round(cases: Sequence[Case], seconds: float) -> list[Ran]:
+    """Run the cases one after the other, in the same ranks, each for so many seconds by its prediction."""
     if not cases:
         return []
     device, n = cases[0].cluster.device, cases[0].plan.ranks
-    asked = [(_reference(c.name), str(c.plan)) for c in cases]
-    results = run_ranks(run_all, asked, steps, device, ranks=n, threads=device.threads or None)
+    steps = [max(LEAST, round(seconds / c.predicted(()).step_seconds)) for c in cases]
+    asked = [(_reference(c.name), str(c.plan), many) for c, many in zip(cases, steps, strict=True)]
+    results = run_ranks(run_all, asked, device, ranks=n, threads=device.threads or None)
     return [_ran(case, [rank[i] for rank in results]) for i, case in enumerate(cases)]
 
 
-def run_all(emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str]], steps: int, device: Device) -> Any:
+def run_all(emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str, int]], device: Device) -> Any:
     """On every rank: the jobs one after the other, each as `drumline train` runs it."""
     from drumline.cli.ranks import train_rank
     from drumline.runtime.guards.guard import Guards
 
     found = []
-    for reference, plan in asked:
+    for reference, plan, steps in asked:
         told: list[dict[str, Any]] = []
         result = train_rank(told.append, reference, plan, steps, False, device, Guards())
         speed = next((e["speed"] for e in told if "speed" in e), None)
@@ -224,7 +229,7 @@ def _options() -> argparse.Namespace:
     more = ",".join((*MORE, *UNSEEN))
     parser.add_argument("--more", default=more, help=f"which of {more}")
     parser.add_argument("--ranks", default="1,2,4", help="which of 1, 2 and 4")
-    parser.add_argument("--steps", type=int, default=60, help="of every run; three of them are not counted")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of every run, as predicted")
     parser.add_argument("--clusters", help="a folder with measurements of this machine, cpu-N.toml; kept there")
     parser.add_argument("--paste", action="store_true", help="write into docs/validate-here.md")
     return parser.parse_args()

@@ -16,7 +16,7 @@ from drumline.cluster.corrections import LEAST, MOST, Corrections, Factor
 from drumline.cost import Estimate, estimate
 from drumline.cost.corrections import Corrector, job_of, kind_of
 from drumline.cost.history import KEEP, add, beside, forget, measurement_of, read, usable
-from drumline.cost.learnt import Observed, learnt, observe
+from drumline.cost.learnt import LASTING, Observed, learnt, observe
 from drumline.errors import CorruptFile, InputError
 from drumline.model import Profile, zoo
 from drumline.plan import Plan
@@ -37,6 +37,13 @@ def run(job: str = "a", when: int = 0, factor: float = 1.0, **changes: object) -
         MADE, job=job, when=f"2026-01-{when + 1:02d}", measured=measured, step_seconds=factor * sum(predicted.values())
     )
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]  # fields by name
+
+
+def short(job: str = "a", when: int = 0, factor: float = 1.0, **changes: object) -> Observed:
+    """The same with steps of some hundredths of a second: all of it takes less than a second."""
+    one = run(job, when, factor, **changes)
+    predicted, measured = ({k: v / 100 for k, v in parts.items()} for parts in (one.predicted, one.measured))
+    return dataclasses.replace(one, predicted=predicted, measured=measured, step_seconds=one.step_seconds / 100)
 
 
 def total(corrections: Corrections, job: str, kind: str = "replicas", ranks: int = 2, part: str = "forward") -> float:
@@ -127,11 +134,15 @@ class TestCombined:
         assert 1.0 < total(learnt([short]), "c") < total(learnt([long]), "c")
 
     def test_runs_whose_steps_differ_are_believed_less(self) -> None:
-        steady, unsteady = (total(learnt([run("b", 0, 1.5, spread=s)]), "b") for s in (0.0, 0.04))
+        steady, unsteady = (total(learnt([short("b", 0, 1.5, spread=s)]), "b") for s in (0.0, 0.04))
         assert steady == pytest.approx(1.5, rel=0.01)
         assert 1.4 < unsteady < 0.99 * steady
-        many = total(learnt([run("b", i, 1.5, spread=0.04) for i in range(6)]), "b")
+        many = total(learnt([short("b", i, 1.5, spread=0.04) for i in range(6)]), "b")
         assert unsteady < many < steady  # the more of them, the surer
+        long = total(learnt([short("b", 0, 1.5, spread=0.04, steps=20 * 25)]), "b")
+        assert unsteady < long < steady  # so does one that takes longer than the pace of a machine lasts
+        assert short(spread=0.04).noise == pytest.approx(0.08)
+        assert short(spread=0.04, steps=9 * LASTING / 0.04).noise == pytest.approx(0.08 / 3)
 
     def test_uneasy_runs_count_less(self) -> None:
         calm, uneasy = run("b", 0, 1.5), run("b", 0, 1.5, spread=0.4)

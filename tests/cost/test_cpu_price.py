@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 
-from drumline.cluster import Cloud, Cluster, Curve, Device, Link, Node, Table
+from drumline.cluster import Cloud, Cluster, Curve, Device, Fewer, Link, Node, Table
 from drumline.cost import estimate
 from drumline.cost.clouds import Clouds
 from drumline.cost.work import Pricer
+from drumline.model import zoo
 from drumline.model.profile import Affine, Layer, Op, Profile
 from drumline.plan import Plan
+from drumline.search.crossing import slower
+from drumline.simulate.step import simulate_step
 
 DEVICE = Device(
     "core", "cpu", 1e10, 1e10, {"fp32": 1e11}, 5e-6,
@@ -131,7 +135,7 @@ def cluster(**more: object) -> Cluster:
 
 
 def test_ranks_compute_faster_when_others_are_idle() -> None:
-    shared = cluster(fewer={"1": 0.4, "2": 0.5, "4": 1.0})
+    shared = cluster(fewer={"1": Fewer(0.4), "2": Fewer(0.5), "4": Fewer()})
     assert [shared.pace(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([0.4, 0.5, 0.75, 1.0, 1.0])
     assert cluster().pace(2) == 1.0
     layer = Layer("a", "Linear", 1000, tensors=2, ops=(op("add", "pointwise", 1e6),))
@@ -140,6 +144,29 @@ def test_ranks_compute_faster_when_others_are_idle() -> None:
         before, after = (estimate(profile, Plan.parse(text), c) for c in (cluster(), shared))
         for part in ("forward", "optimizer"):
             assert after.parts[part] == pytest.approx(factor * before.parts[part])
+
+
+def test_ranks_meet_sooner_when_others_are_idle(tmp_path: Path) -> None:
+    """What was measured of some ranks counts for plans of as many; all ranks are priced as before."""
+    quick = tuple(dataclasses.replace(t, ranks=2, seconds=(1e-5, 1e-4)) for t in cluster().collective)
+    crowded = cluster(straggle=1.5, stall=0.2, unit=0.3)
+    shared = dataclasses.replace(crowded, fewer={"2": Fewer(0.5, 1.1, 0.02, 0.03, quick), "4": Fewer()})
+    profile = zoo.profile("gpt:125m", batch_size=16)
+    for text in ("dp=4", "dp=4,zero=3", "dp=2,tp=2"):
+        before, after = (estimate(profile, Plan.parse(text), c) for c in (crowded, shared))
+        assert before == after
+    alone = {"2": Fewer(0.5), "4": Fewer()}
+    two = dataclasses.replace(shared, straggle=1.1, stall=0.02, unit=0.03, collective=quick, fewer=alone)
+    for text in ("dp=2", "dp=2,zero=3", "dp=1,tp=2", "dp=1,pp=2,micro=2"):
+        plan = Plan.parse(text)
+        assert estimate(profile, plan, shared).parts == pytest.approx(estimate(profile, plan, two).parts)
+        spans, others = (simulate_step(profile, plan, c, estimate(profile, plan, c)).spans for c in (shared, two))
+        assert [s.end for s in spans] == pytest.approx([s.end for s in others])
+    slow = slower(shared, 2.0).working(2)
+    assert slow.stall == 0.04 and slow.collective[0].seconds == (2e-5, 2e-4)
+    assert shared.working(1) == shared.working(2) and shared.working(3) is shared and shared.working(8) is shared
+    shared.save(tmp_path / "c.toml")
+    assert Cluster.load(tmp_path / "c.toml") == shared
 
 
 def test_gradients_are_copied_into_buckets() -> None:

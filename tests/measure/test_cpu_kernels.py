@@ -16,7 +16,6 @@ from drumline.cluster import Curve, Device
 from drumline.cost.clouds import work_of
 from drumline.job import Job
 from drumline.measure import cpu_shapes, cpu_streams
-from drumline.measure.idle import measure_fewer
 from drumline.measure.journal import Journal
 from drumline.measure.pace import SIZES, Look, Pace
 from drumline.measure.pulse import FLICKER, LASTED, LASTS, OWN, during, expected, looks, speed
@@ -154,16 +153,3 @@ def test_a_rank_that_is_held_up_is_timed_again() -> None:
         clock(functools.partial(ran.append, 1), 2.0**20, budget=0.0)
         calls.append((len(ran) - 1) // (LEAST + 1))
     assert calls == [1, 2, AGAIN]
-
-
-def fewer() -> dict[str, float]:
-    import torch.distributed as dist
-
-    assert dist.group.WORLD is not None
-    return measure_fewer(dist.group.WORLD)
-
-
-def test_ranks_are_measured_with_others_idle(world) -> None:  # type: ignore[no-untyped-def]  # a fixture
-    first, second = world(2).run(fewer)
-    assert first.keys() == {"1", "2"} and first["2"] == pytest.approx(1.0)
-    assert first == second and 0.05 < first["1"] < 3.0

@@ -33,14 +33,14 @@ def test_clock_repeats_and_tells_the_spread() -> None:
 def test_what_is_left_beyond_messages() -> None:
     from drumline.cluster import Table
     from drumline.measure.machine import _beyond_messages
-    from drumline.measure.situ import Waiting
+    from drumline.measure.meeting import Waiting
 
-    tables = {
-        name: Table(name, "gloo", 2, (8.0, 1e6), (1e-3, 1e-3)) for name in ("all_reduce", "all_gather", "reduce_scatter")
-    }
+    tables = tuple(
+        Table(name, "gloo", 2, (8.0, 1e6), (1e-3, 1e-3)) for name in ("all_reduce", "all_gather", "reduce_scatter")
+    )
     waiting = Waiting(apart=0.010, replicated=0.013, stall=0.001, unit=0.005, blocks=3, block_bytes=1e5)
     straggle, unit = _beyond_messages(waiting, tables)
     assert straggle == pytest.approx(1.2) and unit == pytest.approx(0.002)
-    assert _beyond_messages(waiting, {}) == (1.0, 0.0)
+    assert _beyond_messages(waiting, ()) == (1.0, 0.0)
     fast = Waiting(apart=0.010, replicated=0.005, stall=0.001, unit=0.0, blocks=3, block_bytes=1e5)
     assert _beyond_messages(fast, tables) == (1.0, 0.0)

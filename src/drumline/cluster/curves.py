@@ -7,9 +7,12 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from ..units import parse_seconds
 
 Positive = Field(gt=0, allow_inf_nan=False)
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 STRICT = ConfigDict(extra="forbid")
 

@@ -21,17 +21,16 @@ from ..units import (
     parse_bandwidth,
     parse_bytes,
     parse_flops,
-    parse_seconds,
 )
 from .cloud import Cloud
 from .corrections import Corrections
-from .curves import STRICT, Count, Curve, Positive, Table
+from .curves import STRICT, Count, Curve, Positive, Seconds, Table
+from .fewer import Fewer
 from .sense import at_line, one_kind, plausible
 
 Bytes = Annotated[float, BeforeValidator(parse_bytes), Positive]
 Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth), Positive]
 Flops = Annotated[float, BeforeValidator(parse_flops), Positive]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0, allow_inf_nan=False)]
 
 HAND = "given by hand"
 
@@ -163,9 +162,9 @@ class Cluster:
     """What a small message costs in the middle of a step, where ranks arrive apart; 0 if only its own time is known."""
     unit: Seconds = 0.0
     """What sharding one unit costs a step beyond its messages: bookkeeping, copies, ranks that arrive apart."""
-    fewer: dict[str, Annotated[float, Field(gt=0, le=100)]] = field(default_factory=dict)
-    """By how many ranks of a node work: the factor on what each takes to compute. Measured beside all others, ranks
-    that share cores and memory are faster when some of them are idle."""
+    fewer: dict[str, Fewer] = field(default_factory=dict)
+    """By how many ranks of a node work: what is otherwise. All numbers here are those of ranks that work beside all
+    others; where they share cores and memory, they are faster when some of them are idle."""
     spread: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The relative spread of repeated measurements (half of the interquartile range over the median)."""
     collective: tuple[Table, ...] = ()
@@ -203,11 +202,25 @@ class Cluster:
 
     def pace(self, ranks: int) -> float:
         """The factor on what a rank computes when so many work, and the other devices of its node are idle."""
-        known = sorted((int(k), factor) for k, factor in self.fewer.items())
+        known = sorted((int(k), there.pace) for k, there in self.fewer.items())
         for (a, low), (b, high) in itertools.pairwise(known):
             if a <= ranks < b:
                 return low + (high - low) * (ranks - a) / (b - a)
         return 1.0
+
+    def working(self, ranks: int) -> Cluster:
+        """The same machines, as so many ranks meet when they work and the other devices of their node are idle.
+
+        A number of ranks that was not measured is taken to be like the next larger one.
+        """
+        count = min((int(k) for k in self.fewer if int(k) >= ranks), default=0)
+        there = self.fewer[str(count)] if count else Fewer()
+        if not there.meet:
+            return self
+        return dataclasses.replace(
+            self, straggle=there.straggle, stall=there.stall, unit=there.unit,
+            collective=(*there.collective, *self.collective),
+        )  # fmt: skip
 
     def with_memory(self, size: float) -> Cluster:
         """The same machines with `size` bytes a device."""

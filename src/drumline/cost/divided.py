@@ -16,7 +16,7 @@ from ..schedule import pipeline_order
 from .axes import between_stages
 from .collectives import collective_seconds
 from .divide import divide
-from .layers import LayerTime, Sent, communication, computed, largest_share
+from .layers import LayerTime, Sent, communication, computed, largest_share, waiting
 from .local import Local
 from .memory import Memory, peak_memory
 from .piped import Piped
@@ -103,7 +103,7 @@ class Divided:
     def _plain(self, plan: Plan) -> Step:
         local, _ = self._part(plan)
         times, said = self.times(plan)
-        m, cluster = plan.micro, self._cluster
+        m, cluster = plan.micro, self._cluster.working(plan.ranks)
         sent = Sent.of(messages(local.profile, plan, cluster))
         exposed, hidden = communication(times, sent, plan, cluster)
         tail = self.tail(plan, local.profile)
@@ -121,12 +121,13 @@ class Divided:
         """The layers of one rank, repeats one by one, and what they wait for."""
         local, pricer = self._part(plan)
         n = largest_share(self._profile.batch_size, plan)
-        key = (plan.tile, plan.halo, plan.cp, plan.tp, n, plan.recompute, self._cluster.pace(plan.ranks))
+        cluster = self._cluster.working(plan.ranks)
+        key = (plan.tile, plan.halo, plan.cp, plan.tp, n, plan.recompute, waiting(plan, cluster), cluster.stall)
         if key not in self._times:
-            found = computed(local.profile, pricer, plan, n, self._cluster)
+            found = computed(local.profile, pricer, plan, n, cluster)
             said = [
                 s for x, t in zip(local.profile.layers, local.talks, strict=True)
-                for s in [said_of(x, t, plan, n, self._profile, self._cluster, pricer)] * x.repeats
+                for s in [said_of(x, t, plan, n, self._profile, cluster, pricer)] * x.repeats
             ]  # fmt: skip
             self._times[key] = found, said
         return self._times[key]
@@ -136,8 +137,9 @@ class Divided:
         known = (key, plan.tile, plan.cp, plan.tp, plan.pp, plan.virtual, plan.dp, plan.shards, plan.zero, plan.bucket)
         if known not in self._tails:
             _, pricer = self._part(plan)
-            before, after = (f(profile, plan, self._cluster) for f in (after_backward, after_update))
-            update = self._cluster.pace(plan.ranks) * update_seconds(profile, plan, self._cluster.device, pricer)
+            cluster = self._cluster.working(plan.ranks)
+            before, after = (f(profile, plan, cluster) for f in (after_backward, after_update))
+            update = cluster.pace(plan.ranks) * update_seconds(profile, plan, cluster.device, pricer)
             self._tails[known] = Tail(tuple(before), update, tuple(after))
         return self._tails[known]
 
@@ -168,7 +170,7 @@ class Divided:
             "bubble": max(0.0, seconds - forward - backward - said),
             "communication": said + tail.sent + self.tied_seconds(plan),
             "optimizer": tail.update,
-            "overhead": overhead(plan, self._cluster),
+            "overhead": overhead(plan, self._cluster.working(plan.ranks)),
         }
         hidden = m * (piped.sent_by(rank) + sum(c.hidden for c in cells))
         return Step(parts, hidden, local.notes)

@@ -48,9 +48,15 @@ def largest_share(batch_size: int, plan: Plan) -> int:
     return math.ceil(math.ceil(batch_size / plan.micro) / plan.dp)
 
 
+def waiting(plan: Plan, cluster: Cluster) -> float:
+    """The factor on what a rank computes: others of its host are idle, or it waits for the slowest."""
+    straggle = cluster.working(plan.ranks).straggle if plan.ranks > 1 else 1.0
+    return cluster.pace(plan.ranks) * straggle
+
+
 def computed(profile: Profile, pricer: Pricer, plan: Plan, n: float, cluster: Cluster) -> list[LayerTime]:
     """The layers in the order in which they run, without messages, for n samples."""
-    wait = cluster.pace(plan.ranks) * (cluster.straggle if plan.ranks > 1 else 1.0)
+    wait = waiting(plan, cluster)
     if cluster.device.kind == "cuda":
         return _told_ahead(list(profile.each()), pricer, plan, n, wait)
     times: list[LayerTime] = []

@@ -13,7 +13,7 @@ from .corrections import Corrector
 from .divided import Divided
 from .estimate import Estimate
 from .host import as_it_runs, host_bytes, host_of, stream_seconds
-from .layers import LayerTime, Sent, communication, computed, host_seconds
+from .layers import LayerTime, Sent, communication, computed, host_seconds, waiting
 from .layers import largest_share as largest_share
 from .memory import Memory, peak_memory
 from .traffic import after_backward, after_update, messages, reduced_often
@@ -102,7 +102,7 @@ class Steps:
             step = self._divided.step(plan)
             overhead = step.parts["overhead"] + between_steps(self._cluster)
             return self._answer(given, step.parts | {"overhead": overhead}, step.hidden, step.notes)
-        profile, cluster, m = self._profile, self._cluster, plan.micro
+        profile, cluster, m = self._profile, self._cluster.working(plan.ranks), plan.micro
         times, sent = self._compute(plan), self._messages(plan)
         again = m * sum(t.again for t in times)
         exposed, hidden = communication(times, sent, plan, cluster)
@@ -166,7 +166,7 @@ class Steps:
     def _compute(self, plan: Plan) -> list[LayerTime]:
         """The layers without messages."""
         n = largest_share(self._profile.batch_size, plan)
-        key = (n, plan.recompute, plan.dp > 1, self._cluster.pace(plan.ranks))
+        key = (n, plan.recompute, waiting(plan, self._cluster))
         if key not in self._computed:
             self._computed[key] = computed(self._profile, self._pricer, plan, n, self._cluster)
         return self._computed[key]
@@ -175,14 +175,14 @@ class Steps:
         """The messages around the layers."""
         key = (plan.dp, plan.shards, plan.zero, plan.offload, plan.chunk, plan.compress, plan.bucket)
         if key not in self._sent:
-            self._sent[key] = Sent.of(messages(self._profile, plan, self._cluster))
+            self._sent[key] = Sent.of(messages(self._profile, plan, self._cluster.working(plan.ranks)))
         return self._sent[key]
 
     def _update(self, plan: Plan) -> tuple[float, float]:
         """(the update, the messages right before and after it)."""
         key = (plan.dp, plan.shards, plan.zero, plan.offload, plan.bucket, plan.chunk)
         if key not in self._updated:
-            profile, cluster = self._profile, self._cluster
+            profile, cluster = self._profile, self._cluster.working(plan.ranks)
             beside = after_backward(profile, plan, cluster) + after_update(profile, plan, cluster)
             update = cluster.pace(plan.ranks) * update_seconds(profile, plan, cluster.device, self._pricer)
             self._updated[key] = update, sum(message.seconds for message in beside)

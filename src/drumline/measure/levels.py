@@ -26,6 +26,16 @@ class Levels:
     crowd: float = 1.0
     """Threads of ranks for each core that this rank's control group allows; 1 where there is one for each, or more."""
 
+    def first(self, count: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """(the first ranks of this host, those of all hosts): groups that this rank need not be in. All ranks call it.
+        """
+        firsts = [[host * self.per_host + i for i in range(count)] for host in range(self.hosts)]
+        groups = [dist.new_group(ranks) for ranks in firsts]
+        among = dist.new_group([rank for ranks in firsts for rank in ranks]) if self.hosts > 1 else groups[0]
+        inside = groups[dist.get_rank() // self.per_host]
+        assert inside is not None and among is not None
+        return inside, among
+
     @property
     def near(self) -> tuple[int, int] | None:
         """Two ranks of one host, if there are."""

@@ -43,14 +43,19 @@ def measure_pair(rank: int, device: torch.device, between: tuple[int, int] = (0,
 
 
 def measure_collectives(
-    group: dist.ProcessGroup | None, device: torch.device, report: Callable[[str], None]
+    group: dist.ProcessGroup | None, device: torch.device, before: Callable[[str], None] | None = None, *,
+    among: dist.ProcessGroup | None = None,
 ) -> dict[str, list[tuple[float, float]]]:
-    """(bytes of the whole buffer, seconds) of each collective of a group, in all groups of its kind at once."""
+    """(bytes of the whole buffer, seconds) of each collective of a group, in all groups of its kind at once.
+
+    `before` each it is called with its name. `among` are the ranks of all groups; all ranks if it is None.
+    """  # fmt: skip
     ranks = dist.get_world_size(group)
     tables: dict[str, list[tuple[float, float]]] = {}
     others = torch.ones(OTHERS if device.type == "cpu" else 0)
     for name in COLLECTIVES:
-        report(name)
+        if before is not None:
+            before(name)
         tables[name] = []
         for size in SIZES:
             count = max(1, size // 4 // ranks)
@@ -59,7 +64,7 @@ def measure_collectives(
             action = _action(name, whole, part, group)
             bytes_whole = float(whole.numel() * 4)
             if not tables[name] or bytes_whole > tables[name][-1][0]:
-                tables[name].append((bytes_whole, _amid_computing(action, device, size, others)))
+                tables[name].append((bytes_whole, _amid_computing(action, device, size, others, among)))
     return tables
 
 
@@ -114,11 +119,14 @@ def _once(action: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _amid_computing(action: Callable[[], object], device: torch.device, size: int, others: torch.Tensor) -> float:
+def _amid_computing(
+    action: Callable[[], object], device: torch.device, size: int, others: torch.Tensor,
+    among: dist.ProcessGroup | None,
+) -> float:
     """Typical seconds of a message that comes after some computing, as in a step: caches hold `others` then.
 
     Ranks arrive apart; the last one's time is the message's own, so the least over the ranks counts.
-    """
+    """  # fmt: skip
     repeats = 16 if size < 2**20 else 9 if size < 2**24 else 5
     a, b = torch.randn(512, 256, device=device), torch.randn(256, 256, device=device)
     action()
@@ -134,7 +142,7 @@ def _amid_computing(action: Callable[[], object], device: torch.device, size: in
         times.append(time.perf_counter() - start[0])
         worked.append(time.process_time() - start[1])
     least = torch.tensor([times, worked], dtype=torch.float64, device=device)
-    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=among)
     return typical(*least.tolist())
 
 

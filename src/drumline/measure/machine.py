@@ -14,20 +14,21 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ..cluster import Cloud, Cluster, Curve, Device, Link, Network, Node, Table
+from ..cluster import Cloud, Cluster, Curve, Device, Fewer, Link, Network, Node, Table
 from ..comm.environment import connect, device_of
 from .cpu import measure_cpu
 from .fit import alpha_beta
 from .gpu import measure_gpu
 from .gpu_steps import measure_amid
 from .host import measure_host, measure_workspace
-from .idle import measure_fewer
+from .idle import AtWork, measure_fewer
 from .journal import Journal
 from .kernels import geometric_mean, measure_launch
 from .levels import Levels, find_levels
 from .links import measure_collectives, measure_overlap, measure_pair
+from .meeting import Meetings, Waiting
 from .shared import crowding
-from .situ import Situ, Steps, Waiting, measure_waiting
+from .situ import Situ, Steps
 from .starts import Starts
 
 STAGES = (
@@ -54,7 +55,6 @@ def measure_rank(emit: Callable[[dict[str, Any]], None], journal: str | None = N
             emit({"measuring": what})
 
     context = float(psutil.Process().memory_info().rss)
-    alone = where.size == 1
     dist.barrier()
     written = Journal(Path(f"{journal}.{where.rank}") if journal else None, device)
     crowd = max(levels.crowd, crowding(levels.per_host, torch.get_num_threads())) if device.type == "cpu" else 1.0
@@ -67,24 +67,18 @@ def measure_rank(emit: Callable[[dict[str, Any]], None], journal: str | None = N
     rank_alone = _device_alone(measured, device)
     amid = steps.beside(rank_alone) if steps else Situ(measure_amid(rank_alone, device), {})
     start = starts.look() if starts else amid.start
-    del starts, steps  # and their models
     dist.barrier()
-    waiting = Waiting(1.0, 1.0, 0.0, 0.0, 1, 1.0) if alone else measure_waiting(device, levels.inside)
+    fewer = measure_fewer(levels, steps, crowd) if steps and levels.near else {}
+    del starts, steps  # and their models
     report("point to point")
     return {
         **measured,
+        **(_ALONE if where.size == 1 else _messages(where.rank, device, levels, report)),
         "start": start,
         "situ": amid.factors,
-        "waiting": waiting,
         "context": context if device.type == "cpu" else 0.0,
         "hosts": levels.hosts,
-        "pair": measure_pair(where.rank, device, levels.near) if levels.near else [],
-        "far": measure_pair(where.rank, device, levels.far) if levels.far else [],
-        "collectives": [
-            (dist.get_world_size(group), measure_collectives(group, device, report)) for group in _groups(levels)
-        ],
-        "overlap": 1.0 if alone else measure_overlap(device, levels.inside),
-        "fewer": measure_fewer(levels.inside) if levels.near and device.type == "cpu" else {},
+        "fewer": fewer,
         "device": device.type,
         "device_name": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
         "memory": _memory(device),
@@ -94,6 +88,32 @@ def measure_rank(emit: Callable[[dict[str, Any]], None], journal: str | None = N
         "torch": torch.__version__,
         "transport": "nccl" if device.type == "cuda" else dist.get_backend(),
     }
+
+
+_ALONE = {"waiting": Waiting(1.0, 1.0, 0.0, 0.0, 1, 1.0), "pair": [], "far": [], "collectives": [], "overlap": 1.0}
+"""Of a rank that has nobody to send messages to."""
+
+
+def _messages(rank: int, device: torch.device, levels: Levels, report: Callable[[str], None]) -> dict[str, Any]:
+    """What messages take, and what ranks that meet take beyond them: their steps are taken before, amid and after."""
+    meetings = Meetings(device, levels.inside)
+    meetings.take()
+
+    def between(what: str) -> None:
+        meetings.take()
+        report(what)
+
+    found = {
+        "pair": measure_pair(rank, device, levels.near) if levels.near else [],
+        "far": measure_pair(rank, device, levels.far) if levels.far else [],
+        "collectives": [
+            (dist.get_world_size(group), measure_collectives(group, device, report if i else between))
+            for i, group in enumerate(_groups(levels))
+        ],
+        "overlap": measure_overlap(device, levels.inside),
+    }
+    meetings.take()
+    return found | {"waiting": meetings.waiting()}
 
 
 def _groups(levels: Levels) -> list[dist.ProcessGroup | None]:
@@ -145,13 +165,9 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
     launch = statistics.median(r["launch"] for r in results)
     alpha, beta, left = alpha_beta(first["pair"]) if first["pair"] else (launch, 1 / bandwidth, 0.0)
     far, far_beta, far_left = alpha_beta(first["far"]) if hosts > 1 else (0.0, 1.0, 0.0)
-    tables = tuple(
-        Table(name, first["transport"], count, tuple(m for m, _ in points), tuple(t for _, t in points))
-        for count, found in first["collectives"]
-        for name, points in found.items()
-    )
-    nearest = [t for t in tables if t.ranks == tables[0].ranks]
-    straggle, unit = _beyond_messages(waiting, {t.collective: t for t in nearest})
+    tables = tuple(t for count, found in first["collectives"] for t in _tables(first["transport"], count, found))
+    nearest = tuple(t for t in tables if t.ranks == tables[0].ranks)
+    straggle, unit = _beyond_messages(waiting, nearest)
     return Cluster(
         name=platform.node() or "this-machine",
         device=Device(
@@ -176,7 +192,7 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
         straggle=straggle,
         stall=waiting.stall,
         unit=unit,
-        fewer={k: statistics.mean(r["fewer"][k] for r in results) for k in first["fewer"]},
+        fewer={str(count): _fewer(count, found, first["transport"]) for count, found in first["fewer"].items()},
         spread=statistics.median(spreads),
         collective=tables,
         origin=_origins(first, ranks, left, far_left),
@@ -200,7 +216,7 @@ def _origins(first: dict[str, Any], ranks: int, left: float, far: float) -> dict
         "straggle": "small steps replicated and not, less their messages",
         "stall": "small steps with messages amid",
         "unit": "small steps sharded, less their messages",
-        "fewer": "a product and a stream on some of the ranks, the others idle",
+        "fewer": "small steps, and messages, of some of the ranks, the others idle",
     }
     return {
         "device": stamp,
@@ -218,10 +234,28 @@ def _origins(first: dict[str, Any], ranks: int, left: float, far: float) -> dict
     }
 
 
-def _beyond_messages(waiting: Waiting, tables: dict[str, Table]) -> tuple[float, float]:
+def _tables(transport: str, ranks: int, found: dict[str, list[tuple[float, float]]]) -> tuple[Table, ...]:
+    """What collectives of so many ranks took."""
+    return tuple(
+        Table(name, transport, ranks, tuple(m for m, _ in points), tuple(t for _, t in points))
+        for name, points in found.items()
+    )
+
+
+def _fewer(count: int, found: AtWork, transport: str) -> Fewer:
+    """What is otherwise when so many ranks of a host work."""
+    if found.waiting is None:
+        return Fewer(found.pace)
+    tables = _tables(transport, count, found.collectives)
+    straggle, unit = _beyond_messages(found.waiting, tables)
+    return Fewer(found.pace, straggle, found.waiting.stall, unit, tables)
+
+
+def _beyond_messages(waiting: Waiting, measured: tuple[Table, ...]) -> tuple[float, float]:
     """(straggle, unit): what replicating and sharding cost a step beyond what their messages cost alone."""
-    if not tables:
+    if not measured:
         return 1.0, 0.0
+    tables = {t.collective: t for t in measured}
     message = tables["all_reduce"].at(waiting.blocks * waiting.block_bytes)
     messages = 2 * tables["all_gather"].at(waiting.block_bytes) + tables["reduce_scatter"].at(waiting.block_bytes)
     return max(1.0, (waiting.replicated - message) / waiting.apart), max(0.0, waiting.unit - messages)

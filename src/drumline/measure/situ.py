@@ -8,16 +8,11 @@ import functools
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from ..cluster import Device
 from ..cost.work import EACH, Pricer, entered
@@ -26,12 +21,10 @@ from ..model import Profile
 from ..trace import trace
 from ..trace.fused import prefer_fused
 from .blocks import Attention, Residual
-from .clock import settle
 from .shared import own_clock
 
-STEPS, LEAST = 12, 0.5
-"""How often steps of ranks that wait are repeated; and the least that a step can be of its kernels alone, which are
-timed amid more other work than some steps have."""
+LEAST = 0.5
+"""The least that a step can be of its kernels alone, which are timed amid more other work than some steps have."""
 BATCH, HEADS = 8, 4
 WAYS = ("forward", "backward")
 
@@ -83,16 +76,17 @@ class Steps:
 
     def __init__(self, crowd: float) -> None:
         self._now = own_clock(crowd)
-        self._steps = {kind: [_Step(job, self._now) for job in jobs] for kind, jobs in _jobs().items()}
-        self.take()
-        for step in self._all():
-            step.times.clear()
+        self._steps = {kind: [_Step(job) for job in jobs] for kind, jobs in _jobs().items()}
+        self.seconds(self._now)
 
     def take(self) -> None:
-        """One step of each kind, after one that is not counted."""
+        """One step of each kind, which is counted."""
         for step in self._all():
-            step()
-            step.times.append(step())
+            step.times.append(step(self._now))
+
+    def seconds(self, now: Callable[[], float]) -> list[float]:
+        """What each takes by a clock."""
+        return [sum(step(now)) for step in self._all()]
 
     def beside(self, alone: Device) -> Situ:
         """What was found, beside what the kernels take alone.
@@ -120,22 +114,27 @@ class Steps:
 class _Step:
     """One of them: seconds of forward, backward and update."""
 
-    def __init__(self, job: Job, now: Callable[[], float]) -> None:
-        self.job, self._now = job, now
+    def __init__(self, job: Job) -> None:
+        self.job = job
         self.times: list[tuple[float, float, float]] = []
         self._model = job.model()
         self._optimizer = prefer_fused(job.optimizer(self._model.parameters()))
         self._x = torch.randn(BATCH, *job.data()[0][0].shape)
 
-    def __call__(self) -> tuple[float, float, float]:
-        times = [self._now()]
+    def __call__(self, now: Callable[[], float]) -> tuple[float, float, float]:
+        """After one that is not counted: it finds the caches as it leaves them itself."""
+        self._once(now)
+        return self._once(now)
+
+    def _once(self, now: Callable[[], float]) -> tuple[float, float, float]:
+        times = [now()]
         loss = self.job.loss(self._model(self._x), self._x)
-        times.append(self._now())
+        times.append(now())
         loss.backward()
-        times.append(self._now())
+        times.append(now())
         self._optimizer.step()
         self._optimizer.zero_grad()
-        times.append(self._now())
+        times.append(now())
         forward, backward, update = (b - a for a, b in itertools.pairwise(times))
         return forward, backward, update
 
@@ -152,60 +151,3 @@ class _Priced:
         self.moved = sum(
             pricer.update_seconds(x, self.profile.optimizer_bytes, self.profile.optimizer_ops, 1.0) for x in layers
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Seconds of a small step of equal blocks, by how its ranks meet."""
-
-    apart: float
-    """They do not."""
-    replicated: float
-    """Replicas that sum their gradients."""
-    stall: float
-    """What one small message amid the step adds."""
-    unit: float
-    """What sharding one block adds, its messages included."""
-    blocks: int
-    block_bytes: float
-    """Parameters of one block."""
-
-
-def measure_waiting(device: torch.device, group: dist.ProcessGroup) -> Waiting:
-    """Steps of a group in turns: apart, with a small message at the end, or in each block, replicated, sharded."""
-    shape = (96, 256)  # blocks of some milliseconds: in shorter ones ranks do not get far apart
-    job = _job(functools.partial(Attention, 256, HEADS), shape, 2)
-    plain, sharded = job.model().to(device), job.model().to(device)
-    replicated = DistributedDataParallel(job.model().to(device), process_group=group, gradient_as_bucket_view=True)
-    mesh = DeviceMesh.from_group(group, device.type)
-    for block in sharded.children():
-        fully_shard(block, mesh=mesh)
-    fully_shard(sharded, mesh=mesh)
-    x = torch.randn(BATCH, *shape, device=device)
-    flag = torch.zeros(64, device=device)
-    amid = False
-
-    def meet(*_: object) -> None:
-        if amid:
-            dist.all_reduce(flag, group=group)
-
-    blocks = [block.register_forward_hook(meet) for block in plain.children()]
-    models = {"apart": plain, "after": plain, "amid": plain, "replicated": replicated, "sharded": sharded}
-    times: dict[str, list[float]] = {how: [] for how in models}
-    for i in range(STEPS * len(models)):
-        how = tuple(models)[i // 4 % len(models)]
-        amid = how == "amid"
-        start = time.perf_counter()
-        job.loss(models[how](x), x).backward()
-        settle(device.type)
-        if how != "apart":
-            dist.all_reduce(flag, group=group)
-            settle(device.type)
-        times[how].append(time.perf_counter() - start)
-    apart, after, among, copies, split = (statistics.median(t) for t in times.values())
-    n = len(blocks)
-    found = torch.tensor([apart, copies, (among - after) / n, (split - after) / n], dtype=torch.float64, device=device)
-    dist.all_reduce(found)
-    apart, copies, stall, unit = (found / dist.get_world_size()).tolist()
-    numbers = sum(p.numel() for p in next(plain.children()).parameters())
-    return Waiting(apart, copies, max(1e-6, stall), max(0.0, unit), n, 4.0 * numbers)

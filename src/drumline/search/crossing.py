@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..cluster import Cluster, Link
+from ..cluster import Cluster, Link, Table
 from ..cost import Estimate
 from ..model.profile import Profile
 from ..plan import Plan
@@ -193,8 +193,16 @@ def slower(cluster: Cluster, factor: float) -> Cluster:
     return replace(
         cluster, stall=cluster.stall * factor, node=replace(cluster.node, link=_slow(cluster.node.link, factor)),
         network=replace(network, link=_slow(network.link, factor)) if network else None,
-        collective=tuple(replace(t, seconds=tuple(s * factor for s in t.seconds)) for t in cluster.collective),
+        collective=_slow_tables(cluster.collective, factor),
+        fewer={
+            k: replace(f, stall=f.stall * factor, collective=_slow_tables(f.collective, factor))
+            for k, f in cluster.fewer.items()
+        },
     )  # fmt: skip
+
+
+def _slow_tables(tables: tuple[Table, ...], factor: float) -> tuple[Table, ...]:
+    return tuple(replace(t, seconds=tuple(s * factor for s in t.seconds)) for t in tables)
 
 
 def _slow(link: Link, factor: float) -> Link:

@@ -60,7 +60,7 @@ class _Parts:
     """The words of each part for one plan."""
 
     def __init__(self, profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> None:
-        self._profile, self._plan, self._e, self._cluster = profile, plan, e, cluster
+        self._profile, self._plan, self._e, self._cluster = profile, plan, e, cluster.working(plan.ranks)
         self._local = divide(profile, plan) if plan.splits_model else None
         self._mine = self._local.profile if self._local is not None else profile
         self._n = largest_share(profile.batch_size, plan)

@@ -22,7 +22,7 @@ def simulate_step(
 
     With a `speed`, of a machine that runs at that share of its measured speed; the estimate has it already.
     """
-    plan = as_it_runs(plan, cluster)
+    plan, cluster = as_it_runs(plan, cluster), cluster.working(plan.ranks)
     if plan.splits_model:
         return simulate_divided(profile, plan, cluster, speed=speed)
     lanes = Lanes(cluster.overlap)
