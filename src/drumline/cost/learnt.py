@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ..cluster.corrections import Corrections, Factor
-from ..cluster.curves import STRICT
+from ..cluster.curves import LASTING, STRICT
 from ..model.profile import Profile
 from ..plan import Plan
 from .corrections import ALIKE, FULLY_SHARDED, ONE, REPLICAS, SHARDED, bounded, job_of, kind_of
@@ -40,10 +40,8 @@ FEW_STEPS = 10
 """A run with fewer counted steps than this weighs less."""
 UNEASY = 0.1
 """A run whose steps spread by more than this weighs less: something else was going on."""
-BETWEEN_STEPS, LASTING = 2.0, 9.0
-"""How far one run is from the next of the same job, in spreads of its steps, if it takes so many seconds: the pace of a
-shared machine comes and goes over about as many, and a longer run sees the mean of more of it. The drift of the pace
-comes on top."""
+BETWEEN_STEPS = 2.0
+"""How far one run is from the next of the same job, in spreads of its steps; the drift of the pace comes on top."""
 NEVER = 1e3
 """Noise that is larger by this than what runs say leaves nothing of it."""
 SHARED = ("machine", "kind")
@@ -116,10 +114,9 @@ class Observed:
         return sum(map(self.expected, parts)) / total if total > 0 else 0.0
 
     @property
-    def noise(self) -> float:
-        """How far the next run of the same job is expected to be from it, as a logarithm."""
-        seconds = self.steps * self.step_seconds
-        return BETWEEN_STEPS * self.spread * math.sqrt(min(1.0, LASTING / seconds))
+    def moment(self) -> float:
+        """The share of what comes and goes on a machine that is still in it: a long run has the mean of much of it."""
+        return math.sqrt(min(1.0, LASTING / (self.steps * self.step_seconds)))
 
     @property
     def common(self) -> float:
@@ -180,7 +177,7 @@ def learnt(runs: Sequence[Observed]) -> Corrections:
 def _factors(part: str, precision: str, runs: list[Observed]) -> list[Factor]:
     """All levels of one part, one after the other."""
     left = _weighted(part, runs)
-    drift = math.sqrt(statistics.mean(r.drift**2 for r in runs))
+    drift = math.sqrt(statistics.mean((r.drift * r.moment) ** 2 for r in runs))
     back = KEPT_BACK if part in COMPUTE else KEPT_BACK_MESSAGES
     found: list[Factor] = []
     for name, key_of in _LEVELS.items():
@@ -199,7 +196,7 @@ def _factors(part: str, precision: str, runs: list[Observed]) -> list[Factor]:
 def _doubt(centre: float, some: list[_Left], drift: float) -> float:
     """How many runs like these it takes to believe half of what they say: of what is small against the noise of a
     shared machine, most is that noise, and the next run will have its own; what is large is the price's fault."""
-    noise = math.hypot(statistics.median(x.run.noise for x in some), drift)
+    noise = math.hypot(BETWEEN_STEPS * statistics.median(x.run.spread * x.run.moment for x in some), drift)
     return (noise / centre) ** 2 if noise < NEVER * abs(centre) else NEVER**2
 
 
