@@ -169,7 +169,7 @@ def page(first: Sequence[Ran], second: Sequence[Ran]) -> list[str]:
         "| job | ranks | plan | step | first run | step | second run, corrected | by other jobs alone | uncorrected |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    errors: dict[str, list[float]] = {"first": [], "second": [], "others": [], "raw": []}
+    errors: dict[str, list[float]] = {"first": [], "second": [], "others": [], "raw": [], "again": []}
     for a, b in zip(first, second, strict=True):
         case = a.case
         here = [r for r in first if r.case.cluster is case.cluster]  # each measurement has its own corrections
@@ -179,6 +179,7 @@ def page(first: Sequence[Ran], second: Sequence[Ran]) -> list[str]:
             "second": b.error(case.predicted(taught)),
             "others": b.error(case.predicted([r.seen for r in here if r.case.name != case.name])),
             "raw": b.error(case.predicted(())),
+            "again": a.seconds / b.seconds - 1,
         }
         for key, value in found.items():
             errors[key].append(abs(value))
@@ -218,6 +219,8 @@ def verdicts(errors: dict[str, list[float]]) -> list[str]:
         f"{mean['second'] / mean['first']:.2f} of the first's; at most half was expected: {_kept(half)}.",
         f"- Second runs by what other jobs taught alone: {said['others']}; without corrections {said['raw']}: "
         f"{'it helps' if mean['others'] < mean['raw'] else 'it does not help'} a job that never ran here.",
+        f"- The first run's own time, as a prediction of the second: {said['again']} (worst "
+        f"{100 * max(errors['again']):.1f}%). So far does the machine repeat itself.",
     ]
 
 

@@ -49,9 +49,11 @@ def test_the_table_and_the_verdicts() -> None:
     text = "\n".join(lines)
     assert "mean error 20.0% (worst 20.0%); at most 15% was expected: missed" in text
     assert "at most half was expected: kept" in text and "it helps a job that never ran here" in text
+    assert "as a prediction of the second: 0.0% (worst 0.0%)" in text
     changed = [dataclasses.replace(r, seconds=r.seconds / 1.25**2) for r in second]  # a machine that does the opposite
     text = "\n".join(predict_cpu.page(first, changed))
     assert "at most half was expected: missed" in text and "it does not help" in text
+    assert "as a prediction of the second: 56.2% (worst 56.2%)" in text
 
 
 def test_the_page_has_its_marks() -> None:

@@ -17,7 +17,7 @@ from drumline.cluster.curves import LASTING
 from drumline.cost import Estimate, estimate
 from drumline.cost.corrections import Corrector, job_of, kind_of
 from drumline.cost.history import KEEP, add, beside, forget, measurement_of, read, usable
-from drumline.cost.learnt import Observed, learnt, observe
+from drumline.cost.learnt import SETTLES, Observed, learnt, observe
 from drumline.errors import CorruptFile, InputError
 from drumline.model import Profile, zoo
 from drumline.plan import Plan
@@ -142,7 +142,7 @@ class TestCombined:
         assert unsteady < many < steady  # the more of them, the surer
         long = total(learnt([short("b", 0, 1.5, spread=0.04, steps=20 * 25)]), "b")
         assert unsteady < long < steady  # so does one that takes longer than the pace of a machine lasts
-        assert short().moment == 1.0 and run(steps=20).moment == pytest.approx(math.sqrt(LASTING / 80))
+        assert short().moment == 1.0 and run(steps=20).moment == pytest.approx((LASTING / 80) ** SETTLES)
         moved, longer = (total(learnt([short("b", 0, 1.5, drift=0.2, steps=n)]), "b") for n in (20, 500))
         assert moved < longer < 1.5  # and what looks saw of the pace is gone sooner
 

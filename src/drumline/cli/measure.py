@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 NOISY = 0.1
 """A spread of the repeats that a person should know of."""
+BUSY, LOOKED = 0.3, 0.5
+"""Cores that other programs use that a person should know of; and for how many seconds it is looked at."""
 
 
 def measure(
@@ -99,6 +101,15 @@ def _launched(ranks: int | None) -> Cluster | None:
     return to_cluster(results) if where.rank == 0 else None
 
 
+def _others() -> str:
+    """What other programs of this host do at the moment, if it matters: what is measured is what they leave."""
+    import psutil
+
+    cores = psutil.cpu_count() or 1
+    busy = psutil.cpu_percent(interval=LOOKED) / 100 * cores
+    return f"note: other programs use {busy:.1f} of {cores} cores; what they leave is measured" if busy > BUSY else ""
+
+
 def measure_now(ranks: int, *, quiet: bool = False) -> Cluster:
     """Start the ranks, measure, and say what is being measured."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -110,6 +121,8 @@ def measure_now(ranks: int, *, quiet: bool = False) -> Cluster:
     from .common import cached
 
     journal = f"{cached(ranks)}.part"
+    if said := _others():
+        console(stderr=True).print(said)
     if quiet or not sys.stderr.isatty():
         results = run_ranks(measure_rank, journal, ranks=ranks)
         forget(journal)

@@ -42,6 +42,8 @@ UNEASY = 0.1
 """A run whose steps spread by more than this weighs less: something else was going on."""
 BETWEEN_STEPS = 2.0
 """How far one run is from the next of the same job, in spreads of its steps; the drift of the pace comes on top."""
+SETTLES = 0.25
+"""By which power of its length a run is nearer to the next one. By runs of shared cores: docs/validate-here.md."""
 NEVER = 1e3
 """Noise that is larger by this than what runs say leaves nothing of it."""
 SHARED = ("machine", "kind")
@@ -115,8 +117,9 @@ class Observed:
 
     @property
     def moment(self) -> float:
-        """The share of what comes and goes on a machine that is still in it: a long run has the mean of much of it."""
-        return math.sqrt(min(1.0, LASTING / (self.steps * self.step_seconds)))
+        """The share of what comes and goes on a machine that is still in it: a long run has the mean of much of it. Of
+        what comes and goes over minutes it has all: so it is no square root."""
+        return math.pow(min(1.0, LASTING / (self.steps * self.step_seconds)), SETTLES)
 
     @property
     def common(self) -> float:

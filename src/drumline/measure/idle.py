@@ -15,8 +15,8 @@ from .meeting import Meetings, Waiting
 from .shared import own_clock
 from .situ import Steps
 
-ROUNDS = 3
-"""How often each number of ranks has its turn."""
+ROUNDS, MEETINGS = 2, 3
+"""How often each number of ranks has its turn; and how often their meetings are taken."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ def _meet(levels: Levels, count: int, found: AtWork) -> None:
     if dist.get_rank(levels.inside) < count:
         device = torch.device("cpu")
         meetings = Meetings(device, inside)
-        for _ in range(ROUNDS):
+        for _ in range(MEETINGS):
             meetings.take()
         found.waiting = meetings.waiting(among)
         found.collectives = measure_collectives(inside, device, among=among)

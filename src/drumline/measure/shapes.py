@@ -65,7 +65,7 @@ def measure_shapes(device: torch.device, name: str, report: Callable[[str], None
     with computing_in(name):
         for stage, cases, limit in (
             ("matmul", _products, 2.5 if name == "fp16" else 3.5), ("attention", _attentions, 6.0),
-            ("conv", _convolutions, 5.0), ("conv", _recurrents, 3.0), ("memory", _norms, 2.0),
+            ("conv", _convolutions, 5.0), ("conv", _recurrents, 3.5), ("memory", _norms, 2.0),
         ):  # fmt: skip
             report(stage)
             end = time.monotonic() + limit
@@ -73,7 +73,7 @@ def measure_shapes(device: torch.device, name: str, report: Callable[[str], None
                 if time.monotonic() > end:
                     break  # a slow device has fewer shapes; they come in an order that leaves none of the kinds out
                 # a recurrent layer is thousands of kernels, and its host is a part of its time
-                run = functools.partial(clock, action, budget=0.08, least=5, device="cuda")
+                run = functools.partial(clock, action, budget=0.03, least=3, device="cuda")
                 run = run if kernel.startswith("recurrent") else functools.partial(clock_gpu, action)
                 timing = journal.timed((kernel, name, *shape), run)
                 spots.append(Spot(kernel, tuple(map(float, shape)), timing))

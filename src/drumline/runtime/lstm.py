@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-_CALLS = frozenset({"lstm", "lstm.input", "lstm.data"})
-"""As a module calls it, and as it stands in a captured graph."""
+from .called import Otherwise, as_called
 
 
 @functools.cache
@@ -29,22 +27,18 @@ def onednn_lacks(dtype: torch.dtype) -> bool:
     return dtype in asked and not getattr(torch.ops.mkldnn, asked[dtype])()
 
 
-class ByProducts(TorchFunctionMode):
+class ByProducts(Otherwise):
     """Around a forward: LSTMs are kept from oneDNN, and give the type that it gives. Threads may be inside at once."""
 
+    names = as_called("lstm")
     _lock = threading.Lock()
     _inside = 0
     _before = True
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._dtype = dtype
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in _CALLS:
-            return func(*args, **(kwargs or {}))
+    def instead(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Without oneDNN."""
         with self._without():
-            return tuple(t.to(self._dtype) for t in func(*args, **(kwargs or {})))
+            return tuple(t.to(self._dtype) for t in func(*args, **kwargs))
 
     @classmethod
     @contextmanager

@@ -7,20 +7,15 @@ the loss scale that float16 needs. Here they get the type of the plan.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ..trace.warned import let_weights_lie_apart
-
-_CALLS = frozenset(
-    name + ending for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for ending in ("", ".input", ".data")
-)
-"""As a module calls it, and as it stands in a captured graph."""
-
+from .called import Otherwise, as_called
 
 _noticed = False
 
@@ -36,22 +31,19 @@ def noticed() -> bool:
     return _noticed
 
 
-class OwnType(TorchFunctionMode):
+class OwnType(Otherwise):
     """Around a forward on a GPU: recurrent layers compute in one type."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._dtype = dtype
+    names = as_called("lstm", "gru", "rnn_tanh", "rnn_relu")
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in _CALLS:
-            return func(*args, **(kwargs or {}))
+    def instead(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In that type."""
         before = torch.is_autocast_enabled("cuda")
         torch.set_autocast_enabled("cuda", False)
         try:
             with warnings.catch_warnings():
                 let_weights_lie_apart()  # they were cast one by one
-                return func(*tree_map(self._cast, args), **tree_map(self._cast, kwargs or {}))
+                return func(*tree_map(self._cast, args), **tree_map(self._cast, kwargs))
         finally:
             torch.set_autocast_enabled("cuda", before)
 
