@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 
-from drumline.measure.shapes import spread_out
+from drumline.measure.clock import Timing
+from drumline.measure.shapes import Spot, both, spread_out
 
 SHAPES = list(itertools.product((48, 192, 512), (128, 196, 512, 1024, 4096), (64, 128)))
 
@@ -21,3 +22,9 @@ def test_every_beginning_covers_all() -> None:
     assert order == spread_out(SHAPES)
     assert order[0] == (192, 512, 64) or order[0] == (192, 512, 128)
     assert farthest(order[:8]) < 0.6 * farthest(SHAPES[:8])
+
+
+def test_a_shape_that_was_timed_in_two_places_is_told_once() -> None:
+    one, other = Timing(1.0, 0.1), Timing(4.0, 0.2)
+    spots = [Spot("recurrent", (8.0,), one), Spot("conv", (8.0,), one), Spot("recurrent", (8.0,), other)]
+    assert both(spots) == [Spot("recurrent", (8.0,), Timing(2.0, 0.2)), Spot("conv", (8.0,), one)]

@@ -24,6 +24,7 @@ from ..cost.clouds import ODD, work_of
 from ..trace.warned import let_weights_lie_apart
 from .clock import Timing, clock, clock_gpu
 from .journal import Journal
+from .kernels import geometric_mean
 
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The types of a GPU's products, as plans name them."""
@@ -65,19 +66,34 @@ def measure_shapes(device: torch.device, name: str, report: Callable[[str], None
     with computing_in(name):
         for stage, cases, limit in (
             ("matmul", _products, 2.5 if name == "fp16" else 3.5), ("attention", _attentions, 6.0),
-            ("conv", _convolutions, 5.0), ("conv", _recurrents, 3.5), ("memory", _norms, 2.0),
+            ("conv", _convolutions, 5.0), ("conv", _recurrents, 2.5), ("memory", _norms, 2.0),
+            ("conv", _recurrents, 2.5),
         ):  # fmt: skip
             report(stage)
             end = time.monotonic() + limit
             for kernel, shape, action in cases(device, TYPES[name], MOST[name], name):
                 if time.monotonic() > end:
                     break  # a slow device has fewer shapes; they come in an order that leaves none of the kinds out
-                # a recurrent layer is thousands of kernels, and its host is a part of its time
-                run = functools.partial(clock, action, budget=0.03, least=3, device="cuda")
-                run = run if kernel.startswith("recurrent") else functools.partial(clock_gpu, action)
-                timing = journal.timed((kernel, name, *shape), run)
-                spots.append(Spot(kernel, tuple(map(float, shape)), timing))
-    return spots
+                found = tuple(map(float, shape))
+                key: tuple[Any, ...] = kernel, name, *shape
+                run = functools.partial(clock_gpu, action)
+                if kernel.startswith("recurrent"):
+                    # thousands of kernels, and the host is a part of their time: the next moment it takes another
+                    run = functools.partial(clock, action, budget=0.01, least=2, device="cuda")
+                    key = (*key, sum(s.kernel == kernel and s.shape == found for s in spots))
+                spots.append(Spot(kernel, found, journal.timed(key, run)))
+    return both(spots)
+
+
+def both(spots: list[Spot]) -> list[Spot]:
+    """Each shape once: what it took in the two places where it was timed, as the mean of the logarithms."""
+    found: dict[tuple[str, tuple[float, ...]], list[Timing]] = {}
+    for spot in spots:
+        found.setdefault((spot.kernel, spot.shape), []).append(spot.timing)
+    return [
+        Spot(kernel, shape, Timing(geometric_mean([t.seconds for t in some]), max(t.spread for t in some)))
+        for (kernel, shape), some in found.items()
+    ]
 
 
 def halton(count: int, base: int) -> list[float]:
