@@ -30,7 +30,7 @@ WIDTH = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 ODD, ALIGNED = "matmul_odd", 8
 """Products of halves with a size that this number does not divide are kernels of another kind, and much slower."""
 
-_ALIKE = {"fp16": "bf16", "tf32": "fp32"}
+ALIKE = {"fp16": "bf16", "tf32": "fp32"}
 """Whose shapes stand in for a type that has none."""
 
 Amount = tuple[float, float]
@@ -139,7 +139,7 @@ class Clouds:
         """One call at a shape; None where the kind was not measured in that type."""
         if kind == "matmul" and any(round(size) % ALIGNED for size in shape[1:]) and (ODD, dtype) in self._clouds:
             kind = ODD
-        cloud = self._clouds.get((kind, dtype)) or self._clouds.get((kind, _ALIKE.get(dtype, dtype)))
+        cloud = self._clouds.get((kind, dtype)) or self._clouds.get((kind, ALIKE.get(dtype, dtype)))
         if cloud is None or len(cloud.shapes[0]) != len(shape) or min(shape) <= 0:
             return None
         key = (kind, dtype, shape)

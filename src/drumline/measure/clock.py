@@ -41,8 +41,9 @@ def clock(
     return timing_of(times)
 
 
-AHEAD = 60e-6
-"""Seconds that the host needs at most to tell a GPU of one more call, its backward included."""
+AHEAD, FARTHEST, ASLEEP = 2.0, 400e-6, 2e-3
+"""How long a GPU sleeps for each call that it is told of meanwhile, in what the host takes for one; at most, because the
+host may have been held up; and for all of them."""
 
 _CYCLES = 2.0e9
 """At least the clock of a GPU: what it sleeps through is not counted, so that it need not be exact."""
@@ -54,18 +55,26 @@ def clock_gpu(action: Callable[[], object], *, budget: float = 0.008, least: int
     Repeated until half of the interquartile range is within 2% of the median, or the budget of seconds is spent.
     """
     action()
-    once = max(_between_events(action, 1), 2e-6)
-    repeats = max(1, min(40, int(budget / 4 / once)))
+    ahead = min(FARTHEST, AHEAD * min(_told(action) for _ in range(2)))
+    once = max(_between_events(action, 1, ahead), 2e-6)
+    repeats = max(1, min(40, int(budget / 4 / once), int(ASLEEP / ahead)))
     times: list[float] = []
     end = time.perf_counter() + budget
     while len(times) < least or (len(times) < most and time.perf_counter() < end and timing_of(times).spread > 0.02):
-        times.append(_between_events(action, repeats))
+        times.append(_between_events(action, repeats, ahead))
     return timing_of(times)
 
 
-def _between_events(action: Callable[[], object], repeats: int) -> float:
+def _told(action: Callable[[], object]) -> float:
+    """What the host takes to tell a GPU of it. A GPU that is not done with what it was told does not hold it up."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def _between_events(action: Callable[[], object], repeats: int, ahead: float) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(int(_CYCLES * AHEAD * repeats))
+    torch.cuda._sleep(int(_CYCLES * ahead * repeats))
     start.record()
     for _ in range(repeats):
         action()

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..cost.clouds import ODD, WIDTH, values_of, work_of
+from ..cost.clouds import ALIKE, ODD, WIDTH, values_of, work_of
 from ..model.profile import COMPUTE_KINDS
 from .clock import Timing
 from .journal import Journal
 from .kernels import Point
-from .shapes import TYPES, Spot, measure_shapes
+from .shapes import TYPES, Spot, both, measure_shapes
 from .streams import measure_streams, measure_updates
 
 STREAMS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -30,13 +30,27 @@ class Kernels:
 
 def measure_gpu(device: torch.device, report: Callable[[str], None], journal: Journal) -> Kernels:
     """Measure this rank's GPU, or go on with it."""
-    spots = {name: measure_shapes(device, name, report, journal) for name in TYPES}
+    spots = recurrent_together({name: measure_shapes(device, name, report, journal) for name in TYPES})
     points = {name: along_work(found, WIDTH.get(name, 4.0)) for name, found in spots.items()}
     report("memory")
     for name, dtype in STREAMS.items():
         points[name] = points[name] + measure_streams(device, dtype, journal) + measure_updates(device, dtype)
     torch.cuda.empty_cache()
     return Kernels(points, spots)
+
+
+def recurrent_together(spots: dict[str, list[Spot]]) -> dict[str, list[Spot]]:
+    """Recurrent layers run in tf32 as in fp32, and in fp16 as in bf16: what was timed in both places counts as one."""
+
+    def some(name: str, *, recurrent: bool) -> list[Spot]:
+        return [s for s in spots.get(name, []) if s.kernel.startswith("recurrent") == recurrent]
+
+    like = {other: name for name, other in ALIKE.items()}
+    return {
+        name: some(name, recurrent=False)
+        + (both(some(name, recurrent=True) + some(like.get(name, ""), recurrent=True)) if name not in ALIKE else [])
+        for name in spots
+    }
 
 
 def along_work(spots: list[Spot], width: float) -> list[Point]:
