@@ -42,8 +42,8 @@ def clock(
 
 
 AHEAD, FARTHEST, ASLEEP = 2.0, 400e-6, 2e-3
-"""How long a GPU sleeps for each call that it is told of meanwhile, in what the host takes for one; at most, because the
-host may have been held up; and for all of them."""
+"""How long a GPU sleeps for each call that it is told of meanwhile, in what the host takes for one; at most, as the host
+may have been held up; and for all of them."""
 
 _CYCLES = 2.0e9
 """At least the clock of a GPU: what it sleeps through is not counted, so that it need not be exact."""
