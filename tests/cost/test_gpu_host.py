@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from drumline.cluster import Cloud, Cluster, Device, Link, Node
+from drumline.cost import estimate
 from drumline.cost.pace import LOOK, at_pace, speed_at
 from drumline.cost.work import Pricer, start_of
 from drumline.model.profile import Affine, Layer, Op, Profile
@@ -53,6 +54,23 @@ def test_recurrent_layers_are_not_slowed_once_more() -> None:
     assert told.host == told.busy == pytest.approx(0.01, rel=0.05)
     pricer, layer = priced(OPS[0])
     assert pricer.told(layer, "forward", 1.0).busy == pytest.approx(1.5 * 4e6 / 1e12)
+
+
+def test_a_gpu_is_told_of_a_recurrent_layer_while_it_is_busy_with_another() -> None:
+    """Alone it takes as long as its host; after products it takes what the host needs beyond them."""
+    busy = dataclasses.replace(CLOUD, kernel="recurrent_busy", seconds=(0.004, 0.016))
+    device = dataclasses.replace(DEVICE, situ={}, cloud=(CLOUD, busy))
+    shape = tuple(Affine(n) for n in (64.0, 16.0, 8.0, 8.0))
+    layer = Layer("rnn", "LSTM", 4, ops=(op("_cudnn_rnn", "recurrent", shape=shape, dtype="fp32"),))
+    told = Pricer(Profile("toy", 4, (layer,)), device, "fp32").told(layer, "forward", 1.0)
+    assert (told.host, told.busy) == pytest.approx((0.01, 0.004), rel=0.05)
+    products = Layer("before", "Linear", 4, ops=(op_of(5e8, "forward"),))  # some milliseconds
+    cluster = Cluster("toy", device, Node(1, Link(1e-6, 1e10)))
+    alone, after = (
+        estimate(Profile("toy", 4, layers), Plan.parse("dp=1"), cluster).parts["forward"]
+        for layers in ((layer,), (products, layer))
+    )
+    assert alone == pytest.approx(0.01, rel=0.05) and after == pytest.approx(0.01, rel=0.05)
 
 
 def test_a_host_that_is_slower_now_slows_what_it_bounds() -> None:

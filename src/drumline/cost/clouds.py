@@ -86,6 +86,8 @@ _AMOUNTS: dict[str, Callable[[Sequence[float]], Amount]] = {
     "attention_backward": _twice(_attention, 2.5),
     "recurrent": _recurrent,
     "recurrent_backward": _twice(_recurrent, 2.0),
+    "recurrent_busy": _recurrent,
+    "recurrent_backward_busy": _twice(_recurrent, 2.0),
     "batch_norm": _batch_norm,
     "batch_norm_backward": _twice(_batch_norm, 1.0),
     "norm": _norm,

@@ -165,10 +165,17 @@ class Pricer:
         for op in ops:
             seconds = self._busy(op, n)
             if op.kind.startswith("recurrent"):  # thousands of kernels, timed with the host that starts them
-                host, busy = host + op.count * seconds, busy + op.count * seconds
+                host, busy = host + op.count * seconds, busy + op.count * self._without_host(op, n, seconds)
             else:
                 host, busy = host + op.count * start_of(op, self._device), busy + situ * op.count * seconds
         return Told(host, busy)
+
+    def _without_host(self, op: Op, n: float, seconds: float) -> float:
+        """What a GPU computes of a recurrent layer that takes `seconds` alone, of which its host may be a part: it can
+        tell of the layer while the GPU is busy with what came before."""
+        shape = (*(size.at(n) for size in op.shape), float(op.count))
+        busy = self._clouds.seconds(f"{op.kind}_busy", op.dtype or self._plain, shape) if op.shape else None
+        return seconds if busy is None else min(seconds, busy / op.count)
 
     def memory_rate(self, kind: str, size: float, dtype: str = "", *, name: str = "") -> float:
         """Bytes per second of a kernel bound by memory; by the operator's own name, if it was measured."""

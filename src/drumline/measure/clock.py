@@ -42,8 +42,8 @@ def clock(
 
 
 AHEAD, FARTHEST, ASLEEP = 2.0, 400e-6, 2e-3
-"""How long a GPU sleeps for each call that it is told of meanwhile, in what the host takes for one; at most, as the host
-may have been held up; and for all of them."""
+"""How long a GPU sleeps for each call that it is told of meanwhile, in what the host takes for one; at most, because
+the host may have been held up; and for all of them."""
 
 _CYCLES = 2.0e9
 """At least the clock of a GPU: what it sleeps through is not counted, so that it need not be exact."""
@@ -55,24 +55,25 @@ def clock_gpu(action: Callable[[], object], *, budget: float = 0.008, least: int
     Repeated until half of the interquartile range is within 2% of the median, or the budget of seconds is spent.
     """
     action()
-    ahead = min(FARTHEST, AHEAD * min(_told(action) for _ in range(2)))
-    once = max(_between_events(action, 1, ahead), 2e-6)
+    ahead = min(FARTHEST, AHEAD * min(told(action) for _ in range(2)))
+    once = max(between_events(action, 1, ahead), 2e-6)
     repeats = max(1, min(40, int(budget / 4 / once), int(ASLEEP / ahead)))
     times: list[float] = []
     end = time.perf_counter() + budget
     while len(times) < least or (len(times) < most and time.perf_counter() < end and timing_of(times).spread > 0.02):
-        times.append(_between_events(action, repeats, ahead))
+        times.append(between_events(action, repeats, ahead))
     return timing_of(times)
 
 
-def _told(action: Callable[[], object]) -> float:
+def told(action: Callable[[], object]) -> float:
     """What the host takes to tell a GPU of it. A GPU that is not done with what it was told does not hold it up."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
-def _between_events(action: Callable[[], object], repeats: int, ahead: float) -> float:
+def between_events(action: Callable[[], object], repeats: int, ahead: float) -> float:
+    """What a GPU takes for each of some calls, if it sleeps `ahead` seconds for each of them before."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(int(_CYCLES * ahead * repeats))
     start.record()

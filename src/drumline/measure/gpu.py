@@ -31,7 +31,10 @@ class Kernels:
 def measure_gpu(device: torch.device, report: Callable[[str], None], journal: Journal) -> Kernels:
     """Measure this rank's GPU, or go on with it."""
     spots = recurrent_together({name: measure_shapes(device, name, report, journal) for name in TYPES})
-    points = {name: along_work(found, WIDTH.get(name, 4.0)) for name, found in spots.items()}
+    points = {
+        name: along_work([s for s in found if not s.kernel.endswith("_busy")], WIDTH.get(name, 4.0))
+        for name, found in spots.items()
+    }
     report("memory")
     for name, dtype in STREAMS.items():
         points[name] = points[name] + measure_streams(device, dtype, journal) + measure_updates(device, dtype)

@@ -22,7 +22,7 @@ from torch import nn
 
 from ..cost.clouds import ODD, work_of
 from ..trace.warned import let_weights_lie_apart
-from .clock import Timing, clock_gpu, settle, timing_of
+from .clock import Timing, between_events, clock_gpu, settle, timing_of, told
 from .journal import Journal
 from .kernels import geometric_mean
 
@@ -31,6 +31,11 @@ TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "
 
 MOST = {"fp32": 1.5e11, "tf32": 6e11, "bf16": 1.5e12, "fp16": 1.5e12}
 """Operations of the largest case."""
+
+
+QUEUED, LONGEST = 256, 0.03
+"""Steps times layers of a recurrent layer whose kernels a GPU can be told of at once, before it computes any; and the
+seconds that it sleeps meanwhile, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,9 @@ def measure_shapes(device: torch.device, name: str, report: Callable[[str], None
                 by = _clock_host if kernel.startswith("recurrent") else clock_gpu
                 timing = journal.timed((kernel, name, *shape), functools.partial(by, action))
                 spots.append(Spot(kernel, tuple(map(float, shape)), timing))
+                if kernel.startswith("recurrent") and shape[0] * shape[-1] <= QUEUED:
+                    timing = journal.timed((kernel, "busy", name, *shape), functools.partial(_clock_behind, action))
+                    spots.append(Spot(f"{kernel}_busy", tuple(map(float, shape)), timing))
     return spots
 
 
@@ -91,6 +99,12 @@ def _clock_host(action: Callable[[], object]) -> Timing:
         settle("cuda")
         times.append(time.perf_counter() - start)
     return timing_of(times[1:])
+
+
+def _clock_behind(action: Callable[[], object]) -> Timing:
+    """What the GPU computes of it: it sleeps until the host has told it of all."""
+    ahead = min(LONGEST, 1.5 * told(action))
+    return Timing(between_events(action, 1, ahead), 0.0)
 
 
 def both(spots: list[Spot]) -> list[Spot]:
