@@ -12,6 +12,7 @@ from drumline.cluster import Cloud, Cluster, Curve, Device, Fewer, Link, Node, T
 from drumline.cost import estimate
 from drumline.cost.clouds import Clouds
 from drumline.cost.work import Pricer
+from drumline.errors import ClusterError
 from drumline.model import zoo
 from drumline.model.profile import Affine, Layer, Op, Profile
 from drumline.plan import Plan
@@ -167,6 +168,16 @@ def test_ranks_meet_sooner_when_others_are_idle(tmp_path: Path) -> None:
     assert shared.working(1) == shared.working(2) and shared.working(3) is shared and shared.working(8) is shared
     shared.save(tmp_path / "c.toml")
     assert Cluster.load(tmp_path / "c.toml") == shared
+
+
+def test_a_pace_alone_is_read_as_it_was_written_before(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    cluster().save(path)
+    path.write_text(path.read_text(encoding="utf-8") + '\n[fewer]\n1 = 0.4\n2 = 0.5\n4 = 1\n', encoding="utf-8")
+    assert [Cluster.load(path).pace(n) for n in (1, 2, 4)] == [0.4, 0.5, 1.0]
+    path.write_text(path.read_text(encoding="utf-8").replace("2 = 0.5", '2 = "half"'), encoding="utf-8")
+    with pytest.raises(ClusterError, match=r"fewer\.2"):
+        Cluster.load(path)
 
 
 def test_gradients_are_copied_into_buckets() -> None:

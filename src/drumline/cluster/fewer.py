@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -27,3 +27,8 @@ class Fewer:
     def meet(self) -> bool:
         """Whether it was measured how they meet."""
         return bool(self.collective)
+
+
+def at_pace(value: Any) -> Any:
+    """A number alone is the pace: so it was written before meetings were measured."""
+    return {"pace": value} if isinstance(value, int | float) else value

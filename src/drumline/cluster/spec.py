@@ -25,7 +25,7 @@ from ..units import (
 from .cloud import Cloud
 from .corrections import Corrections
 from .curves import STRICT, Count, Curve, Positive, Seconds, Table
-from .fewer import Fewer
+from .fewer import Fewer, at_pace
 from .sense import at_line, one_kind, plausible
 
 Bytes = Annotated[float, BeforeValidator(parse_bytes), Positive]
@@ -162,7 +162,7 @@ class Cluster:
     """What a small message costs in the middle of a step, where ranks arrive apart; 0 if only its own time is known."""
     unit: Seconds = 0.0
     """What sharding one unit costs a step beyond its messages: bookkeeping, copies, ranks that arrive apart."""
-    fewer: dict[str, Fewer] = field(default_factory=dict)
+    fewer: dict[str, Annotated[Fewer, BeforeValidator(at_pace)]] = field(default_factory=dict)
     """By how many ranks of a node work: what is otherwise. All numbers here are those of ranks that work beside all
     others; where they share cores and memory, they are faster when some of them are idle."""
     spread: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -213,9 +213,9 @@ class Cluster:
 
         A number of ranks that was not measured is taken to be like the next larger one.
         """
-        count = min((int(k) for k in self.fewer if int(k) >= ranks), default=0)
-        there = self.fewer[str(count)] if count else Fewer()
-        if not there.meet:
+        counts = [int(k) for k in self.fewer if int(k) >= ranks]
+        there = self.fewer[str(min(counts))] if counts else None
+        if there is None or not there.meet:
             return self
         return dataclasses.replace(
             self, straggle=there.straggle, stall=there.stall, unit=there.unit,
