@@ -127,13 +127,11 @@ def _round(cases: Sequence[Case], seconds: float) -> list[Ran]:
     device, n = cases[0].cluster.device, cases[0].plan.ranks
     steps = [max(LEAST, round(seconds / c.predicted(()).step_seconds)) for c in cases]
     asked = [(_reference(c.name), str(c.plan), many) for c, many in zip(cases, steps, strict=True)]
-    results = run_ranks(run_all, asked, device, seconds, ranks=n, threads=device.threads or None)
+    results = run_ranks(run_all, asked, device, ranks=n, threads=device.threads or None)
     return [_ran(case, [rank[i] for rank in results]) for i, case in enumerate(cases)]
 
 
-def run_all(
-    emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str, int]], device: Device, seconds: float
-) -> Any:
+def run_all(emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str, int]], device: Device) -> Any:
     """On every rank: the jobs one after the other, each as `drumline train` runs it."""
     from drumline.cli.ranks import train_rank
     from drumline.runtime.guards.guard import Guards
@@ -141,7 +139,7 @@ def run_all(
     found = []
     for reference, plan, steps in asked:
         told: list[dict[str, Any]] = []
-        result = train_rank(told.append, reference, plan, steps, False, device, Guards(), seconds=seconds)
+        result = train_rank(told.append, reference, plan, steps, False, device, Guards())
         speed = next((e["speed"] for e in told if "speed" in e), None)
         each = [e["seconds"] for e in told if "seconds" in e][-result["counted"] :]
         kept = {k: result[k] for k in ("step_seconds", "own_by_phase")}

@@ -13,11 +13,10 @@ import pytest
 
 from drumline.cluster import Cluster, load
 from drumline.cluster.corrections import LEAST, MOST, Corrections, Factor
-from drumline.cluster.curves import LASTING
 from drumline.cost import Estimate, estimate
 from drumline.cost.corrections import Corrector, job_of, kind_of
 from drumline.cost.history import KEEP, add, beside, forget, measurement_of, read, usable
-from drumline.cost.learnt import SETTLES, Observed, learnt, observe
+from drumline.cost.learnt import LASTING, SETTLES, Observed, learnt, observe
 from drumline.errors import CorruptFile, InputError
 from drumline.model import Profile, zoo
 from drumline.plan import Plan

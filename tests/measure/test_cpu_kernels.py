@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from drumline.cluster import Curve, Device
-from drumline.cluster.curves import LASTING
 from drumline.cost.clouds import work_of
 from drumline.job import Job
 from drumline.measure import cpu_shapes, cpu_streams
@@ -106,10 +105,6 @@ def test_what_flickers_is_expected_to_be_gone_in_part() -> None:
     assert during(1.2, 1.0, CPU) == pytest.approx(1.2 ** (0.5 * LASTED))
     assert expected(0.5, CPU) == pytest.approx(0.5 * math.exp((1 - LASTS) * FLICKER))  # another program's load lasts
     assert expected(1.1, torch.device("cuda")) == 1.1
-    assert expected(1.1, CPU, seconds=1.0) == expected(1.1, CPU)
-    long = 4 * LASTING  # most of it is not near to the look
-    assert expected(1.1, CPU, seconds=long) == pytest.approx(1.1 ** (LASTS / 4))
-    assert during(1.1, 1.1, CPU, seconds=long) == pytest.approx(1.1 ** (LASTED / 4))
 
 
 @pytest.mark.parametrize(("slower", "found", "times"), [((1.2,), 1 / 1.2, 1), ((4.0, 1.1), 1 / 1.1, 2), ((9.0,), 0.5, 3)])

@@ -17,12 +17,9 @@ Emit = Callable[[dict[str, Any]], None]
 
 def train_rank(
     emit: Emit, reference: str, plan: str, steps: int, evaluate: bool, measured: Device | None,
-    guards: Guards, saves: Saves | None = None, flops_per_byte: float | None = None, seconds: float = 0.0,
+    guards: Guards, saves: Saves | None = None, flops_per_byte: float | None = None,
 ) -> dict[str, Any]:
-    """Set the job up, tell how fast the machine is now against when it was `measured`, and train.
-
-    `seconds` are what it is predicted to take, if that is known.
-    """
+    """Set the job up, tell how fast the machine is now against when it was `measured`, and train."""
     from ..job import Job
     from ..measure.pulse import AFTER, during, expected, speed
     from ..measure.starts import host_pace
@@ -41,11 +38,10 @@ def train_rank(
         return result | ({"pace": math.sqrt(pace * after), "drift": _drift(pace, after)} if pace and after else {})
     before = speed(measured, engine.device)
     if engine.rank == 0:
-        emit({"speed": expected(before, engine.device, seconds=seconds)})
+        emit({"speed": expected(before, engine.device)})
     result = train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
     after = speed(measured, engine.device, rounds=AFTER)
-    took = result["counted"] * result["step_seconds"]
-    return result | {"speed": during(before, after, engine.device, seconds=took), "drift": _drift(before, after)}
+    return result | {"speed": during(before, after, engine.device), "drift": _drift(before, after)}
 
 
 def _drift(before: float, after: float) -> float:

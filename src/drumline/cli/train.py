@@ -227,8 +227,8 @@ def _run(
             results = run_ranks(
                 train_rank, job.reference, str(plan), steps, bool(job.evaluate or job.validation),
                 device if seen.cluster.measured else None, guards, saves,
-                flops_per_byte(plan, seen.cluster) if plan.pp > 1 else None, steps * seen.estimate.step_seconds,
-                ranks=plan.processes, threads=device.threads or None, on_event=on_event,
+                flops_per_byte(plan, seen.cluster) if plan.pp > 1 else None, ranks=plan.processes,
+                threads=device.threads or None, on_event=on_event,
             )  # fmt: skip
     finally:
         for sink in sinks:

@@ -15,8 +15,6 @@ Positive = Field(gt=0, allow_inf_nan=False)
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 STRICT = ConfigDict(extra="forbid")
-LASTING = 9.0
-"""Seconds over which the pace of a shared machine comes and goes; a longer run has the mean of more of it."""
 
 
 @dataclass(frozen=True, slots=True)

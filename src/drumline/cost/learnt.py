@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ..cluster.corrections import Corrections, Factor
-from ..cluster.curves import LASTING, STRICT
+from ..cluster.curves import STRICT
 from ..model.profile import Profile
 from ..plan import Plan
 from .corrections import ALIKE, FULLY_SHARDED, ONE, REPLICAS, SHARDED, bounded, job_of, kind_of
@@ -42,8 +42,9 @@ UNEASY = 0.1
 """A run whose steps spread by more than this weighs less: something else was going on."""
 BETWEEN_STEPS = 2.0
 """How far one run is from the next of the same job, in spreads of its steps; the drift of the pace comes on top."""
-SETTLES = 0.25
-"""By which power of its length a run is nearer to the next one. By runs of shared cores: docs/validate-here.md."""
+LASTING, SETTLES = 9.0, 0.25
+"""That is of runs of so many seconds; and by which power of its length a longer run is nearer to the next one. By runs
+on shared cores: docs/validate-here.md."""
 NEVER = 1e3
 """Noise that is larger by this than what runs say leaves nothing of it."""
 SHARED = ("machine", "kind")

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from ..cluster import Device
-from ..cluster.curves import LASTING
 from .pace import PRODUCTS, SIZES, Look
 from .shared import crowding
 
@@ -27,7 +26,7 @@ look counts. And how slow a run can be by it: threads that wait for each other s
 FLICKER = 0.35
 """How far, in logarithms, the pace of a shared core comes and goes by itself. What is beyond it lasts."""
 LASTS, LASTED = 0.2, 0.3
-"""The share of such a difference that is there in a run of LASTING seconds, where it was seen before the run; and where
+"""The share of such a difference that is there in a run of some seconds, where it was seen before the run; and where
 looks before and after the run both count. By the looks and steps of CPUs: docs/validate-here.md."""
 
 
@@ -61,20 +60,15 @@ def _share(then: Mapping[str, float], seen: list[dict[str, float]], device: torc
     return share
 
 
-def expected(seen: float, device: torch.device, *, seconds: float = LASTING) -> float:
-    """The speed of a run of some seconds that `seen` is the speed before: what flickers will be gone in part."""
-    return math.exp(_kept(math.log(seen), LASTS * _present(seconds))) if device.type == "cpu" else seen
+def expected(seen: float, device: torch.device) -> float:
+    """The speed of a run of which `seen` is the speed before it: what flickers will be gone in part."""
+    return math.exp(_kept(math.log(seen), LASTS)) if device.type == "cpu" else seen
 
 
-def during(before: float, after: float, device: torch.device, *, seconds: float = LASTING) -> float:
-    """The speed of a run that took some seconds, by looks before and after it."""
+def during(before: float, after: float, device: torch.device) -> float:
+    """The speed of a run, by looks before and after it."""
     both = (math.log(before) + math.log(after)) / 2
-    return math.exp(_kept(both, LASTED * _present(seconds)) if device.type == "cpu" else both)
-
-
-def _present(seconds: float) -> float:
-    """How much of a run is near to what was seen at one end of it."""
-    return min(1.0, LASTING / max(seconds, 1e-9))
+    return math.exp(_kept(both, LASTED) if device.type == "cpu" else both)
 
 
 def _kept(difference: float, share: float) -> float:
