@@ -38,8 +38,10 @@ def measure_fewer(levels: Levels, steps: Steps, crowd: float) -> dict[int, AtWor
     """
     counts = [k for k in (2**i for i in range(16)) if k < levels.per_host] + [levels.per_host]
     found = {count: AtWork(pace) for count, pace in _paces(levels, counts, steps, crowd).items()}
+    most = torch.tensor([crowd], dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)  # shares of cores may differ; what is measured together may not
     for count in counts[:-1]:
-        if count > 1 and crowd > 1:
+        if count > 1 and most.item() > 1:
             _meet(levels, count, found[count])
     return found
 

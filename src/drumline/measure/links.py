@@ -45,11 +45,11 @@ def measure_pair(rank: int, device: torch.device, between: tuple[int, int] = (0,
 def measure_collectives(
     group: dist.ProcessGroup | None, device: torch.device, before: Callable[[str], None] | None = None, *,
     among: dist.ProcessGroup | None = None,
-) -> dict[str, list[tuple[float, float]]]:
+) -> dict[str, list[tuple[float, float]]]:  # fmt: skip
     """(bytes of the whole buffer, seconds) of each collective of a group, in all groups of its kind at once.
 
     `before` each it is called with its name. `among` are the ranks of all groups; all ranks if it is None.
-    """  # fmt: skip
+    """
     ranks = dist.get_world_size(group)
     tables: dict[str, list[tuple[float, float]]] = {}
     others = torch.ones(OTHERS if device.type == "cpu" else 0)
@@ -122,11 +122,11 @@ def _once(action: Callable[[], object], device: torch.device) -> float:
 def _amid_computing(
     action: Callable[[], object], device: torch.device, size: int, others: torch.Tensor,
     among: dist.ProcessGroup | None,
-) -> float:
+) -> float:  # fmt: skip
     """Typical seconds of a message that comes after some computing, as in a step: caches hold `others` then.
 
     Ranks arrive apart; the last one's time is the message's own, so the least over the ranks counts.
-    """  # fmt: skip
+    """
     repeats = 16 if size < 2**20 else 9 if size < 2**24 else 5
     a, b = torch.randn(512, 256, device=device), torch.randn(256, 256, device=device)
     action()
