@@ -6,8 +6,8 @@
 For each number of ranks the machine is measured with that number (or read from FOLDER/cpu-N.toml, and kept there).
 Then every job is predicted from its trace and run by the engine, as `drumline train` does: the speed of the moment is
 looked at before the first step. What the run measured becomes a correction, beside those of the jobs before it, and the
-job is predicted and run once more, at once. A run takes as many steps as its prediction says fill `--seconds`: the pace
-of a shared machine comes and goes over some ten seconds, by a tenth, and what shorter runs show is that. Expected
+job is predicted and run once more, at once. A run takes as many steps as its prediction says fill `--seconds`: a longer
+one has the mean of more of what comes and goes on a shared machine, if not of all (benchmarks/repeats.py). Expected
 before measuring: errors of the first runs at most 15% on average; those of the second runs at most half as large. It
 should take three quarters of an hour, on a machine that does nothing else; half of it with `--more ""`.
 """
