@@ -16,6 +16,7 @@ from drumline.cluster import Curve, Device
 from drumline.cost.clouds import work_of
 from drumline.job import Job
 from drumline.measure import cpu_shapes, cpu_streams
+from drumline.measure.cpu import Often
 from drumline.measure.journal import Journal
 from drumline.measure.pace import SIZES, Look, Pace
 from drumline.measure.pulse import FLICKER, LASTED, LASTS, OWN, during, expected, looks, speed
@@ -42,6 +43,22 @@ def test_crowding_counts_threads_for_a_core(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert [crowding(n, 1) for n in (1, 2, 3, 4)] == [1.0, 1.0, 1.5, 2.0]
     assert crowding(1, 2) == 1.0
+
+
+def test_steps_are_taken_all_along_a_measurement_however_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second of one that takes nine; and where an earlier one has left all kernels, as often as is needed."""
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    taken: list[float] = []
+    often = Often(lambda: taken.append(now), 1.0)
+    for i in range(1, 37):
+        now = i / 4
+        often()
+    assert taken == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    often.fill(7)
+    assert len(taken) == 9
+    often.fill(11)
+    assert taken[9:] == [9.0, 9.0]
 
 
 def test_operators_have_points_under_their_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,10 @@ from .shared import Clock
 
 LOOKS = 16
 """At the speed of the moment, before anything is timed."""
+GAP, LEAST = 1.0, 7
+"""Seconds from one call of what is done between cases to the next, for a rank that has a core; and how often it is
+called at least, where most of the cases were timed before.
+"""
 
 
 def measure_cpu(
@@ -29,21 +34,45 @@ def measure_cpu(
 ) -> Kernels:  # fmt: skip
     """Measure this rank, or go on with it. Every number is told at the pace that the rank had on average.
 
-    `between` is called in several places, spread over the time that it takes.
+    `between` is called again and again, spread over the time that it takes.
     """
+    often = Often(between, GAP * crowd)
     seen = looks(device, LOOKS)
     first = {k: timing_of([s[k] for s in seen]) for k in SIZES}
     then = {k: journal.timed(("pulse", k), functools.partial(first.__getitem__, k)) for k in SIZES}
     pace = Pace(Look(device, crowded=crowd > 1), {k: timing.seconds for k, timing in then.items()})
     clock = Clock(crowd, pace)
-    spots = measure_cpu_shapes(clock, report, journal, between)
+    spots = measure_cpu_shapes(clock, report, journal, often)
     report("memory")
-    streams = measure_cpu_streams(clock, journal, between)
+    streams = measure_cpu_streams(clock, journal, often)
+    often.fill(LEAST)
     usual = {k: pace.usual(k) for k in SIZES}
     spots = [replace(s, timing=_times(s.timing, usual[_alike(s.kernel)])) for s in spots]
     streams = [replace(p, timing=_times(p.timing, usual["pointwise"])) for p in streams]
     pulse = [Point(OWN[k], size, _times(then[k], usual[k])) for k, size in SIZES.items()]
     return Kernels({"fp32": along_work(spots, 4.0) + streams + pulse}, {"fp32": spots})
+
+
+class Often:
+    """Calls an action, but not more often than every so many seconds."""
+
+    def __init__(self, action: Callable[[], None], gap: float) -> None:
+        self._action, self._gap = action, gap
+        self._calls, self._last = 0, time.monotonic()
+
+    def __call__(self) -> None:
+        """If it is time again."""
+        if time.monotonic() - self._last >= self._gap:
+            self._call()
+
+    def fill(self, least: int) -> None:
+        """Up to so many calls in all."""
+        while self._calls < least:
+            self._call()
+
+    def _call(self) -> None:
+        self._action()
+        self._calls, self._last = self._calls + 1, time.monotonic()
 
 
 def _alike(kernel: str) -> str:

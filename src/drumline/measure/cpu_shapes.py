@@ -30,7 +30,7 @@ LIMITS = {"matmul": 4.0, "attention": 2.5, "conv": 6.0, "recurrent": 3.0, "norm"
 def measure_cpu_shapes(
     clock: Clock, report: Callable[[str], None], journal: Journal, between: Callable[[], None]
 ) -> list[Spot]:
-    """Every kernel at every shape, in fp32; `between` kinds of them something else is done."""
+    """Every kernel at every shape, in fp32; `between` two of them something else may be done."""
     spots = []
     for kind, (stage, cases) in _KINDS.items():
         report(stage)
@@ -41,7 +41,9 @@ def measure_cpu_shapes(
             alike = "pointwise" if kind == "norm" else "matmul"
             run = functools.partial(clock, action, 4.0 * values_of(kernel, shape), alike=alike)
             spots.append(Spot(kernel, tuple(map(float, shape)), journal.timed((kernel, "fp32", *shape), run)))
-        between()
+            start = time.monotonic()
+            between()
+            end += time.monotonic() - start
     return spots
 
 

@@ -57,12 +57,10 @@ class Counted(TorchDispatchMode):
 def measure_cpu_streams(clock: Clock, journal: Journal, between: Callable[[], None]) -> list[Point]:
     """Every operator at every size; one that its kind is named after stands for the others of the kind.
 
-    `between` sizes something else is done.
+    `between` two of them something else may be done.
     """
     points = []
-    for i, n in enumerate(SIZES):
-        if i % 3 == 2:
-            between()
+    for n in SIZES:
         for stands_for, action in _cases(n):
             with Counted() as counted:
                 action()
@@ -70,6 +68,7 @@ def measure_cpu_streams(clock: Clock, journal: Journal, between: Callable[[], No
             timing = journal.timed((counted.name, counted.kind, n), run)
             name = counted.kind if counted.kind in ARRANGED else counted.name
             points += [Point(k, counted.bytes, timing) for k in dict.fromkeys((name, *stands_for))]
+            between()
         points.append(_update(n, clock))
     return points + _fresh(clock)
 

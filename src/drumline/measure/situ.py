@@ -70,7 +70,7 @@ class Situ:
 
 
 class Steps:
-    """Small steps on a CPU rank, taken in several places of a measurement, as its kernels are: a machine that others
+    """Small steps on a CPU rank, taken again and again amid a measurement, as its kernels are: a machine that others
     use is now faster and now slower, and what is compared must have seen the same of it.
     """
 
