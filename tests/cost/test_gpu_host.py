@@ -8,8 +8,10 @@ import pytest
 
 from drumline.cluster import Cloud, Cluster, Device, Link, Node
 from drumline.cost import estimate
+from drumline.cost.clouds import ROWS
+from drumline.cost.entries import ATTENTION, FUNCTION, UNSEEN, VIEW, entries
 from drumline.cost.pace import LOOK, at_pace, speed_at
-from drumline.cost.work import Pricer, start_of
+from drumline.cost.work import ENTRY, Pricer, start_of
 from drumline.model.profile import Affine, Layer, Op, Profile
 from drumline.plan import Plan
 
@@ -56,21 +58,50 @@ def test_recurrent_layers_are_not_slowed_once_more() -> None:
     assert pricer.told(layer, "forward", 1.0).busy == pytest.approx(1.5 * 4e6 / 1e12)
 
 
-def test_a_gpu_is_told_of_a_recurrent_layer_while_it_is_busy_with_another() -> None:
-    """Alone it takes as long as its host; after products it takes what the host needs beyond them."""
-    busy = dataclasses.replace(CLOUD, kernel="recurrent_busy", seconds=(0.004, 0.016))
-    device = dataclasses.replace(DEVICE, situ={}, cloud=(CLOUD, busy))
+def test_a_host_tells_of_a_recurrent_layer_step_by_step() -> None:
+    """Alone it takes as long as its host, at the host's pace; after products the host may be ahead of it."""
+    device = dataclasses.replace(DEVICE, situ={}, start={**START, "recurrent": 3e-4})
     shape = tuple(Affine(n) for n in (64.0, 16.0, 8.0, 8.0))
     layer = Layer("rnn", "LSTM", 4, ops=(op("_cudnn_rnn", "recurrent", shape=shape, dtype="fp32"),))
     told = Pricer(Profile("toy", 4, (layer,)), device, "fp32").told(layer, "forward", 1.0)
-    assert (told.host, told.busy) == pytest.approx((0.01, 0.004), rel=0.05)
-    products = Layer("before", "Linear", 4, ops=(op_of(5e8, "forward"),))  # some milliseconds
+    assert told.host == pytest.approx(64 * 3e-4) and told.busy == pytest.approx(0.01, rel=0.05)
+    products = Layer("before", "Linear", 4, ops=(op_of(4e9, "forward"),))
     cluster = Cluster("toy", device, Node(1, Link(1e-6, 1e10)))
-    alone, after = (
-        estimate(Profile("toy", 4, layers), Plan.parse("dp=1"), cluster).parts["forward"]
-        for layers in ((layer,), (products, layer))
-    )
-    assert alone == pytest.approx(0.01, rel=0.05) and after == pytest.approx(0.01, rel=0.05)
+
+    def forward(on: Cluster, *layers: Layer) -> float:
+        return estimate(Profile("toy", 4, layers), Plan.parse("dp=1"), on).parts["forward"]
+
+    assert forward(cluster, layer) == pytest.approx(64 * 3e-4)
+    assert forward(at_pace(cluster, 2.0), layer) == pytest.approx(2 * 64 * 3e-4)
+    before = forward(cluster, products)
+    assert before > 64 * 3e-4 and forward(cluster, products, layer) == pytest.approx(before + 0.01, rel=0.05)
+
+
+def test_views_and_functions_cost_the_host_of_a_gpu_something() -> None:
+    """By what is counted of a layer's forward; one of which nothing was counted is taken for a usual one."""
+    device = dataclasses.replace(DEVICE, start={**START, ENTRY: 2e-5})
+    ops = (*OPS, op("sdpa", "attention"))
+    unseen = Layer("block", "Block", 4, ops=ops)
+    plain = dataclasses.replace(unseen, entered=40)
+    wordy = dataclasses.replace(plain, views=10, entered=240)
+    assert entries(unseen) == UNSEEN * 3  # without the cast
+    assert entries(plain) == pytest.approx(3 + ATTENTION + 40 * FUNCTION)
+    assert entries(wordy) - entries(plain) == pytest.approx(10 * VIEW + 200 * FUNCTION)
+    pricer = Pricer(Profile("toy", 4, (plain, wordy)), device, "fp32")
+    for layer in (plain, wordy):
+        assert pricer.told(layer, "forward", 1.0).host == pytest.approx(2e-5 * entries(layer) + START["cast"])
+        assert pricer.told(layer, "backward", 1.0).host == pytest.approx(START["backward"])
+
+
+def test_sums_of_rows_go_by_how_wide_they_are() -> None:
+    cloud = Cloud(ROWS, "fp32", ((1e5, 64.0), (1e5, 1024.0)), (2e-4, 5e-4))
+    device = dataclasses.replace(DEVICE, cloud=(cloud,), situ={})
+    sizes = (Affine(1e5), Affine(64.0))
+    ops = [Op("sum", "reduce", "backward", Affine(6.4e6), Affine(2.56e7), shape=shape) for shape in (sizes, ())]
+    layers = [Layer("bias", "Linear", 4, ops=(x,)) for x in ops]
+    pricer = Pricer(Profile("toy", 4, tuple(layers)), device, "fp32")
+    rows, plain = (pricer.told(layer, "backward", 1.0).busy for layer in layers)
+    assert rows == pytest.approx(2e-4, rel=0.05) and plain < rows / 4
 
 
 def test_a_host_that_is_slower_now_slows_what_it_bounds() -> None:

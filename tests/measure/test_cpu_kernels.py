@@ -16,8 +16,8 @@ from drumline.cluster import Curve, Device
 from drumline.cost.clouds import work_of
 from drumline.job import Job
 from drumline.measure import cpu_shapes, cpu_streams
-from drumline.measure.cpu import Often
 from drumline.measure.journal import Journal
+from drumline.measure.often import Often
 from drumline.measure.pace import SIZES, Look, Pace
 from drumline.measure.pulse import FLICKER, LASTED, LASTS, OWN, during, expected, looks, speed
 from drumline.measure.shared import AGAIN, LEAST, Clock, crowding, own_clock

@@ -9,8 +9,9 @@ import torch
 
 from drumline.cluster import Device
 from drumline.cost.pace import LOOK
+from drumline.cost.work import ENTRY
 from drumline.measure import starts
-from drumline.measure.blocks import Attention, steps_of
+from drumline.measure.blocks import Attention, Recurrent, steps_of
 from drumline.measure.starts import Starts, host_pace
 
 CPU = torch.device("cpu")
@@ -22,6 +23,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(starts, "_job", lambda: steps_of(partial(Attention, 16, 2), (4, 16), 2, 2))
+    monkeypatch.setattr(starts, "_recurrent", lambda: steps_of(partial(Recurrent, 8, 2), (4, 8), 2, 1))
 
 
 def device_of(**start: float) -> Device:
@@ -33,15 +35,23 @@ def test_every_start_is_told_by_turns_that_were_taken_together() -> None:
     measured = Starts(CPU)
     seconds = starts._Seconds
     measured._turns = [
-        {"plain": seconds(s, 2 * s, 0.5 * s), "half": seconds(2 * s, 3 * s), "full": seconds(2 * s, 4 * s), "watched": seconds(4 * s, 4 * s)}
+        {"plain": seconds(s, 2 * s, 0.5 * s), "half": seconds(2 * s, 3 * s), "full": seconds(2 * s, 4 * s), "watched": seconds(4 * s, 4 * s), "recurrent": seconds(0.256 * s, 0.512 * s)}
         for s in (1.0, 1.0, 8.0)  # the host was slow for a while, for all kinds alike
     ]  # fmt: skip
     measured._turn = lambda: measured._turns[0]  # type: ignore[method-assign]  # the next ones are as the first
     found = measured.look()
     assert found[LOOK] == 3.0 and found["forward"] * measured._count["forward"] == pytest.approx(1.0)
+    assert found[ENTRY] * measured._entries == pytest.approx(1.0) and found[ENTRY] < found["forward"] / 1.5
+    assert (found["recurrent"], found["recurrent_backward"]) == pytest.approx((1e-3, 2e-3))  # a step of one layer
     assert found["cast"] * measured._casts == pytest.approx(2.0)
     assert found["again"] * 2 * starts.LAYERS == pytest.approx(2.0)
     assert found["watched"] * 2 * measured._inside == pytest.approx(3.0)
+
+
+def test_of_what_a_look_sees_a_part_is_there_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts._Small, "passes", lambda step: starts._Seconds(0.01, 0.03))
+    assert host_pace(device_of(**{LOOK: 0.04}), CPU) == 1.0
+    assert host_pace(device_of(**{LOOK: 0.02}), CPU) == pytest.approx(2.0**starts.LASTS)
 
 
 def test_the_look_before_a_run_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +59,7 @@ def test_the_look_before_a_run_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
     pace = host_pace(device_of(**{LOOK: 1e-3}), CPU)
     assert pace is not None and pace > 0 and torch.equal(torch.get_rng_state(), before)
     twice = host_pace(device_of(**{LOOK: 1e-9}), CPU)
-    assert twice is not None and twice > 1e3 * pace
+    assert twice is not None and twice > 1e2 * pace
     assert host_pace(device_of(forward=1e-5), CPU) is None, "nothing to compare with"
 
     def full(*_: object) -> None:

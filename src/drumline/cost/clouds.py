@@ -30,6 +30,9 @@ WIDTH = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 ODD, ALIGNED = "matmul_odd", 8
 """Products of halves with a size that this number does not divide are kernels of another kind, and much slower."""
 
+ROWS = "reduce_rows"
+"""Sums of rows, of operators of the kind `reduce`: how fast they are depends on how wide the rows are."""
+
 ALIKE = {"fp16": "bf16", "tf32": "fp32"}
 """Whose shapes stand in for a type that has none."""
 
@@ -69,6 +72,11 @@ def _norm(shape: Sequence[float]) -> Amount:
     return values, 2 * values
 
 
+def _sum(shape: Sequence[float]) -> Amount:
+    values = shape[0] * shape[1]
+    return values, values
+
+
 def _twice(amount: Callable[[Sequence[float]], Amount], times: float) -> Callable[[Sequence[float]], Amount]:
     def backward(shape: Sequence[float]) -> Amount:
         work, values = amount(shape)
@@ -86,12 +94,11 @@ _AMOUNTS: dict[str, Callable[[Sequence[float]], Amount]] = {
     "attention_backward": _twice(_attention, 2.5),
     "recurrent": _recurrent,
     "recurrent_backward": _twice(_recurrent, 2.0),
-    "recurrent_busy": _recurrent,
-    "recurrent_backward_busy": _twice(_recurrent, 2.0),
     "batch_norm": _batch_norm,
     "batch_norm_backward": _twice(_batch_norm, 1.0),
     "norm": _norm,
     "norm_backward": _twice(_norm, 1.0),
+    ROWS: _sum,
 }
 
 

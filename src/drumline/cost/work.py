@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..cluster import Device
 from ..errors import ClusterError, PlanError
 from ..model.profile import ALIKE, COMPUTE_KINDS, FALLBACK, Layer, Op, Profile
 from ..model.selective import AGAIN, verdicts
-from .clouds import Clouds, work_of
+from .clouds import ROWS, Clouds, work_of
+from .entries import CAST, entries
 
 STREAM = 0.8
 """The share of the memory bandwidth that a kernel reaches, where no curve was measured."""
@@ -20,8 +21,8 @@ FRESH = 2.0**25
 ARRANGED = frozenset({"transpose", "strided", "widen", "narrow"})
 """Kinds that say more of a call than its name does: they have one curve. Others may have one for each operator."""
 
-CAST = "_to_copy"
-"""The operator that autocast adds."""
+ENTRY = "entry"
+"""The key of `Device.start` for what the host of a GPU takes for one of the `entries` of a forward."""
 
 EACH = {"forward": "each_forward", "backward": "each_backward"}
 """Keys of `Device.start`: what a CPU takes for an operator of a step beside its kernel, in Python and autograd."""
@@ -72,7 +73,7 @@ class Pricer:
         self._device, self._precision = device, precision
         self._width = profile.activation_bytes
         self._scale = WIDTH[precision] / profile.activation_bytes
-        self._known: dict[tuple[int, str, float], Told] = {}
+        self._known: dict[tuple[int, int, int, str, float], Told] = {}
         self._clouds = Clouds(device)
         self._ahead = device.kind == "cuda"
         self._plain = "fp32" if profile.precision and precision != "tf32" else precision
@@ -104,7 +105,8 @@ class Pricer:
         if not op.shape or not self._device.cloud:
             return None
         shape = tuple(size.at(n) for size in op.shape)
-        work = work_of(op.kind, shape)
+        kind = ROWS if op.kind == "reduce" else op.kind
+        work = work_of(kind, shape)
         if op.kind in ("recurrent", "recurrent_backward"):
             if not self._ahead:  # a CPU does one layer after the other
                 return self._clouds.seconds(op.kind, dtype, shape)
@@ -117,7 +119,7 @@ class Pricer:
             return None if seconds is None else seconds / 2
         if not 0.98 * work < flops < 1.02 * work:
             return None
-        seconds = self._clouds.seconds(op.kind, dtype, shape)
+        seconds = self._clouds.seconds(kind, dtype, shape)
         made = 4.0 * math.prod(shape[:3]) if op.kind == "matmul" else 0.0
         return None if seconds is None else seconds + self._made(made)
 
@@ -146,14 +148,17 @@ class Pricer:
             if recompute == "selective":
                 more += start.get("watched", 0.0) * _started(layer)
             return Told(plain.host + more, plain.busy)
-        key = (id(layer.ops), phase, n)
+        key = (id(layer.ops), layer.views, layer.entered, phase, n)
         if key not in self._known:
             if phase == "again":
                 words = verdicts(layer.ops, self._device.kind, self._width)
                 ops = [op for op, word in zip(layer.ops, words, strict=True) if word == AGAIN]
             else:
                 ops = [op for op in layer.ops if op.phase == phase]
-            self._known[key] = self._told(ops, self._situ(layer, phase), n)
+            told = self._told(ops, self._situ(layer, phase), n)
+            if phase == "forward" and self._ahead and ENTRY in self._device.start:
+                told = replace(told, host=told.host + self._device.start[ENTRY] * entries(layer))
+            self._known[key] = told
         return self._known[key]
 
     def _told(self, ops: list[Op], situ: float, n: float) -> Told:
@@ -164,18 +169,18 @@ class Pricer:
         host = busy = 0.0
         for op in ops:
             seconds = self._busy(op, n)
-            if op.kind.startswith("recurrent"):  # thousands of kernels, timed with the host that starts them
-                host, busy = host + op.count * seconds, busy + op.count * self._without_host(op, n, seconds)
+            if op.kind.startswith("recurrent"):  # thousands of kernels
+                host, busy = host + op.count * self._recurrent_host(op, n, seconds), busy + op.count * seconds
             else:
                 host, busy = host + op.count * start_of(op, self._device), busy + situ * op.count * seconds
         return Told(host, busy)
 
-    def _without_host(self, op: Op, n: float, seconds: float) -> float:
-        """What a GPU computes of a recurrent layer that takes `seconds` alone, of which its host may be a part: it can
-        tell of the layer while the GPU is busy with what came before."""
-        shape = (*(size.at(n) for size in op.shape), float(op.count))
-        busy = self._clouds.seconds(f"{op.kind}_busy", op.dtype or self._plain, shape) if op.shape else None
-        return seconds if busy is None else min(seconds, busy / op.count)
+    def _recurrent_host(self, op: Op, n: float, seconds: float) -> float:
+        """What the host takes to tell of a recurrent layer, step by step; as long as the layer itself takes where that
+        was not measured.
+        """
+        step = self._device.start.get(op.kind)
+        return seconds if step is None or not op.shape else step * op.shape[0].at(n)
 
     def memory_rate(self, kind: str, size: float, dtype: str = "", *, name: str = "") -> float:
         """Bytes per second of a kernel bound by memory; by the operator's own name, if it was measured."""
@@ -226,10 +231,13 @@ def entered(op: Op) -> int:
 
 
 def start_of(op: Op, device: Device) -> float:
-    """What the host of a GPU takes to start an operator: autocast's casts come without a line of Python."""
-    way = "backward" if op.phase == "backward" else "forward"
-    start = device.start.get(way, device.launch)
-    return device.start.get("cast", start) if op.name == CAST else start
+    """What the host of a GPU takes to start an operator: autocast's casts come without a line of Python. Those of a
+    forward may be told with all that is around them (`ENTRY`).
+    """
+    start = device.start.get("backward" if op.phase == "backward" else "forward", device.launch)
+    if op.name == CAST:
+        return device.start.get("cast", start)
+    return 0.0 if op.phase == "forward" and ENTRY in device.start else start
 
 
 def _started(layer: Layer) -> int:

@@ -1,4 +1,4 @@
-"""Blocks of the small steps that are measured in place, on CPUs and GPUs: a transformer's and a residual one."""
+"""Blocks of the small steps that are measured in place, on CPUs and GPUs: of a transformer, residual, recurrent."""
 
 from __future__ import annotations
 
@@ -40,6 +40,18 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.relu(x + self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
+
+
+class Recurrent(nn.Module):
+    """An LSTM of some layers, whose samples are the first dim."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(width, width, layers, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x)[0]
+        return out
 
 
 def steps_of(block: Callable[[], nn.Module], shape: tuple[int, ...], batch: int, blocks: int) -> Job:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from .cpu_streams import measure_cpu_streams
 from .gpu import Kernels, along_work
 from .journal import Journal
 from .kernels import Point
+from .often import Often
 from .pace import SIZES, Look, Pace
 from .pulse import OWN, looks
 from .shared import Clock
@@ -51,28 +51,6 @@ def measure_cpu(
     streams = [replace(p, timing=_times(p.timing, usual["pointwise"])) for p in streams]
     pulse = [Point(OWN[k], size, _times(then[k], usual[k])) for k, size in SIZES.items()]
     return Kernels({"fp32": along_work(spots, 4.0) + streams + pulse}, {"fp32": spots})
-
-
-class Often:
-    """Calls an action, but not more often than every so many seconds."""
-
-    def __init__(self, action: Callable[[], None], gap: float) -> None:
-        self._action, self._gap = action, gap
-        self._calls, self._last = 0, time.monotonic()
-
-    def __call__(self) -> None:
-        """If it is time again."""
-        if time.monotonic() - self._last >= self._gap:
-            self._call()
-
-    def fill(self, least: int) -> None:
-        """Up to so many calls in all."""
-        while self._calls < least:
-            self._call()
-
-    def _call(self) -> None:
-        self._action()
-        self._calls, self._last = self._calls + 1, time.monotonic()
 
 
 def _alike(kernel: str) -> str:

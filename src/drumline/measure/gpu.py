@@ -8,16 +8,20 @@ from dataclasses import dataclass
 
 import torch
 
-from ..cost.clouds import ALIKE, ODD, WIDTH, values_of, work_of
+from ..cost.clouds import ODD, WIDTH, values_of, work_of
 from ..model.profile import COMPUTE_KINDS
 from .clock import Timing
 from .journal import Journal
 from .kernels import Point
-from .shapes import TYPES, Spot, both, measure_shapes
+from .often import Often
+from .shapes import TYPES, Spot, measure_shapes
 from .streams import measure_streams, measure_updates
 
 STREAMS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """The types in which kernels bound by memory are measured: what they move per second hardly depends on more."""
+
+GAP = 2.0
+"""Seconds from one look at the host to the next, amid the kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +32,18 @@ class Kernels:
     spots: dict[str, list[Spot]]
 
 
-def measure_gpu(device: torch.device, report: Callable[[str], None], journal: Journal) -> Kernels:
-    """Measure this rank's GPU, or go on with it."""
-    spots = recurrent_together({name: measure_shapes(device, name, report, journal) for name in TYPES})
-    points = {
-        name: along_work([s for s in found if not s.kernel.endswith("_busy")], WIDTH.get(name, 4.0))
-        for name, found in spots.items()
-    }
+def measure_gpu(
+    device: torch.device, report: Callable[[str], None], journal: Journal, between: Callable[[], None]
+) -> Kernels:
+    """Measure this rank's GPU, or go on with it. `between` is called again and again, all along."""
+    often = Often(between, GAP)
+    spots = {name: measure_shapes(device, name, report, journal, often) for name in TYPES}
+    points = {name: along_work(found, WIDTH.get(name, 4.0)) for name, found in spots.items()}
     report("memory")
     for name, dtype in STREAMS.items():
-        points[name] = points[name] + measure_streams(device, dtype, journal) + measure_updates(device, dtype)
+        points[name] = points[name] + measure_streams(device, dtype, journal, often) + measure_updates(device, dtype)
     torch.cuda.empty_cache()
     return Kernels(points, spots)
-
-
-def recurrent_together(spots: dict[str, list[Spot]]) -> dict[str, list[Spot]]:
-    """Recurrent layers run in tf32 as in fp32, and in fp16 as in bf16: what was timed in both places counts as one."""
-
-    def some(name: str, *, recurrent: bool) -> list[Spot]:
-        return [s for s in spots.get(name, []) if s.kernel.startswith("recurrent") == recurrent]
-
-    like = {other: name for name, other in ALIKE.items()}
-    return {
-        name: some(name, recurrent=False)
-        + (both(some(name, recurrent=True) + some(like.get(name, ""), recurrent=True)) if name not in ALIKE else [])
-        for name in spots
-    }
 
 
 def along_work(spots: list[Spot], width: float) -> list[Point]:

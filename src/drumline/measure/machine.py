@@ -59,9 +59,10 @@ def measure_rank(emit: Callable[[dict[str, Any]], None], journal: str | None = N
     written = Journal(Path(f"{journal}.{where.rank}") if journal else None, device)
     crowd = max(levels.crowd, crowding(levels.per_host, torch.get_num_threads())) if device.type == "cpu" else 1.0
     on_gpu = device.type == "cuda"
-    starts = Starts(device) if on_gpu else None
-    steps = None if on_gpu else Steps(crowd)
-    measured = _kernels(device, crowd, report, written, steps) | {"start": starts.look() if starts else {}}
+    small = Starts(device) if on_gpu else Steps(crowd)
+    starts = small if isinstance(small, Starts) else None
+    steps = small if isinstance(small, Steps) else None
+    measured = _kernels(device, crowd, report, written, small) | {"start": starts.look() if starts else {}}
     dist.barrier()
     report("steps")
     rank_alone = _device_alone(measured, device)
@@ -69,7 +70,7 @@ def measure_rank(emit: Callable[[dict[str, Any]], None], journal: str | None = N
     start = starts.look() if starts else amid.start
     dist.barrier()
     fewer = measure_fewer(levels, steps, crowd) if steps and levels.near else {}
-    del starts, steps  # and their models
+    del small, starts, steps  # and their models
     report("point to point")
     return {
         **measured,
@@ -128,16 +129,16 @@ def _groups(levels: Levels) -> list[dist.ProcessGroup | None]:
 
 
 def _kernels(
-    device: torch.device, crowd: float, report: Callable[[str], None], journal: Journal, steps: Steps | None
+    device: torch.device, crowd: float, report: Callable[[str], None], journal: Journal, small: Steps | Starts
 ) -> dict[str, Any]:
     """Points of curves, shapes, the start of an operator: all ranks at once, because they share memory and caches.
 
-    A CPU's small steps are taken amid them.
+    Small steps are taken amid them.
     """
-    if steps is None:
-        kernels = measure_gpu(device, report, journal)
+    if device.type == "cuda":
+        kernels = measure_gpu(device, report, journal, small.take)
     else:
-        kernels = measure_cpu(device, crowd, report, journal, steps.take)
+        kernels = measure_cpu(device, crowd, report, journal, small.take)
     report("launch")
     return {
         "points": {

@@ -20,11 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..cost.clouds import ODD, work_of
+from ..cost.clouds import ODD, ROWS, work_of
 from ..trace.warned import let_weights_lie_apart
-from .clock import Timing, between_events, clock_gpu, settle, timing_of, told
+from .clock import Timing, between_events, clock_gpu, told
 from .journal import Journal
-from .kernels import geometric_mean
 
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The types of a GPU's products, as plans name them."""
@@ -33,9 +32,8 @@ MOST = {"fp32": 1.5e11, "tf32": 6e11, "bf16": 1.5e12, "fp16": 1.5e12}
 """Operations of the largest case."""
 
 
-QUEUED, LONGEST = 256, 0.03
-"""Steps times layers of a recurrent layer whose kernels a GPU can be told of at once, before it computes any; and the
-seconds that it sleeps meanwhile, at most."""
+LONGEST = 0.06
+"""Seconds that a GPU sleeps at most, while it is told of a recurrent layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,57 +63,37 @@ def computing_in(name: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def measure_shapes(device: torch.device, name: str, report: Callable[[str], None], journal: Journal) -> list[Spot]:
-    """Every kernel at every shape, in one type."""
+def measure_shapes(
+    device: torch.device, name: str, report: Callable[[str], None], journal: Journal, between: Callable[[], None]
+) -> list[Spot]:
+    """Every kernel at every shape, in one type; `between` two of them something else may be done."""
     spots = []
     with computing_in(name):
         for stage, cases, limit in (
             ("matmul", _products, 2.5 if name == "fp16" else 3.5), ("attention", _attentions, 6.0),
-            ("conv", _convolutions, 5.0), ("conv", _recurrents, 2.0), ("memory", _norms, 2.0),
+            ("conv", _convolutions, 5.0), ("conv", _recurrents, 3.0), ("memory", _norms, 2.0),
         ):  # fmt: skip
             report(stage)
             end = time.monotonic() + limit
             for kernel, shape, action in cases(device, TYPES[name], MOST[name], name):
                 if time.monotonic() > end:
                     break  # a slow device has fewer shapes; they come in an order that leaves none of the kinds out
-                by = _clock_host if kernel.startswith("recurrent") else clock_gpu
+                by = _clock_behind if kernel.startswith("recurrent") else clock_gpu
                 timing = journal.timed((kernel, name, *shape), functools.partial(by, action))
                 spots.append(Spot(kernel, tuple(map(float, shape)), timing))
-                if kernel.startswith("recurrent") and shape[0] * shape[-1] <= QUEUED:
-                    timing = journal.timed((kernel, "busy", name, *shape), functools.partial(_clock_behind, action))
-                    spots.append(Spot(f"{kernel}_busy", tuple(map(float, shape)), timing))
+                start = time.monotonic()
+                between()
+                end += time.monotonic() - start
     return spots
 
 
-def _clock_host(action: Callable[[], object]) -> Timing:
-    """A recurrent layer is thousands of kernels, and its host is a part of its time. What that takes now it does not in
-    some seconds, so little is timed at once, in two places (`measure_gpu`).
-    """
-    times = []
-    for _ in range(3):
-        settle("cuda")
-        start = time.perf_counter()
-        action()
-        settle("cuda")
-        times.append(time.perf_counter() - start)
-    return timing_of(times[1:])
-
-
 def _clock_behind(action: Callable[[], object]) -> Timing:
-    """What the GPU computes of it: it sleeps until the host has told it of all."""
+    """What a GPU computes of a recurrent layer, which is thousands of kernels: it sleeps until it was told of all. What
+    the host takes to tell is measured by itself (`measure.starts`).
+    """
+    action()
     ahead = min(LONGEST, 1.5 * told(action))
     return Timing(between_events(action, 1, ahead), 0.0)
-
-
-def both(spots: list[Spot]) -> list[Spot]:
-    """Each shape once: what it took in the places where it was timed, as the mean of the logarithms."""
-    found: dict[tuple[str, tuple[float, ...]], list[Timing]] = {}
-    for spot in spots:
-        found.setdefault((spot.kernel, spot.shape), []).append(spot.timing)
-    return [
-        Spot(kernel, shape, Timing(geometric_mean([t.seconds for t in some]), max(t.spread for t in some)))
-        for (kernel, shape), some in found.items()
-    ]
 
 
 def halton(count: int, base: int) -> list[float]:
@@ -264,6 +242,8 @@ def _convolutions(device: torch.device, dtype: torch.dtype, most: float, name: s
 
 
 def _recurrents(device: torch.device, dtype: torch.dtype, most: float, name: str) -> Iterator[Case]:
+    if name not in ("fp32", "bf16"):  # they run in tf32 as in fp32, and in fp16 as in bf16
+        return
     let_weights_lie_apart()
     shapes = list(itertools.product((16, 64, 256), (256, 1024), (64, 256), (1, 4)))
     for samples, width, steps, layers in spread_out(shapes):
@@ -285,7 +265,8 @@ CHANNELS = (
 
 
 def _norms(device: torch.device, dtype: torch.dtype, most: float, name: str) -> Iterator[Case]:
-    """Norms are bound by memory, but how far they reach depends on how many rows or channels can go side by side."""
+    """Norms, and sums of rows, are bound by memory, but how far they reach depends on how many rows or channels can go
+    side by side."""
     if name not in ("fp32", "bf16"):
         return
     for c, side in CHANNELS:
@@ -311,6 +292,7 @@ def _norms(device: torch.device, dtype: torch.dtype, most: float, name: str) -> 
 
             yield "norm", (rows, width), rows_of
             yield "norm_backward", (rows, width), _backward(rows_of(), (x, scale, shift))
+            yield ROWS, (rows, width), functools.partial(torch.sum, x.detach(), 0)
 
 
 def _backward(y: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> Callable[[], object]:

@@ -32,13 +32,16 @@ Case = tuple[str, float, Call]
 """Kind, bytes read and written, and what to time."""
 
 
-def measure_streams(device: torch.device, dtype: torch.dtype, journal: Journal) -> list[Point]:
-    """Every kind at every size."""
+def measure_streams(
+    device: torch.device, dtype: torch.dtype, journal: Journal, between: Callable[[], None]
+) -> list[Point]:
+    """Every kind at every size; `between` two of them something else may be done."""
     points = []
     for n in SIZES:
         for kind, size, action in _cases(device, dtype, n):
             timing = journal.timed((kind, dtype, n), functools.partial(clock_gpu, _apart(action, n), budget=0.006))
             points.append(Point(kind, size, timing))
+            between()
     return points
 
 

@@ -163,6 +163,10 @@ class Layer:
     """It holds other modules, so recomputing it saves memory."""
     unit: bool = False
     """It is sharded as a group of its own under zero=3; what is not belongs to the group of the whole model."""
+    views: int = 0
+    """Operators of its forward that only look at a tensor in another way: they cost its host something."""
+    entered: int = 0
+    """Python functions that its forward enters, where it was traced: they cost its host something, too."""
     repeats: int = 1
     """How many equal layers stand in a row; their names count up from the last number in `name`."""
 

@@ -8,6 +8,7 @@ import bisect
 import functools
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .amount import Batch
 from .dims import dims_of
+from .entered import Entered
 from .kinds import depth_of, flops_of, kind_of_call, picked_from, rearranged, size_of, tensors
 from .layers import LayerSpec
 from .lineage import Lineage
-from .sizes import sizes_of, type_of
+from .sizes import rows_of, sizes_of, type_of
 
 RESERVE = 5
 """Values that cuDNN keeps for each that a recurrent layer with four gates makes: the gates, and the cell's state."""
@@ -54,6 +56,10 @@ class Seen:
     calls: list[Call] = field(default_factory=list)
     most_alive: complex = 0j
     depth: float = 0.0
+    views: int = 0
+    """Operators that only look at a tensor in another way."""
+    entered: int = 0
+    """Python functions, in the forward."""
 
 
 @dataclass(slots=True)
@@ -103,6 +109,8 @@ class Recorder(TorchDispatchMode):
         self._cast: set[int] = set()
         """Copies of weights that autocast made: a product with one of them is a product with the weight."""
         self._at: tuple[complex, str] = (0j, "")
+        self._entered = Entered()
+        self._counting = self._entered.counting() if self._on_gpu else nullcontext()
         self._saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda t: t)
         self._composite = {spec.name for spec in layers if spec.composite}
         for spec in layers:
@@ -120,11 +128,13 @@ class Recorder(TorchDispatchMode):
     def __enter__(self) -> Recorder:
         self._saving.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's own
+        self._counting.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's own
         if self._phase == "forward":
+            self._counting.__exit__(None, None, None)
             self._saving.__exit__(*error)
 
     def close(self) -> None:
@@ -136,6 +146,7 @@ class Recorder(TorchDispatchMode):
         """From here on, operators belong to the layer whose forward made their node."""
         self._settle(self._stack[-1])
         self._phase = "backward"
+        self._counting.__exit__(None, None, None)
         self._saving.__exit__()
 
     def layer(self, name: str) -> LayerTrace:
@@ -184,7 +195,9 @@ class Recorder(TorchDispatchMode):
     def _settle(self, name: str) -> None:
         """What came alive since the last move was kept by the layer that we leave."""
         if self._phase == "forward":
-            self.layer(name).saved += self.alive - self._at[0]
+            layer = self.layer(name)
+            layer.saved += self.alive - self._at[0]
+            layer.forward.entered += self._entered.taken()
             self._at = (self.alive, name)
 
     def _here(self) -> str:
@@ -249,17 +262,30 @@ class Recorder(TorchDispatchMode):
             self._watch.pop(key, None)
             self._resident.add(key)
 
+    def _bias_gradient(self, gradient: torch.Tensor) -> Call:
+        size, rows = self._size(gradient), rows_of(gradient, [0, *range(2, gradient.dim())])
+        values = self._batch.amount(gradient.numel(), gradient.numel())
+        shape = tuple(self._batch.amount(n, n) for n in rows)
+        return Call("sum", "reduce", values, size, dtype=type_of([gradient], []), shape=shape)
+
     def _save(self, t: torch.Tensor) -> torch.Tensor:
         """Autograd keeps a tensor: all operators up to here are needed, should the layer be computed again."""
         layer = self.layer(self._stack[-1])
         if layer.lineage is not None:
             layer.needed = len(layer.lineage)
+        layer.forward.views -= 1  # the next line is not the model's
         return t.detach()  # a result that kept itself would live forever
 
     # -- what is done
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        self._entered.still += 1
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            self._entered.still -= 1
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if func.namespace == "prim":  # questions about a tensor's device or layout
             return out
@@ -292,11 +318,15 @@ class Recorder(TorchDispatchMode):
                 )  # fmt: skip
                 for t in rearranged(kind, inputs):
                     seen.calls.append(Call("contiguous", "transpose", 0j, 2 * self._size(t), dtype=type_of([t], [])))
+                if self._on_gpu and name == "convolution_backward" and args[10][2]:  # cuDNN has no gradient of a bias
+                    seen.calls.append(self._bias_gradient(args[0]))
                 if name == "_to_copy" and self._phase == "forward" and read[0] in self._resident:
                     layer.cast += sum(size_of(t) for t in outputs)
                     self._cast.update(written)
             elif made:
                 layer.bare[number] = made
+        else:
+            seen.views += 1
         for t, key in zip(outputs, written, strict=True):
             if key not in self._sizes and key not in self._resident:
                 self._born(t, key)

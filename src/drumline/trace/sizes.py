@@ -8,6 +8,7 @@ In the order in which `cost.clouds` reads them:
   recurrent, recurrent_backward: steps, samples, width in, width of the state
   batch_norm, batch_norm_backward: samples, channels, places
   norm, norm_backward (of layers): rows, width
+  reduce, where rows are added up: rows, width
 """
 
 from __future__ import annotations
@@ -40,7 +41,21 @@ def sizes_of(name: str, kind: str, args: Any, kwargs: Any, out: Any) -> tuple[in
     if name in ("native_layer_norm", "native_layer_norm_backward"):
         x, width = (args[1], args[2]) if name.endswith("backward") else args[:2]
         return (x.numel() // math.prod(width), math.prod(width))
+    if name == "sum" and kind == "reduce":
+        return rows_of(args[0], args[1] if len(args) > 1 else None)
     return ()
+
+
+def rows_of(x: torch.Tensor, dims: Any) -> tuple[int, ...]:
+    """Rows and width of what is added up over some dims; nothing where it does not lie in memory as rows."""
+    if not dims or x.dim() < 2:
+        return ()
+    kept = set(range(x.dim())) - {d % x.dim() for d in dims}
+    if len(kept) != 1:
+        return ()
+    dim = kept.pop()
+    width = x.shape[dim]
+    return (x.numel() // width, width) if x.stride(dim) == 1 and width > 1 else ()
 
 
 def type_of(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> str:

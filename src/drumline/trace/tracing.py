@@ -7,7 +7,7 @@ import gc
 import warnings
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ def _trace(job: Job, precision: str, device: str) -> Profile:
     return Profile(
         name=job.name,
         batch_size=job.batch_size,
-        layers=tuple(_layers(model, specs, record)),
+        layers=tuple(_levelled(_layers(model, specs, record))),
         buffers=sum(size_of(b) for b in model.buffers()),
         input=affine(sum((batch.amount(size_of(t), t.numel()) for t in inputs), 0j)),
         depth=Affine(record.depth),
@@ -175,11 +175,24 @@ def _layers(model: nn.Module, specs: list[LayerSpec], record: Recorder) -> list[
                 depth_backward=seen.backward.depth,
                 norms=sum(isinstance(m, _BatchNorm) for m in spec.module.modules()) if spec else 0,
                 cast=seen.cast,
+                views=seen.forward.views,
+                entered=seen.forward.entered,
                 composite=bool(spec and spec.composite),
                 unit=bool(spec and spec.unit),
             )
         )
     return layers
+
+
+def _levelled(layers: list[Layer]) -> list[Layer]:
+    """Layers with the same forward enter as many functions as the one with the fewest: the first of them may have
+    looked things up for all.
+    """
+    forward = [(x.kind, x.views, *((op.name, op.count) for op in x.ops if op.phase == "forward")) for x in layers]
+    fewest: dict[tuple[object, ...], int] = {}
+    for x, key in zip(layers, forward, strict=True):
+        fewest[key] = min(x.entered, fewest.get(key, x.entered))
+    return [replace(x, entered=fewest[key]) for x, key in zip(layers, forward, strict=True)]
 
 
 def _ops(seen: Seen, phase: str, places: dict[int, _Place]) -> tuple[Op, ...]:
