@@ -19,7 +19,7 @@ from drumline.measure import cpu_shapes, cpu_streams
 from drumline.measure.journal import Journal
 from drumline.measure.often import Often
 from drumline.measure.pace import SIZES, Look, Pace
-from drumline.measure.pulse import FLICKER, LASTED, LASTS, OWN, during, expected, looks, speed
+from drumline.measure.pulse import FLICKER, IN_A_ROW, LASTED, LASTS, OWN, during, expected, looks, speed
 from drumline.measure.shared import AGAIN, LEAST, Clock, crowding, own_clock
 from drumline.trace import trace
 
@@ -103,6 +103,16 @@ def test_every_case_runs_and_is_of_its_shape() -> None:
             seen.add(kernel)
             assert work_of(kernel, shape) > 0
         assert kind in seen and f"{kind}_backward" in seen | {"matmul_backward"}
+
+
+def test_looks_before_a_run_do_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a measurement come right after other work: a core that slept would seem slower than it is."""
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError(f"slept for {seconds} s")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert len(looks(CPU, 2)) == 2 * IN_A_ROW
 
 
 def test_the_speed_of_the_moment_is_told_by_the_same_looks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ CAST = "_to_copy"
 """The operator that autocast adds."""
 VIEW, FUNCTION, ATTENTION = 0.2, 0.075, 4.0
 """What a view and a Python function take of what an operator takes, and attention beyond another operator: by sixteen
-models of four libraries on a host whose GPU had next to nothing to do (docs/gpu.md)."""
+models of four libraries on a host whose GPU had next to nothing to do (benchmarks/gpu_entries.py, docs/gpu.md)."""
 UNSEEN = 2.0
 """What is around an operator of a layer whose views and functions were not counted, and the operator itself."""
 

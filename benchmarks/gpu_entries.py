@@ -1,0 +1,210 @@
+"""What the host of a GPU does for a forward: operators, views, Python functions, attention. What is each of them worth?
+
+    python benchmarks/gpu_entries.py [--turns 22] [--device cuda]
+
+Models of several libraries, so small that the GPU waits for its host, take turns; views, functions and operators of
+their forwards are counted. Least squares of the relative errors, without negative prices, tell what one of each takes,
+with and without autocast; and how far off that is for each model, beside what operators alone would tell. The ratios
+are in `cost.entries`. Expected before measuring: a view costs less than an operator, a function a tenth of it. It takes
+a minute; models of libraries that are not here are left out, and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from drumline.measure.blocks import Attention, Residual
+from drumline.measure.clock import settle
+
+WARM, WIDTH, BLOCKS = 3, 64, 6
+PARTS = ("operator", "attention", "cast", "view", "function")
+
+
+class Counted(TorchDispatchMode):
+    """Operators by what they are to a host."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        view = func.is_view or name in ("_unsafe_view", "detach", "alias")
+        self.found["view" if view else "cast" if name == "_to_copy" else "operator"] += 1
+        self.found["attention"] += "attention" in name
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class Forward:
+    """A model with what it is given; seconds of its forwards, and what was counted."""
+
+    model: nn.Module
+    given: torch.Tensor
+    times: list[float] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __call__(self, half: bool) -> torch.Tensor:
+        with torch.autocast(self.given.device.type, dtype=torch.bfloat16, enabled=half):
+            out: Any = self.model(self.given)
+        out = getattr(out, "logits", getattr(out, "last_hidden_state", out))
+        loss: torch.Tensor = out.float().square().mean()
+        return loss
+
+    def count(self, half: bool) -> None:
+        """Once as it is dispatched, and once by its functions."""
+        with Counted() as seen:
+            self(half)
+        with functions(seen.found):
+            self(half)
+        self.counts = seen.found
+
+    def take(self, half: bool) -> None:
+        """One turn: a forward that counts, and its backward."""
+        kind = self.given.device.type
+        settle(kind)
+        start = time.perf_counter()
+        loss = self(half)
+        settle(kind)
+        self.times.append(time.perf_counter() - start)
+        loss.backward()
+        self.model.zero_grad()
+
+
+@contextmanager
+def functions(counts: Counter[str]) -> Iterator[None]:
+    """Count the Python functions that are entered."""
+
+    def seen(frame: Any, event: str, argument: Any) -> None:
+        counts["function"] += event == "call"
+
+    sys.setprofile(seen)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def models(device: torch.device) -> Iterator[tuple[str, Callable[[], nn.Module], torch.Tensor]]:
+    """By name, each with what it is given."""
+    rows, image = torch.randn(2, 16, WIDTH, device=device), torch.randn(2, 3, 64, 64, device=device)
+    words = torch.randint(0, 50, (2, 16), device=device)
+
+    def in_a_row(block: Callable[[], nn.Module], many: int = BLOCKS) -> Callable[[], nn.Module]:
+        return lambda: nn.Sequential(*(block() for _ in range(many)))
+
+    def layer() -> nn.Module:
+        return nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True)
+
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1))
+
+    def deep() -> nn.Module:
+        return nn.Sequential(nn.Sequential(nn.Sequential(Attention(WIDTH, 2))))
+
+    yield "transformer", in_a_row(lambda: Attention(WIDTH, 2)), rows
+    yield "nested", in_a_row(deep), rows
+    yield "residual", lambda: nn.Sequential(nn.Conv2d(3, 8, 3), in_a_row(lambda: Residual(8))()), image[..., :32, :32]
+    mlp = in_a_row(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(0.1)), 20)
+    yield "mlp", mlp, rows
+    yield "normed mlp", in_a_row(normed, 15), rows
+    yield "encoder", lambda: nn.TransformerEncoder(layer(), BLOCKS), rows
+    for name in ("convnext_tiny", "resnet50", "vgg16_bn", "mobilenet_v3_small"):
+        yield name, _from("torchvision.models", name), image
+    sizes = {"image_size": 64, "patch_size": 16, "num_layers": BLOCKS, "num_heads": 2, "hidden_dim": WIDTH}
+    yield "vit", _from("torchvision.models", "VisionTransformer", mlp_dim=WIDTH, **sizes), image
+    yield "vit of timm", _from("timm", "create_model", model_name="vit_tiny_patch16_224", img_size=64), image
+    usual = {
+        "hidden_size": WIDTH, "num_hidden_layers": BLOCKS, "num_attention_heads": 2, "intermediate_size": WIDTH,
+        "vocab_size": 50, "max_position_embeddings": 16,
+    }  # fmt: skip
+    gpt = {"n_embd": WIDTH, "n_layer": BLOCKS, "n_head": 2, "vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0}
+    t5 = {"d_model": WIDTH, "d_kv": 32, "d_ff": WIDTH, "num_layers": BLOCKS, "num_heads": 2, "vocab_size": 50}
+    yield "bert", _from_transformers("BertConfig", "BertForMaskedLM", usual), words
+    yield "gpt2", _from_transformers("GPT2Config", "GPT2LMHeadModel", gpt), words
+    yield "llama", _from_transformers("LlamaConfig", "LlamaForCausalLM", usual), words
+    yield "t5", _from_transformers("T5Config", "T5EncoderModel", t5), words
+
+
+def _from(library: str, name: str, **sizes: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        model: nn.Module = getattr(importlib.import_module(library), name)(**sizes)
+        return model
+
+    return make
+
+
+def _from_transformers(config: str, name: str, sizes: dict[str, Any]) -> Callable[[], nn.Module]:
+    return lambda: _from("transformers", name, config=_from("transformers", config, **sizes)())()
+
+
+def told(forwards: dict[str, Forward], parts: tuple[str, ...]) -> tuple[dict[str, float], dict[str, float]]:
+    """Microseconds of each part, and by model how far off that is."""
+    seconds = np.array([statistics.median(f.times) for f in forwards.values()])
+    counts = np.array([[f.counts[p] for p in parts] for f in forwards.values()], dtype=float)
+    prices = _least_squares(counts / seconds[:, None])
+    errors = counts @ prices / seconds - 1
+    return dict(zip(parts, 1e6 * prices, strict=True)), dict(zip(forwards, errors, strict=True))
+
+
+def _least_squares(rows: Any) -> Any:
+    """Prices, none below 0, with which every row comes nearest to 1: parts with a negative price are left out."""
+    left = list(range(rows.shape[1]))
+    while left:
+        found = np.linalg.lstsq(rows[:, left], np.ones(len(rows)), rcond=None)[0]
+        if found.min() >= 0:
+            break
+        left.pop(int(found.argmin()))
+    prices = np.zeros(rows.shape[1])
+    prices[left] = found
+    return prices
+
+
+def main() -> None:
+    """Count, take turns, tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=22, help="forwards of each model that count")
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    device = torch.device(options.device)
+    made: dict[str, tuple[nn.Module, torch.Tensor]] = {}
+    for name, make, given in models(device):
+        try:
+            made[name] = make().to(device).train(), given
+        except ImportError as e:
+            print(f"{name} is left out: {e}")
+    for half in (False, True):
+        forwards = {name: Forward(*pair) for name, pair in made.items()}
+        for forward in forwards.values():
+            for _ in range(WARM):
+                forward.take(half)
+            forward.times.clear()
+            forward.count(half)
+        for _ in range(options.turns):
+            for forward in forwards.values():
+                forward.take(half)
+        print("bf16 autocast" if half else "plain")
+        for parts in (PARTS, ("operator", "cast")):
+            prices, errors = told(forwards, parts)
+            print("  " + ", ".join(f"{p} {us:.1f} us" for p, us in prices.items()))
+            print(f"    off by {100 * statistics.fmean(map(abs, errors.values())):.1f}% on average: "
+                  + ", ".join(f"{n} {100 * e:+.0f}%" for n, e in errors.items()))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
