@@ -15,7 +15,7 @@ from torch import nn
 from drumline.cluster import Curve, Device
 from drumline.cost.clouds import work_of
 from drumline.job import Job
-from drumline.measure import cpu_shapes, cpu_streams
+from drumline.measure import cpu, cpu_shapes, cpu_streams
 from drumline.measure.journal import Journal
 from drumline.measure.often import Often
 from drumline.measure.pace import SIZES, Look, Pace
@@ -112,7 +112,26 @@ def test_looks_before_a_run_do_not_rest(monkeypatch: pytest.MonkeyPatch) -> None
         raise AssertionError(f"slept for {seconds} s")
 
     monkeypatch.setattr("time.sleep", sleep)
-    assert len(looks(CPU, 2)) == 2 * IN_A_ROW
+    assert len(looks(CPU, 2)) == 2
+
+
+def test_a_measurement_leaves_the_looks_that_a_run_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of looks amid the kernels, as many as small steps; not the single looks between two kernels."""
+    monkeypatch.setattr(cpu, "measure_cpu_shapes", lambda clock, report, journal, between: [])
+    monkeypatch.setattr(cpu, "measure_cpu_streams", lambda clock, journal, between: [])
+    calls = 0
+
+    def look(self: Look) -> dict[str, float]:
+        nonlocal calls
+        calls += 1
+        return {"matmul": 2e-3, "pointwise": 5e-4}
+
+    monkeypatch.setattr(Look, "__call__", look)
+    taken: list[None] = []
+    found = cpu.measure_cpu(CPU, 1.0, lambda stage: None, Journal(None, CPU), lambda: taken.append(None))
+    rates = {p.kernel: p.size / p.timing.seconds for p in found.points["fp32"]}
+    assert rates == pytest.approx({OWN["matmul"]: SIZES["matmul"] / 2e-3, OWN["pointwise"]: SIZES["pointwise"] / 5e-4})
+    assert len(taken) == cpu.LEAST and calls > cpu.LEAST * IN_A_ROW
 
 
 def test_the_speed_of_the_moment_is_told_by_the_same_looks(monkeypatch: pytest.MonkeyPatch) -> None:

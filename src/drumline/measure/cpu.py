@@ -14,10 +14,10 @@ from .cpu_shapes import measure_cpu_shapes
 from .cpu_streams import measure_cpu_streams
 from .gpu import Kernels, along_work
 from .journal import Journal
-from .kernels import Point
+from .kernels import Point, geometric_mean
 from .often import Often
 from .pace import SIZES, Look, Pace
-from .pulse import OWN, looks
+from .pulse import OWN, in_a_row, looks
 from .shared import Clock
 
 LOOKS = 16
@@ -36,11 +36,17 @@ def measure_cpu(
 
     `between` is called again and again, spread over the time that it takes.
     """
-    often = Often(between, GAP * crowd)
+    look, rows = Look(device, crowded=crowd > 1), []
+
+    def amid() -> None:
+        between()
+        rows.append(in_a_row(look, crowded=crowd > 1))
+
+    often = Often(amid, GAP * crowd)
     seen = looks(device, LOOKS)
     first = {k: timing_of([s[k] for s in seen]) for k in SIZES}
     then = {k: journal.timed(("pulse", k), functools.partial(first.__getitem__, k)) for k in SIZES}
-    pace = Pace(Look(device, crowded=crowd > 1), {k: timing.seconds for k, timing in then.items()})
+    pace = Pace(look, {k: timing.seconds for k, timing in then.items()})
     clock = Clock(crowd, pace)
     spots = measure_cpu_shapes(clock, report, journal, often)
     report("memory")
@@ -49,8 +55,12 @@ def measure_cpu(
     usual = {k: pace.usual(k) for k in SIZES}
     spots = [replace(s, timing=_times(s.timing, usual[_alike(s.kernel)])) for s in spots]
     streams = [replace(p, timing=_times(p.timing, usual["pointwise"])) for p in streams]
-    pulse = [Point(OWN[k], size, _times(then[k], usual[k])) for k, size in SIZES.items()]
+    pulse = [Point(OWN[k], size, _usual([row[k] for row in rows])) for k, size in SIZES.items()]
     return Kernels({"fp32": along_work(spots, 4.0) + streams + pulse}, {"fp32": spots})
+
+
+def _usual(seconds: list[float]) -> Timing:
+    return Timing(geometric_mean(seconds), timing_of(seconds).spread)
 
 
 def _alike(kernel: str) -> str:

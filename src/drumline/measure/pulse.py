@@ -19,7 +19,8 @@ IN_A_ROW = 8
 """Looks of a round, where ranks have cores of their own. Nobody rests between them: a product of two threads takes 1.7
 times as long after 10 ms of sleep, a stream of one thread 1.2 times, and steps do not sleep."""
 OWN = {"matmul": "pulse_matmul", "pointwise": "pulse_pointwise"}
-"""The curves that a CPU's measurement leaves of the very same looks; other curves are of many shapes."""
+"""The curves that a CPU's measurement leaves of such rounds amid it; other curves are of many shapes, and a single look
+amid other kernels is slower than one of a row."""
 AGAIN, SLOW, SLOWEST = 3, math.log(1.35), math.log(2.0)
 """How often a machine is looked at that seems to be that slow: another program may be about to end, and the fastest
 look counts. And how slow a run can be by it: threads that wait for each other slow a short product more than a step."""
@@ -85,5 +86,11 @@ def looks(device: torch.device, rounds: int) -> list[dict[str, float]]:
     for i in range(rounds):
         if ranks > 1 and (crowded or i == 0):
             dist.barrier()  # ranks that share cores are as slow as in a step only while all of them compute
-        found += [look() for _ in range(1 if crowded else IN_A_ROW)]
+        found.append(in_a_row(look, crowded=crowded))
     return found
+
+
+def in_a_row(look: Look, *, crowded: bool) -> dict[str, float]:
+    """The middle of some looks, one right after the other; one where ranks share cores and meet for each."""
+    row = [look() for _ in range(1 if crowded else IN_A_ROW)]
+    return {kernel: statistics.median(seen[kernel] for seen in row) for kernel in SIZES}
