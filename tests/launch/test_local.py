@@ -163,11 +163,29 @@ def _results(command: list[str], folder: Path, *more: str) -> list[Any]:
     return [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
 
 
+SCRIPT = """import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+SPAWNS = """import os, pathlib, sys, time
+import drumline as dl
+
+def wait(folder):
+    pathlib.Path(folder, os.environ['RANK']).write_text(str(os.getpid()))
+    time.sleep(60)
+
+if __name__ == '__main__':
+    dl.spawn(wait, sys.argv[1], ranks=2)
+"""
+
+
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
-def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("text, command", [(SCRIPT, ["-m", "drumline", "run", "-n", "2"]), (SPAWNS, [])], ids=["run", "spawn"])
+def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path: Path, text: str, command: list[str], how: str) -> None:
+    """Also where they say nothing, so that nobody tells them."""
     script = tmp_path / "sleep.py"
-    script.write_text("import os, pathlib, sys, time\npathlib.Path(sys.argv[1], os.environ['RANK']).write_text(str(os.getpid()))\ntime.sleep(60)\n")
-    launcher = subprocess.Popen([sys.executable, "-m", "drumline", "run", "-n", "2", str(script), str(tmp_path)])
+    script.write_text(text)
+    launcher = subprocess.Popen([sys.executable, *command, str(script), str(tmp_path)])
     notes = [tmp_path / "0", tmp_path / "1"]
     end = time.monotonic() + 60
     while not all(note.exists() and note.read_text() for note in notes) and time.monotonic() < end:

@@ -14,6 +14,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -187,6 +188,7 @@ def _end(processes: list[Any]) -> None:
 def _rank_main(pipe: Any, order: bytes, rank: int, ranks: int, threads: int, store: str) -> None:
     """The life of one rank."""
     die_with_parent()
+    _die_with_launcher()
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks),
         DRUMLINE_STORE=store, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS=str(threads),
@@ -223,6 +225,20 @@ def die_with_parent() -> None:
     """Linux: end this process when the one that forked it ends, so that a killed launcher leaves no orphans."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _die_with_launcher() -> None:
+    """The server that forked this rank lives as long as any of them does: so the launcher is watched, too."""
+    launcher = multiprocessing.parent_process()
+    if launcher is None:
+        return
+    gone = launcher.sentinel
+
+    def watch() -> None:
+        multiprocessing.connection.wait([gone])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
 def _plain(emit: Emit, function: Callable[..., Any], *arguments: Any) -> Any:
