@@ -22,7 +22,7 @@ from .shared import Clock
 
 LOOKS = 16
 """At the speed of the moment, before anything is timed."""
-GAP, LEAST = 1.0, 7
+GAP, LEAST = 2.0, 7
 """Seconds from one call of what is done between cases to the next, for a rank that has a core; and how often it is
 called at least, where most of the cases were timed before.
 """
