@@ -20,8 +20,9 @@ from .pace import SIZES, Look, Pace
 from .pulse import OWN, in_a_row, looks
 from .shared import Clock
 
-LOOKS = 16
-"""At the speed of the moment, before anything is timed."""
+LOOKS, REST = 16, 0.01
+"""Looks before anything is timed, and seconds between them. Single looks amid kernels are compared with these: those of
+a row would be so much faster that a rank would seem to be held up all the time."""
 GAP, LEAST = 2.0, 7
 """Seconds from one call of what is done between cases to the next, for a rank that has a core; and how often it is
 called at least, where most of the cases were timed before.
@@ -43,7 +44,7 @@ def measure_cpu(
         rows.append(in_a_row(look, crowded=crowd > 1))
 
     often = Often(amid, GAP * crowd)
-    seen = looks(device, LOOKS)
+    seen = looks(device, LOOKS, rest=REST)
     first = {k: timing_of([s[k] for s in seen]) for k in SIZES}
     then = {k: journal.timed(("pulse", k), functools.partial(first.__getitem__, k)) for k in SIZES}
     pace = Pace(look, {k: timing.seconds for k, timing in then.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Mapping
 
 import torch
@@ -77,8 +78,8 @@ def _kept(difference: float, share: float) -> float:
     return difference - (1 - share) * flicker
 
 
-def looks(device: torch.device, rounds: int) -> list[dict[str, float]]:
-    """Seconds of the kernels, in so many rounds. All ranks look at once."""
+def looks(device: torch.device, rounds: int, *, rest: float = 0.0) -> list[dict[str, float]]:
+    """Seconds of the kernels, in so many rounds. All ranks look at once. With a `rest`, single looks so far apart."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     crowded = device.type == "cpu" and crowding(ranks, torch.get_num_threads()) > 1
     look = Look(device, crowded=crowded)
@@ -86,7 +87,9 @@ def looks(device: torch.device, rounds: int) -> list[dict[str, float]]:
     for i in range(rounds):
         if ranks > 1 and (crowded or i == 0):
             dist.barrier()  # ranks that share cores are as slow as in a step only while all of them compute
-        found.append(in_a_row(look, crowded=crowded))
+        found.append(in_a_row(look, crowded=crowded or rest > 0))
+        if rest:
+            time.sleep(rest)
     return found
 
 
