@@ -17,7 +17,7 @@ both = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$
 help:
 	@echo "make demo      measure, plan, verify, train and report on this machine (a minute)"
 	@echo "make test      the quick tests"
-	@echo "make check     ruff and mypy"
+	@echo "make check     lint, format and types (ruff, mypy)"
 	@echo "make test-all  all tests, also the slow ones"
 	@echo "make parity    the whole parity matrix, an hour; a part: make parity ARGS='--jobs gpt --ranks 2'"
 	@echo "make numbers   paste fresh numbers into the README"
@@ -44,6 +44,7 @@ parity: $(STAMP)
 
 check: $(STAMP)
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
 numbers: $(STAMP)

@@ -63,9 +63,16 @@ class Members(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.nets = nn.ModuleList(
-            nn.Sequential(nn.Linear(350, 640), nn.Sigmoid(), nn.Dropout(0.1), nn.Linear(640, 450), nn.Sigmoid(),
-                          nn.Linear(450, 22)) for _ in range(5)
-        )  # fmt: skip
+            nn.Sequential(
+                nn.Linear(350, 640),
+                nn.Sigmoid(),
+                nn.Dropout(0.1),
+                nn.Linear(640, 450),
+                nn.Sigmoid(),
+                nn.Linear(450, 22),
+            )
+            for _ in range(5)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([net(x) for net in self.nets]).mean(0)

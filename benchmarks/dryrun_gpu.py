@@ -41,9 +41,12 @@ BOUND = 0.05
 ALL = ("dp=1", "dp=1,precision=bf16", "dp=1,micro=2", "dp=1,zero=3")
 PLANS = {
     "gpt": (*ALL, "dp=1,precision=bf16,recompute=full", "dp=1,recompute=selective", "dp=1,offload=optimizer"),
-    "cnn": (*ALL, "dp=1,recompute=full"), "mlp": (*ALL, "dp=1,zero=3,chunk=4"), "unet": (*ALL, "dp=1,precision=fp16"),
-    "lstm": ALL, "moe": ALL,
-}  # fmt: skip
+    "cnn": (*ALL, "dp=1,recompute=full"),
+    "mlp": (*ALL, "dp=1,zero=3,chunk=4"),
+    "unet": (*ALL, "dp=1,precision=fp16"),
+    "lstm": ALL,
+    "moe": ALL,
+}
 
 
 def _larger(job: dl.Job, batch: int, shape: tuple[int, ...], classes: int, of: tuple[int, ...] = ()) -> dl.Job:
@@ -91,9 +94,11 @@ class Row:
         return self.predicted / (self.peak - self.workspace) - 1
 
     def __str__(self) -> str:
-        exact = "states to the byte" if self.states == self.predicted_states else (
-            f"STATES {self.states} and not {self.predicted_states}"
-        )  # fmt: skip
+        exact = (
+            "states to the byte"
+            if self.states == self.predicted_states
+            else (f"STATES {self.states} and not {self.predicted_states}")
+        )
         off = "" if abs(self.error) <= BOUND else "  MISSED"
         peak, kept, said = (x / 2**20 for x in (self.peak, self.workspace, self.predicted))
         return (

@@ -56,10 +56,13 @@ def gpt_job(width: int, blocks: int, batch: int, words: int = 32768, length: int
         return [(t[:-1], t[1:]) for t in tokens]
 
     return dl.Job(
-        model=lambda: GPT(width, blocks, words, length), data=data, batch_size=batch, clip=1.0,
+        model=lambda: GPT(width, blocks, words, length),
+        data=data,
+        batch_size=batch,
+        clip=1.0,
         loss=lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()),
         optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4),
-    )  # fmt: skip
+    )
 
 
 def wide_job(width: int, rows: int) -> dl.Job:
@@ -70,9 +73,12 @@ def wide_job(width: int, rows: int) -> dl.Job:
         return [(x[i], i % 16) for i in range(64)]
 
     return dl.Job(
-        model=lambda: Wide(width, rows), data=data, batch_size=8, loss=F.cross_entropy,
+        model=lambda: Wide(width, rows),
+        data=data,
+        batch_size=8,
+        loss=F.cross_entropy,
         optimizer=lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
-    )  # fmt: skip
+    )
 
 
 # -- what the engine adds
@@ -151,13 +157,27 @@ def interval(rounds: list[dict[str, float]], name: str, other: str) -> tuple[flo
 
 
 PLANS = (
-    "dp=1", "dp=1,precision=tf32", "dp=1,precision=bf16", "dp=1,precision=fp16,micro=2", "dp=1,zero=1",
-    "dp=1,zero=2,micro=2", "dp=1,zero=3,precision=bf16", "dp=1,zero=3,precision=fp16", "dp=1,offload=optimizer",
-    "dp=1,zero=2,offload=optimizer,precision=bf16", "dp=1,zero=3,offload=optimizer", "dp=1,zero=3,offload=all",
-    "dp=1,zero=3,offload=all,precision=bf16,micro=2", "dp=1,recompute=selective",
-    "dp=1,recompute=full,zero=3,offload=all", "dp=1,chunk=4", "dp=1,chunk=4,zero=3,offload=all", "dp=1,compile=true",
-    "dp=1,backend=threads", "dp=1,zero=3,shard=1,recompute=selective,precision=bf16",
-)  # fmt: skip
+    "dp=1",
+    "dp=1,precision=tf32",
+    "dp=1,precision=bf16",
+    "dp=1,precision=fp16,micro=2",
+    "dp=1,zero=1",
+    "dp=1,zero=2,micro=2",
+    "dp=1,zero=3,precision=bf16",
+    "dp=1,zero=3,precision=fp16",
+    "dp=1,offload=optimizer",
+    "dp=1,zero=2,offload=optimizer,precision=bf16",
+    "dp=1,zero=3,offload=optimizer",
+    "dp=1,zero=3,offload=all",
+    "dp=1,zero=3,offload=all,precision=bf16,micro=2",
+    "dp=1,recompute=selective",
+    "dp=1,recompute=full,zero=3,offload=all",
+    "dp=1,chunk=4",
+    "dp=1,chunk=4,zero=3,offload=all",
+    "dp=1,compile=true",
+    "dp=1,backend=threads",
+    "dp=1,zero=3,shard=1,recompute=selective,precision=bf16",
+)
 
 
 def prove() -> None:
@@ -168,7 +188,7 @@ def prove() -> None:
             found = verify(job, dl.Plan.parse(plan), steps=4)
             assert found is not None
             verdict = "held" if found.passed else f"FAILED at {found.first_divergence}"
-            print(f"verify: {plan}: {verdict}, {({k: float(f'{v:.1e}') for k, v in found.errors.items()})}")
+            print(f"verify: {plan}: {verdict}, { ({k: float(f'{v:.1e}') for k, v in found.errors.items()}) }")
         except Exception as e:
             print(f"verify: {plan}: {type(e).__name__}: {str(e)[:300]}")
         free()
@@ -221,10 +241,20 @@ def memory() -> None:
     """Peaks of a GPT of 185 million parameters under many plans."""
     job = gpt_job(1024, 12, 16, words=32768, length=512)
     for rest in (
-        "", ",recompute=selective", ",recompute=full", ",micro=4", ",offload=optimizer", ",zero=1", ",zero=2,micro=4",
-        ",zero=3", ",zero=3,recompute=full", ",zero=3,offload=all", ",zero=3,offload=all,recompute=full", ",chunk=4",
+        "",
+        ",recompute=selective",
+        ",recompute=full",
+        ",micro=4",
+        ",offload=optimizer",
+        ",zero=1",
+        ",zero=2,micro=4",
+        ",zero=3",
+        ",zero=3,recompute=full",
+        ",zero=3,offload=all",
+        ",zero=3,offload=all,recompute=full",
+        ",chunk=4",
         ",zero=3,offload=all,chunk=4",
-    ):  # fmt: skip
+    ):
         for precision in ("fp32", "bf16"):
             under_cap("memory", job, f"dp=1{rest},precision={precision}", 130 * 2**30)
 
@@ -233,9 +263,11 @@ def offload() -> None:
     """Half a billion parameters: 7.5 GiB of states under a cap of 5 GiB."""
     job = gpt_job(1536, 16, 4, words=32768, length=512)
     for plan in (
-        "dp=1,precision=bf16,recompute=full", "dp=1,precision=bf16,recompute=full,offload=optimizer",
-        "dp=1,zero=3,precision=bf16,recompute=full,offload=all", "dp=1,zero=3,precision=bf16,offload=all",
-    ):  # fmt: skip
+        "dp=1,precision=bf16,recompute=full",
+        "dp=1,precision=bf16,recompute=full,offload=optimizer",
+        "dp=1,zero=3,precision=bf16,recompute=full,offload=all",
+        "dp=1,zero=3,precision=bf16,offload=all",
+    ):
         under_cap("offload", job, plan, CAPS["states"])
 
 

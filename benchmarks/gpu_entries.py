@@ -129,9 +129,13 @@ def models(device: torch.device) -> Iterator[tuple[str, Callable[[], nn.Module],
     yield "vit", _from("torchvision.models", "VisionTransformer", mlp_dim=WIDTH, **sizes), image
     yield "vit of timm", _from("timm", "create_model", model_name="vit_tiny_patch16_224", img_size=64), image
     usual = {
-        "hidden_size": WIDTH, "num_hidden_layers": BLOCKS, "num_attention_heads": 2, "intermediate_size": WIDTH,
-        "vocab_size": 50, "max_position_embeddings": 16,
-    }  # fmt: skip
+        "hidden_size": WIDTH,
+        "num_hidden_layers": BLOCKS,
+        "num_attention_heads": 2,
+        "intermediate_size": WIDTH,
+        "vocab_size": 50,
+        "max_position_embeddings": 16,
+    }
     gpt = {"n_embd": WIDTH, "n_layer": BLOCKS, "n_head": 2, "vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0}
     t5 = {"d_model": WIDTH, "d_kv": 32, "d_ff": WIDTH, "num_layers": BLOCKS, "num_heads": 2, "vocab_size": 50}
     yield "bert", _from_transformers("BertConfig", "BertForMaskedLM", usual), words
@@ -202,8 +206,10 @@ def main() -> None:
         for parts in (PARTS, ("operator", "cast")):
             prices, errors = told(forwards, parts)
             print("  " + ", ".join(f"{p} {us:.1f} us" for p, us in prices.items()))
-            print(f"    off by {100 * statistics.fmean(map(abs, errors.values())):.1f}% on average: "
-                  + ", ".join(f"{n} {100 * e:+.0f}%" for n, e in errors.items()))  # fmt: skip
+            print(
+                f"    off by {100 * statistics.fmean(map(abs, errors.values())):.1f}% on average: "
+                + ", ".join(f"{n} {100 * e:+.0f}%" for n, e in errors.items())
+            )
 
 
 if __name__ == "__main__":

@@ -70,12 +70,19 @@ def _planned(task: Task, job: Any) -> dict[str, Any]:
         chosen = next(c for c in answer.candidates if Plan.parse(c.plan).ranks == RANKS)
         predicted = priced(task.samples, Steps(profile, cluster, Plan.parse(chosen.plan).precision))
         predicted |= {chosen.plan: chosen.step_seconds}
-        links = [f"{format_seconds(x.alpha)} and {format_rate(x.bandwidth)} {where}"
-                 for x, where in ((cluster.node.link, "inside"), (cluster.network.link, "between"))]  # fmt: skip
-        found = [{
-            "chosen": chosen.plan, "idle": first.plan if first != chosen else "", "candidates": len(answer.candidates),
-            "predicted": dict(sorted(predicted.items(), key=lambda item: item[1])), "links": ", ".join(links),
-        }]  # fmt: skip
+        links = [
+            f"{format_seconds(x.alpha)} and {format_rate(x.bandwidth)} {where}"
+            for x, where in ((cluster.node.link, "inside"), (cluster.network.link, "between"))
+        ]
+        found = [
+            {
+                "chosen": chosen.plan,
+                "idle": first.plan if first != chosen else "",
+                "candidates": len(answer.candidates),
+                "predicted": dict(sorted(predicted.items(), key=lambda item: item[1])),
+                "links": ", ".join(links),
+            }
+        ]
     dist.broadcast_object_list(found)
     result: dict[str, Any] = found[0]
     return result

@@ -39,10 +39,12 @@ class Task:
         from drumline.job import Job
 
         return Job(
-            model=partial(GPT, Size(self.context, self.width, self.heads, self.blocks)), loss=loss_of,
-            optimizer=partial(torch.optim.AdamW, **ADAMW), data=partial(Tokens, self.samples, self.context),
+            model=partial(GPT, Size(self.context, self.width, self.heads, self.blocks)),
+            loss=loss_of,
+            optimizer=partial(torch.optim.AdamW, **ADAMW),
+            data=partial(Tokens, self.samples, self.context),
             batch_size=self.samples,
-        )  # fmt: skip
+        )
 
 
 TASKS = {

@@ -112,11 +112,14 @@ def lines_of(name: str, found: dict[str, Any]) -> list[str]:
     rows += [(p, True, times) for p, times in found["apart"].items()]
     rows.sort(key=lambda row: statistics.median(row[2]))
     lines = [
-        f"### {str(task)[0].upper()}{str(task)[1:]}", "",
+        f"### {str(task)[0].upper()}{str(task)[1:]}",
+        "",
         f"2 hosts x 2 ranks of {found['cores']:g} cores, {found['rate']} between them; measured: {found['links']}. "
-        f"Expected: {task.expected}.", "",
-        "| plan | inside hosts | across | predicted | step | / the best |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
+        f"Expected: {task.expected}.",
+        "",
+        "| plan | inside hosts | across | predicted | step | / the best |",
+        "|---|---|---|---|---|---|",
+    ]
     for plan, apart, times in rows:
         where = places(plan, apart)
         inside, across = (" ".join(a for a, w in where.items() if w == side) for side in ("inside", "across"))
@@ -143,9 +146,11 @@ def _verdict(found: dict[str, Any], best: str) -> list[str]:
     if mine > min(others):
         same = axes_of(best) == axes_of(chosen) and statistics.median(turns[best]) <= min(others)
         words = "level" if r.low <= 1 else "the axes are right" if same else "wrong"
-    lines = [f"- The planner's first of {found['candidates']} candidates is `{chosen}`. Of all {len(others) + 1} "
-             f"layouts it takes {r} of the fastest, `{best}`: {words}. The next takes {min(others) / mine:.2f} of "
-             "it."]  # fmt: skip
+    lines = [
+        f"- The planner's first of {found['candidates']} candidates is `{chosen}`. Of all {len(others) + 1} "
+        f"layouts it takes {r} of the fastest, `{best}`: {words}. The next takes {min(others) / mine:.2f} of "
+        "it."
+    ]
     rest = [statistics.median(turns.get(p, t)) for p, t in found["tried"].items() if axes_of(p) != axes_of(chosen)]
     rest += [statistics.median(t) for t in found["apart"].values()]
     lines.append(f"- The fastest with other axes, or the same in other places, takes {min(rest) / mine:.2f} of it.")

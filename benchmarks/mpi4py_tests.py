@@ -25,15 +25,44 @@ from pathlib import Path
 
 VERSION = "4.1.2"
 MUST = (
-    "test_p2p_buf", "test_p2p_obj", "test_cco_buf", "test_cco_obj", "test_cco_vec", "test_cco_nb_buf", "test_group",
-    "test_op", "test_status", "test_request", "test_comm",
-)  # fmt: skip
+    "test_p2p_buf",
+    "test_p2p_obj",
+    "test_cco_buf",
+    "test_cco_obj",
+    "test_cco_vec",
+    "test_cco_nb_buf",
+    "test_group",
+    "test_op",
+    "test_status",
+    "test_request",
+    "test_comm",
+)
 NEIGHBOURS = (
-    "test_address", "test_attributes", "test_buffer", "test_cco_nb_vec", "test_datatype", "test_environ",
-    "test_errhandler", "test_errorcode", "test_exceptions", "test_grequest", "test_handle", "test_info",
-    "test_msgspec", "test_msgzero", "test_objmodel", "test_p2p_buf_matched", "test_p2p_obj_matched", "test_pack",
-    "test_pickle", "test_rma", "test_rma_nb", "test_subclass", "test_threads", "test_win",
-)  # fmt: skip
+    "test_address",
+    "test_attributes",
+    "test_buffer",
+    "test_cco_nb_vec",
+    "test_datatype",
+    "test_environ",
+    "test_errhandler",
+    "test_errorcode",
+    "test_exceptions",
+    "test_grequest",
+    "test_handle",
+    "test_info",
+    "test_msgspec",
+    "test_msgzero",
+    "test_objmodel",
+    "test_p2p_buf_matched",
+    "test_p2p_obj_matched",
+    "test_pack",
+    "test_pickle",
+    "test_rma",
+    "test_rma_nb",
+    "test_subclass",
+    "test_threads",
+    "test_win",
+)
 SHARE = 0.9
 TIMEOUT = 600.0
 
@@ -132,11 +161,11 @@ from drumline import MPI
 sys.modules[__name__ + ".MPI"] = MPI
 from . import rc
 '''
-RC = '''
+RC = """
 initialize = finalize = threads = recv_mprobe = True
 thread_level = "multiple"
 errors = "exception"
-'''
+"""
 
 
 @dataclass
@@ -159,9 +188,19 @@ def fetch(folder: Path) -> Path:
     kept = next(iter(sorted(folder.glob(f"mpi4py-{VERSION}.tar.gz"))), None)
     if kept is None:
         command = [
-            sys.executable, "-m", "pip", "download", "--no-binary", ":all:", "--no-deps", "--no-build-isolation",
-            "--quiet", "--dest", str(folder), f"mpi4py=={VERSION}",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-binary",
+            ":all:",
+            "--no-deps",
+            "--no-build-isolation",
+            "--quiet",
+            "--dest",
+            str(folder),
+            f"mpi4py=={VERSION}",
+        ]
         subprocess.run(command, check=True)
         kept = next(iter(folder.glob("mpi4py-*.tar.gz")))
     with tarfile.open(kept) as archive:
@@ -241,8 +280,9 @@ def report(name: str, ranks: int, result: Tally, verbose: bool) -> None:
     run_count = len(result.passed) + len(result.failed)
     print(
         f"{name:<24} {ranks} ranks: run {run_count:>4}, passed {len(result.passed):>4}, skipped "
-        f"{len(result.skipped):>3}, failed {len(result.failed):>3}: {100 * result.share:5.1f}%", flush=True,
-    )  # fmt: skip
+        f"{len(result.skipped):>3}, failed {len(result.failed):>3}: {100 * result.share:5.1f}%",
+        flush=True,
+    )
     for test, text in result.failed.items():
         words = reason(test) or f"no reason is known: {text.splitlines()[0] if text else ''}"
         print(f"    {test}: {words}")

@@ -134,9 +134,12 @@ def _job(sleeps: Sleeps, micro: int) -> Job:
     draw = torch.Generator().manual_seed(0)
     data = torch.utils.data.TensorDataset(*(torch.randn(micro, WIDTH, generator=draw) for _ in range(2)))
     return Job(
-        model=partial(Layers, sleeps), loss=F.mse_loss, optimizer=partial(torch.optim.SGD, lr=1e-3),
-        data=lambda: data, batch_size=micro,
-    )  # fmt: skip
+        model=partial(Layers, sleeps),
+        loss=F.mse_loss,
+        optimizer=partial(torch.optim.SGD, lr=1e-3),
+        data=lambda: data,
+        batch_size=micro,
+    )
 
 
 def _timed(step: Callable[[], Any]) -> float:
@@ -188,10 +191,11 @@ def report(ranks: list[Found], micro: int, sleeps: Sleeps) -> list[str]:
     ms = " + ".join(f"{1e3 * t:g}" for t in (sleeps.forward, sleeps.input, sleeps.weight))
     lines = [
         f"{LAYERS} layers of {ms} ms (forward, gradient of the input, of the weight), {micro} micro-batches; a message "
-        f"of {BYTES // 1024} KiB takes {1e3 * found.message:.2f} ms; {len(found.seconds[ONE])} blocks.", "",
+        f"of {BYTES // 1024} KiB takes {1e3 * found.message:.2f} ms; {len(found.seconds[ONE])} blocks.",
+        "",
         "| order | predicted | step | step / predicted | within 10% | most held, by rank | most KiB kept | by theory |",
         "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for case in CASES:
         want = predicted(case, micro, sleeps, found.message)
         r = ratio(found.seconds[case], [want] * len(found.seconds[case]))

@@ -151,10 +151,17 @@ def _ran(case: Case, ranks: list[dict[str, Any]]) -> Ran:
     seconds, speed = max(r["step_seconds"] for r in ranks), ranks[0]["speed"] or 1.0
     raw = case.predicted(())
     seen = observe(
-        case.profile, case.plan, raw.at_speed(ranks[0]["during"]), step_seconds=seconds,
-        phases=[r["own_by_phase"] for r in ranks], each=ranks[0]["each"],
-        when=datetime.datetime.now(datetime.UTC).isoformat(), torch="", measurement="", drift=ranks[0]["drift"],
-    )  # fmt: skip
+        case.profile,
+        case.plan,
+        raw.at_speed(ranks[0]["during"]),
+        step_seconds=seconds,
+        phases=[r["own_by_phase"] for r in ranks],
+        each=ranks[0]["each"],
+        when=datetime.datetime.now(datetime.UTC).isoformat(),
+        torch="",
+        measurement="",
+        drift=ranks[0]["drift"],
+    )
     expected = format_seconds(raw.at_speed(speed).step_seconds)
     pace = f"speed {speed:.3f}, {ranks[0]['during']:.3f} by looks before and after"
     print(f"{case.name} {case.plan}: {format_seconds(seconds)}, predicted {expected}, {pace}", flush=True)

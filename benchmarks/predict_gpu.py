@@ -43,8 +43,9 @@ CAP = 24 * 2**30
 CAPPED = ("GPT 768x12", "ResNet-50")
 PAGE = Path(__file__).parent.parent / "docs" / "gpu.md"
 MARKS = {
-    "predicted": ("<!-- predicted -->", "<!-- end -->"), "engine": ("<!-- engine -->", "<!-- end of engine -->"),
-}  # fmt: skip
+    "predicted": ("<!-- predicted -->", "<!-- end -->"),
+    "engine": ("<!-- engine -->", "<!-- end of engine -->"),
+}
 
 
 def traced(entry: Entry) -> Profile:
@@ -115,12 +116,23 @@ def one(entry: Entry, cluster: Cluster, out: Path) -> dict[str, Any]:
     torch.cuda.synchronize()
     peak, phases = torch.cuda.max_memory_allocated(), engine.clock
     return {
-        "name": entry.name, "plan": entry.plan, "batch": entry.batch, "library": entry.library,
-        "parameters": profile.parameters, "seconds": statistics.median(times), "spread": _spread(times),
-        "predicted_seconds": predicted.step_seconds, "parts": predicted.parts, "peak": peak,
-        "predicted_peak": predicted.memory_bytes, "memory_parts": predicted.memory_parts,
-        "dtype": str(entry.dtype or ""), "phases": phases, "pace": pace, "usual_seconds": usual.step_seconds,
-    }  # fmt: skip
+        "name": entry.name,
+        "plan": entry.plan,
+        "batch": entry.batch,
+        "library": entry.library,
+        "parameters": profile.parameters,
+        "seconds": statistics.median(times),
+        "spread": _spread(times),
+        "predicted_seconds": predicted.step_seconds,
+        "parts": predicted.parts,
+        "peak": peak,
+        "predicted_peak": predicted.memory_bytes,
+        "memory_parts": predicted.memory_parts,
+        "dtype": str(entry.dtype or ""),
+        "phases": phases,
+        "pace": pace,
+        "usual_seconds": usual.step_seconds,
+    }
 
 
 def _kernels(entry: Entry) -> list[tuple[str, int, float]]:
@@ -233,7 +245,8 @@ def summary(results: dict[str, Any]) -> str:
             cap, needs = found["cap"] / 2**30, tried["predicted"] / 2**30
             lines.append(
                 f"{found['name']} under a cap of {cap:.0f} GiB: a batch of {tried['batch']} is predicted to need "
-                f"{needs:.2f} GiB ({word} {margin}".rstrip() + f"); it {tried['verdict']}."
+                f"{needs:.2f} GiB ({word} {margin}".rstrip()
+                + f"); it {tried['verdict']}."
             )
     return "\n".join(lines)
 

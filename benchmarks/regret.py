@@ -121,9 +121,16 @@ def contest(name: str, cluster: Cluster, worlds: Worlds) -> Contest:
     fastest = min(finalists, key=lambda o: statistics.median(times[str(o.plan)]))
     mine, other = times[str(chosen)], times[str(fastest.plan)]
     return Contest(
-        name, cluster.devices, len(offers), finalists[0], fastest, statistics.median(mine), statistics.median(other),
-        ratio(mine, other), first,
-    )  # fmt: skip
+        name,
+        cluster.devices,
+        len(offers),
+        finalists[0],
+        fastest,
+        statistics.median(mine),
+        statistics.median(other),
+        ratio(mine, other),
+        first,
+    )
 
 
 def few_of_each(offers: Sequence[Offer]) -> list[Offer]:
@@ -180,20 +187,29 @@ def page(found: Sequence[Contest]) -> list[str]:
     kept = sum(c.regret.middle <= MOST for c in found)
     worst = max(found, key=lambda c: c.regret.middle)
     return [
-        *lines, "",
+        *lines,
+        "",
         f"- At most {MOST:.2f} of the fastest plan's time was expected: {kept} of {len(found)} kept it; the worst is "
         f"{worst.name} with {worst.ranks} ranks, {worst.regret}.",
-    ]  # fmt: skip
+    ]
 
 
 def line(c: Contest) -> str:
     """A row of the table."""
     cells = [
-        c.name, str(c.ranks), str(c.offered), str(len(c.first)), f"`{c.chosen.plan}`",
-        format_seconds(c.chosen.predicted), format_seconds(c.chosen_seconds), f"`{c.fastest.plan}`",
-        format_seconds(c.fastest.predicted), format_seconds(c.fastest_seconds), str(c.regret),
+        c.name,
+        str(c.ranks),
+        str(c.offered),
+        str(len(c.first)),
+        f"`{c.chosen.plan}`",
+        format_seconds(c.chosen.predicted),
+        format_seconds(c.chosen_seconds),
+        f"`{c.fastest.plan}`",
+        format_seconds(c.fastest.predicted),
+        format_seconds(c.fastest_seconds),
+        str(c.regret),
         "kept" if c.regret.middle <= MOST else "missed",
-    ]  # fmt: skip
+    ]
     return f"| {' | '.join(cells)} |"
 
 

@@ -29,20 +29,24 @@ MICRO = 4
 BOUND = 1.03
 CASES = {
     "tp": Case(
-        "tp=2 and `parallelize_module`", "tp=2", 1,
+        "tp=2 and `parallelize_module`",
+        "tp=2",
+        1,
         {**OWN, HAND: "by_parallelize:make", PLAIN: "by_parallelize:make_plain"},
     ),
     "1f1b": Case(
         f"pp=2, 1F1B, {MICRO} micro-batches, and `Schedule1F1B`",
-        f"pp=2,micro={MICRO},schedule=1f1b,split=blocks.{BLOCKS // 2}", MICRO,
+        f"pp=2,micro={MICRO},schedule=1f1b,split=blocks.{BLOCKS // 2}",
+        MICRO,
         {**OWN, HAND: "by_pipelining:make_1f1b"},
     ),
     "gpipe": Case(
         f"pp=2, GPipe, {MICRO} micro-batches, and `ScheduleGPipe`",
-        f"pp=2,micro={MICRO},schedule=gpipe,split=blocks.{BLOCKS // 2}", MICRO,
+        f"pp=2,micro={MICRO},schedule=gpipe,split=blocks.{BLOCKS // 2}",
+        MICRO,
         {**OWN, HAND: "by_pipelining:make_gpipe"},
     ),
-}  # fmt: skip
+}
 RANKS = 2
 START = 20.0
 """Seconds to start the ranks and to make the contestants, about."""

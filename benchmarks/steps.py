@@ -78,9 +78,7 @@ def rank_main(emit: Any, blocks: int, width: int, depth: int) -> dict[str, Any]:
             full = steps_of(strategy, groups["gloo"], width, depth, batch)
             for step in (alone, full):
                 step()
-            times = [
-                (agreed(timed(alone, dist.barrier, 2)), agreed(timed(full, dist.barrier, 2))) for _ in range(3)
-            ]
+            times = [(agreed(timed(alone, dist.barrier, 2)), agreed(timed(full, dist.barrier, 2))) for _ in range(3)]
             tried[batch] = 1 - statistics.median(a / b for a, b in times)
             if tried[batch] < 0.4:
                 break

@@ -72,8 +72,11 @@ class Conv:
 
 
 CONVOLUTIONS = (
-    Conv(1, 1, differentiated=False), Conv(CHANNELS, 1, stride=2), Conv(2 * CHANNELS, 2), Conv(2 * CHANNELS, 1),
-)  # fmt: skip
+    Conv(1, 1, differentiated=False),
+    Conv(CHANNELS, 1, stride=2),
+    Conv(2 * CHANNELS, 2),
+    Conv(2 * CHANNELS, 1),
+)
 """All are 3 x 3 with one row of padding."""
 
 
@@ -86,9 +89,12 @@ def _images(size: int) -> torch.utils.data.Dataset[Any]:
 def job_of(size: int) -> Job:
     """To give the image back."""
     return Job(
-        model=UNet, loss=F.mse_loss, optimizer=partial(torch.optim.Adam, lr=1e-2), data=partial(_images, size),
+        model=UNet,
+        loss=F.mse_loss,
+        optimizer=partial(torch.optim.Adam, lr=1e-2),
+        data=partial(_images, size),
         batch_size=1,
-    )  # fmt: skip
+    )
 
 
 # -- the formula

@@ -81,9 +81,11 @@ def load(backend: str, ranks: int, taken_for: str) -> Any:
     """Torch's module of tests, told to run `backend`."""
     # Its decorators judge by the name while it is imported.
     os.environ |= {
-        "BACKEND": taken_for, "WORLD_SIZE": str(ranks), "INIT_METHOD": "file://",
+        "BACKEND": taken_for,
+        "WORLD_SIZE": str(ranks),
+        "INIT_METHOD": "file://",
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(LIMIT),
-    }  # fmt: skip
+    }
     from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed import distributed_test as tests
 
@@ -225,10 +227,15 @@ def main(arguments: list[str] | None = None) -> int:
 
     count = Counter(o.result for o in outcomes)
     facts = {
-        "backend": asked.backend, "ranks": asked.ranks, "torch": torch.__version__, "python": platform.python_version(),
-        "as": asked.taken_for, "seconds": round(time.monotonic() - start), "total": len(outcomes),
+        "backend": asked.backend,
+        "ranks": asked.ranks,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "as": asked.taken_for,
+        "seconds": round(time.monotonic() - start),
+        "total": len(outcomes),
         **{result: count[result] for result in ("passed", "skipped", "failed")},
-    }  # fmt: skip
+    }
     known = CANNOT_PASS[asked.backend]
     print(words_of(facts, outcomes, known))
     if asked.against:

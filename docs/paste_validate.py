@@ -1,6 +1,6 @@
 """Writes the tables of validate.md anew.
 
-    python docs/paste_validate.py published_runs.csv
+python docs/paste_validate.py published_runs.csv
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ def summary(found: Outcome) -> str:
     assert found.loso is not None
     lines = ["| all rows | rows | mean | median | P90 | worst | bias |", f"| --- |{' ---: |' * 6}"]
     for name, score in (
-        ("time, its source left out", found.loso.time), ("memory, its source left out", found.loso.memory),
-        ("time, profiles that ship", found.here.time), ("memory, profiles that ship", found.here.memory),
-    ):  # fmt: skip
+        ("time, its source left out", found.loso.time),
+        ("memory, its source left out", found.loso.memory),
+        ("time, profiles that ship", found.here.time),
+        ("memory, profiles that ship", found.here.memory),
+    ):
         assert score is not None
         lines.append(f"| {name} | {_cells(score)} |")
     return "\n".join(lines)

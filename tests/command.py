@@ -23,9 +23,13 @@ def here(*arguments: object, cwd: Path | None = None, **env: str) -> subprocess.
     out, err = io.StringIO(), io.StringIO()
     code: object = 0
     with (
-        mock.patch.object(sys, "argv", words), mock.patch.object(sys, "path", ["", *sys.path]),
-        mock.patch.dict(os.environ, env), chdir(cwd or Path.cwd()), redirect_stdout(out), redirect_stderr(err),
-    ):  # fmt: skip
+        mock.patch.object(sys, "argv", words),
+        mock.patch.object(sys, "path", ["", *sys.path]),
+        mock.patch.dict(os.environ, env),
+        chdir(cwd or Path.cwd()),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
         try:
             main()
         except SystemExit as e:

@@ -24,9 +24,16 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the launcher sets it, and it 
 
 
 LONGEST = (
-    "test_readme", "test_model_parallel", "test_parity", "test_dryrun", "test_rules", "test_commands",
-    "test_model_parallel_meaning", "test_examples", "test_guides",
-)  # fmt: skip
+    "test_readme",
+    "test_model_parallel",
+    "test_parity",
+    "test_dryrun",
+    "test_rules",
+    "test_commands",
+    "test_model_parallel_meaning",
+    "test_examples",
+    "test_guides",
+)
 """Files of half a minute and more. They come first, so that two processes end at about the same time."""
 
 

@@ -27,8 +27,13 @@ def bert() -> nn.Module:
 
     return BertForMaskedLM(
         BertConfig(
-            vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,
-            max_position_embeddings=LENGTH, pad_token_id=PAD,
+            vocab_size=WORDS,
+            hidden_size=WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=12,
+            max_position_embeddings=LENGTH,
+            pad_token_id=PAD,
         )
     )
 
@@ -40,8 +45,15 @@ def llama(heads: int = 2, keys: int = 1) -> nn.Module:
 
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=heads,
-            num_key_value_heads=keys, intermediate_size=12, max_position_embeddings=LENGTH, use_cache=False, tie_word_embeddings=False,
+            vocab_size=WORDS,
+            hidden_size=WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=heads,
+            num_key_value_heads=keys,
+            intermediate_size=12,
+            max_position_embeddings=LENGTH,
+            use_cache=False,
+            tie_word_embeddings=False,
         )
     )
     for module in model.modules():
@@ -57,9 +69,20 @@ def t5() -> nn.Module:
 
     model = T5ForConditionalGeneration(
         T5Config(
-            vocab_size=WORDS, d_model=WIDTH, d_kv=4, d_ff=12, num_layers=2, num_decoder_layers=2, num_heads=2,
-            relative_attention_num_buckets=4, relative_attention_max_distance=8, dropout_rate=0.1, use_cache=False,
-            pad_token_id=PAD, decoder_start_token_id=PAD, feed_forward_proj="gated-gelu",
+            vocab_size=WORDS,
+            d_model=WIDTH,
+            d_kv=4,
+            d_ff=12,
+            num_layers=2,
+            num_decoder_layers=2,
+            num_heads=2,
+            relative_attention_num_buckets=4,
+            relative_attention_max_distance=8,
+            dropout_rate=0.1,
+            use_cache=False,
+            pad_token_id=PAD,
+            decoder_start_token_id=PAD,
+            feed_forward_proj="gated-gelu",
         )
     )
     for module in model.modules():

@@ -49,10 +49,17 @@ class Hosts:
         for rank in range(size):
             host, local = (rank % 2, rank // 2) if interleaved else divmod(rank, per_host)
             env = {
-                **os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local),
-                "LOCAL_WORLD_SIZE": str(per_host), "MASTER_ADDR": self.address, "MASTER_PORT": str(PORT),
-                "GLOO_SOCKET_IFNAME": self.interfaces[host], "OMP_NUM_THREADS": "1", **variables,
-            }  # fmt: skip
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_RANK": str(local),
+                "LOCAL_WORLD_SIZE": str(per_host),
+                "MASTER_ADDR": self.address,
+                "MASTER_PORT": str(PORT),
+                "GLOO_SOCKET_IFNAME": self.interfaces[host],
+                "OMP_NUM_THREADS": "1",
+                **variables,
+            }
             argv = ["ip", "netns", "exec", self.names[host], sys.executable, *arguments]
             ranks.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
             if self.cores:

@@ -43,9 +43,14 @@ class ConvNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(1, 4, 5, padding=2), nn.BatchNorm2d(4), nn.Tanh(), nn.AvgPool2d(2),
-            nn.Conv2d(4, 6, 3, padding=2, dilation=2), nn.BatchNorm2d(6), nn.Tanh(),
-        )  # fmt: skip
+            nn.Conv2d(1, 4, 5, padding=2),
+            nn.BatchNorm2d(4),
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(4, 6, 3, padding=2, dilation=2),
+            nn.BatchNorm2d(6),
+            nn.Tanh(),
+        )
         self.head = nn.Conv2d(6, 3, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -55,9 +60,13 @@ class ConvNet(nn.Module):
 def grouped(channels: int, out: int) -> nn.Sequential:
     """Two convolutions with GroupNorm."""
     return nn.Sequential(
-        nn.Conv2d(channels, out, 3, padding=1), nn.GroupNorm(2, out), nn.SiLU(),
-        nn.Conv2d(out, out, 3, padding=1), nn.GroupNorm(2, out), nn.SiLU(),
-    )  # fmt: skip
+        nn.Conv2d(channels, out, 3, padding=1),
+        nn.GroupNorm(2, out),
+        nn.SiLU(),
+        nn.Conv2d(out, out, 3, padding=1),
+        nn.GroupNorm(2, out),
+        nn.SiLU(),
+    )
 
 
 class GroupUNet(nn.Module):

@@ -37,10 +37,17 @@ def test_every_product_of_axes_is_there() -> None:
 def _found(step: float) -> dict[str, Any]:
     plans = {"dp=1,tp=2,pp=2": 1.0, "dp=2,tp=2": step, "dp=1,tp=4": 3.0}
     return {
-        "chosen": "dp=1,tp=2,pp=2", "candidates": 7, "idle": "", "links": "", "rate": "200mbit", "cores": 0.5,
-        "predicted": {p: 1.0 + i for i, p in enumerate(plans)}, "tried": {p: [t] * 3 for p, t in plans.items()},
-        "turns": {p: [t] * 5 for p, t in plans.items() if t < 2}, "apart": {p: [4.0] * 3 for p in plans},
-    }  # fmt: skip
+        "chosen": "dp=1,tp=2,pp=2",
+        "candidates": 7,
+        "idle": "",
+        "links": "",
+        "rate": "200mbit",
+        "cores": 0.5,
+        "predicted": {p: 1.0 + i for i, p in enumerate(plans)},
+        "tried": {p: [t] * 3 for p, t in plans.items()},
+        "turns": {p: [t] * 5 for p, t in plans.items() if t < 2},
+        "apart": {p: [4.0] * 3 for p in plans},
+    }
 
 
 def test_the_fastest_of_every_product() -> None:

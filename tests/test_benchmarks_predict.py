@@ -32,7 +32,15 @@ def ran(name: str, profile: Profile, cluster: Cluster, factor: float) -> Any:
     phases = {k: factor * v for k, v in raw.parts.items() if k in ("forward", "backward", "optimizer")}
     seconds = factor * raw.step_seconds
     seen = observe(
-        profile, plan, raw, step_seconds=seconds, phases=[phases] * 2, each=[seconds] * 13, when="2026-01-01", torch="", measurement=""
+        profile,
+        plan,
+        raw,
+        step_seconds=seconds,
+        phases=[phases] * 2,
+        each=[seconds] * 13,
+        when="2026-01-01",
+        torch="",
+        measurement="",
     )
     return predict_cpu.Ran(predict_cpu.Case(name, plan, profile, cluster), seconds, 1.0, seen)
 

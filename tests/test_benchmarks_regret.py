@@ -32,7 +32,9 @@ def contest(name: str, middle: float) -> object:
 
     chosen, fastest = (regret.Offer(Plan.parse(t), 0.1) for t in ("dp=2", "dp=2,zero=1"))
     first = {"dp=2": 0.1, "dp=2,zero=1": 0.09}
-    return regret.Contest(name, 2, 40, chosen, fastest, 0.1, 0.1 / middle, Ratio(middle, 0.9 * middle, 1.1 * middle), first)
+    return regret.Contest(
+        name, 2, 40, chosen, fastest, 0.1, 0.1 / middle, Ratio(middle, 0.9 * middle, 1.1 * middle), first
+    )
 
 
 def test_the_table_says_what_was_kept() -> None:

@@ -50,7 +50,8 @@ def test_a_program_prints_what_the_page_says(name: str, number: int, text: str) 
 def test_the_answers_follow_the_numbers() -> None:
     nvlink = program("case-studies.md", "between = 160e9")
     assert run(nvlink.replace("160e9", "80e9"))[1:] == [
-        "dgx-a100: 300 GB/s of 140 suffices", "a800: 200 GB/s of 140 suffices"
+        "dgx-a100: 300 GB/s of 140 suffices",
+        "a800: 200 GB/s of 140 suffices",
     ]
     assert run(nvlink.replace("160e9", "200e9"))[1] == "dgx-a100: 300 GB/s of 350 does not suffice"
     server = program("case-studies.md", "workers = 97.5e6")

@@ -9,12 +9,17 @@ import pytest
 from drumline import errors
 
 TREE = [
-    (errors.DrumlineError, 1, Exception), (errors.InputError, 2, errors.DrumlineError),
-    (errors.PlanError, 2, errors.InputError), (errors.ClusterError, 2, errors.InputError),
-    (errors.JobError, 2, errors.InputError), (errors.TraceError, 2, errors.InputError),
-    (errors.DoesNotFit, 3, errors.DrumlineError), (errors.VerificationError, 4, errors.DrumlineError),
-    (errors.GaveUp, 5, errors.DrumlineError), (errors.CorruptFile, 6, errors.DrumlineError),
-]  # fmt: skip
+    (errors.DrumlineError, 1, Exception),
+    (errors.InputError, 2, errors.DrumlineError),
+    (errors.PlanError, 2, errors.InputError),
+    (errors.ClusterError, 2, errors.InputError),
+    (errors.JobError, 2, errors.InputError),
+    (errors.TraceError, 2, errors.InputError),
+    (errors.DoesNotFit, 3, errors.DrumlineError),
+    (errors.VerificationError, 4, errors.DrumlineError),
+    (errors.GaveUp, 5, errors.DrumlineError),
+    (errors.CorruptFile, 6, errors.DrumlineError),
+]
 
 
 def test_the_tree_is_whole() -> None:

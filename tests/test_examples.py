@@ -28,9 +28,14 @@ def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     assert words[0] == "drumline"
     code = "import sys; from drumline.cli import main; sys.argv[0] = 'drumline'; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *words[1:]], capture_output=True, text=True, timeout=120, cwd=FOLDER.parents[1],
-        env={**os.environ, **variables}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code, *words[1:]],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=FOLDER.parents[1],
+        env={**os.environ, **variables},
+        check=False,
+    )
 
 
 def test_there_are_those_that_students_know() -> None:
@@ -40,9 +45,10 @@ def test_there_are_those_that_students_know() -> None:
 QUICK = ("ring",)
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXAMPLES if name != "deadlock"
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXAMPLES if name != "deadlock"],
+)
 def test_an_example_prints_what_it_says(name: str) -> None:
     command, output = told(name)
     done = run(command)
@@ -68,10 +74,14 @@ def test_the_same_over_gloo() -> None:
     assert done.stdout.splitlines() == output, done.stderr
 
 
-@pytest.mark.parametrize("parts", [
-    ((1, 2), (2, 2, "dp=2,zero=2")),
-    pytest.param(((1, 2), (2, 2), (3, 2, "dp=3,zero=2")), marks=pytest.mark.slow),
-], ids=len)  # fmt: skip
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ((1, 2), (2, 2, "dp=2,zero=2")),
+        pytest.param(((1, 2), (2, 2), (3, 2, "dp=3,zero=2")), marks=pytest.mark.slow),
+    ],
+    ids=len,
+)
 def test_one_loop_on_any_number_of_ranks(tmp_path: Path, parts: tuple[Any, ...]) -> None:
     """Started again with other ranks and another plan, it goes on as one run that was never interrupted."""
     script = str(FOLDER.parent / "own_loop.py")

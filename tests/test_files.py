@@ -43,9 +43,13 @@ VALUE = Outer("a", Inner(3, "x"), (Inner(4), Inner(5, "y")), {"fp32": 1.5}, 2.0)
 def test_numbers_stand_in_rows(tmp_path: Path) -> None:
     """A table of some thousand numbers can be read: one line for a row, lines that are not too long for the rest."""
     table = {
-        "rows": [[1.0, 2.5], [3.0, -4e-05]], "long": [0.123456789] * 40, "words": ["a", "[\n  1,\n]"], "none": [],
-        "mixed": [1, "b"], "flags": [True, False],
-    }  # fmt: skip
+        "rows": [[1.0, 2.5], [3.0, -4e-05]],
+        "long": [0.123456789] * 40,
+        "words": ["a", "[\n  1,\n]"],
+        "none": [],
+        "mixed": [1, "b"],
+        "flags": [True, False],
+    }
     files.write_toml(tmp_path / "a.toml", table)
     text = (tmp_path / "a.toml").read_text()
     assert files.read_toml(tmp_path / "a.toml") == table
@@ -78,23 +82,37 @@ def test_infinities_have_no_file_form(x: float) -> None:
         files.to_plain({"x": [x]})
 
 
-@pytest.mark.parametrize(("data", "what", "where", "fix"), [
-    ({"nme": "a"}, "unknown key 'nme'", "f: nme", "Did you mean 'name'?"),
-    ({"name": "a", "inner": {"sze": 1}}, "unknown key 'sze'", "f: inner.sze", "Did you mean 'size'?"),
-    ({"name": "a", "rows": [{"size": 1, "lable": "x"}]}, "unknown key 'lable'", "f: rows.0.lable", "Did you mean 'label'?"),
-    ({}, "key 'name' is missing", "f: name", ""),
-    ({"name": "a", "inner": {}}, "key 'size' is missing", "f: inner.size", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "what", "where", "fix"),
+    [
+        ({"nme": "a"}, "unknown key 'nme'", "f: nme", "Did you mean 'name'?"),
+        ({"name": "a", "inner": {"sze": 1}}, "unknown key 'sze'", "f: inner.sze", "Did you mean 'size'?"),
+        (
+            {"name": "a", "rows": [{"size": 1, "lable": "x"}]},
+            "unknown key 'lable'",
+            "f: rows.0.lable",
+            "Did you mean 'label'?",
+        ),
+        ({}, "key 'name' is missing", "f: name", ""),
+        ({"name": "a", "inner": {}}, "key 'size' is missing", "f: inner.size", ""),
+    ],
+)
 def test_keys(data: object, what: str, where: str, fix: str) -> None:
     with pytest.raises(PlanError) as caught:
         files.from_plain(Outer, data, "f", PlanError)
     assert (caught.value.what, caught.value.where, caught.value.fix) == (what, where, fix)
 
 
-@pytest.mark.parametrize(("data", "key"), [
-    ({"name": 3}, "name"), ({"name": "a", "inner": {"size": "many"}}, "inner.size"), ({"name": "a", "rows": 3}, "rows"),
-    ({"name": "a", "rates": {"x": "fast"}}, "rates.x"), ({"name": "a", "inner": {"size": 1.5}}, "inner.size"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"name": 3}, "name"),
+        ({"name": "a", "inner": {"size": "many"}}, "inner.size"),
+        ({"name": "a", "rows": 3}, "rows"),
+        ({"name": "a", "rates": {"x": "fast"}}, "rates.x"),
+        ({"name": "a", "inner": {"size": 1.5}}, "inner.size"),
+    ],
+)
 def test_wrong_types_name_the_key(data: object, key: str) -> None:
     with pytest.raises(InputError, match=key.replace(".", r"\.")) as caught:
         files.from_plain(Outer, data, "a.toml")

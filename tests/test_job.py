@@ -54,16 +54,23 @@ def refused(reference: str | Path) -> JobError:
     return caught.value
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"model": None}, "Job.model is None\n  rule:  model is a function"), ({"data": [1]}, r"Job.data is \[1\]"),
-    ({"batch_size": 0}, "Job.batch_size is 0\n  rule:  batch_size is a whole number of at least 1"),
-    ({"batch_size": 2.0}, "batch_size is 2.0"), ({"batch_size": True}, "batch_size is True"),
-    ({"steps": 0}, "Job.steps is 0"), ({"clip": 0}, "Job.clip is 0\n  rule:  clip > 0, or None"),
-    ({"clip": float("nan")}, "Job.clip is nan"), ({"clip": "a"}, "Job.clip is 'a'"),
-    ({"seed": 1.5}, "Job.seed is 1.5\n  rule:  seed is a whole number"),
-    ({"schedule": 3}, "Job.schedule is 3\n  rule:  schedule is a function, or None"),
-    ({"collate": "x"}, "Job.collate is 'x'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": None}, "Job.model is None\n  rule:  model is a function"),
+        ({"data": [1]}, r"Job.data is \[1\]"),
+        ({"batch_size": 0}, "Job.batch_size is 0\n  rule:  batch_size is a whole number of at least 1"),
+        ({"batch_size": 2.0}, "batch_size is 2.0"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"steps": 0}, "Job.steps is 0"),
+        ({"clip": 0}, "Job.clip is 0\n  rule:  clip > 0, or None"),
+        ({"clip": float("nan")}, "Job.clip is nan"),
+        ({"clip": "a"}, "Job.clip is 'a'"),
+        ({"seed": 1.5}, "Job.seed is 1.5\n  rule:  seed is a whole number"),
+        ({"schedule": 3}, "Job.schedule is 3\n  rule:  schedule is a function, or None"),
+        ({"collate": "x"}, "Job.collate is 'x'"),
+    ],
+)
 def test_values(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         make(**changes)
@@ -109,8 +116,10 @@ def test_the_digest_is_that_of_the_file(path: Path, head: bytes) -> None:
 def test_same_text_in_another_folder(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
-        (tmp_path / name / "job.py").write_text(FILE + "from pathlib import Path\nsmall = dl.Job(model=list, loss=max, "
-            "optimizer=list, data=list, batch_size=int((Path(__file__).parent / 'n').read_text()))\n")  # fmt: skip
+        (tmp_path / name / "job.py").write_text(
+            FILE + "from pathlib import Path\nsmall = dl.Job(model=list, loss=max, "
+            "optimizer=list, data=list, batch_size=int((Path(__file__).parent / 'n').read_text()))\n"
+        )
     (tmp_path / "a" / "n").write_text("2")
     (tmp_path / "b" / "n").write_text("3")
     assert [Job.load(f"{tmp_path}/{name}/job.py:small").batch_size for name in "ab"] == [2, 3]
@@ -122,7 +131,9 @@ def test_neighbours_can_be_imported(path: Path) -> None:
     assert Job.load(str(path)).batch_size == 9
 
 
-@pytest.mark.parametrize("reference", ["", "job", "my.txt", "my.py:", "my.py:1x", "my.py@xyz", "my.py:a:b", "my.py@abc"])
+@pytest.mark.parametrize(
+    "reference", ["", "job", "my.txt", "my.py:", "my.py:1x", "my.py@xyz", "my.py:a:b", "my.py@abc"]
+)
 def test_no_reference(reference: str) -> None:
     assert refused(reference).what == f"{reference!r} names no job"
 
@@ -151,10 +162,15 @@ def test_a_file_that_raises(path: Path) -> None:
     assert refused(path).what == error.what  # a module that failed is not kept
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("import sys\nsys.exit(3)\n", "raised SystemExit: 3"), ("import torchh\n", "raised ModuleNotFoundError: No module"),
-    ("raise ValueError\n", "raised ValueError"), ("assert False\n", "raised AssertionError"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import sys\nsys.exit(3)\n", "raised SystemExit: 3"),
+        ("import torchh\n", "raised ModuleNotFoundError: No module"),
+        ("raise ValueError\n", "raised ValueError"),
+        ("assert False\n", "raised AssertionError"),
+    ],
+)
 def test_files_that_raise(path: Path, text: str, words: str) -> None:
     path.write_text(text)
     assert words in refused(path).what
@@ -174,13 +190,20 @@ def test_not_text(path: Path) -> None:
     assert "raised" in refused(path).what
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("def job():\n    return 3\n", r"my.py: job\(\) gave int\n  rule:  it returns a drumline.Job"),
-    ("def job():\n    pass\n", r"my.py: job\(\) gave NoneType"), ("job = 3\n", "my.py: job is of type int"),
-    ("def job(x):\n    pass\n", r"job\(\) raised TypeError: job\(\) missing 1 required positional argument"),
-    ("def job():\n    raise KeyError('k')\n", r"job\(\) raised KeyError: 'k'\n  where: .*my.py, line 2: raise KeyError"),
-    ("import drumline as dl\ndef job():\n    return dl.Job(1, 1, 1, 1, 1)\n", "Job.model is 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def job():\n    return 3\n", r"my.py: job\(\) gave int\n  rule:  it returns a drumline.Job"),
+        ("def job():\n    pass\n", r"my.py: job\(\) gave NoneType"),
+        ("job = 3\n", "my.py: job is of type int"),
+        ("def job(x):\n    pass\n", r"job\(\) raised TypeError: job\(\) missing 1 required positional argument"),
+        (
+            "def job():\n    raise KeyError('k')\n",
+            r"job\(\) raised KeyError: 'k'\n  where: .*my.py, line 2: raise KeyError",
+        ),
+        ("import drumline as dl\ndef job():\n    return dl.Job(1, 1, 1, 1, 1)\n", "Job.model is 1"),
+    ],
+)
 def test_not_a_job(path: Path, text: str, words: str) -> None:
     path.write_text(text)
     with pytest.raises(JobError, match=words):

@@ -72,10 +72,15 @@ def test_file_and_back(tmp_path: Path) -> None:
     assert Timeline.load(tmp_path / "t.json") == TIMELINE
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("{", "is damaged"), ("{}", "key 'origin' is missing"), ('{"origin": "x", "spans": [{"rank": "a"}]}', "spans.0"),
-    ('{"origin": "x", "spanz": []}', "unknown key 'spanz'\n.*\n  try:   Did you mean 'spans'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is damaged"),
+        ("{}", "key 'origin' is missing"),
+        ('{"origin": "x", "spans": [{"rank": "a"}]}', "spans.0"),
+        ('{"origin": "x", "spanz": []}', "unknown key 'spanz'\n.*\n  try:   Did you mean 'spans'"),
+    ],
+)
 def test_a_damaged_file(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(CorruptFile, match=words):
@@ -87,8 +92,10 @@ def test_chrome() -> None:
     spans = [e for e in document["traceEvents"] if e["ph"] == "X"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in document["traceEvents"] if e["ph"] == "M"}
     assert [(e["name"], e["pid"], e["ts"], e["dur"]) for e in spans] == [
-        ("forward", 0, 1e6, 5e5), ("all-reduce", 0, 1.25e6, 7.5e5), ("forward", 3, 1e6, 7.5e5),
-    ]  # fmt: skip
+        ("forward", 0, 1e6, 5e5),
+        ("all-reduce", 0, 1.25e6, 7.5e5),
+        ("forward", 3, 1e6, 7.5e5),
+    ]
     assert [names[e["pid"], e["tid"]] for e in spans] == ["compute", "communication", "compute"]
     assert {e["cat"] for e in spans} == {"measured"}
     assert spans[1]["args"] == {"bytes": 8.0}

@@ -49,25 +49,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ELSEWHERE = (
-    "drumline verify", "drumline bench", "drumline profile examples/gpt.py --dry-run", "drumline run",
-    "drumline train examples/gpt.py --plan dp=2,zero=1", "drumline train examples/gpt.py --plan dp=1",
+    "drumline verify",
+    "drumline bench",
+    "drumline profile examples/gpt.py --dry-run",
+    "drumline run",
+    "drumline train examples/gpt.py --plan dp=2,zero=1",
+    "drumline train examples/gpt.py --plan dp=1",
     "drumline export",
-)  # fmt: skip
+)
 """No other command but these needs what these leave, and other quick tests have each of them."""
 
 
-@pytest.mark.parametrize("command", [
-    pytest.param(command, marks=pytest.mark.slow if command.startswith(ELSEWHERE) else ()) for command in commands()
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(command, marks=pytest.mark.slow if command.startswith(ELSEWHERE) else ()) for command in commands()],
+)
 def test_command(command: str, folder: Path) -> None:
     run(command, folder)
 
 
 def run(command: str, folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)], cwd=folder, capture_output=True, text=True, timeout=280,
+        [sys.executable, "-m", *shlex.split(command)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
         env={**os.environ, "DRUMLINE_CACHE": str(folder / "cache")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 

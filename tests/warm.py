@@ -19,7 +19,9 @@ from typing import Any
 from world import PRELOAD
 
 
-def python(*words: object, cwd: Path | None = None, timeout: float = 120.0, **env: str) -> subprocess.CompletedProcess[str]:
+def python(
+    *words: object, cwd: Path | None = None, timeout: float = 120.0, **env: str
+) -> subprocess.CompletedProcess[str]:
     """What `python SCRIPT ARGUMENTS` or `python -m MODULE ARGUMENTS` would print, and how it would end."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -27,7 +29,9 @@ def python(*words: object, cwd: Path | None = None, timeout: float = 120.0, **en
     with tempfile.TemporaryDirectory(prefix="drumline-warm-") as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         environment = {**os.environ, **env}
-        process: Any = context.Process(target=_program, args=(argv, str(cwd or Path.cwd()), environment, str(out), str(err)))
+        process: Any = context.Process(
+            target=_program, args=(argv, str(cwd or Path.cwd()), environment, str(out), str(err))
+        )
         process.start()
         process.join(timeout)
         if process.is_alive():

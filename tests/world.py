@@ -82,7 +82,8 @@ class World:
         for rank in range(self.size):
             here, there = context.Pipe()
             process = context.Process(
-                target=_rank_main, daemon=True,
+                target=_rank_main,
+                daemon=True,
                 args=(there, rank, self.size, os.path.join(self._folder, "store"), self.backend, self._patience),
             )
             process.start()
@@ -141,9 +142,14 @@ def _rank_main(pipe: Any, rank: int, size: int, store: str, backend: str, patien
     """The life of a rank: join, then run what comes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size),
-        DRUMLINE_STORE=store, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
-    )  # fmt: skip
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(size),
+        DRUMLINE_STORE=store,
+        GLOO_SOCKET_IFNAME="lo",
+        OMP_NUM_THREADS="1",
+    )
     import torch
 
     from drumline.comm.environment import connect

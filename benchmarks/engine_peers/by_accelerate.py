@@ -15,9 +15,11 @@ def make(work: Work) -> Step:
     plugins: dict[str, Any] = {"kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]}
     if work.stage >= 2:
         plugins["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=2, reshard_after_forward=work.stage == 3, auto_wrap_policy="transformer_based_wrap",
+            fsdp_version=2,
+            reshard_after_forward=work.stage == 3,
+            auto_wrap_policy="transformer_based_wrap",
             transformer_cls_names_to_wrap=["Block"],
-        )  # fmt: skip
+        )
     accelerator = Accelerator(cpu=True, **plugins)
     if work.stage >= 2 and accelerator.distributed_type != DistributedType.FSDP:
         raise Refused("on a CPU it takes its FSDP plugin and runs DDP, without a word")

@@ -93,9 +93,13 @@ def work_for(stage: int, samples: int, shm: Any) -> Work:
     """Make the case's batches on this rank."""
     p = dist.get_world_size()
     job = Job(
-        model=GPT, loss=loss_of, optimizer=partial(torch.optim.AdamW, **ADAMW),
-        data=partial(Tokens, KEPT * samples * p, CONTEXT), batch_size=samples * p, clip=CLIP,
-    )  # fmt: skip
+        model=GPT,
+        loss=loss_of,
+        optimizer=partial(torch.optim.AdamW, **ADAMW),
+        data=partial(Tokens, KEPT * samples * p, CONTEXT),
+        batch_size=samples * p,
+        clip=CLIP,
+    )
     stream = Stream(job, job.data(), dp=p, index=dist.get_rank())
     return Work(stage, samples, tuple(stream.batch(i) for i in range(KEPT)), job, shm)
 

@@ -39,9 +39,13 @@ class Entry:
         x, y = self.sample(2)
         data = [(_pick(x, 0), _pick(y, 0))] * SAMPLES
         return dl.Job(
-            model=lambda: self.make().to(self.dtype) if self.dtype else self.make(), data=lambda: data,
-            batch_size=batch or self.batch, loss=_loss, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-5), clip=1.0,
-        )  # fmt: skip
+            model=lambda: self.make().to(self.dtype) if self.dtype else self.make(),
+            data=lambda: data,
+            batch_size=batch or self.batch,
+            loss=_loss,
+            optimizer=lambda p: torch.optim.AdamW(p, lr=1e-5),
+            clip=1.0,
+        )
 
 
 def _pick(value: Any, i: int) -> Any:

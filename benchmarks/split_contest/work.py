@@ -50,8 +50,12 @@ class Work:
 def work_for(plan: str, samples: int, micro: int, shm: Any) -> Work:
     """Make the case's batches."""
     job = Job(
-        model=partial(GPT, SIZE), loss=loss_of, optimizer=partial(torch.optim.AdamW, **ADAMW),
-        data=partial(Tokens, KEPT * samples, SIZE.context), batch_size=samples, clip=CLIP,
-    )  # fmt: skip
+        model=partial(GPT, SIZE),
+        loss=loss_of,
+        optimizer=partial(torch.optim.AdamW, **ADAMW),
+        data=partial(Tokens, KEPT * samples, SIZE.context),
+        batch_size=samples,
+        clip=CLIP,
+    )
     stream = Stream(job, job.data(), micro=micro)
     return Work(plan, micro, job, tuple(stream.batch(i) for i in range(KEPT)), shm)

@@ -1,12 +1,12 @@
 """The average of a list by scatter and gather: the first rank deals it out, each averages its part.
 
-    drumline run -n 4 examples/mpi/average.py
+drumline run -n 4 examples/mpi/average.py
 
-    rank 0 averages [0.0, 1.0, 2.0] to 1.00
-    rank 1 averages [3.0, 4.0, 5.0] to 4.00
-    rank 2 averages [6.0, 7.0, 8.0] to 7.00
-    rank 3 averages [9.0, 10.0, 11.0] to 10.00
-    the average of 12 numbers is 5.50
+rank 0 averages [0.0, 1.0, 2.0] to 1.00
+rank 1 averages [3.0, 4.0, 5.0] to 4.00
+rank 2 averages [6.0, 7.0, 8.0] to 7.00
+rank 3 averages [9.0, 10.0, 11.0] to 10.00
+the average of 12 numbers is 5.50
 """
 
 import numpy as np

@@ -1,10 +1,10 @@
 """A broken exchange: both ranks receive before they send, so both wait for ever. Drumline says so, with the lines.
 
-    drumline run -n 2 examples/mpi/deadlock.py
+drumline run -n 2 examples/mpi/deadlock.py
 
-    deadlock: ranks 0, 1 wait for what cannot come
-      rank 0: Recv from rank 1, tag 7, at deadlock.py:18
-      rank 1: Recv from rank 0, tag 7, at deadlock.py:18
+deadlock: ranks 0, 1 wait for what cannot come
+  rank 0: Recv from rank 1, tag 7, at deadlock.py:18
+  rank 1: Recv from rank 0, tag 7, at deadlock.py:18
 """
 
 import numpy as np

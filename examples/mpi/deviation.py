@@ -1,9 +1,9 @@
 """The standard deviation of numbers that no rank has all of: two all-reduces, and every rank knows it.
 
-    drumline run -n 4 examples/mpi/deviation.py
+drumline run -n 4 examples/mpi/deviation.py
 
-    4 ranks with 1000 numbers each: mean 1999.50, standard deviation 1154.70
-    all ranks have the same bits: True
+4 ranks with 1000 numbers each: mean 1999.50, standard deviation 1154.70
+all ranks have the same bits: True
 """
 
 import math

@@ -1,11 +1,11 @@
 """Ranks as a grid with two columns: `Split` makes a communicator of each row and each column, which sum by themselves.
 
-    drumline run -n 4 examples/mpi/grid.py
+drumline run -n 4 examples/mpi/grid.py
 
-    rank 0 at row 0, column 0: sum of its row 1, sum of its column 2
-    rank 1 at row 0, column 1: sum of its row 1, sum of its column 4
-    rank 2 at row 1, column 0: sum of its row 5, sum of its column 2
-    rank 3 at row 1, column 1: sum of its row 5, sum of its column 4
+rank 0 at row 0, column 0: sum of its row 1, sum of its column 2
+rank 1 at row 0, column 1: sum of its row 1, sum of its column 4
+rank 2 at row 1, column 0: sum of its row 5, sum of its column 2
+rank 3 at row 1, column 1: sum of its row 5, sum of its column 4
 """
 
 from drumline import MPI

@@ -1,8 +1,8 @@
 """Pi by a sum over ranks: each integrates every size-th stripe under 4 / (1 + x*x), and the root adds them up.
 
-    drumline run -n 4 examples/mpi/pi.py
+drumline run -n 4 examples/mpi/pi.py
 
-    pi is about 3.1415926536, from 1000000 stripes on 4 ranks
+pi is about 3.1415926536, from 1000000 stripes on 4 ranks
 """
 
 import numpy as np

@@ -1,11 +1,11 @@
 """A token goes round a ring without anybody blocking: receives are posted first, so no order of ranks can deadlock.
 
-    drumline run -n 4 examples/mpi/ring.py
+drumline run -n 4 examples/mpi/ring.py
 
-    round 1: [3, 0, 1, 2]
-    round 2: [2, 3, 0, 1]
-    round 3: [1, 2, 3, 0]
-    round 4: [0, 1, 2, 3]
+round 1: [3, 0, 1, 2]
+round 2: [2, 3, 0, 1]
+round 3: [1, 2, 3, 0]
+round 4: [0, 1, 2, 3]
 """
 
 import numpy as np

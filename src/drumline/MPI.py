@@ -18,7 +18,7 @@ from .mpi.attributes import (
     Errhandler,
     File,
     Session,
-)  # fmt: skip
+)
 from .mpi.buffers import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE
 from .mpi.comm import (
     COMM_NULL,
@@ -32,7 +32,7 @@ from .mpi.comm import (
     Intracomm,
     Topocomm,
     _comm_lock_table,
-)  # fmt: skip
+)
 from .mpi.constants import *  # noqa: F403
 from .mpi.datatype import Datatype
 from .mpi.exception import Get_error_class, Get_error_string
@@ -58,7 +58,7 @@ from .mpi.op import (
     REPLACE,
     SUM,
     Op,
-)  # fmt: skip
+)
 from .mpi.pickles import Pickle
 from .mpi.pickles import default as pickle
 from .mpi.request import REQUEST_NULL, Grequest, Prequest, Request

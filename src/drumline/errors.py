@@ -1,15 +1,15 @@
 """The error tree. Each branch carries the exit code that the command line ends with.
 
-    DrumlineError              1
-    ├── InputError             2   something given by the user is wrong
-    │   ├── PlanError              a plan that cannot be, or that nothing here can run
-    │   ├── ClusterError           a cluster file
-    │   ├── JobError               a job file, or what its functions did
-    │   └── TraceError             a model that cannot be traced
-    ├── DoesNotFit             3   no plan fits the memory
-    ├── VerificationError      4   the plan does not compute what the reference computes
-    ├── GaveUp                 5   a rank failed
-    └── CorruptFile            6   a file that was written by a program, and is damaged
+DrumlineError              1
+├── InputError             2   something given by the user is wrong
+│   ├── PlanError              a plan that cannot be, or that nothing here can run
+│   ├── ClusterError           a cluster file
+│   ├── JobError               a job file, or what its functions did
+│   └── TraceError             a model that cannot be traced
+├── DoesNotFit             3   no plan fits the memory
+├── VerificationError      4   the plan does not compute what the reference computes
+├── GaveUp                 5   a rank failed
+└── CorruptFile            6   a file that was written by a program, and is damaged
 """
 
 from __future__ import annotations

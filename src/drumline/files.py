@@ -112,8 +112,10 @@ def to_plain(value: Any) -> Any:
         table = {}
         for f in dataclasses.fields(value):
             item = getattr(value, f.name)
-            default = f.default if f.default is not dataclasses.MISSING else (
-                f.default_factory() if f.default_factory is not dataclasses.MISSING else dataclasses.MISSING
+            default = (
+                f.default
+                if f.default is not dataclasses.MISSING
+                else (f.default_factory() if f.default_factory is not dataclasses.MISSING else dataclasses.MISSING)
             )
             if item is None or (default is not dataclasses.MISSING and item == default):
                 continue

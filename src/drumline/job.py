@@ -111,9 +111,10 @@ class Job:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if found["digest"] and not digest.startswith(found["digest"]):
             raise JobError(
-                f"{path} has changed", rule=f"its digest is {digest[:16]}, not {found['digest'][:16]}",
+                f"{path} has changed",
+                rule=f"its digest is {digest[:16]}, not {found['digest'][:16]}",
                 fix="run it with the file as it was, or without the digest",
-            )  # fmt: skip
+            )
         module = _run_file(path, text, digest)
         if not hasattr(module, name):
             names = [k for k, v in vars(module).items() if isinstance(v, Job) or callable(v)]

@@ -71,11 +71,17 @@ class Timeline:
         ]
         events += [
             {
-                "ph": "X", "name": s.name, "cat": self.origin, "pid": s.rank, "tid": lanes[s.rank, s.lane],
-                "ts": 1e6 * s.start, "dur": 1e6 * (s.end - s.start), "args": {"bytes": s.bytes},
+                "ph": "X",
+                "name": s.name,
+                "cat": self.origin,
+                "pid": s.rank,
+                "tid": lanes[s.rank, s.lane],
+                "ts": 1e6 * s.start,
+                "dur": 1e6 * (s.end - s.start),
+                "args": {"bytes": s.bytes},
             }
             for s in self.spans
-        ]  # fmt: skip
+        ]
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
     def __str__(self) -> str:

@@ -30,9 +30,12 @@ CLUSTER = Cluster("here", Device("core", "cpu", 1e9, 1e10, {"fp32": 1e10}, 1e-6)
 
 def drumline(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "drumline", "bench", *map(str, arguments)], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", "drumline", "bench", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
         env={**os.environ, **env},
-    )  # fmt: skip
+    )
 
 
 def refused(*arguments: object) -> str:
@@ -47,9 +50,23 @@ class TestCommand:
         file, picture = tmp_path / "here.toml", tmp_path / "bench.html"
         CLUSTER.save(file)
         done = here(
-            "bench", "all_reduce", "latency", "bandwidth", "barrier", "--transports", "threads,gloo", "--sizes", "8,4KiB",
-            "--seconds", 2, "--save", file, "--picture", picture, "--json",
-        )  # fmt: skip
+            "bench",
+            "all_reduce",
+            "latency",
+            "bandwidth",
+            "barrier",
+            "--transports",
+            "threads,gloo",
+            "--sizes",
+            "8,4KiB",
+            "--seconds",
+            2,
+            "--save",
+            file,
+            "--picture",
+            picture,
+            "--json",
+        )
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         rows = found["results"]
@@ -92,7 +109,16 @@ class TestCommand:
 
     def test_named_algorithms_are_shown_one_by_one(self) -> None:
         done = here(
-            "bench", "broadcast", "--transports", "threads", "--sizes", "64KiB", "--algorithms", "chain*4,flat", "--seconds", 1
+            "bench",
+            "broadcast",
+            "--transports",
+            "threads",
+            "--sizes",
+            "64KiB",
+            "--algorithms",
+            "chain*4,flat",
+            "--seconds",
+            1,
         )
         assert done.returncode == 0, done.stderr
         assert "chain*4" in done.stdout and "flat" in done.stdout and "binomial" not in done.stdout
@@ -155,9 +181,13 @@ def result(algorithm: str, seconds: float, size: int = 1000, **more: Any) -> Res
 
 def test_verdicts() -> None:
     rows = [
-        result("ring", 2e-3), result("doubling", 1e-3), result("auto", 1.9e-3, chosen="ring"),
-        result("ring", 1e-3, 2000), result("chain", 5e-4, 2000, segments=4), result("auto", 9e-4, 2000, chosen="chain*4"),
-    ]  # fmt: skip
+        result("ring", 2e-3),
+        result("doubling", 1e-3),
+        result("auto", 1.9e-3, chosen="ring"),
+        result("ring", 1e-3, 2000),
+        result("chain", 5e-4, 2000, segments=4),
+        result("auto", 9e-4, 2000, chosen="chain*4"),
+    ]
     first, second = verdicts(rows)
     assert (first.best.label, first.ratio) == ("doubling", 2.0)
     assert (second.best.label, second.ratio) == ("chain*4", 1.0)  # its own time counts, not that of auto's turn
@@ -173,9 +203,10 @@ def test_tables_replace_those_of_the_same_collective() -> None:
     rows = [result("ring", 2e-3, 2000), result("ring", 1e-3), result("auto", 1e-3), result("ring", 3e-3, segments=4)]
     found = with_tables(cluster, Outcome(rows), "measured now").collective
     assert found == (
-        kept, Table("all_reduce", "gloo", 4, (1000.0, 2000.0), (1e-3, 2e-3), "ring"),
+        kept,
+        Table("all_reduce", "gloo", 4, (1000.0, 2000.0), (1e-3, 2e-3), "ring"),
         Table("all_reduce", "gloo", 4, (1000.0,), (3e-3,), "ring", 4),
-    )  # fmt: skip
+    )
     assert tables(rows) == found[1:]
 
 
@@ -188,8 +219,10 @@ def test_every_collective_is_measured_and_auto_follows_the_tables() -> None:
 
     def body(transport: Transport) -> dict[tuple[str, int], str]:
         comm = Communicator(transport, cluster=cluster)
-        return {(v.best.collective, v.best.bytes): comm.choose(v.best.collective, v.best.bytes).algorithm
-                for v in verdicts(outcome.results)}  # fmt: skip
+        return {
+            (v.best.collective, v.best.bytes): comm.choose(v.best.collective, v.best.bytes).algorithm
+            for v in verdicts(outcome.results)
+        }
 
     chosen = run_threads(body, 3)[0]
     assert chosen == {(v.best.collective, v.best.bytes): v.best.algorithm for v in verdicts(outcome.results)}

@@ -16,11 +16,13 @@ from command import here
 from drumline.cluster import Cluster, Device, Link, Node
 
 MACHINE = Cluster(
-    "here", Device("core", "cpu", 1e10, 1e10, {"fp32": 1e10}, 1e-5, threads=1), Node(2, Link(1e-4, 1e9)),
+    "here",
+    Device("core", "cpu", 1e10, 1e10, {"fp32": 1e10}, 1e-5, threads=1),
+    Node(2, Link(1e-4, 1e9)),
     origin={"": "measured", "device": "measured", "node": "measured"},
-)  # fmt: skip
+)
 ROOT = Path(__file__).parents[2]
-TINY = '''
+TINY = """
 import torch
 import torch.nn.functional as F
 import drumline as dl
@@ -35,8 +37,8 @@ def job():
         batch_size=10,
         steps=6,
     )
-'''
-BROKEN = '''
+"""
+BROKEN = """
 import torch
 import torch.distributed as dist
 import drumline as dl
@@ -65,14 +67,18 @@ def job():
         data=lambda: [(torch.arange(4.0) + i, torch.ones(2) * i) for i in range(20)],
         batch_size=8,
     )
-'''
+"""
 
 
 def drumline(*arguments: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "drumline", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=200,
+        [sys.executable, "-m", "drumline", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=200,
         env={**os.environ, **env},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -159,7 +165,9 @@ class TestBadInput:
         model = "class M(torch.nn.Linear):\n    def forward(self, x):\n        y = super().forward(x)\n"
         model += "        return y if y.sum() > 0 else -y\n"
         text = TINY.replace("def job", model + "\n\ndef job")
-        text = text.replace("torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))", "M(8, 4)")
+        text = text.replace(
+            "torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))", "M(8, 4)"
+        )
         (tmp_path / "m.py").write_text(text)
         told = refused(2, "profile", "m.py", cwd=tmp_path)
         assert "M cannot be traced" in told and "y.sum() > 0" in told and "torch.where" in told
@@ -274,12 +282,16 @@ class TestLoop:
         path.write_text(good)
 
     def test_run_a_script(self, folder: Path) -> None:
-        (folder / "s.py").write_text("import os, sys\nsys.stdout.write(f'{os.environ[\"RANK\"]} {os.environ[\"WORLD_SIZE\"]} {sys.argv[1]}\\n')\n")
+        (folder / "s.py").write_text(
+            'import os, sys\nsys.stdout.write(f\'{os.environ["RANK"]} {os.environ["WORLD_SIZE"]} {sys.argv[1]}\\n\')\n'
+        )
         done = drumline("run", "-n", 3, "s.py", "--flag", cwd=folder)
         assert sorted(done.stdout.split("\n")[:3]) == [f"{r} 3 --flag" for r in range(3)]
         done = drumline("run", "-n", 2, "s.py", "--ranks", cwd=folder)  # what follows the script is the script's
         assert sorted(done.stdout.split("\n")[:2]) == ["0 2 --ranks", "1 2 --ranks"]
-        (folder / "f.py").write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)\n")
+        (folder / "f.py").write_text(
+            "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)\n"
+        )
         assert "rank 1 ended with exit code 7" in refused(5, "run", "-n", 2, "f.py", cwd=folder, run=drumline)
 
 

@@ -36,7 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corrected")
     (folder / "j.py").write_text(JOB)
     device = Device("cpu", "cpu", 1e10, 1e10, {"fp32": 1e10}, 1e-5, threads=1)
-    Cluster("mine", device, Node(2, Link(1e-4, 1e9)), origin={"": "measured", "device": "measured", "node": "measured"}).save(folder / "mine.toml")
+    Cluster(
+        "mine", device, Node(2, Link(1e-4, 1e9)), origin={"": "measured", "device": "measured", "node": "measured"}
+    ).save(folder / "mine.toml")
     return folder
 
 
@@ -53,7 +55,9 @@ def planned(folder: Path, job: str = "job", *arguments: str) -> dict[str, Any]:
 
 def test_a_run_corrects_the_next_prediction(folder: Path) -> None:
     before = planned(folder)
-    assert before["correction"] == "" and all(p["step_seconds"] == p["uncorrected_step_seconds"] for p in before["plans"])
+    assert before["correction"] == "" and all(
+        p["step_seconds"] == p["uncorrected_step_seconds"] for p in before["plans"]
+    )
     command = ("train", "j.py", "--plan", "dp=1", "--cluster", "mine.toml")
     done = drumline(folder, *command, "-o", "first")
     assert done.returncode == 0, done.stderr
@@ -69,12 +73,18 @@ def test_a_run_corrects_the_next_prediction(folder: Path) -> None:
     assert "corrected by" not in (folder / "first" / "report.html").read_text()
 
     after = planned(folder)
-    assert after["given"]["uncorrected_step_seconds"] == before["given"]["step_seconds"] != after["given"]["step_seconds"]
+    assert (
+        after["given"]["uncorrected_step_seconds"] == before["given"]["step_seconds"] != after["given"]["step_seconds"]
+    )
     assert "2 of them of this job" in after["given"]["correction"]
     another = planned(folder, "other")["given"]
-    assert "none of this job" in another["correction"] and another["step_seconds"] != another["uncorrected_step_seconds"]
+    assert (
+        "none of this job" in another["correction"] and another["step_seconds"] != another["uncorrected_step_seconds"]
+    )
     plain = planned(folder, "job", "--no-corrections")
-    assert plain["given"] == before["given"] and [p["plan"] for p in plain["plans"]] == [p["plan"] for p in before["plans"]]
+    assert plain["given"] == before["given"] and [p["plan"] for p in plain["plans"]] == [
+        p["plan"] for p in before["plans"]
+    ]
     shown = here("plan", "j.py", "--cluster", "mine.toml", "--formula", cwd=folder).stdout
     assert "corrected by 2 runs on this machine" in shown and "without" in shown and "before correction = " in shown
 
@@ -103,7 +113,10 @@ def test_profile_tells_of_this_machine(folder: Path) -> None:
 def test_bad_and_old_files_are_named_and_not_used(folder: Path) -> None:
     path = folder / "mine.corrections.json"
     good = path.read_text()
-    for text, words in (("{", "is damaged (JSON"), ('{"format": 9}', "later drumline (format 9; this one reads up to 1)")):
+    for text, words in (
+        ("{", "is damaged (JSON"),
+        ('{"format": 9}', "later drumline (format 9; this one reads up to 1)"),
+    ):
         path.write_text(text)
         done = here("plan", "j.py", "--cluster", "mine.toml", "--json", cwd=folder)
         assert done.returncode == 0 and json.loads(done.stdout)["correction"] == ""
@@ -113,7 +126,9 @@ def test_bad_and_old_files_are_named_and_not_used(folder: Path) -> None:
     (folder / "mine.toml").write_text(measured + "\n# measured anew\n")
     done = here("plan", "j.py", "--cluster", "mine.toml", "--json", cwd=folder)
     assert json.loads(done.stdout)["correction"] == ""
-    assert "2 of 2 runs in mine.corrections.json were with another measurement or torch, and are not used" in done.stderr
+    assert (
+        "2 of 2 runs in mine.corrections.json were with another measurement or torch, and are not used" in done.stderr
+    )
     (folder / "mine.toml").write_text(measured)
     found = json.loads(here("measure", "--forget", "-o", "mine.toml", "--json", cwd=folder).stdout)
     assert found == {"removed": ["mine.corrections.json"]} and not path.exists()

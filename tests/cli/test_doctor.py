@@ -19,9 +19,12 @@ TOPICS = ("devices", "memory", "shared memory", "limits", "disk", "network", "cl
 
 def drumline(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "drumline", "doctor", *arguments], capture_output=True, text=True, timeout=200,
+        [sys.executable, "-m", "drumline", "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
         env={**os.environ, **env},
-    )  # fmt: skip
+    )
 
 
 def test_quick() -> None:
@@ -46,11 +49,15 @@ def test_everything_as_json() -> None:
     tried = {(t["backend"], t["device"], t["operation"]): t["state"] for t in found["matrix"]}
     assert tried["gloo", "cpu", "all_reduce float32"] == "ok"
     assert tried["shm", "cpu", "all_reduce bfloat16"] == "ok"
-    assert {op for b, d, op in tried if (b, d) == ("mpi", "cpu")} == {op for b, d, op in tried if (b, d) == ("gloo", "cpu")}
+    assert {op for b, d, op in tried if (b, d) == ("mpi", "cpu")} == {
+        op for b, d, op in tried if (b, d) == ("gloo", "cpu")
+    }
     assert done.stderr == ""
 
 
-def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], trials: list[doctor.Trial], *arguments: str) -> tuple[int, str]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, findings: list[Finding], trials: list[doctor.Trial], *arguments: str
+) -> tuple[int, str]:
     """The command in this process, on what it is given to find."""
     monkeypatch.setattr(doctor, "examine", lambda on_topic: findings)
     monkeypatch.setattr(doctor, "columns", lambda: [doctor.Column("gloo", "cpu", 2)])
@@ -70,10 +77,11 @@ def test_a_problem_ends_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [
-        doctor.Trial("gloo", "cpu", "barrier", "ok"), doctor.Trial("gloo", "cpu", "all_gather", "ok"),
+        doctor.Trial("gloo", "cpu", "barrier", "ok"),
+        doctor.Trial("gloo", "cpu", "all_gather", "ok"),
         doctor.Trial("shm", "cpu", "barrier", "aborts", "rank 1 was ended by SIGABRT"),
         doctor.Trial("shm", "cpu", "all_gather", "refused", "RuntimeError: no"),
-    ]  # fmt: skip
+    ]
     monkeypatch.setenv("COLUMNS", "100")
     code, text = run(monkeypatch, [], trials)
     assert code == 0

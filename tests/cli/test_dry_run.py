@@ -10,7 +10,7 @@ from command import here
 
 from drumline.runtime.dryrun import DryRun
 
-JOB = '''
+JOB = """
 import torch
 import drumline as dl
 
@@ -34,7 +34,7 @@ def job():
 
 def reads():
     return made(Reads)
-'''
+"""
 
 
 @pytest.fixture
@@ -101,6 +101,9 @@ def test_a_model_that_asks_for_values_is_planned_and_not_run(folder: Path) -> No
 
 
 def test_what_has_no_model_cannot_be_run() -> None:
-    for words in (("plan", "gpt:1.3b", "--cluster", "dgx-h100", "--dry-run"), ("profile", "gpt:1.3b", "--dry-run", "dp=2")):
+    for words in (
+        ("plan", "gpt:1.3b", "--cluster", "dgx-h100", "--dry-run"),
+        ("profile", "gpt:1.3b", "--dry-run", "dp=2"),
+    ):
         done = here(*words)
         assert done.returncode == 2 and "needs a job" in done.stderr

@@ -15,7 +15,7 @@ from drumline.plan.config import read
 
 CONFIGS = Path(__file__).parents[1] / "plan" / "configs"
 CLUSTER = ("--cluster", "dgx-h100", "--devices", "8")
-JOB = '''
+JOB = """
 import torch
 import drumline as dl
 
@@ -25,12 +25,25 @@ def job():
         model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)), loss=torch.nn.functional.cross_entropy,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9), data=lambda: [(torch.zeros(8), 0)] * 64, batch_size=16, clip=2.0,
     )
-'''
+"""
 
 
 def test_from_then_emit_then_from_again(tmp_path: Path) -> None:
     """A Hugging Face config, its open keys decided, written out, read back: the same plan."""
-    done = here("plan", "gpt:1.3b", *CLUSTER, "--batch", 64, "--from", CONFIGS / "hf_zero3.json", "--emit", "deepspeed", "-o", tmp_path / "ds.json", "--json")
+    done = here(
+        "plan",
+        "gpt:1.3b",
+        *CLUSTER,
+        "--batch",
+        64,
+        "--from",
+        CONFIGS / "hf_zero3.json",
+        "--emit",
+        "deepspeed",
+        "-o",
+        tmp_path / "ds.json",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     value = json.loads(done.stdout)
     assert value["plan"].startswith("dp=8,zero=3") and "precision=bf16" in value["plan"]
@@ -55,14 +68,20 @@ def test_from_tells_what_became_of_the_keys(tmp_path: Path) -> None:
 def test_the_best_plan_is_written_for_another_tool() -> None:
     done = here("plan", "gpt:1.3b", *CLUSTER, "--batch", 64, "--emit", "megatron")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("--tensor-model-parallel-size ") and "--num-layers 24 --hidden-size 2048" in done.stdout
+    assert (
+        done.stdout.startswith("--tensor-model-parallel-size ") and "--num-layers 24 --hidden-size 2048" in done.stdout
+    )
     assert "optimizer: " in done.stderr
 
 
 def test_where_the_best_cannot_be_expressed_the_next_best_is_named() -> None:
     done = here("plan", "gpt:1.3b", *CLUSTER, "--batch", 60, "--emit", "torchtitan")
     assert done.returncode == 2
-    assert done.stderr.count("try:") == 1 and "--plan dp=" in done.stderr and "the fastest that it can express" in done.stderr
+    assert (
+        done.stderr.count("try:") == 1
+        and "--plan dp=" in done.stderr
+        and "the fastest that it can express" in done.stderr
+    )
 
 
 def test_a_given_plan_needs_no_machines(tmp_path: Path) -> None:
@@ -72,7 +91,17 @@ def test_a_given_plan_needs_no_machines(tmp_path: Path) -> None:
     table = json.loads(done.stdout)
     assert (table["train_batch_size"], table["gradient_clipping"]) == (16, 2.0)
     assert table["optimizer"] == {"type": "SGD", "params": {"lr": 0.5, "weight_decay": 0.0, "momentum": 0.9}}
-    done = here("plan", "job.py", "--from", CONFIGS / "acc_deepspeed_zero2.yaml", "--emit", "accelerate", "--batch", 64, cwd=tmp_path)
+    done = here(
+        "plan",
+        "job.py",
+        "--from",
+        CONFIGS / "acc_deepspeed_zero2.yaml",
+        "--emit",
+        "accelerate",
+        "--batch",
+        64,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert "zero_stage: 2" in done.stdout and "gradient_accumulation_steps: 4" in done.stdout
 
@@ -92,12 +121,17 @@ def test_a_config_that_does_not_fit_ends_with_3() -> None:
     assert done.stderr.startswith("plan dp=8\n")
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("--emit", "deepsped"), "Did you mean 'deepspeed'?"), (("--from", "x.json", "--plan", "dp=2"), "both say the plan"),
-    (("--emit", "fabric", "--scaling"), "with another question"), (("--from", "not_there.json"), "no file not_there.json"),
-    (("--from", CONFIGS / "ds_smallest.json", "--batch", 9), "--batch(9) != the config's(8)"),
-    (("--from", CONFIGS / "acc_multi_node.yaml"), "num_processes(16) > devices(8)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--emit", "deepsped"), "Did you mean 'deepspeed'?"),
+        (("--from", "x.json", "--plan", "dp=2"), "both say the plan"),
+        (("--emit", "fabric", "--scaling"), "with another question"),
+        (("--from", "not_there.json"), "no file not_there.json"),
+        (("--from", CONFIGS / "ds_smallest.json", "--batch", 9), "--batch(9) != the config's(8)"),
+        (("--from", CONFIGS / "acc_multi_node.yaml"), "num_processes(16) > devices(8)"),
+    ],
+)
 def test_bad_input(arguments: tuple[object, ...], words: str) -> None:
     done = here("plan", "gpt:1.3b", *CLUSTER, *arguments)
     assert done.returncode == 2

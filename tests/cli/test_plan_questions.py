@@ -34,10 +34,24 @@ def refused(code: int, *arguments: object) -> str:
 
 def test_json_has_all_of_it() -> None:
     found = asked(
-        *SMALL, "--formula", "--pareto", "--fit", "--what-if", "link=50GB/s", "--tokens", "26B", "--price", 2,
-        "--mtbf", "12h", "--tuned-batch", 4,
-    )  # fmt: skip
-    assert {"families", "bounds", "unfit", "fit", "what_if", "formula", "pareto", "training", "saving", "rates"} <= set(found)
+        *SMALL,
+        "--formula",
+        "--pareto",
+        "--fit",
+        "--what-if",
+        "link=50GB/s",
+        "--tokens",
+        "26B",
+        "--price",
+        2,
+        "--mtbf",
+        "12h",
+        "--tuned-batch",
+        4,
+    )
+    assert {"families", "bounds", "unfit", "fit", "what_if", "formula", "pareto", "training", "saving", "rates"} <= set(
+        found
+    )
     assert found["objective"] == "time" and found["interrupted"] is False
     assert sum(found["bounds"].values()) == pytest.approx(1)
     names = [f["name"] for f in found["families"]]
@@ -66,7 +80,11 @@ def test_fit_in_text() -> None:
 
 def test_fit_where_nothing_does() -> None:
     done = here("plan", "gpt:175b", "--batch", 8, *FOUR, "--fit")
-    assert done.returncode == 3 and "No single change makes it fit" in done.stdout and "no plan for gpt:175b" in done.stderr
+    assert (
+        done.returncode == 3
+        and "No single change makes it fit" in done.stdout
+        and "no plan for gpt:175b" in done.stderr
+    )
     found = json.loads(here("plan", "gpt:175b", "--batch", 8, *FOUR, "--fit", "--json").stdout)
     assert found["plans"] == [] and found["fit"]["fits"] is False
 
@@ -99,7 +117,9 @@ def test_a_plan_of_ones_own() -> None:
     assert found["given"]["step_seconds"] >= found["plans"][0]["step_seconds"]
     assert "Your plan dp=4,precision=bf16" in here(*SMALL, "--plan", "dp=4", "--precision", "bf16").stdout
     full = asked(*SMALL, "--plan", "dp=4")
-    assert full["given"]["plan"] == "dp=4" and "precision" not in full["plans"][0]["plan"], "as the notation reads: fp32"
+    assert full["given"]["plan"] == "dp=4" and "precision" not in full["plans"][0]["plan"], (
+        "as the notation reads: fp32"
+    )
 
 
 def test_epochs_of_a_job(tmp_path: Path) -> None:
@@ -118,7 +138,9 @@ class TestBadInput:
         assert "at least one device" in refused(2, "plan", "gpt:1.3b", "--cluster", "dgx-h100", "--devices", 0)
 
     def test_more_tensor_parallelism_than_heads(self) -> None:
-        text = refused(2, "plan", "gpt:125m", "--cluster", "dgx-h100", "--devices", 24, "--plan", "tp=24,precision=bf16")
+        text = refused(
+            2, "plan", "gpt:125m", "--cluster", "dgx-h100", "--devices", 24, "--plan", "tp=24,precision=bf16"
+        )
         assert "12 heads" in text and "24" in text, text
 
     def test_a_batch_smaller_than_the_replicas(self) -> None:
@@ -132,20 +154,39 @@ class TestBadInput:
         assert "zero=3 with a split model" in refused(2, *SMALL, "--plan", "tp=2,dp=2,zero=3")
 
     def test_a_layer_larger_than_every_device(self) -> None:
-        text = refused(3, "plan", "mlp:2x65536", "--cluster", "dgx-h100", "--devices", 1, "--batch", 1, "--memory", "4GiB",
-                       "--set", "device.host.memory=1GB")  # fmt: skip
+        text = refused(
+            3,
+            "plan",
+            "mlp:2x65536",
+            "--cluster",
+            "dgx-h100",
+            "--devices",
+            1,
+            "--batch",
+            1,
+            "--memory",
+            "4GiB",
+            "--set",
+            "device.host.memory=1GB",
+        )
         assert "the largest layer" in text and "more than the" in text and "smaller or pruned model" in text
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (("--objective", "tiem"), "Did you mean 'time'?"), (("--tokens", "13X"), "not a number such as 13T"),
-            (("--tokens", "0"), "more than 0"), (("--epochs", "-1"), "more than 0"), (("--mtbf", "3GB"), "not a time"),
-            (("--tokens", "1B", "--epochs", "2"), "one of them"), (("--price", "-2"), "not negative"),
-            (("--epochs", "2"), "--samples"), (("--what-if", "link"), "KEY=VALUE"), (("--samples", "0"), "more than 0"),
+            (("--objective", "tiem"), "Did you mean 'time'?"),
+            (("--tokens", "13X"), "not a number such as 13T"),
+            (("--tokens", "0"), "more than 0"),
+            (("--epochs", "-1"), "more than 0"),
+            (("--mtbf", "3GB"), "not a time"),
+            (("--tokens", "1B", "--epochs", "2"), "one of them"),
+            (("--price", "-2"), "not negative"),
+            (("--epochs", "2"), "--samples"),
+            (("--what-if", "link"), "KEY=VALUE"),
+            (("--samples", "0"), "more than 0"),
             (("--what-if", "nod.link.alpha=1us"), "Did you mean 'node.link.alpha'?"),
         ],
-    )  # fmt: skip
+    )
     def test_options(self, arguments: tuple[str, ...], words: str) -> None:
         assert words in refused(2, *SMALL, *arguments)
 
@@ -164,7 +205,9 @@ def test_ctrl_c_prints_the_best_so_far(tmp_path: Path) -> None:
         "sys.argv = ['drumline', 'plan', 'gpt:1.3b', '--cluster', 'dgx-h100', '--devices', '4', '--json']\n"
         "main()\n"
     )
-    process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stderr is not None and process.stderr.readline().strip() == "now"
         time.sleep(0.2)

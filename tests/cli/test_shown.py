@@ -30,10 +30,16 @@ def shown(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("plan", "words"), [
-    ("dp=1", "1 rank"), ("dp=2", "2 ranks"), ("dp=2,zero=3", "2 ranks"), ("dp=2,backend=threads", "2 threads"),
-    ("dp=1,backend=threads", "1 thread"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ("dp=1", "1 rank"),
+        ("dp=2", "2 ranks"),
+        ("dp=2,zero=3", "2 ranks"),
+        ("dp=2,backend=threads", "2 threads"),
+        ("dp=1,backend=threads", "1 thread"),
+    ],
+)
 def test_threads_are_called_threads(plan: str, words: str) -> None:
     assert workers(Plan.parse(plan)) == words
 

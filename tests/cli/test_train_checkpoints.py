@@ -79,19 +79,27 @@ def test_save_resume_export(folder: Path) -> None:
     assert "step-00000005, step 5, saved under dp=2" in second.stdout
     assert losses(folder) == straight  # bit for bit; what was there is kept
     assert "(Young/Daly), --save-every" in second.stdout
-    done = subprocess.run(command("export", "run", "-o", "out", "--json"), cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command("export", "run", "-o", "out", "--json"), cwd=folder, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0 and list(json.loads(done.stdout)["files"]) == ["model.safetensors"], done.stderr
     plain = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3))
     plain.load_state_dict(safetensors.torch.load_file(folder / "out" / "model.safetensors"), strict=True)
 
 
-REFUSED = [(Checkpoints(2, 1), "keep >= 2"), (Checkpoints(-1), "--save-every -1"), (Checkpoints(resume="nowhere"), "no checkpoint nowhere")]
+REFUSED = [
+    (Checkpoints(2, 1), "keep >= 2"),
+    (Checkpoints(-1), "--save-every -1"),
+    (Checkpoints(resume="nowhere"), "no checkpoint nowhere"),
+]
 
 
 @pytest.mark.parametrize(("options", "text"), REFUSED)
 def test_refused_before_anything_is_started(folder: Path, options: Checkpoints, text: str) -> None:
     with pytest.raises(InputError, match=text):
-        train_now(str(folder / "j.py"), plan="dp=2", cluster="dgx-h100", output=str(folder / "run"), checkpoints=options)
+        train_now(
+            str(folder / "j.py"), plan="dp=2", cluster="dgx-h100", output=str(folder / "run"), checkpoints=options
+        )
     assert not (folder / "run").exists()
 
 

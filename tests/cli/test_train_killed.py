@@ -49,9 +49,13 @@ def folder(tmp_path: Path) -> Path:
 @contextmanager
 def started(folder: Path, *words: str, **env: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, **env},
-    )  # fmt: skip
+    )
     try:
         yield process
     finally:
@@ -69,7 +73,20 @@ def wait_for(*paths: Path, empty: Sequence[Path] = ()) -> None:
 
 @pytest.mark.slow
 def test_through_the_command_line(folder: Path) -> None:
-    words = ("-m", "drumline", "train", "j.py", "--plan", "pp=3,micro=6", "--cluster", "dgx-h100", "-o", "run", "--steps", "500")
+    words = (
+        "-m",
+        "drumline",
+        "train",
+        "j.py",
+        "--plan",
+        "pp=3,micro=6",
+        "--cluster",
+        "dgx-h100",
+        "-o",
+        "run",
+        "--steps",
+        "500",
+    )
     with started(folder, *words) as process:
         wait_for(folder / "rank-1.pid", folder / "run" / "steps.jsonl")
         os.kill(int((folder / "rank-1.pid").read_text()), signal.SIGKILL)
@@ -85,7 +102,12 @@ def test_through_the_command_line(folder: Path) -> None:
 def test_ranks_that_nobody_watches(folder: Path, backend: str) -> None:
     """Started one by one, as by another launcher: each of the others ends by itself, and says whom it waited for."""
     (folder / "script.py").write_text(SCRIPT.format(backend=backend))
-    env = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "DRUMLINE_STORE": str(folder / "store"), "GLOO_SOCKET_IFNAME": "lo"}
+    env = {
+        "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "3",
+        "DRUMLINE_STORE": str(folder / "store"),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(started(folder, "script.py", RANK=str(r), LOCAL_RANK=str(r), **env)) for r in range(3)

@@ -51,8 +51,14 @@ def test_json_lines_and_a_trace(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
-    assert {"loss", "grad_norm", "memory_bytes", "samples_per_second", "tflops", "mfu", "drift", "eta_seconds"} <= set(lines[0])
-    assert "step time: predicted" in done.stderr and "time by part: data" in done.stderr and "memory by part: parameters" in done.stderr
+    assert {"loss", "grad_norm", "memory_bytes", "samples_per_second", "tflops", "mfu", "drift", "eta_seconds"} <= set(
+        lines[0]
+    )
+    assert (
+        "step time: predicted" in done.stderr
+        and "time by part: data" in done.stderr
+        and "memory by part: parameters" in done.stderr
+    )
     assert [s["loss"] for s in steps(folder)] == [line["loss"] for line in lines]
     names = {e["name"] for e in json.loads((folder / "t.json").read_text())["traceEvents"]}
     assert names >= {"data", "forward", "backward", "optimizer", "all_reduce"}
@@ -69,7 +75,11 @@ def test_stop_names_the_sample(folder: Path) -> None:
     done = train(folder, "--on-nonfinite", "skip", name="spoiled")
     assert done.returncode == 0, done.stderr
     assert [bool(s.get("skipped")) for s in steps(folder)] == [i >= bad for i in range(5)]
-    assert "skipped: the loss is nan" in done.stdout and "sample 11" in done.stdout and "skipped: 1 of 5 steps" in done.stdout
+    assert (
+        "skipped: the loss is nan" in done.stdout
+        and "sample 11" in done.stdout
+        and "skipped: 1 of 5 steps" in done.stdout
+    )
     assert steps(folder)[bad]["loss"] == "nan"
 
 
@@ -82,10 +92,15 @@ def test_a_vote_with_nothing_to_compare(folder: Path) -> None:
     assert done.returncode == 0 and "--vote" not in done.stdout
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("--on-nonfinite", "ignore"), "nonfinite is stop or skip"), (("--vote", "-1"), "vote=-1"),
-    (("--log-format", "xml"), "--log-format is text or jsonl"), (("--log-every", "0"), "--log-every 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--on-nonfinite", "ignore"), "nonfinite is stop or skip"),
+        (("--vote", "-1"), "vote=-1"),
+        (("--log-format", "xml"), "--log-format is text or jsonl"),
+        (("--log-every", "0"), "--log-every 0"),
+    ],
+)
 def test_what_is_refused(folder: Path, arguments: tuple[str, ...], words: str) -> None:
     done = here("train", "j.py:job", "--plan", "dp=2", "--cluster", "dgx-h100", "-o", "run", *arguments, cwd=folder)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr

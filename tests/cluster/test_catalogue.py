@@ -13,10 +13,27 @@ from drumline.model.profile import KINDS
 
 EVERY = catalogue()
 EXPECTED = {
-    "a100-pcie-40", "a100-pcie-80", "a800", "dgx-a100", "dgx-a100-40", "dgx-h100", "dgx-h200", "dgx-v100",
-    "gb200-nvl72", "h100-pcie", "h800", "hgx-b200", "mi250x", "mi300x", "one-a100", "one-h100-pcie", "p4d", "p4de",
-    "p5", "rtx4090",
-}  # fmt: skip
+    "a100-pcie-40",
+    "a100-pcie-80",
+    "a800",
+    "dgx-a100",
+    "dgx-a100-40",
+    "dgx-h100",
+    "dgx-h200",
+    "dgx-v100",
+    "gb200-nvl72",
+    "h100-pcie",
+    "h800",
+    "hgx-b200",
+    "mi250x",
+    "mi300x",
+    "one-a100",
+    "one-h100-pcie",
+    "p4d",
+    "p4de",
+    "p5",
+    "rtx4090",
+}
 
 
 def test_the_catalogue_is_what_is_promised() -> None:
@@ -129,12 +146,20 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("name", "ports", "port", "reduces"),
     [
-        ("dgx-v100", 4, 12.5e9, False), ("dgx-a100", 8, 25e9, False), ("p4d", 4, 12.5e9, False),
-        ("dgx-h100", 8, 50e9, True), ("p5", 32, 12.5e9, True), ("h800", 8, 50e9, True), ("hgx-b200", 8, 50e9, True),
-        ("gb200-nvl72", 72, 50e9, True), ("mi250x", 4, 25e9, False), ("mi300x", 8, 50e9, False),
-        ("a100-pcie-80", 2, 12.5e9, False), ("h100-pcie", 2, 25e9, False),
+        ("dgx-v100", 4, 12.5e9, False),
+        ("dgx-a100", 8, 25e9, False),
+        ("p4d", 4, 12.5e9, False),
+        ("dgx-h100", 8, 50e9, True),
+        ("p5", 32, 12.5e9, True),
+        ("h800", 8, 50e9, True),
+        ("hgx-b200", 8, 50e9, True),
+        ("gb200-nvl72", 72, 50e9, True),
+        ("mi250x", 4, 25e9, False),
+        ("mi300x", 8, 50e9, False),
+        ("a100-pcie-80", 2, 12.5e9, False),
+        ("h100-pcie", 2, 25e9, False),
     ],
-)  # fmt: skip
+)
 def test_ports_and_switches(name: str, ports: int, port: float, reduces: bool) -> None:
     c = load(name)
     assert c.network is not None

@@ -53,12 +53,20 @@ bandwidth = "200Gb/s"
 @pytest.mark.parametrize(
     ("key", "line"),
     [
-        ("name", 1), ("device.memory", 6), ("device.peak.bf16", 9), ("device.curve.0.rates", 15),
-        ("device.curve.1.rates", 21), ("device.curve.1.rates.0", 21), ("node.link.alpha", 25),
-        ("network.link.bandwidth", 33), ("network.link.wire", 31), ("node.reduces", 23), ("overlap", None),
+        ("name", 1),
+        ("device.memory", 6),
+        ("device.peak.bf16", 9),
+        ("device.curve.0.rates", 15),
+        ("device.curve.1.rates", 21),
+        ("device.curve.1.rates.0", 21),
+        ("node.link.alpha", 25),
+        ("network.link.bandwidth", 33),
+        ("network.link.wire", 31),
+        ("node.reduces", 23),
+        ("overlap", None),
         ("device.curve.2.rates", 3),
     ],
-)  # fmt: skip
+)
 def test_where_a_key_stands(key: str, line: int | None) -> None:
     assert line_of(FILE, key) == line
 

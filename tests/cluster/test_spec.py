@@ -156,9 +156,7 @@ def test_unknown_keys_are_refused_with_the_nearest(tmp_path: Path, old: str, new
         ("seconds = [2e-5, 1e-4]", "seconds = [2e-5]", "collective.0", "2 sizes but 1 times"),
     ],
 )
-def test_impossible_values_are_refused_by_file_and_key(
-    tmp_path: Path, old: str, new: str, key: str, rule: str
-) -> None:
+def test_impossible_values_are_refused_by_file_and_key(tmp_path: Path, old: str, new: str, key: str, rule: str) -> None:
     said = refused(tmp_path, old, new)
     assert f"mine.toml: {key}" in said
     assert rule in said

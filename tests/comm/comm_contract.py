@@ -86,9 +86,14 @@ def the_order_of_ranks_is_kept(comm: Communicator) -> None:
                 kept.append(collective)
                 for segments in (1, 2):
                     got = plain.call(
-                        comm, collective, inputs[comm.rank].clone(), root=root, op=plain.MATMUL, algorithm=algorithm,
+                        comm,
+                        collective,
+                        inputs[comm.rank].clone(),
+                        root=root,
+                        op=plain.MATMUL,
+                        algorithm=algorithm,
                         segments=segments,
-                    )  # fmt: skip
+                    )
                     plain.same(got, wanted)
             else:
                 with pytest.raises(InputError, match=rf"{collective} with matmul by {algorithm}\n(.|\n)*not commute"):
@@ -100,9 +105,19 @@ def the_order_of_ranks_is_kept(comm: Communicator) -> None:
 
 def types_are_kept(comm: Communicator) -> None:
     types = (
-        torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
-        torch.uint16, torch.uint32, torch.uint64, torch.complex64,
-    )  # fmt: skip
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.complex64,
+    )
     p = comm.size
     for dtype in types:
         inputs = [(plain.whole(r, (5,), torch.int64) % 7).to(dtype) for r in range(p)]

@@ -19,9 +19,18 @@ Group = dist.ProcessGroup
 Check = Callable[[Group], None]
 SIZES = (0, 1, 5, 3000, 70_001)
 TYPES = (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.complex64, torch.complex128,
-)  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.complex64,
+    torch.complex128,
+)
 
 
 def given(rank: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -38,13 +47,17 @@ def all_reduce(group: Group) -> None:
         for dtype in TYPES if size < 5000 else (torch.float32, torch.bfloat16, torch.int64):
             mine = given(group.rank(), size, dtype)
             dist.all_reduce(mine, group=group)
-            assert torch.equal(mine, sum(everybody(group, size, torch.float64)[1:], everybody(group, size, torch.float64)[0]).to(dtype)), (size, dtype)
+            assert torch.equal(
+                mine, sum(everybody(group, size, torch.float64)[1:], everybody(group, size, torch.float64)[0]).to(dtype)
+            ), (size, dtype)
 
 
 def operators(group: Group) -> None:
     ops = {
-        dist.ReduceOp.MAX: torch.amax, dist.ReduceOp.MIN: torch.amin, dist.ReduceOp.PRODUCT: torch.prod,
-    }  # fmt: skip
+        dist.ReduceOp.MAX: torch.amax,
+        dist.ReduceOp.MIN: torch.amin,
+        dist.ReduceOp.PRODUCT: torch.prod,
+    }
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8):
         for size in (3, 40_000):
             for op, plain in ops.items():
@@ -56,9 +69,10 @@ def operators(group: Group) -> None:
     dist.all_reduce(mine, op=dist.ReduceOp.AVG, group=group)
     assert torch.allclose(mine, torch.stack(everybody(group, 9)).mean(0))
     for op, plain in (
-        (dist.ReduceOp.BAND, torch.bitwise_and), (dist.ReduceOp.BOR, torch.bitwise_or),
+        (dist.ReduceOp.BAND, torch.bitwise_and),
+        (dist.ReduceOp.BOR, torch.bitwise_or),
         (dist.ReduceOp.BXOR, torch.bitwise_xor),
-    ):  # fmt: skip
+    ):
         mine = given(group.rank(), 9, torch.int32)
         dist.all_reduce(mine, op=op, group=group)
         expected = everybody(group, 9, torch.int32)[0]
@@ -175,10 +189,12 @@ def messages(group: Group) -> None:
     after, before = (r + 1) % p, (r - 1) % p
     for size in (0, 1, 1000, 300_000):
         out, into = given(r, size), torch.empty(size)
-        works = dist.batch_isend_irecv([
-            dist.P2POp(dist.isend, out, group=group, group_peer=after),
-            dist.P2POp(dist.irecv, into, group=group, group_peer=before),
-        ])
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, out, group=group, group_peer=after),
+                dist.P2POp(dist.irecv, into, group=group, group_peer=before),
+            ]
+        )
         for work in works:
             work.wait()
         assert torch.equal(into, given(before, size))
@@ -273,8 +289,21 @@ def a_monitored_barrier_names_who_is_missing(group: Group) -> None:
 
 
 CHECKS: tuple[Check, ...] = (
-    all_reduce, operators, the_same_bits_everywhere, reduce_and_broadcast, gathers_and_scatters, reduce_scatters,
-    all_to_all, odd_tensors, work_is_asynchronous, messages, a_send_goes_on_while_its_rank_does_something_else, objects,
-    barrier_waits, sparse_sums, the_profiler_sees_calls, a_monitored_barrier_names_who_is_missing,
-)  # fmt: skip
+    all_reduce,
+    operators,
+    the_same_bits_everywhere,
+    reduce_and_broadcast,
+    gathers_and_scatters,
+    reduce_scatters,
+    all_to_all,
+    odd_tensors,
+    work_is_asynchronous,
+    messages,
+    a_send_goes_on_while_its_rank_does_something_else,
+    objects,
+    barrier_waits,
+    sparse_sums,
+    the_profiler_sees_calls,
+    a_monitored_barrier_names_who_is_missing,
+)
 TIMEOUT = timedelta(seconds=30)

@@ -128,7 +128,9 @@ def own_collectives() -> None:
             own.all_to_all(inputs[r], blocks)
             assert torch.equal(blocks, torch.cat([x[r * n : (r + 1) * n] for x in inputs]))
             own.scan(inputs[r], blocks, "sum")
-            assert torch.equal(blocks.to(torch.complex128), torch.stack([x.to(torch.complex128) for x in inputs[: r + 1]]).sum(0))
+            assert torch.equal(
+                blocks.to(torch.complex128), torch.stack([x.to(torch.complex128) for x in inputs[: r + 1]]).sum(0)
+            )
     sent, received = [r + 1] * p, list(range(1, p + 1))
     got = torch.empty(sum(received), dtype=torch.int16)
     own.all_to_all_of(torch.full((sum(sent),), r, dtype=torch.int16), sent, got, received)
@@ -223,10 +225,19 @@ def peers_of_other_hosts_are_found() -> None:
 CHECKS = {
     check.__name__: check
     for check in (
-        the_contract, tags_of_31_bits, every_type, a_size_that_is_wrong, silence_is_given_up, frames_in_order, own_collectives, the_contract_of_posts,
-        peers_are_found, peers_of_other_hosts_are_found, *mpigroup_checks.CHECKS,
+        the_contract,
+        tags_of_31_bits,
+        every_type,
+        a_size_that_is_wrong,
+        silence_is_given_up,
+        frames_in_order,
+        own_collectives,
+        the_contract_of_posts,
+        peers_are_found,
+        peers_of_other_hosts_are_found,
+        *mpigroup_checks.CHECKS,
     )
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -47,15 +47,21 @@ def command(name: str, n: int) -> tuple[list[str], dict[str, str]]:
     return [str(mpiexec), *options, "-n", str(n)], env
 
 
-def start(name: str, n: int, *arguments: str, timeout: float = 120, **variables: str) -> subprocess.CompletedProcess[str]:
+def start(
+    name: str, n: int, *arguments: str, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run a Python command line on n ranks."""
     argv, env = command(name, n)
     with _one_at_a_time():
         before = set(_segments())
         done = subprocess.run(
-            [*argv, sys.executable, *arguments], env={**env, **variables}, capture_output=True, text=True,
-            timeout=timeout, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            [*argv, sys.executable, *arguments],
+            env={**env, **variables},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
         end = time.monotonic() + 3.0
         while done.returncode and (left := set(_segments()) - before) and time.monotonic() < end:
             for segment in left:

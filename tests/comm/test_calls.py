@@ -326,8 +326,11 @@ def test_crossings() -> None:
 
 def test_ranks_in_words() -> None:
     assert [ranks_text(r) for r in ([3], [0, 1], [0, 1, 2, 3], [0, 2, 5])] == [
-        "rank 3", "ranks 0 and 1", "ranks 0 to 3", "ranks 0, 2 and 5",
-    ]  # fmt: skip
+        "rank 3",
+        "ranks 0 and 1",
+        "ranks 0 to 3",
+        "ranks 0, 2 and 5",
+    ]
 
 
 def test_it_is_an_input_error() -> None:

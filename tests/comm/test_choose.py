@@ -27,9 +27,13 @@ CLUSTER = Cluster("here", Device("core", "cpu", 1e9, 1e10, {"fp32": 1e10}, 1e-6)
 
 
 def chooser(
-    p: int, cluster: Cluster | None = None, links: Links | None = None, offers: tuple[str, ...] = (),
-    per_node: int | None = None, transport: str = "gloo",
-) -> Chooser:  # fmt: skip
+    p: int,
+    cluster: Cluster | None = None,
+    links: Links | None = None,
+    offers: tuple[str, ...] = (),
+    per_node: int | None = None,
+    transport: str = "gloo",
+) -> Chooser:
     return Chooser(
         p, transport=transport, cluster=cluster, links=links, per_node=per_node, offers=lambda c: c in offers
     )
@@ -147,9 +151,12 @@ def test_ordered_rings_compute_what_they_should() -> None:
         torch.set_num_threads(1)
         comm = Communicator(transport, links=crossed)
         for collective, algorithm, root in (
-            ("all_reduce", "ring", 0), ("all_gather", "ring", 0), ("reduce_scatter", "ring", 0),
-            ("broadcast", "chain", 4), ("reduce", "chain", 2),
-        ):  # fmt: skip
+            ("all_reduce", "ring", 0),
+            ("all_gather", "ring", 0),
+            ("reduce_scatter", "ring", 0),
+            ("broadcast", "chain", 4),
+            ("reduce", "chain", 2),
+        ):
             inputs = [plain.whole(r, plain.shape_of(collective, 7, comm.size)) for r in range(comm.size)]
             got = plain.call(comm, collective, inputs[comm.rank].clone(), root=root, algorithm=algorithm, segments=2)
             plain.same(got, plain.expected(collective, inputs, comm.rank, root))
@@ -176,9 +183,13 @@ def test_choosing_again_is_quick() -> None:
 def test_ranks_that_share_the_cluster_share_the_digest() -> None:
     one, other = with_tables(), dataclasses.replace(CLUSTER, node=Node(4, Link(1e-5, 3e9)))
     digests = [
-        chooser(4, with_tables()).digest, chooser(4, one).digest, chooser(4, CLUSTER).digest, chooser(4, other).digest,
-        chooser(4, CLUSTER, per_node=2).digest, chooser(6, links=crossed).digest,
-    ]  # fmt: skip
+        chooser(4, with_tables()).digest,
+        chooser(4, one).digest,
+        chooser(4, CLUSTER).digest,
+        chooser(4, other).digest,
+        chooser(4, CLUSTER, per_node=2).digest,
+        chooser(6, links=crossed).digest,
+    ]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 5
 

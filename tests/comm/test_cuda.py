@@ -77,9 +77,12 @@ def test_gloo(world: Callable[[int], World]) -> None:
 def test_nccl_with_one_rank(backend: str) -> None:
     here = os.path.dirname(__file__)
     done = subprocess.run(
-        [sys.executable, "-c", f"BACKEND = {backend!r}\n{NCCL}"], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", f"BACKEND = {backend!r}\n{NCCL}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])},
-    )  # fmt: skip
+    )
     assert done.returncode == 0 and done.stdout.strip().endswith("done"), done.stderr
 
 
@@ -129,7 +132,9 @@ def mpi_on_the_gpu() -> None:
     p = comm.size
     assert t.is_cuda and t.tolist() == [p * (p + 1) / 2] * 5
     into = torch.zeros(3, device="cuda")
-    comm.Sendrecv(torch.full((3,), float(comm.rank), device="cuda"), (comm.rank + 1) % p, 0, into, (comm.rank - 1) % p, 0)
+    comm.Sendrecv(
+        torch.full((3,), float(comm.rank), device="cuda"), (comm.rank + 1) % p, 0, into, (comm.rank - 1) % p, 0
+    )
     assert into.tolist() == [float((comm.rank - 1) % p)] * 3
     comm.Bcast(into, root=0)
     assert into.tolist() == [float(p - 1)] * 3

@@ -11,19 +11,25 @@ TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
 
 
-@pytest.mark.parametrize(("environment", "expected"), [
-    ({}, Place()),
-    (TORCHRUN, Place(2, 4, 0, "torchrun")),
-    ({"RANK": "2", "WORLD_SIZE": "4"}, Place(2, 4, 2, "torchrun")),
-    ({"RANK": "2"}, Place()), ({"WORLD_SIZE": "2"}, Place()),
-    ({**SLURM, "SLURM_STEP_ID": "0"}, Place(5, 8, 1, "Slurm")),
-    (SLURM, Place()),  # inside an allocation, but not started by srun
-    ({**SLURM, "SLURM_STEP_ID": "0", **TORCHRUN}, Place(2, 4, 0, "torchrun")),  # torchrun inside srun
-    ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-     Place(1, 3, 1, "Open MPI")),
-    ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}, Place(0, 2, 0, "MPICH")),
-    ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Place(1, 2, 1, "MPICH")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, Place()),
+        (TORCHRUN, Place(2, 4, 0, "torchrun")),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, Place(2, 4, 2, "torchrun")),
+        ({"RANK": "2"}, Place()),
+        ({"WORLD_SIZE": "2"}, Place()),
+        ({**SLURM, "SLURM_STEP_ID": "0"}, Place(5, 8, 1, "Slurm")),
+        (SLURM, Place()),  # inside an allocation, but not started by srun
+        ({**SLURM, "SLURM_STEP_ID": "0", **TORCHRUN}, Place(2, 4, 0, "torchrun")),  # torchrun inside srun
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            Place(1, 3, 1, "Open MPI"),
+        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}, Place(0, 2, 0, "MPICH")),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Place(1, 2, 1, "MPICH")),
+    ],
+)
 def test_launchers(environment: dict[str, str], expected: Place) -> None:
     assert place(environment) == expected
 
@@ -40,17 +46,25 @@ def test_nonsense(key: str, text: str) -> None:
 
 @pytest.mark.parametrize(("rank", "size"), [(4, 4), (7, 2), (0, 0)])
 def test_a_rank_beyond_the_size(rank: int, size: int) -> None:
-    with pytest.raises(InputError, match=f"RANK={rank} and WORLD_SIZE={size}\n  where: environment\n  rule:  RANK < WORLD"):
+    with pytest.raises(
+        InputError, match=f"RANK={rank} and WORLD_SIZE={size}\n  where: environment\n  rule:  RANK < WORLD"
+    ):
         place({"RANK": str(rank), "WORLD_SIZE": str(size)})
 
 
-@pytest.mark.parametrize(("variables", "words"), [
-    ({}, "4 ranks were started by torchrun, but MASTER_ADDR is not set\n.*\n  rule:  ranks meet at MASTER_ADDR:MASTER_PORT"),
-    ({"MASTER_ADDR": "x"}, "but MASTER_PORT is not set\n.*\n.*\n  try:   export MASTER_PORT"),
-    ({"MASTER_ADDR": "x", "MASTER_PORT": "y"}, "MASTER_PORT='y'"),
-    ({"MASTER_ADDR": "x", "MASTER_PORT": "0"}, "MASTER_PORT=0\n.*\n  rule:  0 < port < 65536"),
-    ({"MASTER_ADDR": "x", "MASTER_PORT": "65536"}, "0 < port < 65536"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (
+            {},
+            "4 ranks were started by torchrun, but MASTER_ADDR is not set\n.*\n  rule:  ranks meet at MASTER_ADDR:MASTER_PORT",
+        ),
+        ({"MASTER_ADDR": "x"}, "but MASTER_PORT is not set\n.*\n.*\n  try:   export MASTER_PORT"),
+        ({"MASTER_ADDR": "x", "MASTER_PORT": "y"}, "MASTER_PORT='y'"),
+        ({"MASTER_ADDR": "x", "MASTER_PORT": "0"}, "MASTER_PORT=0\n.*\n  rule:  0 < port < 65536"),
+        ({"MASTER_ADDR": "x", "MASTER_PORT": "65536"}, "0 < port < 65536"),
+    ],
+)
 def test_no_place_to_meet(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str) -> None:
     for key in ("MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE"):
         monkeypatch.delenv(key, raising=False)
@@ -60,9 +74,13 @@ def test_no_place_to_meet(monkeypatch: pytest.MonkeyPatch, variables: dict[str, 
         connect()
 
 
-@pytest.mark.parametrize("launcher", [
-    {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"}, {"PMI_RANK": "1", "PMI_SIZE": "3"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"},
+        {"PMI_RANK": "1", "PMI_SIZE": "3"},
+    ],
+)
 def test_mpiexec_without_mpi4py(monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str]) -> None:
     for key in ("MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(key, raising=False)

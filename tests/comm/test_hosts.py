@@ -17,16 +17,19 @@ from drumline.errors import InputError
 from drumline.runtime.groups import group_of
 
 
-@pytest.mark.parametrize(("ids", "groups", "nodes"), [
-    ("a", ((0,),), 1),
-    ("aaaa", ((0, 1, 2, 3),), 4),
-    ("aabb", ((0, 1), (2, 3)), 2),
-    ("abab", ((0, 2), (1, 3)), None),
-    ("aab", ((0, 1), (2,)), None),
-    ("abb", ((0,), (1, 2)), None),
-    ("abc", ((0,), (1,), (2,)), 1),
-    ("abba", ((0, 3), (1, 2)), None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ids", "groups", "nodes"),
+    [
+        ("a", ((0,),), 1),
+        ("aaaa", ((0, 1, 2, 3),), 4),
+        ("aabb", ((0, 1), (2, 3)), 2),
+        ("abab", ((0, 2), (1, 3)), None),
+        ("aab", ((0, 1), (2,)), None),
+        ("abb", ((0,), (1, 2)), None),
+        ("abc", ((0,), (1,), (2,)), 1),
+        ("abba", ((0, 3), (1, 2)), None),
+    ],
+)
 def test_ranks_by_host(ids: str, groups: Hosts, nodes: int | None) -> None:
     assert hosts(ids) == groups
     assert per_node(groups) == nodes

@@ -70,8 +70,10 @@ def order_and_wildcards(m: Matching) -> None:
 def receives_posted_first(m: Matching) -> None:
     nxt, before = (m.rank + 1) % m.size, (m.rank - 1) % m.size
     buffers = [bytearray(8) for _ in range(4)]
-    receives = [m.receive(src, 0, tag, view(b)) for (src, tag), b in zip(
-        [(before, 5), (ANY, ANY), (before, 5), (ANY, 6)], buffers, strict=True)]  # fmt: skip
+    receives = [
+        m.receive(src, 0, tag, view(b))
+        for (src, tag), b in zip([(before, 5), (ANY, ANY), (before, 5), (ANY, 6)], buffers, strict=True)
+    ]
     for tag, text in [(5, b"a"), (6, b"b"), (5, b"c"), (6, b"d")]:
         m.wait(m.send(nxt, 0, tag, view(text)))
     m.wait(*receives)
@@ -176,9 +178,15 @@ def collectives_run_over_mail(m: Matching) -> None:
 
 
 CHECKS = [
-    order_and_wildcards, receives_posted_first, sizes, probes_and_taken_messages, synchronous_sends_wait_for_a_match,
-    cancelled_receives_take_nothing, several_threads_wait_at_once, collectives_run_over_mail,
-]  # fmt: skip
+    order_and_wildcards,
+    receives_posted_first,
+    sizes,
+    probes_and_taken_messages,
+    synchronous_sends_wait_for_a_match,
+    cancelled_receives_take_nothing,
+    several_threads_wait_at_once,
+    collectives_run_over_mail,
+]
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
@@ -238,13 +246,18 @@ def test_a_deadlock_is_named_on_all_its_ranks(where: str, world: Callable[[int],
         return on_threads(fn, p) if where == "threads" else world(p).run(on_gloo, fn)
 
     all_name(
-        run(both_receive_first, 2), "deadlock: ranks 0, 1 wait for what cannot come", "from rank 1, tag 5",
-        "from rank 0, tag 5", "at test_matching.py:",
-    )  # fmt: skip
+        run(both_receive_first, 2),
+        "deadlock: ranks 0, 1 wait for what cannot come",
+        "from rank 1, tag 5",
+        "from rank 0, tag 5",
+        "at test_matching.py:",
+    )
     all_name(
-        run(ring_of_synchronous_sends, 3), "deadlock: ranks 0, 1, 2 wait", "rank 0: wait to rank 1, tag 0, at test_matching.py:",
+        run(ring_of_synchronous_sends, 3),
+        "deadlock: ranks 0, 1, 2 wait",
+        "rank 0: wait to rank 1, tag 0, at test_matching.py:",
         "rank 2: wait to rank 0, tag 0",
-    )  # fmt: skip
+    )
     all_name(run(collective_against_receive, 2), "rank 0: all_reduce", "rank 1: ", "from rank 0, tag 0")
     ended = run(waits_for_one_that_has_ended, 2)[0]
     assert "deadlock: rank 0 waits for what cannot come" in ended

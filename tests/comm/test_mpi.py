@@ -12,14 +12,22 @@ from drumline.comm.mpi import world as mpiworld
 from drumline.errors import InputError
 
 MESSAGES = (
-    "the_contract", "tags_of_31_bits", "every_type", "a_size_that_is_wrong", "silence_is_given_up", "frames_in_order",
-    "the_contract_of_posts", "own_collectives",
-)  # fmt: skip
+    "the_contract",
+    "tags_of_31_bits",
+    "every_type",
+    "a_size_that_is_wrong",
+    "silence_is_given_up",
+    "frames_in_order",
+    "the_contract_of_posts",
+    "own_collectives",
+)
 
 BACKEND = ("every_operation", "large_and_odd_tensors", "groups_of_some", "training", "a_wrong_call_is_named")
 
 
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
+@pytest.mark.parametrize(
+    "n", [pytest.param(1, marks=pytest.mark.slow), 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
+)
 @pytest.mark.parametrize("name", mpiexec.NAMES)
 def test_messages_joining_and_backend(name: str, n: int, tmp_path: Path) -> None:
     mpiexec.run(name, n, tmp_path, *MESSAGES, "peers_are_found", *BACKEND)

@@ -30,7 +30,12 @@ def _faults(values: int = 2**20, many: int = 60, **more: str) -> int:
     """Pages that five steps made, after eight others, in which the heap finds its form."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k not in ("GLIBC_TUNABLES", OFF)}
     done = subprocess.run(
-        [sys.executable, "-c", TRIAL.format(values=values, many=many)], env={**plain, **more}, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", TRIAL.format(values=values, many=many)],
+        env={**plain, **more},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return int(done.stdout)
 
@@ -62,9 +67,14 @@ def test_room_takes_addresses_and_no_memory() -> None:
     assert 0.7 * kept < addresses <= kept and memory < 2**24
 
 
-@pytest.mark.parametrize("env", [
-    {OFF: "0"}, {"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env",
+    [
+        {OFF: "0"},
+        {"MALLOC_TRIM_THRESHOLD_": "131072"},
+        {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"},
+    ],
+)
 def test_who_has_decided_is_left_alone(env: dict[str, str]) -> None:
     assert keep_pages(1, env) == 0
 

@@ -129,9 +129,15 @@ def test_the_order_of_operands_is_the_stated_one() -> None:
             tensor = torch.tensor([10.0 if transport.rank == 0 else 3.0])
             part = program(dataclasses.replace(schedule, order=order), transport.rank)
             execute(
-                part, whole_layout(part, 1), tensor, tensor, transport=transport, next_tag=lambda: 0, like=tensor,
+                part,
+                whole_layout(part, 1),
+                tensor,
+                tensor,
+                transport=transport,
+                next_tag=lambda: 0,
+                like=tensor,
                 into=lambda a, b, out: out.copy_(a - b),
-            )  # fmt: skip
+            )
             return tensor.item()
 
         return run_threads(body, 2)[dst]

@@ -106,7 +106,7 @@ def wrong_call(kind: str) -> str:
         "operator": lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM, group),
         "root": lambda: dist.broadcast(torch.ones(3), group_src=int(odd), group=group),
         "short broadcast": lambda: dist.broadcast(torch.ones(3 + odd), group_src=0, group=group),
-        "operation": lambda: (dist.barrier(group) if odd else dist.all_reduce(torch.ones(3), group=group)),
+        "operation": lambda: dist.barrier(group) if odd else dist.all_reduce(torch.ones(3), group=group),
         "all_to_all": lambda: dist.all_to_all_single(
             torch.ones(7 if odd else 4), torch.ones(4), [5, 2] if odd else [2, 2], [2, 2], group=group
         ),
@@ -125,12 +125,16 @@ def wrong_call(kind: str) -> str:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("shape", "make them equal: (3) against (4)"), ("large shape", "(300000) against (400000)"),
-        ("type", "make them equal: float32 against int32"), ("operator", "make them equal: op=max against op=sum"),
-        ("root", "root=0 against root=1"), ("short broadcast", "(3) against (4)"), ("operation", "barrier"),
+        ("shape", "make them equal: (3) against (4)"),
+        ("large shape", "(300000) against (400000)"),
+        ("type", "make them equal: float32 against int32"),
+        ("operator", "make them equal: op=max against op=sum"),
+        ("root", "root=0 against root=1"),
+        ("short broadcast", "(3) against (4)"),
+        ("operation", "barrier"),
         ("all_to_all", "all_to_all"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_call_is_refused_on_every_rank_with_both_lines(world, kind: str, words: str) -> None:
     first, second = world(2).run(wrong_call, kind)
     assert first == second
@@ -190,7 +194,9 @@ def test_a_collective_that_waits_for_a_receive_is_a_deadlock_by_name() -> None:
     try:
         for text in own.run(mixed_deadlock):
             assert "deadlock: ranks 0, 1 wait" in text
-            assert "rank 0: all_reduce float32 (3) op=sum without rank 1, at " in text and "rank 1: receive from" in text
+            assert (
+                "rank 0: all_reduce float32 (3) op=sum without rank 1, at " in text and "rank 1: receive from" in text
+            )
     finally:
         own.stop()
 
@@ -265,17 +271,21 @@ def test_too_little_memory_falls_back_with_a_word(world) -> None:
 
 def test_nothing_is_left_in_dev_shm_by_ranks_that_are_killed(tmp_path) -> None:
     script = tmp_path / "job.py"
-    script.write_text(textwrap.dedent("""
+    script.write_text(
+        textwrap.dedent("""
         import os, signal, sys, torch, torch.distributed as dist
         import drumline.comm
         dist.init_process_group("shm", store=dist.FileStore(os.environ["DRUMLINE_STORE"], 2), rank=int(os.environ["RANK"]), world_size=2)
         dist.all_reduce(torch.ones(100_000))
         os.kill(os.getpid(), signal.SIGKILL)
-    """))
+    """)
+    )
     before = set(os.listdir("/dev/shm"))
     run = [sys.executable, "-m", "drumline.cli", "run", "-n", "2", str(script)]
     code = "import sys; from drumline.cli import main; sys.argv = ['drumline', *sys.argv[1:]]; main()"
-    done = subprocess.run([sys.executable, "-c", code, *run[3:]], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *run[3:]], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 5, done.stderr
     assert set(os.listdir("/dev/shm")) == before
 
@@ -292,13 +302,25 @@ def random_calls(seed: int, calls: int) -> None:
     pending = []
     for _ in range(calls):
         n = max(0, choose.choice(edges) + choose.randint(-2, 2))
-        kind, root, later = choose.choice(("sum", "broadcast", "gather", "scatter", "to_all", "reduce")), choose.randrange(p), choose.random() < 0.3
+        kind, root, later = (
+            choose.choice(("sum", "broadcast", "gather", "scatter", "to_all", "reduce")),
+            choose.randrange(p),
+            choose.random() < 0.3,
+        )
         mine = group_contract.given(r, n)
         all_given = group_contract.everybody(group, n)
         if kind == "sum":
-            work, out, expected = dist.all_reduce(mine, group=group, async_op=later), mine, sum(all_given[1:], all_given[0])
+            work, out, expected = (
+                dist.all_reduce(mine, group=group, async_op=later),
+                mine,
+                sum(all_given[1:], all_given[0]),
+            )
         elif kind == "broadcast":
-            work, out, expected = dist.broadcast(mine, group_src=root, group=group, async_op=later), mine, all_given[root]
+            work, out, expected = (
+                dist.broadcast(mine, group_src=root, group=group, async_op=later),
+                mine,
+                all_given[root],
+            )
         elif kind == "gather":
             out = torch.empty(p * n)
             work, expected = group.all_gather_single(out, mine), torch.cat(all_given)
@@ -307,7 +329,10 @@ def random_calls(seed: int, calls: int) -> None:
             work, expected = group.reduce_scatter_single(out, mine.repeat(p)), sum(all_given[1:], all_given[0])
         elif kind == "to_all":
             out = torch.empty(p * n)
-            work, expected = dist.all_to_all_single(out, mine.repeat(p), group=group, async_op=later), torch.cat(all_given)
+            work, expected = (
+                dist.all_to_all_single(out, mine.repeat(p), group=group, async_op=later),
+                torch.cat(all_given),
+            )
         else:
             work, out, expected = dist.reduce(mine, group_dst=root, group=group, async_op=later), mine, None
             if r == root:

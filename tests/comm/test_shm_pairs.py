@@ -15,10 +15,13 @@ from torch import Tensor
 from drumline.comm.shm.segment import SLOT, SMALL
 
 OPS: dict[dist.ReduceOp, Callable[[Tensor, Tensor], Tensor]] = {
-    dist.ReduceOp.SUM: torch.add, dist.ReduceOp.PRODUCT: torch.mul, dist.ReduceOp.MIN: torch.minimum,
-    dist.ReduceOp.MAX: torch.maximum, dist.ReduceOp.AVG: lambda a, b: (a + b) / 2,
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MIN: torch.minimum,
+    dist.ReduceOp.MAX: torch.maximum,
+    dist.ReduceOp.AVG: lambda a, b: (a + b) / 2,
     dist.ReduceOp.BXOR: torch.bitwise_xor,
-}  # fmt: skip
+}
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WHOLE = (torch.uint8, torch.int16, torch.int64)
 

@@ -61,9 +61,7 @@ def pipeline(group: dist.ProcessGroup, *, virtual: int = 1) -> list[Tensor]:
     stages = [PipelineStage(layers[i], i, p * virtual, torch.device("cpu"), group=group) for i in mine]
     loss = nn.MSELoss()
     schedule = (
-        Schedule1F1B(stages[0], 4, loss_fn=loss)
-        if virtual == 1
-        else ScheduleInterleaved1F1B(stages, 4, loss_fn=loss)
+        Schedule1F1B(stages[0], 4, loss_fn=loss) if virtual == 1 else ScheduleInterleaved1F1B(stages, 4, loss_fn=loss)
     )
     data = torch.randn(8, 16, dtype=torch.float64)
     if r == 0:

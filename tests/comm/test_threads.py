@@ -53,8 +53,9 @@ def test_a_rank_that_has_ended_is_named_at_once() -> None:
     text = str(caught.value)
     assert re.search(
         r"no rank can go on:\n    rank 0 has ended\n    rank 1 waits for the others, in broadcast float32 \(4\) root=0 "
-        r"algorithm=\w+ \(call 1\), at \S+test_threads.py:\d+\n", text
-    ), text  # fmt: skip
+        r"algorithm=\w+ \(call 1\), at \S+test_threads.py:\d+\n",
+        text,
+    ), text
 
 
 @pytest.mark.alone
@@ -120,7 +121,9 @@ def test_messages_of_another_size_or_type_are_named() -> None:
         else:
             Communicator(transport).send(torch.ones(4), 1)
 
-    with pytest.raises(InputError, match=r"rank 0 sent 4 elements of float32, rank 1 expects 5 of float32\n.*receive from"):
+    with pytest.raises(
+        InputError, match=r"rank 0 sent 4 elements of float32, rank 1 expects 5 of float32\n.*receive from"
+    ):
         run_threads(lambda t: body(t, 5, torch.float32), 2)
     with pytest.raises(InputError, match=r"4 elements of float32, rank 1 expects 4 of int32"):
         run_threads(lambda t: body(t, 4, torch.int32), 2)
@@ -186,7 +189,9 @@ def test_wrong_calls() -> None:
     comm, tensor = alone(), torch.ones(2)
     with pytest.raises(InputError, match=r"unknown algorithm 'rings' for all_reduce(.|\n)*Did you mean 'ring'\?"):
         comm.all_reduce(tensor, algorithm="rings")
-    with pytest.raises(InputError, match=r"unknown algorithm 'ring' for broadcast\n(.|\n)*known: auto, native, binomial"):
+    with pytest.raises(
+        InputError, match=r"unknown algorithm 'ring' for broadcast\n(.|\n)*known: auto, native, binomial"
+    ):
         comm.broadcast(tensor, algorithm="ring")
     with pytest.raises(InputError, match=r"unknown operator 'summ'\n(.|\n)*product(.|\n)*Did you mean 'sum'\?"):
         comm.all_reduce(tensor, op="summ")

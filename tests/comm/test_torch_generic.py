@@ -38,11 +38,22 @@ def words(*names: str) -> list[str]:
 @pytest.mark.alone
 @pytest.mark.slow
 def test_a_handful_of_torchs_tests_pass(tmp_path: Path) -> None:
-    found = run(tmp_path, "-n", "2", *words(
-        "test_all_reduce_sum_async", "test_broadcast_full_group", "test_batch_isend_irecv_gloo", "test_scatter_complex",
-        "test_sparse_all_reduce_sum", "test_barrier_timeout_full", "test_ddp_create_graph", "test_get_future",
-        "test_monitored_barrier_gloo_subgroup",
-    ))  # fmt: skip
+    found = run(
+        tmp_path,
+        "-n",
+        "2",
+        *words(
+            "test_all_reduce_sum_async",
+            "test_broadcast_full_group",
+            "test_batch_isend_irecv_gloo",
+            "test_scatter_complex",
+            "test_sparse_all_reduce_sum",
+            "test_barrier_timeout_full",
+            "test_ddp_create_graph",
+            "test_get_future",
+            "test_monitored_barrier_gloo_subgroup",
+        ),
+    )
     failed = {test["name"] for test in found["tests"] if test["result"] == "failed"}
     assert failed == {"test_monitored_barrier_gloo_subgroup"}
     assert "refuses every backend but gloo by name" in found["words"]
@@ -65,10 +76,20 @@ def test_failures_must_be_explained_and_explanations_needed() -> None:
     spec.loader.exec_module(command)
     known = {"b": "cannot", "c": "cannot either"}
     outcomes = [
-        command.Outcome(*o, 0.1) for o in (("a", "failed", "x"), ("b", "failed", "y"), ("c", "passed", ""), ("d", "skipped", "no GPU"))
+        command.Outcome(*o, 0.1)
+        for o in (("a", "failed", "x"), ("b", "failed", "y"), ("c", "passed", ""), ("d", "skipped", "no GPU"))
     ]
     assert [o.name for o in command.unexpected(outcomes, known)] == ["a", "c"]
-    facts = {"torch": "2", "ranks": 2, "backend": "shm", "passed": 1, "failed": 2, "skipped": 1, "total": 4, "seconds": 3}
+    facts = {
+        "torch": "2",
+        "ranks": 2,
+        "backend": "shm",
+        "passed": 1,
+        "failed": 2,
+        "skipped": 1,
+        "total": 4,
+        "seconds": 3,
+    }
     text = command.words_of(facts, outcomes, known)
     assert "1 of 3 tests pass, 2 fail, 1 of all 4 are skipped" in text and "skipped    1  no GPU" in text
     assert "failed  a: NOT EXPLAINED [x]" in text and "failed  b: cannot [y]" in text

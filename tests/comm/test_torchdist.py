@@ -63,7 +63,9 @@ def native_knows_its_limits() -> None:
     comm = Communicator(TorchTransport())
     truth = comm.all_reduce(torch.tensor([comm.rank == 1, False]), op="lor")
     assert truth.tolist() == [comm.size > 1, False]
-    with pytest.raises(InputError, match=r"native all_reduce with lor over gloo(.|\n)*or not for this operator and type"):
+    with pytest.raises(
+        InputError, match=r"native all_reduce with lor over gloo(.|\n)*or not for this operator and type"
+    ):
         comm.all_reduce(torch.tensor([True]), op="lor", algorithm="native")
     with pytest.raises(InputError, match=r"native scan with sum over gloo"):
         comm.scan(torch.ones(1), algorithm="native")
@@ -111,5 +113,7 @@ def test_without_a_process_group() -> None:
 def test_a_backend_that_carries_no_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:fake")
-    with pytest.raises(InputError, match=r"a process group of cpu:fake\n.*by gloo, shm, mpi4py, and between GPUs by nccl\n.*new_group"):
+    with pytest.raises(
+        InputError, match=r"a process group of cpu:fake\n.*by gloo, shm, mpi4py, and between GPUs by nccl\n.*new_group"
+    ):
         TorchTransport()

@@ -34,13 +34,59 @@ from drumline.errors import ClusterError, InputError
 from drumline.model import zoo
 from drumline.plan import Plan
 
-GPT = {"layers": 24, "hidden": 2048, "heads": 16, "kv_heads": 16, "inner": 8192, "gated": 0, "vocabulary": 50257, "tied": 1, "sequence": 2048}
-LLAMA = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "inner": 14336, "gated": 1, "vocabulary": 128256, "tied": 0, "sequence": 8192}
+GPT = {
+    "layers": 24,
+    "hidden": 2048,
+    "heads": 16,
+    "kv_heads": 16,
+    "inner": 8192,
+    "gated": 0,
+    "vocabulary": 50257,
+    "tied": 1,
+    "sequence": 2048,
+}
+LLAMA = {
+    "layers": 32,
+    "hidden": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "inner": 14336,
+    "gated": 1,
+    "vocabulary": 128256,
+    "tied": 0,
+    "sequence": 8192,
+}
 LAYOUT = {
-    "tp": 1, "pp": 1, "virtual": 1, "dp": 8, "zero": 0, "shard": 8, "cp": 1, "ep": 1, "sequence_split": 0, "slice": 1, "micro": 8,
-    "again_products": 0, "again_attention": 0, "again_passes": 0, "order": 2, "fused": 1, "fusion": 0, "low": 0, "gradient": 4, "master": 1,
-    "added": 1, "copied": 0, "overlap_dp": 1, "overlap_tp": 0, "wire": 4, "spread": 2, "ahead": 1, "scattered": 1, "often": 0,
-}  # fmt: skip
+    "tp": 1,
+    "pp": 1,
+    "virtual": 1,
+    "dp": 8,
+    "zero": 0,
+    "shard": 8,
+    "cp": 1,
+    "ep": 1,
+    "sequence_split": 0,
+    "slice": 1,
+    "micro": 8,
+    "again_products": 0,
+    "again_attention": 0,
+    "again_passes": 0,
+    "order": 2,
+    "fused": 1,
+    "fusion": 0,
+    "low": 0,
+    "gradient": 4,
+    "master": 1,
+    "added": 1,
+    "copied": 0,
+    "overlap_dp": 1,
+    "overlap_tp": 0,
+    "wire": 4,
+    "spread": 2,
+    "ahead": 1,
+    "scattered": 1,
+    "often": 0,
+}
 
 
 def models(**numbers: Any) -> Models:
@@ -63,10 +109,13 @@ def seconds(part: str = "total", *, model: dict[str, Any] = GPT, **numbers: Any)
     return value if n > 1 else float(value[0])
 
 
-@pytest.mark.parametrize(("name", "numbers", "small"), [
-    ("gpt:1.3b", GPT, 24 * 13 * 2048 + 2 * 2048 + 2048 * 2048),  # biases and norms, the last norm, positions
-    ("llama:8b", LLAMA, 32 * 2 * 4096 + 4096),  # norms
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "numbers", "small"),
+    [
+        ("gpt:1.3b", GPT, 24 * 13 * 2048 + 2 * 2048 + 2048 * 2048),  # biases and norms, the last norm, positions
+        ("llama:8b", LLAMA, 32 * 2 * 4096 + 4096),  # norms
+    ],
+)
 def test_it_counts_what_the_profile_counts(name: str, numbers: dict[str, int], small: int) -> None:
     profile, model = zoo.profile(name, batch_size=8), models(**numbers)
     assert profile.parameters == model.weights[0] + small
@@ -125,7 +174,10 @@ def test_stages_in_two_nodes_send_through_the_ports_however_few_ranks_a_stage_ha
 
 
 def test_bubbles_by_order() -> None:
-    by = {name: seconds("bubble", pp=4, dp=1, order=i, virtual=2 if name == "interleaved" else 1) for i, name in enumerate(SCHEDULES)}
+    by = {
+        name: seconds("bubble", pp=4, dp=1, order=i, virtual=2 if name == "interleaved" else 1)
+        for i, name in enumerate(SCHEDULES)
+    }
     assert by["zero-bubble-2p"] == 0 < by["zero-bubble"] < by["interleaved"] < by["1f1b"] == by["gpipe"]
     # (p-1)/m of the work, where all stages are alike: a vocabulary of few words
     even = {**GPT, "vocabulary": 64}
@@ -139,7 +191,12 @@ def test_layers_are_dealt_to_stages() -> None:
 
 
 def test_micro_batches_in_flight() -> None:
-    shape = layouts(pp=8, micro=64, virtual=[1, 1, 4, 1], order=[SCHEDULES.index(x) for x in ("1f1b", "gpipe", "interleaved", "zero-bubble-2p")])
+    shape = layouts(
+        pp=8,
+        micro=64,
+        virtual=[1, 1, 4, 1],
+        order=[SCHEDULES.index(x) for x in ("1f1b", "gpipe", "interleaved", "zero-bubble-2p")],
+    )
     assert in_flight(shape, 0).tolist() == [8, 64, 8 + 7 / 4, 15]
     assert in_flight(layouts(pp=8, micro=3, order=2), 0).tolist() == [3]
 
@@ -148,14 +205,19 @@ def test_activations_as_published_formulas_say() -> None:
     """Without recomputation 34 sbh + 5 a s^2 b bytes a layer; tensor parallelism leaves 10 sbh whole, or splits it all."""
     s, h, a = 2048, 6144, 64
     big = models(**{**GPT, "layers": 1, "hidden": h, "heads": a, "kv_heads": a, "inner": 4 * h})
-    for tp, split, bytes_ in ((1, 0, 34 * h + 5 * a * s), (8, 0, 10 * h + (24 * h + 5 * a * s) / 8), (8, 1, (34 * h + 5 * a * s) / 8)):
+    for tp, split, bytes_ in (
+        (1, 0, 34 * h + 5 * a * s),
+        (8, 0, 10 * h + (24 * h + 5 * a * s) / 8),
+        (8, 1, (34 * h + 5 * a * s) / 8),
+    ):
         held = step_memory(big, layouts(tp=tp, sequence_split=split, fused=0, gradient=2), Constants(), counted=0)
         assert held.activations[0] == pytest.approx(s * bytes_)
 
 
 def test_what_is_counted() -> None:
     alive, reserved, whole = (
-        step_memory(models(**GPT), layouts(), Constants(), counted=kind, context=1.6e9).total[0] for kind in (1, RESERVED, DEVICE)
+        step_memory(models(**GPT), layouts(), Constants(), counted=kind, context=1.6e9).total[0]
+        for kind in (1, RESERVED, DEVICE)
     )
     assert alive < reserved < whole - 1.6e9
 
@@ -177,7 +239,9 @@ def test_a_hundred_thousand_layouts_are_as_many_calls_as_ten() -> None:
             count += event in ("call", "c_call")
 
         choice = np.random.default_rng(0).choice
-        shape = layouts(tp=choice([1, 2, 4, 8], n), pp=choice([1, 2, 4], n), slice=choice([1, 2, 4], n), zero=choice([0, 1, 3], n))
+        shape = layouts(
+            tp=choice([1, 2, 4, 8], n), pp=choice([1, 2, 4], n), slice=choice([1, 2, 4], n), zero=choice([0, 1, 3], n)
+        )
         model, machines = models(**GPT).take(np.zeros(n, dtype=np.intp)), a100(n)
         sys.setprofile(note)
         try:
@@ -193,9 +257,17 @@ def test_a_hundred_thousand_layouts_are_as_many_calls_as_ten() -> None:
 
 def test_names_of_devices() -> None:
     names = {
-        "A100-80GB-SXM": "A100", "A100-40GB-SXM": "A100-40", "H100-SXM-80GB": "H100", "H100 PCIe 80GB": "H100-PCIe", "GB200-186GB": "GB200",
-        "V100-32GB-SXM3": "V100", "MI300X-192GB": "MI300X", "RTX-4090-24GB": "RTX4090", "A1000": None, "TPU v4": None,
-    }  # fmt: skip
+        "A100-80GB-SXM": "A100",
+        "A100-40GB-SXM": "A100-40",
+        "H100-SXM-80GB": "H100",
+        "H100 PCIe 80GB": "H100-PCIe",
+        "GB200-186GB": "GB200",
+        "V100-32GB-SXM3": "V100",
+        "MI300X-192GB": "MI300X",
+        "RTX-4090-24GB": "RTX4090",
+        "A1000": None,
+        "TPU v4": None,
+    }
     assert {name: type_of(name) for name in names} == names
 
 
@@ -204,7 +276,9 @@ def test_every_device_of_the_catalogue_has_a_profile() -> None:
     for name in ("dgx-v100", "p4d", "a800", "dgx-h200", "hgx-b200", "mi300x", "rtx4090"):
         constants = constants_for(load(name))
         assert 0.2 < float(constants.products) < 1 and type_of(load(name).device.name) in profiles.device
-    assert profiles.of("X999", 0.5)["products"] < profiles.of("X999", 0.8)["products"]  # never seen: by its best product
+    assert (
+        profiles.of("X999", 0.5)["products"] < profiles.of("X999", 0.8)["products"]
+    )  # never seen: by its best product
     with pytest.raises(ClusterError, match="has no fp8"):
         machines_for(load("dgx-a100"), "fp8")
 
@@ -214,4 +288,8 @@ def test_a_profile_file_with_an_unknown_constant_is_refused(tmp_path: Any) -> No
     Profiles(shared={"product": 0.8}, device={}).save(path, "by hand")
     with pytest.raises(InputError) as caught:
         load_profiles(path)
-    assert "unknown constant 'product'" in str(caught.value) and f"{path}: shared" in str(caught.value) and "'products'" in str(caught.value)
+    assert (
+        "unknown constant 'product'" in str(caught.value)
+        and f"{path}: shared" in str(caught.value)
+        and "'products'" in str(caught.value)
+    )

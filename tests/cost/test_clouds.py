@@ -44,7 +44,9 @@ def test_what_was_not_measured_is_not_told() -> None:
     clouds = Clouds(device())
     assert clouds.seconds("conv", "fp32", (1.0,) * 7) is None
     assert clouds.seconds("matmul", "bf16", (1.0, 64.0, 64.0, 64.0)) is None
-    assert clouds.seconds("matmul", "tf32", (1.0, 64.0, 64.0, 64.0)) is not None  # by fp32's, which it is no slower than
+    assert (
+        clouds.seconds("matmul", "tf32", (1.0, 64.0, 64.0, 64.0)) is not None
+    )  # by fp32's, which it is no slower than
 
 
 def test_shapes_and_times_must_match() -> None:

@@ -23,10 +23,19 @@ from drumline.plan import Plan
 from drumline.search import search
 
 MADE = Observed(
-    when="2026-01-01T00:00:00", job="a", name="a", kind="replicas", ranks=2, precision="fp32", torch="2", measurement="m",
-    steps=20, predicted={"forward": 1.0, "backward": 2.0, "communication": 0.5, "optimizer": 0.5},
-    measured={"forward": 1.5, "backward": 3.0, "optimizer": 0.5}, step_seconds=6.0,
-)  # fmt: skip
+    when="2026-01-01T00:00:00",
+    job="a",
+    name="a",
+    kind="replicas",
+    ranks=2,
+    precision="fp32",
+    torch="2",
+    measurement="m",
+    steps=20,
+    predicted={"forward": 1.0, "backward": 2.0, "communication": 0.5, "optimizer": 0.5},
+    measured={"forward": 1.5, "backward": 3.0, "optimizer": 0.5},
+    step_seconds=6.0,
+)
 
 
 def run(job: str = "a", when: int = 0, factor: float = 1.0, **changes: object) -> Observed:
@@ -49,9 +58,10 @@ def short(job: str = "a", when: int = 0, factor: float = 1.0, **changes: object)
 def total(corrections: Corrections, job: str, kind: str = "replicas", ranks: int = 2, part: str = "forward") -> float:
     """What the factors that match make of one part."""
     found = [
-        f.value for f in corrections.factor
+        f.value
+        for f in corrections.factor
         if f.part == part and f.job in ("", job) and (f.kind, f.ranks) in (("", 0), (kind, ranks))
-    ]  # fmt: skip
+    ]
     return math.prod(found)
 
 
@@ -73,9 +83,13 @@ class TestOneRun:
 
     def test_a_part_that_nobody_predicted_is_spread(self) -> None:
         alone = dataclasses.replace(
-            MADE, kind="one", ranks=1, predicted={"forward": 1.0, "backward": 1.0}, measured={"forward": 1.0, "backward": 1.0},
+            MADE,
+            kind="one",
+            ranks=1,
+            predicted={"forward": 1.0, "backward": 1.0},
+            measured={"forward": 1.0, "backward": 1.0},
             step_seconds=2.2,
-        )  # fmt: skip
+        )
         ratios = alone.ratios()
         assert ratios["forward"] == ratios["backward"] == pytest.approx(1.1)
 
@@ -109,7 +123,9 @@ class TestCombined:
 
     def test_a_difference_between_kinds_is_learnt(self) -> None:
         """Two kinds of plans, one off by 2 and the other right, in two models: the third has the difference too."""
-        runs = [run(job, i, f, kind=k) for job in "ab" for i, (k, f) in enumerate((("replicas", 2.0), ("sharded", 1.0)))]
+        runs = [
+            run(job, i, f, kind=k) for job in "ab" for i, (k, f) in enumerate((("replicas", 2.0), ("sharded", 1.0)))
+        ]
         found = learnt(runs)
         assert total(found, "x", "replicas") > 1.4 * total(found, "x", "sharded")
         assert total(found, "a", "replicas") == pytest.approx(2.0, rel=0.1)
@@ -190,7 +206,9 @@ def test_what_is_learnt_from_some_jobs_helps_others(seed: int) -> None:
             own = rng.lognormvariate(0.0, 0.06)
             true = {p: s * machine[p] * own * (message if p == "communication" else 1.0) for p, s in predicted.items()}
             seen = {p: s for p, s in true.items() if p != "communication"}
-            runs.append(run(job, i, kind=kind, ranks=ranks, predicted=predicted, measured=seen, step_seconds=sum(true.values())))
+            runs.append(
+                run(job, i, kind=kind, ranks=ranks, predicted=predicted, measured=seen, step_seconds=sum(true.values()))
+            )
     raw, helped = errors(runs, others=False), errors(runs, others=True)
     assert sum(helped) < 0.5 * sum(raw)
 
@@ -236,9 +254,11 @@ class TestEstimate:
     def test_only_what_matches(self, profile: Profile, cluster: Cluster) -> None:
         plan = Plan.parse("dp=8,precision=bf16")
         others = (
-            Factor("forward", 2.0, "fp32"), Factor("forward", 2.0, "bf16", "replicas", 4),
-            Factor("forward", 2.0, "bf16", job="another"), Factor("forward", 2.0, "bf16", "sharded", 8),
-        )  # fmt: skip
+            Factor("forward", 2.0, "fp32"),
+            Factor("forward", 2.0, "bf16", "replicas", 4),
+            Factor("forward", 2.0, "bf16", job="another"),
+            Factor("forward", 2.0, "bf16", "sharded", 8),
+        )
         assert estimate(profile, plan, self.corrected(cluster, *others)) == estimate(profile, plan, cluster)
         own = Factor("forward", 2.0, "bf16", "replicas", 8, job_of(profile))
         assert "1 of them of this job" in estimate(profile, plan, self.corrected(cluster, own)).correction
@@ -252,18 +272,31 @@ class TestEstimate:
     def test_the_ranking_profits(self, profile: Profile, cluster: Cluster) -> None:
         raw, _ = search(profile, cluster, precision="bf16")
         first = Plan.parse(raw.candidates[0].plan)
-        slow = [Factor(p, MOST, "bf16", kind_of(first), first.ranks) for p in ("forward", "backward", "communication", "optimizer")]
+        slow = [
+            Factor(p, MOST, "bf16", kind_of(first), first.ranks)
+            for p in ("forward", "backward", "communication", "optimizer")
+        ]
         again, _ = search(profile, self.corrected(cluster, *slow), precision="bf16")
         assert kind_of(Plan.parse(again.candidates[0].plan)) != kind_of(first)
 
     def test_nothing_wins_because_it_was_not_tried(self, profile: Profile, cluster: Cluster) -> None:
         """All that runs is half as slow again as predicted: the winner ran, and still wins."""
-        cluster = dataclasses.replace(cluster, origin={**cluster.origin, "device.peak": "measured"})  # as those with runs
+        cluster = dataclasses.replace(
+            cluster, origin={**cluster.origin, "device.peak": "measured"}
+        )  # as those with runs
         raw, estimates = search(profile, cluster, precision="bf16")
         plan, e = Plan.parse(raw.candidates[0].plan), estimates[raw.candidates[0].plan]
         phases = {p: 1.5 * e.parts[p] for p in ("forward", "backward", "optimizer")}
         seen = observe(
-            profile, plan, e, step_seconds=1.5 * e.step_seconds, phases=[phases], each=[1.0] * 20, when="", torch="", measurement=""
+            profile,
+            plan,
+            e,
+            step_seconds=1.5 * e.step_seconds,
+            phases=[phases],
+            each=[1.0] * 20,
+            when="",
+            torch="",
+            measurement="",
         )
         again, corrected = search(profile, dataclasses.replace(cluster, corrections=learnt([seen])), precision="bf16")
         best = corrected[again.candidates[0].plan]
@@ -280,7 +313,9 @@ class TestEstimate:
         known = self.corrected(cluster, Factor("forward", 1.25, "bf16", "replicas", 8, "j", 2))
         known.save(tmp_path / "c.toml")
         assert Cluster.load(tmp_path / "c.toml") == known
-        e = estimate(profile, Plan.parse("dp=8,precision=bf16"), self.corrected(cluster, Factor("forward", 1.5, "bf16")))
+        e = estimate(
+            profile, Plan.parse("dp=8,precision=bf16"), self.corrected(cluster, Factor("forward", 1.5, "bf16"))
+        )
         e.save(tmp_path / "e.json")
         assert Estimate.load(tmp_path / "e.json") == e and e.raw_seconds > 0
 
@@ -292,10 +327,19 @@ class TestEstimate:
 
     @pytest.mark.parametrize(
         ("plan", "kind"),
-        [("dp=1", "one"), ("micro=4", "one"), ("dp=2", "replicas"), ("dp=2,zero=1", "sharded"), ("dp=2,zero=2", "sharded"),
-         ("dp=2,zero=3", "fully sharded"), ("tp=2", "split by tp"), ("dp=2,pp=2,tp=2", "split by pp, tp"),
-         ("compile=true", "one with compile"), ("dp=2,compress=fp16,offload=optimizer", "replicas with fp16, offload")],
-    )  # fmt: skip
+        [
+            ("dp=1", "one"),
+            ("micro=4", "one"),
+            ("dp=2", "replicas"),
+            ("dp=2,zero=1", "sharded"),
+            ("dp=2,zero=2", "sharded"),
+            ("dp=2,zero=3", "fully sharded"),
+            ("tp=2", "split by tp"),
+            ("dp=2,pp=2,tp=2", "split by pp, tp"),
+            ("compile=true", "one with compile"),
+            ("dp=2,compress=fp16,offload=optimizer", "replicas with fp16, offload"),
+        ],
+    )
     def test_kinds(self, plan: str, kind: str) -> None:
         assert kind_of(Plan.parse(plan)) == kind
 
@@ -303,11 +347,22 @@ class TestEstimate:
         """A run that took longer than predicted is predicted right the next time, part by part."""
         plan = Plan.parse("dp=8,precision=bf16")
         raw = estimate(profile, plan, cluster)
-        phases = {"forward": 1.4 * raw.parts["forward"], "backward": 1.1 * raw.parts["backward"], "optimizer": raw.parts["optimizer"]}
+        phases = {
+            "forward": 1.4 * raw.parts["forward"],
+            "backward": 1.1 * raw.parts["backward"],
+            "optimizer": raw.parts["optimizer"],
+        }
         seen = observe(
-            profile, plan, raw, step_seconds=1.3 * raw.step_seconds, phases=[phases, phases], each=[1.0] * 20, when="2026-01-01",
-            torch="2", measurement="m",
-        )  # fmt: skip
+            profile,
+            plan,
+            raw,
+            step_seconds=1.3 * raw.step_seconds,
+            phases=[phases, phases],
+            each=[1.0] * 20,
+            when="2026-01-01",
+            torch="2",
+            measurement="m",
+        )
         assert seen.steps == 20 and seen.spread == 0.0
         e = Corrector(learnt([seen]), profile, "bf16")(raw, plan)
         assert e.step_seconds == pytest.approx(1.3 * raw.step_seconds, rel=0.03)
@@ -334,7 +389,12 @@ class TestFile:
 
     @pytest.mark.parametrize(
         ("text", "rule"),
-        [("{", "JSON"), ("[]", "dictionary"), ('{"format": 1}', "'runs' is missing"), ('{"format": 1, "runs": [{"job": 1}]}', "runs.0")],
+        [
+            ("{", "JSON"),
+            ("[]", "dictionary"),
+            ('{"format": 1}', "'runs' is missing"),
+            ('{"format": 1, "runs": [{"job": 1}]}', "runs.0"),
+        ],
     )
     def test_damage_is_named(self, tmp_path: Path, text: str, rule: str) -> None:
         path = tmp_path / "x.corrections.json"

@@ -20,14 +20,22 @@ from drumline.search.crossing import slower
 from drumline.simulate.step import simulate_step
 
 DEVICE = Device(
-    "core", "cpu", 1e10, 1e10, {"fp32": 1e11}, 5e-6,
+    "core",
+    "cpu",
+    1e10,
+    1e10,
+    {"fp32": 1e11},
+    5e-6,
     curve=(
-        Curve("pointwise", "fp32", (3e3, 3e6), (3e9, 1e10)), Curve("special", "fp32", (1e3,), (4e9,)),
-        Curve("bernoulli_", "fp32", (1e3,), (5e8,)), Curve("transpose", "fp32", (1e3,), (2e9,)),
-        Curve("matmul", "fp32", (1e6,), (5e10,)), Curve("fresh", "fp32", (1e6,), (2e9,)),
+        Curve("pointwise", "fp32", (3e3, 3e6), (3e9, 1e10)),
+        Curve("special", "fp32", (1e3,), (4e9,)),
+        Curve("bernoulli_", "fp32", (1e3,), (5e8,)),
+        Curve("transpose", "fp32", (1e3,), (2e9,)),
+        Curve("matmul", "fp32", (1e6,), (5e10,)),
+        Curve("fresh", "fp32", (1e6,), (2e9,)),
         Curve("update", "fp32", (1e3,), (1e10,)),
     ),
-)  # fmt: skip
+)
 PROFILE = Profile("m", 16, (Layer("a", "Linear", 1000, tensors=2),))
 
 
@@ -173,7 +181,7 @@ def test_ranks_meet_sooner_when_others_are_idle(tmp_path: Path) -> None:
 def test_a_pace_alone_is_read_as_it_was_written_before(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     cluster().save(path)
-    path.write_text(path.read_text(encoding="utf-8") + '\n[fewer]\n1 = 0.4\n2 = 0.5\n4 = 1\n', encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8") + "\n[fewer]\n1 = 0.4\n2 = 0.5\n4 = 1\n", encoding="utf-8")
     assert [Cluster.load(path).pace(n) for n in (1, 2, 4)] == [0.4, 0.5, 1.0]
     path.write_text(path.read_text(encoding="utf-8").replace("2 = 0.5", '2 = "half"'), encoding="utf-8")
     with pytest.raises(ClusterError, match=r"fewer\.2"):

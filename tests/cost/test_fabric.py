@@ -138,7 +138,9 @@ def test_every_cluster_says_what_its_links_are_made_of(name: str) -> None:
 
 def test_a_cluster_that_does_not_say_it() -> None:
     one = load("dgx-a100")
-    bare = dataclasses.replace(one, node=dataclasses.replace(one.node, link=dataclasses.replace(one.node.link, wire="")))
+    bare = dataclasses.replace(
+        one, node=dataclasses.replace(one.node, link=dataclasses.replace(one.node.link, wire=""))
+    )
     with pytest.raises(InputError, match=r"does not say what its node.link is made of(.|\n)*node.link.wire"):
         Fabric.of(bare)
 
@@ -233,7 +235,9 @@ def test_no_constant_names_where_it_was_measured() -> None:
     assert load_wires() == wires()
     for name, wire in wires().wire.items():
         assert wire.origin == "estimate" or wire.origin.startswith("fitted on "), name
-        assert not any(word in (name + wire.origin).lower() for word in ("echo", "vtrain", "aws", "azure", "ultrascale", "gloo"))
+        assert not any(
+            word in (name + wire.origin).lower() for word in ("echo", "vtrain", "aws", "azure", "ultrascale", "gloo")
+        )
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published measurements are not here")
@@ -245,7 +249,9 @@ def test_published_collectives() -> None:
     assert abs(inside.bias) < 0.03 and abs(across.bias) < 0.03
     assert len(found.rows) + len(found.skipped) == len(PUBLISHED.read_text().splitlines()) - 1
     assert {one.reason for one in found.skipped} == {
-        "inter_link is not stated", "n_gpus is not stated", "gpus_per_node is not stated"
+        "inter_link is not stated",
+        "n_gpus is not stated",
+        "gpus_per_node is not stated",
     }
     assert found.left_out == {}
     assert any(line.startswith("inside") for line in found.lines())

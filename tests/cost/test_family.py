@@ -53,18 +53,38 @@ def test_what_each_level_holds() -> None:
     """At the optimizer two temporaries of the largest piece are alive: of 3000 numbers, of 1000 in a flat shard of
     1000, and of 750 where each parameter is cut in four."""
     assert memory("dp=4") == {
-        "parameters": 16000, "gradients": 16000, "optimizer": 32000, "activations": 24000, "communication": 0, "workspace": 0,
+        "parameters": 16000,
+        "gradients": 16000,
+        "optimizer": 32000,
+        "activations": 24000,
+        "communication": 0,
+        "workspace": 0,
     }
     assert memory("dp=4,zero=1") == {
-        "parameters": 16000, "gradients": 16000, "optimizer": 8000, "activations": 8000, "communication": 0, "workspace": 0,
+        "parameters": 16000,
+        "gradients": 16000,
+        "optimizer": 8000,
+        "activations": 8000,
+        "communication": 0,
+        "workspace": 0,
     }
     # while gradients travel: a quarter of them, and no more buckets in flight than there are gradients
     assert memory("dp=4,zero=2,micro=2") == {
-        "parameters": 16000, "gradients": 4000, "optimizer": 8000, "activations": 0, "communication": 16000, "workspace": 0,
+        "parameters": 16000,
+        "gradients": 4000,
+        "optimizer": 8000,
+        "activations": 0,
+        "communication": 16000,
+        "workspace": 0,
     }
     # b: its parameters gathered and copied out, its gradients copied in
     assert memory("dp=4,zero=3,micro=2") == {
-        "parameters": 4000, "gradients": 4000, "optimizer": 8000, "activations": 0, "communication": 36000, "workspace": 0,
+        "parameters": 4000,
+        "gradients": 4000,
+        "optimizer": 8000,
+        "activations": 0,
+        "communication": 36000,
+        "workspace": 0,
     }
 
 
@@ -86,9 +106,7 @@ def test_each_level_needs_less(name: str) -> None:
     profile = zoo.profile(name)
     needs = [peak_memory(profile, Plan.parse(f"dp=8,zero={z},micro=8,precision=bf16"), 1).total for z in range(4)]
     assert needs == sorted(needs, reverse=True) and len(set(needs)) == 4
-    hybrid = [
-        peak_memory(profile, Plan.parse(f"dp=8,shard={s},zero=3,precision=bf16"), 1).total for s in (2, 4, 8)
-    ]
+    hybrid = [peak_memory(profile, Plan.parse(f"dp=8,shard={s},zero=3,precision=bf16"), 1).total for s in (2, 4, 8)]
     assert hybrid == sorted(hybrid, reverse=True)
 
 
@@ -99,12 +117,16 @@ def test_what_each_level_sends() -> None:
     assert sent("dp=4,zero=1") == sent("dp=4,zero=2") == [("reduce_scatter", 16000, pytest.approx(3 * share))]
     (gather,) = after_update(PROFILE, Plan.parse("dp=4,zero=1"), NODE)
     assert (gather.bytes, gather.seconds) == (16000, pytest.approx(3 * share))
-    assert after_update(PROFILE, Plan.parse("dp=4"), NODE) == after_update(PROFILE, Plan.parse("dp=4,zero=3"), NODE) == []
+    assert (
+        after_update(PROFILE, Plan.parse("dp=4"), NODE) == after_update(PROFILE, Plan.parse("dp=4,zero=3"), NODE) == []
+    )
     a, b = (3 * (ALPHA + m / 4 / BANDWIDTH) for m in (4000, 12000))
     assert sent("dp=4,zero=3") == [
-        ("all_gather", 4000, pytest.approx(a)), ("reduce_scatter", 4000, pytest.approx(a)),
-        ("all_gather", 12000, pytest.approx(b)), ("reduce_scatter", 12000, pytest.approx(b)),
-    ]  # fmt: skip
+        ("all_gather", 4000, pytest.approx(a)),
+        ("reduce_scatter", 4000, pytest.approx(a)),
+        ("all_gather", 12000, pytest.approx(b)),
+        ("reduce_scatter", 12000, pytest.approx(b)),
+    ]
 
 
 def test_buckets_are_gathered_one_by_one() -> None:
@@ -142,10 +164,11 @@ def test_groups_across_nodes_equal_their_schedules_side_by_side(ranks: int, stri
     rounds = tuple(
         tuple(
             Send(s.src * stride + g, s.dst * stride + g, s.chunk + g * ring.chunks, s.reduce)
-            for g in range(stride) for s in sends
+            for g in range(stride)
+            for s in sends
         )
         for sends in ring.rounds
-    )  # fmt: skip
+    )
     m = 1200 * ranks
     every = dataclasses.replace(ring, rounds=rounds) if dataclasses.is_dataclass(ring) else Schedule(rounds)
     sizes = ring.sizes(m) * stride
@@ -191,9 +214,7 @@ def test_nodes_are_used_by_hybrid_shards() -> None:
     """Over slow nodes it pays to gather inside a node: in fp32, parameters travel as far as gradients do."""
     machines = load("p4d").with_devices(32)
     profile = zoo.profile("gpt:1.3b", batch_size=256)
-    whole, hybrid = (
-        seconds(f"dp=32{s},zero=3,micro=8,precision=tf32", profile, machines) for s in ("", ",shard=8")
-    )
+    whole, hybrid = (seconds(f"dp=32{s},zero=3,micro=8,precision=tf32", profile, machines) for s in ("", ",shard=8"))
     assert hybrid.parts["communication"] < whole.parts["communication"]
     assert hybrid.memory_bytes > whole.memory_bytes
 
@@ -268,9 +289,12 @@ def test_what_a_rank_updates() -> None:
     gpu = replace(NODE, device=started)
     cpu = replace(NODE, device=replace(started, kind="cpu"))
     calls = {
-        (machines.device.kind, zero): pytest.approx(seconds(f"dp=4,zero={zero}", many, machines).parts["optimizer"] / 1e-3)
-        for machines in (gpu, cpu) for zero in (0, 1, 3)
-    }  # fmt: skip
+        (machines.device.kind, zero): pytest.approx(
+            seconds(f"dp=4,zero={zero}", many, machines).parts["optimizer"] / 1e-3
+        )
+        for machines in (gpu, cpu)
+        for zero in (0, 1, 3)
+    }
     # the norm is one operator more
     assert [calls["cuda", zero] for zero in (0, 1, 3)] == [11 * 4, 11 * (128 + 3) / 4 / 32, 11 * 4]
     assert [calls["cpu", zero] for zero in (0, 1, 3)] == [11 * 128, 11 * (128 + 3) / 4, 11 * 128]

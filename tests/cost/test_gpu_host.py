@@ -17,9 +17,7 @@ from drumline.plan import Plan
 
 START = {"forward": 5e-5, "backward": 4e-5, "cast": 1e-5, "again": 1e-3, "watched": 3e-5}
 CLOUD = Cloud("recurrent", "fp32", ((64.0, 16.0, 8.0, 8.0, 1.0), (64.0, 16.0, 8.0, 8.0, 4.0)), (0.01, 0.04))
-DEVICE = Device(
-    "toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, start=START, situ={"compute": 1.5}, cloud=(CLOUD,)
-)  # fmt: skip
+DEVICE = Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, start=START, situ={"compute": 1.5}, cloud=(CLOUD,))
 
 
 def op(name: str, kind: str, phase: str = "forward", **more: object) -> Op:
@@ -42,7 +40,9 @@ def test_a_cast_costs_its_host_less() -> None:
 
 def test_layers_that_are_recomputed_cost_their_host_more() -> None:
     pricer, layer = priced(*OPS)
-    plain, full, selective = (pricer.told(layer, "forward", 1.0, recompute=how) for how in ("none", "full", "selective"))
+    plain, full, selective = (
+        pricer.told(layer, "forward", 1.0, recompute=how) for how in ("none", "full", "selective")
+    )
     assert plain.host == pytest.approx(1.1e-4)
     assert full.host - plain.host == pytest.approx(1e-3)
     assert selective.host - full.host == pytest.approx(2 * 3e-5)  # its two operators that are no casts
@@ -108,7 +108,9 @@ def test_a_host_that_is_slower_now_slows_what_it_bounds() -> None:
     """A step of small operators takes as much longer as its host; one that the GPU bounds does not."""
     node = Node(1, Link(1e-6, 1e10))
     cluster = Cluster("toy", dataclasses.replace(DEVICE, start={**START, LOOK: 0.02}), node)
-    small, large = (Layer("block", "Block", 4, ops=(op_of(size, "forward"), op_of(size, "backward"))) for size in (1e3, 1e12))
+    small, large = (
+        Layer("block", "Block", 4, ops=(op_of(size, "forward"), op_of(size, "backward"))) for size in (1e3, 1e12)
+    )
     slow = at_pace(cluster, 2.0)
     assert slow.device.start[LOOK] == 0.02 and slow.device.start["forward"] == 1e-4
     plan = Plan.parse("dp=1")

@@ -37,7 +37,9 @@ def test_the_formulas_are_exact(p: int) -> None:
 
 def test_as_text() -> None:
     text = markdown(growth_table(8))
-    assert "| parameter server | O(1): 2 | O(N P): (P - 1) N = 7 N | O(N P): (P - 1) N = 7 N | O(P): P - 1 = 7 |" in text
+    assert (
+        "| parameter server | O(1): 2 | O(N P): (P - 1) N = 7 N | O(N P): (P - 1) N = 7 N | O(P): P - 1 = 7 |" in text
+    )
     assert "| ring | O(P): 2P - 2 = 14 | O(N/P): N/P = 1/8 N | O(N): (2 - 2/P) N = 7/4 N | O(1): 1 |" in text
 
 

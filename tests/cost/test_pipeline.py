@@ -26,9 +26,7 @@ def played(name: str, p: int, m: int, v: int, f: float, b: float, w: float) -> P
 @pytest.mark.parametrize(("name", "virtual"), [made for made in MADE if made != ("zero-bubble", 2)])
 @calm
 @given(p=RANKS, m=MICROS, f=SECONDS, b=SECONDS, w=SECONDS)
-def test_the_closed_form_is_the_replay(
-    name: str, virtual: int, p: int, m: int, f: float, b: float, w: float
-) -> None:
+def test_the_closed_form_is_the_replay(name: str, virtual: int, p: int, m: int, f: float, b: float, w: float) -> None:
     replay = played(name, p, m, virtual, f, b, w)
     assert pipeline_seconds(name, p, m, virtual, f, b, w) == pytest.approx(replay.seconds, rel=1e-9)
     assert bubble(name, p, m, virtual, f, b, w) == pytest.approx(replay.bubble, rel=1e-9, abs=1e-9)
@@ -119,9 +117,13 @@ def test_skips_wait_for_nothing_that_the_chain_does_not_wait_for(
 def test_a_skip_goes_straight() -> None:
     times = play(one_f_one_b(3, 1), forward=1, backward=1, transfer=(1, 2), skips={(0, 2): 5.0})
     assert [(str(h.action), h.src, h.dst, h.stage, h.start, h.end) for h in times.hops] == [
-        ("F0", 0, 1, 1, 1, 2), ("F0", 0, 2, 2, 1, 6), ("F0", 1, 2, 2, 3, 5),
-        ("B0", 2, 1, 1, 8, 10), ("B0", 2, 0, 0, 8, 13), ("B0", 1, 0, 0, 11, 12),
-    ]  # fmt: skip
+        ("F0", 0, 1, 1, 1, 2),
+        ("F0", 0, 2, 2, 1, 6),
+        ("F0", 1, 2, 2, 3, 5),
+        ("B0", 2, 1, 1, 8, 10),
+        ("B0", 2, 0, 0, 8, 13),
+        ("B0", 1, 0, 0, 11, 12),
+    ]
     assert times.seconds == 14  # the skip is what the end waits for
     with pytest.raises(InputError, match="a skip from stage 0 to stage 1 of 3"):
         play(one_f_one_b(3, 1), forward=1, backward=1, skips={(0, 1): 1.0})

@@ -30,10 +30,21 @@ SIXTEEN = load("dgx-h100").with_devices(16)
 GPT = zoo.profile("gpt:1.3b", batch_size=64)
 UNET = zoo.profile("unet", batch_size=16)
 PLANS = [
-    "tp=2", "tp=8,micro=4", "dp=2,tp=4", "dp=2,tp=4,zero=1,micro=2", "dp=2,tp=4,zero=2,micro=2", "cp=2", "cp=2,tp=4",
-    "dp=2,cp=2", "pp=2,micro=4", "pp=4,micro=8,schedule=gpipe", "pp=4,micro=8,schedule=zero-bubble",
-    "pp=2,virtual=2,micro=4,schedule=interleaved", "dp=2,pp=2,tp=4,zero=1,micro=4", "pp=16,micro=16",
-]  # fmt: skip
+    "tp=2",
+    "tp=8,micro=4",
+    "dp=2,tp=4",
+    "dp=2,tp=4,zero=1,micro=2",
+    "dp=2,tp=4,zero=2,micro=2",
+    "cp=2",
+    "cp=2,tp=4",
+    "dp=2,cp=2",
+    "pp=2,micro=4",
+    "pp=4,micro=8,schedule=gpipe",
+    "pp=4,micro=8,schedule=zero-bubble",
+    "pp=2,virtual=2,micro=4,schedule=interleaved",
+    "dp=2,pp=2,tp=4,zero=1,micro=4",
+    "pp=16,micro=16",
+]
 
 
 def parsed(text: str) -> Plan:
@@ -68,8 +79,10 @@ def test_tiles_agree_too(text: str) -> None:
 def products(profile: Profile) -> float:
     return sum(
         op.flops.per_sample * op.count * x.repeats
-        for x in profile.layers for op in x.ops if op.kind in ("matmul", "attention", "attention_backward")
-    )  # fmt: skip
+        for x in profile.layers
+        for op in x.ops
+        if op.kind in ("matmul", "attention", "attention_backward")
+    )
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -108,7 +121,13 @@ def test_blocks_say_two_pairs() -> None:
     block = max(zip(local.profile.layers, local.talks, strict=True), key=lambda pair: pair[0].repeats)[1]
     rows = [(t.phase, t.collective) for t in block if t.bytes.per_sample]
     assert sorted(rows) == sorted(
-        [("forward", "all_gather"), ("forward", "reduce_scatter"), ("backward", "all_gather"), ("backward", "reduce_scatter")] * 2
+        [
+            ("forward", "all_gather"),
+            ("forward", "reduce_scatter"),
+            ("backward", "all_gather"),
+            ("backward", "reduce_scatter"),
+        ]
+        * 2
     )
     assert {t.bytes.per_sample for t in block if t.bytes.per_sample} == {2.0 * 8192 * 4096}
 
@@ -120,7 +139,9 @@ def test_tokens_that_do_not_divide() -> None:
     assert divide(odd, Plan(tp=2)).profile.layers[1].output == odd.layers[1].output
 
 
-@pytest.mark.parametrize(("name", "tp", "fix"), [("gpt:1.3b", 3, "tp=2"), ("llama:8b", 24, "tp=16"), ("bert:base", 8, "tp=6")])
+@pytest.mark.parametrize(
+    ("name", "tp", "fix"), [("gpt:1.3b", 3, "tp=2"), ("llama:8b", 24, "tp=16"), ("bert:base", 8, "tp=6")]
+)
 def test_heads_are_respected(name: str, tp: int, fix: str) -> None:
     with pytest.raises(PlanError) as caught:
         estimate(zoo.profile(name), Plan(tp=tp, precision="bf16"), load("dgx-h100").with_devices(tp))
@@ -144,15 +165,22 @@ def test_cp_divides_activations_and_no_parameters() -> None:
     assert local.profile.layers[1].saved.per_sample == pytest.approx(GPT.layers[1].saved.per_sample / 4)
     pair = 2 * (2048 // 4) * 2048 * GPT.activation_bytes
     block = local.talks[1]
-    assert [(t.phase, t.wide) for t in block] == [("forward", False)] * 3 + [("backward", False)] * 3 + [("backward", True)] * 3
+    assert [(t.phase, t.wide) for t in block] == [("forward", False)] * 3 + [("backward", False)] * 3 + [
+        ("backward", True)
+    ] * 3
     assert all(t.collective == "ring" and t.bytes == Affine(0.0, float(pair)) for t in block)
 
 
 def test_the_last_rank_sees_all_tokens_of_a_causal_sequence() -> None:
-    causal = replace(GPT, layers=tuple(
-        replace(x, ops=tuple(replace(op, dims=(*op.dims[:-1], 1)) if op.kind == "attention" else op for op in x.ops))
-        for x in GPT.layers
-    ))  # fmt: skip
+    causal = replace(
+        GPT,
+        layers=tuple(
+            replace(
+                x, ops=tuple(replace(op, dims=(*op.dims[:-1], 1)) if op.kind == "attention" else op for op in x.ops)
+            )
+            for x in GPT.layers
+        ),
+    )
     even, last = (
         [op.flops.per_sample for x in divide(p, Plan(cp=4)).profile.layers for op in x.ops if op.kind == "attention"]
         for p in (GPT, causal)
@@ -167,7 +195,9 @@ def test_edges_of_tiles() -> None:
     down = replace(op, dims=dims(replace(shape, kernel_rows=2, kernel_columns=2, stride_rows=2, stride_columns=2)))
     layer = Layer("a", "Conv", 288, tensors=1, ops=(op, down))
     profile = Profile("images", 8, (layer, replace(layer, name="b")))
-    first, second = ([(t.phase, t.bytes.per_sample) for t in talks] for talks in divide(profile, Plan(tile=(2, 1))).talks)
+    first, second = (
+        [(t.phase, t.bytes.per_sample) for t in talks] for talks in divide(profile, Plan(tile=(2, 1))).talks
+    )
     assert second == [("forward", 32 * 8 * 4.0), ("backward", 32 * 8 * 4.0)]
     assert first == second[:1], "images need no gradient"
     both = [(t.axis, t.bytes.per_sample) for t in divide(profile, Plan(tile=(4, 2))).talks[0] if t.phase == "forward"]
@@ -180,10 +210,12 @@ def test_edges_of_tiles() -> None:
 @pytest.mark.parametrize(
     ("name", "plan", "words"),
     [
-        ("resnet50", "cp=2", "has no tokens"), ("gpt:125m", "tile=2x2", "has no convolutions"),
-        ("gpt:125m", "cp=4096", "every rank has a token"), ("resnet50", "tile=256x1", "every tile has a row"),
+        ("resnet50", "cp=2", "has no tokens"),
+        ("gpt:125m", "tile=2x2", "has no convolutions"),
+        ("gpt:125m", "cp=4096", "every rank has a token"),
+        ("resnet50", "tile=256x1", "every tile has a row"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_there_is_not_split(name: str, plan: str, words: str) -> None:
     with pytest.raises(PlanError) as caught:
         divide(zoo.profile(name), Plan.parse(plan))
@@ -203,7 +235,10 @@ def test_a_trace_that_shows_nothing_to_divide_says_so() -> None:
 # -- stages
 
 
-@pytest.mark.parametrize(("order", "v"), [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2)])
+@pytest.mark.parametrize(
+    ("order", "v"),
+    [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2)],
+)
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 4), (4, 4), (3, 7)])
 def test_the_clock_is_that_of_the_lanes(order: str, v: int, p: int, m: int) -> None:
     """With uneven stages and slow links."""
@@ -217,13 +252,17 @@ def test_the_clock_is_that_of_the_lanes(order: str, v: int, p: int, m: int) -> N
 
 def even_profile(layers: int) -> tuple[Profile, Cluster]:
     """Equal layers on devices whose messages take no time."""
-    ops = tuple(Op("mm", "matmul", phase, Affine(0.0, k * 1e9), Affine()) for phase, k in (("forward", 1.0), ("backward", 2.0)))
+    ops = tuple(
+        Op("mm", "matmul", phase, Affine(0.0, k * 1e9), Affine()) for phase, k in (("forward", 1.0), ("backward", 2.0))
+    )
     layer = Layer("x.0", "Linear", 1000, tensors=1, largest=1000, ops=ops, saved=Affine(0.0, 100.0), repeats=layers)
     device = Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 0.0)
     return Profile("even", 64, (layer,)), Cluster("toy", device, Node(64, Link(0.0, 1e30)))
 
 
-@pytest.mark.parametrize(("order", "v"), [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1)])
+@pytest.mark.parametrize(
+    ("order", "v"), [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1)]
+)
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 8)])
 def test_equal_stages_take_what_the_closed_form_says(order: str, v: int, p: int, m: int) -> None:
     profile, machines = even_profile(16)
@@ -238,7 +277,10 @@ def test_equal_stages_take_what_the_closed_form_says(order: str, v: int, p: int,
 
 
 def cells(costs: list[float], owns: list[bool]) -> list[Cell]:
-    return [Cell(0, f"x.{i}", 1.0, c, 0, 0, 0, 0, 0, own, 0, 0, 0, 0) for i, (c, own) in enumerate(zip(costs, owns, strict=True))]
+    return [
+        Cell(0, f"x.{i}", 1.0, c, 0, 0, 0, 0, 0, own, 0, 0, 0, 0)
+        for i, (c, own) in enumerate(zip(costs, owns, strict=True))
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -294,9 +336,11 @@ def test_memory_of_stages() -> None:
 
 
 NODES = Cluster(
-    "two", Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 0.0), Node(4, Link(1e-6, 1e9)),
+    "two",
+    Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 0.0),
+    Node(4, Link(1e-6, 1e9)),
     network=Network(4, Link(1e-5, 1e8)),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

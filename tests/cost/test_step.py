@@ -67,7 +67,9 @@ def test_recomputation_trades_memory_for_time(profile: Profile, cluster: Cluster
 
 
 def test_micro_batches_divide_activations(profile: Profile) -> None:
-    one, four = (peak_memory(profile, Plan.parse(f"micro={m}"), largest_share(64, Plan.parse(f"micro={m}"))) for m in (1, 4))
+    one, four = (
+        peak_memory(profile, Plan.parse(f"micro={m}"), largest_share(64, Plan.parse(f"micro={m}"))) for m in (1, 4)
+    )
     assert four.activations < 0.3 * one.activations
 
 
@@ -78,7 +80,8 @@ def test_the_busiest_rank(batch: int, plan: str, share: int) -> None:
 
 def test_slow_links_show(profile: Profile, cluster: Cluster) -> None:
     slow = dataclasses.replace(
-        cluster, network=dataclasses.replace(cluster.network, link=dataclasses.replace(cluster.network.link, bandwidth=1e9))
+        cluster,
+        network=dataclasses.replace(cluster.network, link=dataclasses.replace(cluster.network.link, bandwidth=1e9)),
     )
     plan = Plan.parse("dp=16,precision=bf16")
     fast, late = estimate(profile, plan, cluster), estimate(profile, plan, slow)
@@ -105,23 +108,34 @@ def test_file_form(profile: Profile, cluster: Cluster, tmp_path: object) -> None
 
 def test_what_ranks_cost_each_other(profile: Profile, cluster: Cluster) -> None:
     """Each of the measured factors reaches the estimate, and only where ranks meet."""
-    alone, pair, sharded = Plan.parse("precision=bf16"), Plan.parse("dp=2,precision=bf16"), Plan.parse("dp=2,zero=3,precision=bf16")
+    alone, pair, sharded = (
+        Plan.parse("precision=bf16"),
+        Plan.parse("dp=2,precision=bf16"),
+        Plan.parse("dp=2,zero=3,precision=bf16"),
+    )
     late = dataclasses.replace(cluster, straggle=1.5, unit=0.01)
     assert estimate(profile, alone, late) == estimate(profile, alone, cluster)
     before, after = estimate(profile, pair, cluster), estimate(profile, pair, late)
     assert after.parts["forward"] == pytest.approx(1.5 * before.parts["forward"])
     units = sum(x.repeats for x in profile.layers if x.unit) + 1
     slack = dataclasses.replace(cluster, unit=0.01)
-    more = estimate(profile, sharded, slack).parts["communication"] - estimate(profile, sharded, cluster).parts["communication"]
+    more = (
+        estimate(profile, sharded, slack).parts["communication"]
+        - estimate(profile, sharded, cluster).parts["communication"]
+    )
     assert more == pytest.approx(0.01 * units)
     stalled = dataclasses.replace(cluster, stall=0.01)
     norms = dataclasses.replace(profile, layers=tuple(dataclasses.replace(x, norms=1) for x in profile.layers))
-    waits = estimate(norms, pair, stalled).parts["communication"] - estimate(profile, pair, stalled).parts["communication"]
+    waits = (
+        estimate(norms, pair, stalled).parts["communication"] - estimate(profile, pair, stalled).parts["communication"]
+    )
     assert waits == pytest.approx(2 * 0.01 * sum(x.repeats for x in profile.layers))
 
 
 def test_kernels_in_their_place(profile: Profile, cluster: Cluster) -> None:
-    slow = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, situ={"compute": 2.0, "update": 3.0}))
+    slow = dataclasses.replace(
+        cluster, device=dataclasses.replace(cluster.device, situ={"compute": 2.0, "update": 3.0})
+    )
     a, b = (estimate(profile, Plan.parse("precision=bf16"), c) for c in (cluster, slow))
     assert b.parts["forward"] == pytest.approx(2 * a.parts["forward"])
     assert b.parts["optimizer"] == pytest.approx(3 * a.parts["optimizer"])

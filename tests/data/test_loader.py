@@ -54,7 +54,9 @@ class Deadly(Numbers):
 def equal(a: Batch, b: Batch) -> bool:
     pairs = zip(a.micros, b.micros, strict=True)
     return (a.step, a.samples) == (b.step, b.samples) and all(
-        torch.equal(x.input, y.input) and torch.equal(torch.as_tensor(x.target), torch.as_tensor(y.target)) and (x.samples, x.total) == (y.samples, y.total)
+        torch.equal(x.input, y.input)
+        and torch.equal(torch.as_tensor(x.target), torch.as_tensor(y.target))
+        and (x.samples, x.total) == (y.samples, y.total)
         for x, y in pairs
     )
 
@@ -103,7 +105,10 @@ def test_what_is_drawn_depends_on_step_and_rank() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_that_raises_is_named(loader: Any, workers: int) -> None:
     broken = loader(Broken(4), workers, batch_size=4)
-    with pytest.raises(JobError, match=r"sample 2 of the dataset raised OSError: disk\n  where: .*test_loader.py, line \d+: raise OSError") as caught:
+    with pytest.raises(
+        JobError,
+        match=r"sample 2 of the dataset raised OSError: disk\n  where: .*test_loader.py, line \d+: raise OSError",
+    ) as caught:
         for step in range(4):
             broken.batch(step)
     assert caught.value.exit_code == 2
@@ -112,7 +117,10 @@ def test_a_sample_that_raises_is_named(loader: Any, workers: int) -> None:
 def test_a_worker_that_dies_is_an_error(loader: Any) -> None:
     ahead = loader(Deadly(4), 2, batch_size=4)
     start = time.monotonic()
-    with pytest.raises(GaveUp, match=r"a worker that loads data has died before step \d\n  where: DataLoader worker .*\n  rule:  all 2 workers"):
+    with pytest.raises(
+        GaveUp,
+        match=r"a worker that loads data has died before step \d\n  where: DataLoader worker .*\n  rule:  all 2 workers",
+    ):
         for step in range(4):
             ahead.batch(step)
     assert time.monotonic() - start < 60
@@ -178,9 +186,10 @@ def test_workers_end_with_a_rank_that_is_killed() -> None:
 
 @settings(deadline=None)
 @given(
-    n=st.integers(1, 40), size=st.integers(1, 12),
+    n=st.integers(1, 40),
+    size=st.integers(1, 12),
     legs=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=6),
-)  # fmt: skip
+)
 def test_every_sample_once_an_epoch_over_restarts(n: int, size: int, legs: list[tuple[int, int, int]]) -> None:
     """Legs of (steps, ranks, micro-batches): each leg begins where the one before was stopped, with other ranks."""
     step = 0

@@ -66,7 +66,13 @@ def test_split(n: int, parts: int) -> None:
 
 
 @settings(deadline=None)
-@given(n=st.integers(1, 40), dp=st.integers(1, 6), micro=st.integers(1, 5), size=st.integers(1, 15), epoch=st.integers(0, 3))
+@given(
+    n=st.integers(1, 40),
+    dp=st.integers(1, 6),
+    micro=st.integers(1, 5),
+    size=st.integers(1, 15),
+    epoch=st.integers(0, 3),
+)
 def test_every_sample_once_an_epoch(n: int, dp: int, micro: int, size: int, epoch: int) -> None:
     ranks = streams(n, dp, micro, batch_size=size)
     steps = ranks[0].steps_per_epoch
@@ -117,11 +123,16 @@ def test_steps_may_be_asked_in_any_order() -> None:
     assert stream.steps_per_epoch == 3
 
 
-@pytest.mark.parametrize(("dataset", "words"), [
-    (Numbers(0), "the dataset is empty\n  rule:  at least one sample"),
-    (Endless(), "the dataset is a Endless\n  rule:  a map-style dataset has __len__ and __getitem__"),
-    (iter([1]), "the dataset is a list_iterator"), (None, "the dataset is a NoneType"), ({1, 2}, "the dataset is a set"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (Numbers(0), "the dataset is empty\n  rule:  at least one sample"),
+        (Endless(), "the dataset is a Endless\n  rule:  a map-style dataset has __len__ and __getitem__"),
+        (iter([1]), "the dataset is a list_iterator"),
+        (None, "the dataset is a NoneType"),
+        ({1, 2}, "the dataset is a set"),
+    ],
+)
 def test_what_is_no_dataset(dataset: Any, words: str) -> None:
     with pytest.raises(JobError, match=words):
         Stream(job(), dataset)
@@ -137,18 +148,24 @@ class Broken(Numbers):
 
 
 def test_a_sample_that_raises_is_named() -> None:
-    with pytest.raises(JobError, match=r"sample 2 of the dataset raised OSError: disk\n  where: .*test_stream.py, line"):
+    with pytest.raises(
+        JobError, match=r"sample 2 of the dataset raised OSError: disk\n  where: .*test_stream.py, line"
+    ):
         Stream(job(), Broken(4)).batch(0)
 
 
-@pytest.mark.parametrize(("dataset", "changes", "words"), [
-    ([torch.zeros(1)] * 4, {}, "a batch is a Tensor\n  rule:  samples and batches are pairs"),
-    ([(1, 2, 3)] * 4, {}, "a batch is a list"), ([{"x": 1}] * 4, {}, "a batch is a dict"),
-    ([(1, 2)] * 4, {"collate": lambda samples: None}, "a batch is a NoneType"),
-    ([(1, 2)] * 4, {"collate": lambda samples: 1 / 0}, "collating samples raised ZeroDivisionError"),
-    ([(torch.zeros(i + 1), 1) for i in range(4)], {}, "collating samples raised RuntimeError: stack expects"),
-    ([(object(), 1)] * 4, {}, "collating samples raised TypeError"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dataset", "changes", "words"),
+    [
+        ([torch.zeros(1)] * 4, {}, "a batch is a Tensor\n  rule:  samples and batches are pairs"),
+        ([(1, 2, 3)] * 4, {}, "a batch is a list"),
+        ([{"x": 1}] * 4, {}, "a batch is a dict"),
+        ([(1, 2)] * 4, {"collate": lambda samples: None}, "a batch is a NoneType"),
+        ([(1, 2)] * 4, {"collate": lambda samples: 1 / 0}, "collating samples raised ZeroDivisionError"),
+        ([(torch.zeros(i + 1), 1) for i in range(4)], {}, "collating samples raised RuntimeError: stack expects"),
+        ([(object(), 1)] * 4, {}, "collating samples raised TypeError"),
+    ],
+)
 def test_what_is_no_batch(dataset: Any, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         Stream(job(**changes), dataset).batch(0)

@@ -75,14 +75,20 @@ def test_an_error_of_ours_arrives_as_it_is() -> None:
 
 def test_a_killed_rank_is_named_with_its_signal() -> None:
     error = failure("kill")
-    assert error.what.startswith("rank 1 was ended by signal SIGKILL; the kernel ends processes so when memory runs out")
+    assert error.what.startswith(
+        "rank 1 was ended by signal SIGKILL; the kernel ends processes so when memory runs out"
+    )
     assert failure("segv", 2).what == "rank 1 was ended by signal SIGSEGV"
 
 
-@pytest.mark.parametrize(("how", "words"), [
-    ("exit", "rank 1 failed: SystemExit: 3"), ("os._exit", "rank 1 ended with exit code 7 before it was done"),
-    ("unpicklable", "rank 1 failed: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("exit", "rank 1 failed: SystemExit: 3"),
+        ("os._exit", "rank 1 ended with exit code 7 before it was done"),
+        ("unpicklable", "rank 1 failed: "),
+    ],
+)
 def test_other_ends(how: str, words: str) -> None:
     assert failure(how, 2).what.startswith(words)
 
@@ -180,8 +186,12 @@ if __name__ == '__main__':
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
-@pytest.mark.parametrize("text, command", [(SCRIPT, ["-m", "drumline", "run", "-n", "2"]), (SPAWNS, [])], ids=["run", "spawn"])
-def test_a_launcher_that_is_ended_takes_its_ranks_along(tmp_path: Path, text: str, command: list[str], how: str) -> None:
+@pytest.mark.parametrize(
+    "text, command", [(SCRIPT, ["-m", "drumline", "run", "-n", "2"]), (SPAWNS, [])], ids=["run", "spawn"]
+)
+def test_a_launcher_that_is_ended_takes_its_ranks_along(
+    tmp_path: Path, text: str, command: list[str], how: str
+) -> None:
     """Also where they say nothing, so that nobody tells them."""
     script = tmp_path / "sleep.py"
     script.write_text(text)

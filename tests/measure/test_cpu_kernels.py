@@ -75,9 +75,12 @@ def test_operators_have_points_under_their_names(monkeypatch: pytest.MonkeyPatch
 
 def test_bytes_are_counted_as_a_trace_counts_them() -> None:
     job = Job(
-        model=lambda: nn.Sequential(nn.GELU(), nn.Linear(8, 8)), loss=lambda y, t: (y - t).square().mean(),
-        optimizer=torch.optim.SGD, data=lambda: [(torch.zeros(8), torch.zeros(8))], batch_size=16,
-    )  # fmt: skip
+        model=lambda: nn.Sequential(nn.GELU(), nn.Linear(8, 8)),
+        loss=lambda y, t: (y - t).square().mean(),
+        optimizer=torch.optim.SGD,
+        data=lambda: [(torch.zeros(8), torch.zeros(8))],
+        batch_size=16,
+    )
     traced = next(op for x in trace(job).layers for op in x.ops if op.name == "gelu")
     with cpu_streams.Counted() as counted:
         F.gelu(torch.zeros(16, 8))
@@ -153,7 +156,9 @@ def test_what_flickers_is_expected_to_be_gone_in_part() -> None:
     assert expected(1.1, torch.device("cuda")) == 1.1
 
 
-@pytest.mark.parametrize(("slower", "found", "times"), [((1.2,), 1 / 1.2, 1), ((4.0, 1.1), 1 / 1.1, 2), ((9.0,), 0.5, 3)])
+@pytest.mark.parametrize(
+    ("slower", "found", "times"), [((1.2,), 1 / 1.2, 1), ((4.0, 1.1), 1 / 1.1, 2), ((9.0,), 0.5, 3)]
+)
 def test_a_machine_that_seems_slow_is_looked_at_again(
     slower: tuple[float, ...], found: float, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

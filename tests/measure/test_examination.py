@@ -26,16 +26,26 @@ def test_every_way_to_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What dies or hangs ends its processes, and what stands after it is tried in new ones."""
     monkeypatch.setattr(matrix, "PATIENCE", (1.0, 2.0))
     operations = {
-        "first": broken.right, "wrong": broken.wrong, "refused": broken.refused, "dies": broken.dies,
-        "after a death": broken.right, "hangs": broken.hangs, "last": broken.right,
-    }  # fmt: skip
+        "first": broken.right,
+        "wrong": broken.wrong,
+        "refused": broken.refused,
+        "dies": broken.dies,
+        "after a death": broken.right,
+        "hangs": broken.hangs,
+        "last": broken.right,
+    }
     heard: list[str] = []
     trials = try_column(Column("gloo", "cpu", 2), operations=operations, on_trial=lambda t: heard.append(t.operation))
     found = {t.operation: (t.state, t.why) for t in trials}
     assert {name: state for name, (state, _) in found.items()} == {
-        "first": "ok", "wrong": "wrong", "refused": "refused", "dies": "aborts", "after a death": "ok",
-        "hangs": "hangs", "last": "ok",
-    }, found  # fmt: skip
+        "first": "ok",
+        "wrong": "wrong",
+        "refused": "refused",
+        "dies": "aborts",
+        "after a death": "ok",
+        "hangs": "hangs",
+        "last": "ok",
+    }, found
     assert found["refused"][1] == "RuntimeError: this backend has no such operation"
     assert found["dies"][1] == "rank 1 was ended by SIGABRT: the last words of rank 1"
     assert found["hangs"][1] == "no answer within 4 s"
@@ -73,14 +83,17 @@ def test_time_that_is_over() -> None:
     assert [(t.state, t.why) for t in trials] == [("not tried", "-1 s were over")] * 2
 
 
-@pytest.mark.parametrize(("trial", "state"), [
-    (Trial("gloo", "cpu", "all_reduce float32", "ok"), "ok"),
-    (Trial("gloo", "cpu", "all_reduce float32", "hangs", "no answer"), "problem"),
-    (Trial("gloo", "cpu", "all_reduce float32", "refused", "no network"), "problem"),
-    (Trial("gloo", "cpu", "all_to_all", "wrong"), "note"),
-    (Trial("shm", "cpu", "all_reduce float32", "aborts"), "note"),
-    (Trial("shm", "cpu", "all_reduce float32", "refused", "too small"), "note"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("trial", "state"),
+    [
+        (Trial("gloo", "cpu", "all_reduce float32", "ok"), "ok"),
+        (Trial("gloo", "cpu", "all_reduce float32", "hangs", "no answer"), "problem"),
+        (Trial("gloo", "cpu", "all_reduce float32", "refused", "no network"), "problem"),
+        (Trial("gloo", "cpu", "all_to_all", "wrong"), "note"),
+        (Trial("shm", "cpu", "all_reduce float32", "aborts"), "note"),
+        (Trial("shm", "cpu", "all_reduce float32", "refused", "too small"), "note"),
+    ],
+)
 def test_what_trials_mean(trial: Trial, state: str) -> None:
     (finding,) = judge([trial])
     assert finding.state == state
@@ -88,7 +101,10 @@ def test_what_trials_mean(trial: Trial, state: str) -> None:
 
 
 def test_what_there_was_no_time_for_is_no_problem() -> None:
-    done, left = Trial("gloo", "cpu", "all_reduce float32", "ok"), Trial("gloo", "cpu", "barrier", "not tried", "15 s were over")
+    done, left = (
+        Trial("gloo", "cpu", "all_reduce float32", "ok"),
+        Trial("gloo", "cpu", "barrier", "not tried", "15 s were over"),
+    )
     (finding,) = judge([done, left])
     assert (finding.state, finding.value) == ("note", "barrier not tried: 15 s were over")
     (finding,) = judge([Trial("gloo", "cpu", "barrier", "not tried", "torch was built without gloo")])
@@ -138,10 +154,15 @@ def group(folder: Path, own: str, **files: str) -> tuple[Path, Path]:
 def test_limits_of_control_groups(tmp_path: Path) -> None:
     """Version 2: the tightest on the way up counts."""
     root, own = group(
-        tmp_path, "0::/a/b\n", cpu_DOT_max="max 100000\n", a__cpu_DOT_max="150000 100000\n",
-        a__b__cpu_DOT_max="300000 100000\n", a__memory_DOT_max="1073741824\n", a__b__memory_DOT_max="max\n",
+        tmp_path,
+        "0::/a/b\n",
+        cpu_DOT_max="max 100000\n",
+        a__cpu_DOT_max="150000 100000\n",
+        a__b__cpu_DOT_max="300000 100000\n",
+        a__memory_DOT_max="1073741824\n",
+        a__b__memory_DOT_max="max\n",
         a__b__pids_DOT_max="77\n",
-    )  # fmt: skip
+    )
     assert cgroup.cpu_quota(root, own) == 1.5
     assert cgroup.memory_limit(root, own) == 1 << 30
     assert cgroup.process_limit(root, own) == 77
@@ -149,9 +170,12 @@ def test_limits_of_control_groups(tmp_path: Path) -> None:
 
 def test_limits_of_old_control_groups(tmp_path: Path) -> None:
     root, own = group(
-        tmp_path, "4:memory:/docker/x\n3:cpu,cpuacct:/\n", cpu__cpu_DOT_cfs_quota_us="50000\n",
-        cpu__cpu_DOT_cfs_period_us="100000\n", memory__memory_DOT_limit_in_bytes="9223372036854771712\n",
-    )  # fmt: skip
+        tmp_path,
+        "4:memory:/docker/x\n3:cpu,cpuacct:/\n",
+        cpu__cpu_DOT_cfs_quota_us="50000\n",
+        cpu__cpu_DOT_cfs_period_us="100000\n",
+        memory__memory_DOT_limit_in_bytes="9223372036854771712\n",
+    )
     assert cgroup.cpu_quota(root, own) == 0.5
     assert cgroup.memory_limit(root, own) is None
     assert cgroup.process_limit(root, own) is None

@@ -35,9 +35,15 @@ def test_every_start_is_told_by_turns_that_were_taken_together() -> None:
     measured = Starts(CPU)
     seconds = starts._Seconds
     measured._turns = [
-        {"plain": seconds(s, 2 * s, 0.5 * s), "half": seconds(2 * s, 3 * s), "full": seconds(2 * s, 4 * s), "watched": seconds(4 * s, 4 * s), "recurrent": seconds(0.256 * s, 0.512 * s)}
+        {
+            "plain": seconds(s, 2 * s, 0.5 * s),
+            "half": seconds(2 * s, 3 * s),
+            "full": seconds(2 * s, 4 * s),
+            "watched": seconds(4 * s, 4 * s),
+            "recurrent": seconds(0.256 * s, 0.512 * s),
+        }
         for s in (1.0, 1.0, 8.0)  # the host was slow for a while, for all kinds alike
-    ]  # fmt: skip
+    ]
     measured._turn = lambda: measured._turns[0]  # type: ignore[method-assign]  # the next ones are as the first
     found = measured.look()
     assert found[LOOK] == 3.0 and found["forward"] * measured._count["forward"] == pytest.approx(1.0)

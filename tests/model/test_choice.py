@@ -13,7 +13,9 @@ from drumline.model.selective import BALANCE, LIMIT, choices, kept_bytes, table,
 from drumline.plan import Plan
 
 
-def made(name: str, kind: str, *, flops: float = 0, moved: float = 0, output: float = 0, group: int = 0, again: str = "") -> Op:
+def made(
+    name: str, kind: str, *, flops: float = 0, moved: float = 0, output: float = 0, group: int = 0, again: str = ""
+) -> Op:
     return Op(name, kind, "forward", Affine(0.0, flops), Affine(0.0, moved), 1, Affine(0.0, output), group, again)
 
 
@@ -45,7 +47,10 @@ def test_products_are_kept_by_the_length_of_their_rows(device: str, width: int) 
 
 
 def test_what_belongs_together_is_treated_alike() -> None:
-    draw, divide = made("bernoulli_", "special", moved=8, output=4, group=1), made("div_", "pointwise", moved=8, group=1)
+    draw, divide = (
+        made("bernoulli_", "special", moved=8, output=4, group=1),
+        made("div_", "pointwise", moved=8, group=1),
+    )
     assert words(draw, divide) == ["again", "again"]
     dear = made("attention", "attention", flops=1e6, moved=16, output=4, group=1)
     assert words(draw, divide, dear) == ["kept"] * 3
@@ -56,9 +61,13 @@ def test_what_nothing_needs_is_neither() -> None:
     last = made("mm", "matmul", flops=1e6, moved=16, output=4, again="never")
     assert words(product(1000), last) == ["kept", "unused"]
     # a value that is changed after the last needed operator would be found in its later state
-    assert words(made("mm", "matmul", flops=1e6, moved=16, output=4, group=1), made("mul_", "pointwise", moved=8, group=1, again="never")) == [
-        "again", "unused",
-    ]  # fmt: skip
+    assert words(
+        made("mm", "matmul", flops=1e6, moved=16, output=4, group=1),
+        made("mul_", "pointwise", moved=8, group=1, again="never"),
+    ) == [
+        "again",
+        "unused",
+    ]
 
 
 def test_backward_operators_have_no_say() -> None:
@@ -97,7 +106,8 @@ def test_transformers_keep_their_products_and_attention(name: str) -> None:
 def test_the_estimate_lies_between_none_and_full(name: str) -> None:
     profile, cluster = zoo.profile(name, batch_size=64), load("dgx-h100").with_devices(2)
     none, selective, full = (
-        estimate(profile, Plan.parse(f"dp=2,precision=bf16,recompute={r}"), cluster) for r in ("none", "selective", "full")
+        estimate(profile, Plan.parse(f"dp=2,precision=bf16,recompute={r}"), cluster)
+        for r in ("none", "selective", "full")
     )
     assert none.memory_bytes > selective.memory_bytes > full.memory_bytes
     assert 0 == none.parts["recompute"] < selective.parts["recompute"] < full.parts["recompute"]

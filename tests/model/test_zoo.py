@@ -53,9 +53,20 @@ def test_gpt2_small_has_1024_positions() -> None:
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("760m", 0.76), ("1.3b", 1.316), ("2.7b", 2.652), ("6.7b", 6.66), ("7b", 6.66), ("13b", 12.85), ("30b", 29.97),
-     ("66b", 65.7), ("175b", 174.6), ("530b", 529.6), ("1t", 1008.0)],
-)  # fmt: skip
+    [
+        ("760m", 0.76),
+        ("1.3b", 1.316),
+        ("2.7b", 2.652),
+        ("6.7b", 6.66),
+        ("7b", 6.66),
+        ("13b", 12.85),
+        ("30b", 29.97),
+        ("66b", 65.7),
+        ("175b", 174.6),
+        ("530b", 529.6),
+        ("1t", 1008.0),
+    ],
+)
 def test_gpt_sizes_are_what_they_are_called(name: str, billions: float) -> None:
     assert zoo.profile(f"gpt:{name}").parameters == pytest.approx(billions * 1e9, rel=2e-3)
 
@@ -173,9 +184,16 @@ def test_batch_and_sequence_are_chosen() -> None:
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("GPT:175B", "gpt:175b"), (" Llama:8B ", "llama:8b"), ("resnet:50", "resnet50"), ("ResNet50", "resnet50"),
-     ("vgg:16", "vgg16"), ("UNet", "unet"), ("lstm", "lstm:2x1024")],
-)  # fmt: skip
+    [
+        ("GPT:175B", "gpt:175b"),
+        (" Llama:8B ", "llama:8b"),
+        ("resnet:50", "resnet50"),
+        ("ResNet50", "resnet50"),
+        ("vgg:16", "vgg16"),
+        ("UNet", "unet"),
+        ("lstm", "lstm:2x1024"),
+    ],
+)
 def test_spelling_is_free_of_case(text: str, name: str) -> None:
     assert zoo.profile(text).name == name
     assert zoo.is_zoo(text)
@@ -279,9 +297,7 @@ def test_a_block_keeps_what_torch_keeps() -> None:
             self.wide, self.back = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
 
         def forward(self, x):
-            q, k, v = (
-                t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in self.qkv(self.one(x)).chunk(3, dim=-1)
-            )
+            q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in self.qkv(self.one(x)).chunk(3, dim=-1))
             y = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
             x = x + self.proj(y)
             return x + self.back(functional.gelu(self.wide(self.two(x))))
@@ -305,11 +321,15 @@ def test_a_residual_block_keeps_what_torch_keeps() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.branch = nn.Sequential(
-                nn.Conv2d(c, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+                nn.Conv2d(c, width, 1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
                 nn.Conv2d(width, width, 3, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(width), nn.ReLU(inplace=True),
-                nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width),
-            )  # fmt: skip
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(width, 4 * width, 1, bias=False),
+                nn.BatchNorm2d(4 * width),
+            )
             self.down = nn.Sequential(nn.Conv2d(c, 4 * width, 1, stride=2, bias=False), nn.BatchNorm2d(4 * width))
 
         def forward(self, x):

@@ -200,9 +200,15 @@ def communicators(comm: Any) -> None:
 
 
 CHECKS = [
-    movement, what_varies_by_rank, reductions, the_place_of_the_largest, order_of_ranks_is_kept, objects,
-    beside_the_program, communicators,
-]  # fmt: skip
+    movement,
+    what_varies_by_rank,
+    reductions,
+    the_place_of_the_largest,
+    order_of_ranks_is_kept,
+    objects,
+    beside_the_program,
+    communicators,
+]
 
 
 @everywhere(CHECKS)

@@ -224,11 +224,20 @@ def threads_that_talk_at_once(comm: Any) -> None:
 
 
 CHECKS = [
-    buffers_of_all_kinds, forms_of_a_message, a_buffer_may_be_used_again, messages_do_not_overtake,
-    wildcards_probes_and_status, more_than_fits_is_an_error, types_are_compared, nobody_is_a_peer_too,
-    synchronous_and_buffered, requests_in_all_their_forms, requests_that_start_again, objects,
+    buffers_of_all_kinds,
+    forms_of_a_message,
+    a_buffer_may_be_used_again,
+    messages_do_not_overtake,
+    wildcards_probes_and_status,
+    more_than_fits_is_an_error,
+    types_are_compared,
+    nobody_is_a_peer_too,
+    synchronous_and_buffered,
+    requests_in_all_their_forms,
+    requests_that_start_again,
+    objects,
     threads_that_talk_at_once,
-]  # fmt: skip
+]
 
 
 @everywhere(CHECKS)

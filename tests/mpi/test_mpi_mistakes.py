@@ -49,7 +49,11 @@ def probe_in_vain(comm: Any) -> str:
 
 
 CASES = [
-    (both_receive_first, 2, ["rank 0: Recv from rank 1, tag 7, at test_mpi_mistakes.py:", "rank 1: Recv from rank 0, tag 7"]),
+    (
+        both_receive_first,
+        2,
+        ["rank 0: Recv from rank 1, tag 7, at test_mpi_mistakes.py:", "rank 1: Recv from rank 0, tag 7"],
+    ),
     (ring_of_ssend, 3, ["rank 0: Ssend to rank 1, tag 0", "rank 2: Ssend to rank 0, tag 0"]),
     (collective_against_receive, 2, ["rank 0: Allreduce ", "rank 1: recv from rank 0, any tag"]),
     (beside_the_program, 2, ["rank 0: Iallreduce ", "rank 1: recv from rank 0, any tag"]),

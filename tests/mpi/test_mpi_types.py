@@ -105,9 +105,7 @@ def test_packing_and_unpacking_are_inverse(data: Any) -> None:
 def _walk(memory: Any, layout: Any, at: int) -> bytes:
     if layout.basic is not None:
         return memory[at : at + layout.size].tobytes()
-    return b"".join(
-        _walk(memory, old, at + d + i * old.extent) for d, n, old in layout.parts for i in range(n)
-    )
+    return b"".join(_walk(memory, old, at + d + i * old.extent) for d, n, old in layout.parts for i in range(n))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +121,7 @@ def _walk(memory: Any, layout: Any, at: int) -> bytes:
         ({1: 2}, TypeError, "dict is no buffer"),
         (None, TypeError, "None is no buffer"),
     ],
-)  # fmt: skip
+)
 def test_messages_that_cannot_be_are_refused(message: Any, error: type[Exception], words: str) -> None:
     assert words in caught(error, lambda: MPI.COMM_SELF.Recv(message, 0))
 

@@ -116,6 +116,8 @@ def test_objects_are_unpickled_in_one_file() -> None:
 
 
 def test_abort_ends_all_ranks(tmp_path: Path) -> None:
-    text = "from drumline import MPI\ncomm = MPI.COMM_WORLD\nif comm.rank == 1:\n    comm.Abort(9)\ncomm.recv(source=1)\n"
+    text = (
+        "from drumline import MPI\ncomm = MPI.COMM_WORLD\nif comm.rank == 1:\n    comm.Abort(9)\ncomm.recv(source=1)\n"
+    )
     done = started(tmp_path, text, ranks=2)
     assert done.returncode != 0

@@ -23,8 +23,16 @@ WORDS = 64
 _SIZES = {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _WIDE = {**_SIZES, "intermediate_size": 64}
 _GROUPED = {**_WIDE, "num_key_value_heads": 2}
-_GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": WORDS, "n_positions": 16, "resid_pdrop": 0,
-         "embd_pdrop": 0, "attn_pdrop": 0}  # fmt: skip
+_GPT2 = {
+    "n_layer": 2,
+    "n_embd": 32,
+    "n_head": 4,
+    "vocab_size": WORDS,
+    "n_positions": 16,
+    "resid_pdrop": 0,
+    "embd_pdrop": 0,
+    "attn_pdrop": 0,
+}
 _CALM = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 _T5 = {"num_layers": 2, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 8, "vocab_size": WORDS, "dropout_rate": 0}
 
@@ -40,20 +48,48 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", "BertConfig", {**_WIDE, **_CALM}),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", {**_WIDE, **_CALM}),
     "distilbert": (
-        "DistilBertForMaskedLM", "DistilBertConfig",
-        {"vocab_size": WORDS, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "dropout": 0, "attention_dropout": 0},
+        "DistilBertForMaskedLM",
+        "DistilBertConfig",
+        {
+            "vocab_size": WORDS,
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 64,
+            "dropout": 0,
+            "attention_dropout": 0,
+        },
     ),
     "t5": ("T5ForConditionalGeneration", "T5Config", _T5),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", {**_GROUPED, "head_dim": 8}),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**_GROUPED, "head_dim": 8}),
-    "bloom": ("BloomForCausalLM", "BloomConfig", {"vocab_size": WORDS, "hidden_size": 32, "n_layer": 2, "n_head": 4,
-                                                  "hidden_dropout": 0, "attention_dropout": 0}),
-    "vit": (
-        "ViTForImageClassification", "ViTConfig",
-        {**_CALM, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-         "image_size": 16, "patch_size": 4, "num_labels": WORDS},
+    "bloom": (
+        "BloomForCausalLM",
+        "BloomConfig",
+        {
+            "vocab_size": WORDS,
+            "hidden_size": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "hidden_dropout": 0,
+            "attention_dropout": 0,
+        },
     ),
-}  # fmt: skip
+    "vit": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        {
+            **_CALM,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "image_size": 16,
+            "patch_size": 4,
+            "num_labels": WORDS,
+        },
+    ),
+}
 
 
 class Encoder(nn.Module):

@@ -187,10 +187,17 @@ def language_model() -> tuple[float, dict[str, float]]:
         torch.manual_seed(5)
         return MixtralForCausalLM(
             MixtralConfig(
-                vocab_size=17, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
-                num_key_value_heads=1, num_local_experts=4, max_position_embeddings=16, use_cache=False,
+                vocab_size=17,
+                hidden_size=8,
+                intermediate_size=12,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                num_local_experts=4,
+                max_position_embeddings=16,
+                use_cache=False,
             )
-        )  # fmt: skip
+        )
 
     texts = torch.randint(17, (dist.get_world_size(), 9), generator=torch.Generator().manual_seed(1))
     whole = make()

@@ -134,7 +134,11 @@ def program_of(graph: Graph, captured: Captured, model: nn.Module, axes: dict[st
             tensor = state[node.meta["name"]].detach()
             for name, split in splits_of(node).items():
                 tensor = part_of(tensor, split, axes[name].index)
-            put(root, node.meta["name"], nn.Parameter(tensor.clone()) if node.meta["role"] == "parameter" else tensor.clone())
+            put(
+                root,
+                node.meta["name"],
+                nn.Parameter(tensor.clone()) if node.meta["role"] == "parameter" else tensor.clone(),
+            )
     return Program(graph, captured.constants, root), root
 
 
@@ -152,8 +156,14 @@ def whole_tensors(graph: Graph) -> list[str]:
     return [str(n.meta.get("module")) for n in alls if any(u.op != "output" for u in n.users)]
 
 
-def compared(program: Program, root: Holder, model: nn.Module, leaves: list[torch.Tensor], axes: dict[str, Axis],
-             summed: list[Axis]) -> Result:  # fmt: skip
+def compared(
+    program: Program,
+    root: Holder,
+    model: nn.Module,
+    leaves: list[torch.Tensor],
+    axes: dict[str, Axis],
+    summed: list[Axis],
+) -> Result:
     """Two steps of both (running statistics advance twice), and how far they are apart."""
     graph = program.graph
     splits = {n.meta["name"]: splits_of(n) for n in graph.nodes if n.op == "placeholder"}
@@ -190,7 +200,11 @@ def _sent(node: Node) -> int:
     if node.target not in (window, windows, rebalance):
         return 0
     x, dim, bounds, wanted, axis = node.args[:5]
-    spans = {window: lambda w: tuple((s,) for s in w), windows: tuple, rebalance: lambda w: tuple((s,) for s in pairwise(w))}
+    spans = {
+        window: lambda w: tuple((s,) for s in w),
+        windows: tuple,
+        rebalance: lambda w: tuple((s,) for s in pairwise(w)),
+    }
     sends = route(tuple(bounds), tuple(tuple(s) for s in spans[node.target](wanted)), axis.index).sends
     rows = sum(b - a for _, run in sends for a, b in run)
     val = x.meta["val"]
@@ -232,8 +246,6 @@ def on_channels(cases: list[tuple[str, tuple[int, int]]]) -> list[tuple[Result, 
         parts = [n.meta["name"] for n in graph.nodes if n.op == "placeholder" and splits_of(n)]
         found.append((result, parts))
     return found
-
-
 
 
 def overlapped(name: str, size: tuple[int, int]) -> tuple[Result, int]:

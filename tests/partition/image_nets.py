@@ -14,9 +14,13 @@ CLASSES = 4
 
 def _double(a: int, b: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(a, b, 3, padding=1), nn.GroupNorm(2, b), nn.ReLU(inplace=True), nn.Conv2d(b, b, 3, padding=1),
-        nn.GroupNorm(2, b), nn.SiLU(),
-    )  # fmt: skip
+        nn.Conv2d(a, b, 3, padding=1),
+        nn.GroupNorm(2, b),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(b, b, 3, padding=1),
+        nn.GroupNorm(2, b),
+        nn.SiLU(),
+    )
 
 
 class UNet(nn.Module):
@@ -70,28 +74,55 @@ class ResNet(nn.Module):
 def convnet() -> nn.Module:
     """Convolution, BatchNorm, average pool, the mean of a map for each class."""
     return nn.Sequential(
-        nn.Conv2d(3, 8, 5, padding=2), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(3, 2, 1), nn.Conv2d(8, 6, 3),
-        nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, CLASSES, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 5, padding=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AvgPool2d(3, 2, 1),
+        nn.Conv2d(8, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, CLASSES, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
 
 
 def separable() -> nn.Module:
     """Depthwise and pointwise convolutions, reflected borders."""
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"), nn.BatchNorm2d(8), nn.ReLU6(),
-        nn.Conv2d(8, 8, 3, 2, 1, groups=8), nn.InstanceNorm2d(8, affine=True), nn.ReLU6(), nn.Conv2d(8, 12, 1),
-        nn.Hardswish(), nn.Conv2d(12, 12, 5, padding="same", groups=12), nn.GroupNorm(3, 12), nn.Conv2d(12, 8, 1),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"),
+        nn.BatchNorm2d(8),
+        nn.ReLU6(),
+        nn.Conv2d(8, 8, 3, 2, 1, groups=8),
+        nn.InstanceNorm2d(8, affine=True),
+        nn.ReLU6(),
+        nn.Conv2d(8, 12, 1),
+        nn.Hardswish(),
+        nn.Conv2d(12, 12, 5, padding="same", groups=12),
+        nn.GroupNorm(3, 12),
+        nn.Conv2d(12, 8, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
+    )
 
 
 def vgg() -> nn.Module:
     """Pools to a size, then `flatten` and linear layers over channels and places together."""
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, padding=1), nn.ReLU(),
-        nn.MaxPool2d(2), nn.AdaptiveAvgPool2d((3, 2)), nn.Flatten(), nn.Linear(48, 10), nn.ReLU(), nn.Dropout(0.0),
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d((3, 2)),
+        nn.Flatten(),
+        nn.Linear(48, 10),
+        nn.ReLU(),
+        nn.Dropout(0.0),
         nn.Linear(10, CLASSES),
-    )  # fmt: skip
+    )
 
 
 class Segments(nn.Module):
@@ -114,7 +145,12 @@ class Segments(nn.Module):
 
 
 MODELS: dict[str, Any] = {
-    "unet": UNet, "resnet": ResNet, "convnet": convnet, "separable": separable, "vgg": vgg, "segments": Segments
-}  # fmt: skip
+    "unet": UNet,
+    "resnet": ResNet,
+    "convnet": convnet,
+    "separable": separable,
+    "vgg": vgg,
+    "segments": Segments,
+}
 PIXELS = ("unet", "segments")
 """Those with a class for every pixel."""

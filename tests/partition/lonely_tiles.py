@@ -67,7 +67,10 @@ def lonely(tiles: tuple[int, int], size: tuple[int, int], *, halo: bool = False)
     torch.manual_seed(0)
     model = Everything().double().train()
     g = torch.Generator().manual_seed(1)
-    leaves = [torch.randn(3, 3, *size, generator=g, dtype=torch.float64), torch.randint(0, CLASSES, (3, *size), generator=g)]
+    leaves = [
+        torch.randn(3, 3, *size, generator=g, dtype=torch.float64),
+        torch.randint(0, CLASSES, (3, *size), generator=g),
+    ]
     mode = fake_mode()
     template = Everything().double().train()
     captured = capture(template, run_model, [mode.from_tensor(t) for t in leaves], mode)
@@ -75,7 +78,9 @@ def lonely(tiles: tuple[int, int], size: tuple[int, int], *, halo: bool = False)
     for axis, dim in axes:
         image, target = (n for n in graph.nodes if n.op == "placeholder" and n.meta["role"] == "batch")
         cuts = (even(size[dim - 2], axis.size),)
-        graph = Pass(graph, axis, captured.mode, {image.name: Split(dim, cuts), target.name: Split(dim - 1, cuts)}).run()
+        graph = Pass(
+            graph, axis, captured.mode, {image.name: Split(dim, cuts), target.name: Split(dim - 1, cuts)}
+        ).run()
         leave_summands(graph, axis)
     join(graph)
     program, root = program_of(graph, captured, model, by_name)

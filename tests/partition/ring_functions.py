@@ -90,9 +90,16 @@ def ring(case: Case, **more: Any) -> tuple[Tensor, list[Tensor], Tensor | None]:
         mine = part(mask, (0, 1) if mask.shape[-2] == 1 else q_bounds, 0 if mask.shape[-2] == 1 else r)
     with at_most(case.scores):
         out = ring_attention(
-            *inputs, mask=mine, is_causal=case.causal, scale=case.scale, bounds=case.bounds, q_bounds=case.q_bounds,
-            axis=axis(), enable_gqa=case.grouped, **more,
-        )  # fmt: skip
+            *inputs,
+            mask=mine,
+            is_causal=case.causal,
+            scale=case.scale,
+            bounds=case.bounds,
+            q_bounds=case.q_bounds,
+            axis=axis(),
+            enable_gqa=case.grouped,
+            **more,
+        )
         out.backward(part(direction(out, case), q_bounds, r))
     return out.detach(), inputs, mine
 
@@ -183,7 +190,9 @@ def dropped(case: Case) -> tuple[float, float, float]:
     out = ring_attention(q, k, v, bounds=case.bounds, axis=axis(), dropout_p=0.25)
     (dv,) = torch.autograd.grad(out.sum(), v, retain_graph=True)
     (again,) = torch.autograd.grad(out.sum(), v)
-    rows = [torch.empty(1, 1, case.bounds[i + 1] - case.bounds[i], n, dtype=case.dtype) for i in range(len(case.bounds) - 1)]
+    rows = [
+        torch.empty(1, 1, case.bounds[i + 1] - case.bounds[i], n, dtype=case.dtype) for i in range(len(case.bounds) - 1)
+    ]
     dist.all_gather(rows, out.detach().contiguous())
     columns = torch.cat(rows, -2).sum(-2)[0, 0, case.bounds[r] : case.bounds[r + 1]]
     return float((out == 0).double().mean()), far(dv, again), far(dv[0, 0, :, 0], columns)

@@ -216,7 +216,11 @@ def _far(a: Any, b: torch.Tensor) -> str:
     if a.numel() == 0:
         return ""
     scale = max(1.0, float(b.abs().nan_to_num(posinf=1.0).max()))
-    return "" if torch.allclose(a, b, rtol=0, atol=NEAR * scale, equal_nan=True) else f"off by {float((a - b).abs().max()):.1e}"
+    return (
+        ""
+        if torch.allclose(a, b, rtol=0, atol=NEAR * scale, equal_nan=True)
+        else f"off by {float((a - b).abs().max()):.1e}"
+    )
 
 
 def run_cases(cases: list[Case]) -> list[str]:

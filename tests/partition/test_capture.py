@@ -28,7 +28,10 @@ def test_layers_stay_whole() -> None:
 
 
 def test_operators_in_place_become_plain_ones() -> None:
-    assert targets(Case("relu", lambda a: F.relu(a + 1, inplace=True), ((3, 4),))) == [aten.add.Tensor, aten.relu.default]
+    assert targets(Case("relu", lambda a: F.relu(a + 1, inplace=True), ((3, 4),))) == [
+        aten.add.Tensor,
+        aten.relu.default,
+    ]
 
 
 def test_writing_under_another_name_stays() -> None:

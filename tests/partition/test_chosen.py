@@ -37,7 +37,8 @@ def chosen(model: nn.Module, leaves: list[torch.Tensor], n: int = 2, given: Mapp
 
 
 @pytest.mark.parametrize(
-    ("name", "attention"), [p if p[1] == "sdpa" or p[0] == "bloom" else pytest.param(*p, marks=pytest.mark.slow) for p in KINDS]
+    ("name", "attention"),
+    [p if p[1] == "sdpa" or p[0] == "bloom" else pytest.param(*p, marks=pytest.mark.slow) for p in KINDS],
 )
 def test_all_layers_are_split_and_nothing_is_gathered(name: str, attention: str) -> None:
     model = build(name, attention)
@@ -53,9 +54,11 @@ def test_all_layers_are_split_and_nothing_is_gathered(name: str, attention: str)
 
 @pytest.mark.parametrize(
     ("name", "attention"),
-    [p if p in QUICK else pytest.param(*p, marks=pytest.mark.slow)
-     for p in [*KINDS, ("encoder", "sdpa"), ("convolutions", "sdpa")]],
-)  # fmt: skip
+    [
+        p if p in QUICK else pytest.param(*p, marks=pytest.mark.slow)
+        for p in [*KINDS, ("encoder", "sdpa"), ("convolutions", "sdpa")]
+    ],
+)
 def test_two_ranks_compute_what_one_does(world: Worlds, name: str, attention: str) -> None:
     assert world(2).run(parity, name, attention) == [[], []]
 
@@ -78,8 +81,12 @@ def test_heads_of_keys_that_do_not_divide_are_found(attention: str) -> None:
 
 
 def test_a_plan_by_hand() -> None:
-    given = {"layers.layers.*.linear1.weight": "whole", "layers.layers.0.self_attn.in_proj_weight": "column 3",
-             "words.weight": "rows", "layers.layers.1.linear2.weight": "row"}  # fmt: skip
+    given = {
+        "layers.layers.*.linear1.weight": "whole",
+        "layers.layers.0.self_attn.in_proj_weight": "column 3",
+        "words.weight": "rows",
+        "layers.layers.1.linear2.weight": "row",
+    }
     captured = written(Encoder(), batch("encoder"))
     choice, names = choose(captured, 2, given), {k: n.name for k, n in captured.placeholders("parameter").items()}
     assert choice.splits[names["layers.layers.0.self_attn.in_proj_weight"]] == evenly(0, 96, 2, 3)

@@ -38,10 +38,20 @@ def close(found: list[list[dict[str, float]]], grid: list[Case], bound: float = 
 def test_equal_to_the_serial_layer(world: Worlds, n: int) -> None:
     few, none = TOKENS[n], NONE[n]
     grid = [
-        Case(few), Case(few, experts=5), Case(few, experts=n, k=1), Case(few, experts=4, k=4), Case(none), Case(none, k=1, only=(6,)),
-        Case(few, k=1, only=(0,)), Case(few, only=(1, 7)), Case(few, k=1, only=(0,), frozen=True), Case(few, frozen=True),
-        Case(few, recompute=True), Case(few, k=1, only=(3,), recompute=True), Case(few, k=1, only=(0,), frozen=True, recompute=True),
-    ]  # fmt: skip
+        Case(few),
+        Case(few, experts=5),
+        Case(few, experts=n, k=1),
+        Case(few, experts=4, k=4),
+        Case(none),
+        Case(none, k=1, only=(6,)),
+        Case(few, k=1, only=(0,)),
+        Case(few, only=(1, 7)),
+        Case(few, k=1, only=(0,), frozen=True),
+        Case(few, frozen=True),
+        Case(few, recompute=True),
+        Case(few, k=1, only=(3,), recompute=True),
+        Case(few, k=1, only=(0,), frozen=True, recompute=True),
+    ]
     close(world(n).run(functions.all_errors, grid), grid)
 
 
@@ -111,10 +121,17 @@ def test_the_layer_is_the_weighted_sum() -> None:
     experts = Experts(Expert() for _ in range(4)).double()
     x, weight = torch.randn(2, 3, 8, dtype=torch.float64), torch.rand(2, 3, 2, dtype=torch.float64)
     index = torch.tensor([[[0, 1], [1, 3], [3, 3]], [[0, 3], [1, 0], [3, 1]]])
-    want = torch.stack([
-        torch.stack([sum(w * experts[int(e)](row[None])[0] for e, w in zip(i, ws, strict=True)) for row, i, ws in zip(*rows, strict=True)])
-        for rows in zip(x, index, weight, strict=True)
-    ])  # fmt: skip
+    want = torch.stack(
+        [
+            torch.stack(
+                [
+                    sum(w * experts[int(e)](row[None])[0] for e, w in zip(i, ws, strict=True))
+                    for row, i, ws in zip(*rows, strict=True)
+                ]
+            )
+            for rows in zip(x, index, weight, strict=True)
+        ]
+    )
     found = experts(x, index, weight)
     torch.testing.assert_close(found, want, rtol=1e-13, atol=1e-13)
     found.sum().backward()
@@ -177,7 +194,9 @@ def test_what_is_left_whole_is_named() -> None:
 
 
 def test_fewer_experts_than_ranks() -> None:
-    with pytest.raises(PlanError, match="2 experts cannot be spread over 3 ranks\n.*where: *moe\n.*2 < 3\n.*ep=2 or less"):
+    with pytest.raises(
+        PlanError, match="2 experts cannot be spread over 3 ranks\n.*where: *moe\n.*2 < 3\n.*ep=2 or less"
+    ):
         shard_experts(nn.ModuleDict({"moe": Experts(Expert() for _ in range(2))}), Axis("ep", 3, 0))
 
 

@@ -31,9 +31,18 @@ def check(worst: dict[str, float], what: str) -> None:
     assert not wrong, f"{what}: {wrong}"
 
 
-QUICK = {((2, 1), "vgg"), ((2, 1), "convnet"), ((1, 2), "separable"), ((3, 1), "unet"), ((2, 2), "segments"), ((2, 2), "resnet")}
+QUICK = {
+    ((2, 1), "vgg"),
+    ((2, 1), "convnet"),
+    ((1, 2), "separable"),
+    ((3, 1), "unet"),
+    ((2, 2), "segments"),
+    ((2, 2), "resnet"),
+}
 GRID = [
-    pytest.param(tiles, name, marks=() if (tiles, name) in QUICK else pytest.mark.slow, id=f"{name}-{tiles[0]}x{tiles[1]}")
+    pytest.param(
+        tiles, name, marks=() if (tiles, name) in QUICK else pytest.mark.slow, id=f"{name}-{tiles[0]}x{tiles[1]}"
+    )
     for tiles in ((2, 1), (3, 1), (1, 2), (2, 2))
     for name in MODELS
 ]

@@ -18,9 +18,17 @@ from drumline.trace.fake import fake_mode
 Worlds = Callable[[int], World]
 
 SPLITS = {
-    2: [((0, 2, 4),), ((0, 3, 4),), ((0, 1, 4),), ((0, 0, 4),), ((0, 4, 4),), ((0, 1, 2), (0, 1, 2)), ((0, 2, 3), (0, 0, 1))],
+    2: [
+        ((0, 2, 4),),
+        ((0, 3, 4),),
+        ((0, 1, 4),),
+        ((0, 0, 4),),
+        ((0, 4, 4),),
+        ((0, 1, 2), (0, 1, 2)),
+        ((0, 2, 3), (0, 0, 1)),
+    ],
     3: [((0, 2, 4, 6),), ((0, 1, 1, 6),), ((0, 5, 5, 5),), ((0, 1, 2, 3), (0, 1, 2, 3)), ((0, 0, 1, 2), (0, 3, 3, 4))],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -44,5 +52,10 @@ def test_shapes_without_a_group() -> None:
 def test_one_rank_moves_nothing() -> None:
     axis = Axis("tp", 1, 0, watch=lambda *_: pytest.fail("a message") or nullcontext())
     x, split = torch.randn(3, 4), Split(1, ((0, 4),))
-    for out in (moves.gather(x, split, axis), moves.take(x, split, axis), moves.scatter(x, split, axis), moves.reduce(x, axis)):
+    for out in (
+        moves.gather(x, split, axis),
+        moves.take(x, split, axis),
+        moves.scatter(x, split, axis),
+        moves.reduce(x, axis),
+    ):
         assert torch.equal(out, x)

@@ -61,9 +61,18 @@ def test_operators_by_themselves(rank: int) -> None:
         (max_pool(x, (3, 3), 2, 1, 1, False, 2, bounds, axis), own.max_pool2d(x, 3, 2, 1)),
         (avg_pool(x, (3, 3), 2, 1, False, False, None, 2, bounds, axis), own.avg_pool2d(x, 3, 2, 1, False, False)),
         (avg_pool(x, (3, 3), 2, 1, False, True, None, 2, bounds, axis), own.avg_pool2d(x, 3, 2, 1)),
-        (resize(x, (32, 12), "linear", False, (None, None), 2, bounds, axis), own.interpolate(x, (16, 12), mode="bilinear")),
-        (resize(x, (24, 12), "linear", False, (None, None), 2, bounds, axis), own.interpolate(x, (12, 12), mode="bilinear")),
-        (resize(x, (24, 12), "cubic", False, (None, None), 2, bounds, axis), own.interpolate(x, (12, 12), mode="bicubic")),
-    ]  # fmt: skip
+        (
+            resize(x, (32, 12), "linear", False, (None, None), 2, bounds, axis),
+            own.interpolate(x, (16, 12), mode="bilinear"),
+        ),
+        (
+            resize(x, (24, 12), "linear", False, (None, None), 2, bounds, axis),
+            own.interpolate(x, (12, 12), mode="bilinear"),
+        ),
+        (
+            resize(x, (24, 12), "cubic", False, (None, None), 2, bounds, axis),
+            own.interpolate(x, (12, 12), mode="bicubic"),
+        ),
+    ]
     for (made, _), wanted in pairs:
         torch.testing.assert_close(made, wanted, rtol=1e-12, atol=1e-12)

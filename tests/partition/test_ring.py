@@ -26,20 +26,43 @@ FULL = {2: (0, 0, 5), 3: (0, 5, 5, 5), 4: (0, 0, 5, 5, 5)}
 
 def cases(n: int) -> list[Case]:
     even, uneven, other = Case(EVEN[n]), Case(UNEVEN[n]), Case(UNEVEN[n], q_bounds=OTHER[n])
-    masks = ["bool", "float", "bool blind", "float blind", "bool one", "float one", "bool heads blind", "learned", "learned heads",
-             "learned one", "learned one heads"]  # fmt: skip
+    masks = [
+        "bool",
+        "float",
+        "bool blind",
+        "float blind",
+        "bool one",
+        "float one",
+        "bool heads blind",
+        "learned",
+        "learned heads",
+        "learned one",
+        "learned one heads",
+    ]
     return [
-        even, uneven, other, Case(FULL[n]), Case(OTHER[n], q_bounds=UNEVEN[n]), Case(EVEN[n], q_bounds=FULL[n]),
+        even,
+        uneven,
+        other,
+        Case(FULL[n]),
+        Case(OTHER[n], q_bounds=UNEVEN[n]),
+        Case(EVEN[n], q_bounds=FULL[n]),
         *(replace(c, causal=True) for c in (even, uneven, other, Case(FULL[n]), Case(OTHER[n], q_bounds=UNEVEN[n]))),
         *(replace(c, mask=m) for c in (uneven, other) for m in masks),
-        replace(uneven, values=5), replace(uneven, values=5, causal=True),
-        replace(uneven, scale=0.3), replace(uneven, scale=0.3, causal=True, values=5),
-        replace(uneven, keys=(2, 2), grouped=True), replace(uneven, keys=(2, 1), grouped=True, causal=True),
-        replace(uneven, keys=(2, 2), grouped=True, mask="float"), replace(uneven, lead=(3,)), replace(uneven, lead=(3,), mask="bool"),
-        replace(uneven, lead=(2, 2, 2), causal=True), replace(uneven, lead=(2, 4), keys=(1, 4), mask="bool"),
-        replace(uneven, mask="learned heads", scores=40), replace(uneven, mask="learned one heads", scores=40),
+        replace(uneven, values=5),
+        replace(uneven, values=5, causal=True),
+        replace(uneven, scale=0.3),
+        replace(uneven, scale=0.3, causal=True, values=5),
+        replace(uneven, keys=(2, 2), grouped=True),
+        replace(uneven, keys=(2, 1), grouped=True, causal=True),
+        replace(uneven, keys=(2, 2), grouped=True, mask="float"),
+        replace(uneven, lead=(3,)),
+        replace(uneven, lead=(3,), mask="bool"),
+        replace(uneven, lead=(2, 2, 2), causal=True),
+        replace(uneven, lead=(2, 4), keys=(1, 4), mask="bool"),
+        replace(uneven, mask="learned heads", scores=40),
+        replace(uneven, mask="learned one heads", scores=40),
         replace(uneven, values=5, causal=True, scores=1),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])

@@ -42,9 +42,16 @@ def cuts(size: int) -> list[Bounds]:
 
 
 def compare(
-    what: str, whole: Whole, part: Part, shape: Sequence[int], dim: int, bounds: Bounds, *weights: torch.Tensor | None,
-    replicated: bool = False, ties: bool = False,
-) -> None:  # fmt: skip
+    what: str,
+    whole: Whole,
+    part: Part,
+    shape: Sequence[int],
+    dim: int,
+    bounds: Bounds,
+    *weights: torch.Tensor | None,
+    replicated: bool = False,
+    ties: bool = False,
+) -> None:
     """`whole(x, *weights)` on one device against `part(x, *weights, dim, bounds, axis)` on the ranks."""
     axis = axis_of()
     random = torch.Generator().manual_seed(7)
@@ -95,9 +102,21 @@ def weights_of(*shapes: Sequence[int] | None) -> list[torch.Tensor | None]:
 def convolutions() -> None:
     """kernel, stride, padding, dilation, groups of 2-d ones; then 1-d, 3-d, 'same', unbatched, along columns."""
     table = [
-        (3, 1, 1, 1, 1), (3, 2, 1, 1, 1), (7, 2, 3, 1, 2), (3, 1, 2, 2, 4), (1, 2, 0, 1, 1), (2, 2, 0, 1, 1),
-        (4, 3, 1, 1, 1), (5, 1, 0, 1, 1), (3, 1, 4, 4, 1), (2, 4, 1, 1, 1), (1, 1, 0, 1, 1), ("same", 5), ("same", 4), ("valid", 3),
-    ]  # fmt: skip
+        (3, 1, 1, 1, 1),
+        (3, 2, 1, 1, 1),
+        (7, 2, 3, 1, 2),
+        (3, 1, 2, 2, 4),
+        (1, 2, 0, 1, 1),
+        (2, 2, 0, 1, 1),
+        (4, 3, 1, 1, 1),
+        (5, 1, 0, 1, 1),
+        (3, 1, 4, 4, 1),
+        (2, 4, 1, 1, 1),
+        (1, 1, 0, 1, 1),
+        ("same", 5),
+        ("same", 4),
+        ("valid", 3),
+    ]
     warnings.filterwarnings("ignore", message="Using padding='same' with even kernel")  # the reference does
     module = sys.modules[spatial.conv.__module__]
     used: list[bool] = []
@@ -111,10 +130,15 @@ def convolutions() -> None:
             for dim in (2, 3) if size == 11 else (2,):
                 shape = (2, 4, size, 6) if dim == 2 else (2, 4, 6, size)
                 compare(
-                    f"conv {row} overlap={overlap}", lambda x, w, b, s=settings: F.conv2d(x, w, b, *s),
+                    f"conv {row} overlap={overlap}",
+                    lambda x, w, b, s=settings: F.conv2d(x, w, b, *s),
                     lambda x, w, b, *at, s=settings, o=overlap: spatial.conv(x, w, b, *s, *at, overlap=o),
-                    shape, dim, bounds, w, b,
-                )  # fmt: skip
+                    shape,
+                    dim,
+                    bounds,
+                    w,
+                    b,
+                )
     module._overlapped = overlapped  # type: ignore[attr-defined]
     count = torch.tensor(len(used))
     dist.all_reduce(count)
@@ -128,49 +152,86 @@ def other_convolutions() -> None:
         w, b = weights_of((5, 3, *([3] * n)), (5,))
         for bounds, stride in product(cuts(13), (1, 2)):
             compare(
-                f"conv{n}d", lambda x, w, b, f=whole, s=stride: f(x, w, b, s, 1),
-                lambda x, w, b, *at, s=stride: spatial.conv(x, w, b, s, 1, 1, 1, *at), shape, dim, bounds, w, b,
-            )  # fmt: skip
+                f"conv{n}d",
+                lambda x, w, b, f=whole, s=stride: f(x, w, b, s, 1),
+                lambda x, w, b, *at, s=stride: spatial.conv(x, w, b, s, 1, 1, 1, *at),
+                shape,
+                dim,
+                bounds,
+                w,
+                b,
+            )
 
 
 def transposed_convolutions() -> None:
     """kernel, stride, padding, output padding, dilation, groups."""
     table = [
-        (2, 2, 0, 0, 1, 1), (4, 2, 1, 0, 1, 1), (3, 2, 1, 1, 1, 2), (3, 1, 1, 0, 1, 1), (1, 2, 0, 0, 1, 1), (1, 3, 0, 2, 1, 1),
-        (5, 3, 2, 1, 1, 1), (3, 2, 2, 1, 2, 4), (2, 3, 0, 0, 1, 1), (3, 4, 0, 3, 1, 1),
-    ]  # fmt: skip
+        (2, 2, 0, 0, 1, 1),
+        (4, 2, 1, 0, 1, 1),
+        (3, 2, 1, 1, 1, 2),
+        (3, 1, 1, 0, 1, 1),
+        (1, 2, 0, 0, 1, 1),
+        (1, 3, 0, 2, 1, 1),
+        (5, 3, 2, 1, 1, 1),
+        (3, 2, 2, 1, 2, 4),
+        (2, 3, 0, 0, 1, 1),
+        (3, 4, 0, 3, 1, 1),
+    ]
     for row in table:
         k, stride, padding, further, dilation, groups = row
         w, b = weights_of((4, 8 // groups, k, k), (8,))
         settings = (stride, padding, further, groups, dilation)
         for bounds, dim, bias in product(cuts(7), (2, 3), (b, None)):
             compare(
-                f"conv_transpose {row}", lambda x, w, b, s=settings: F.conv_transpose2d(x, w, b, *s),
+                f"conv_transpose {row}",
+                lambda x, w, b, s=settings: F.conv_transpose2d(x, w, b, *s),
                 lambda x, w, b, *at, s=settings: spatial.conv_transpose(x, w, b, *s, *at),
-                (2, 4, 7, 6) if dim == 2 else (2, 4, 6, 7), dim, bounds, w, bias,
-            )  # fmt: skip
+                (2, 4, 7, 6) if dim == 2 else (2, 4, 6, 7),
+                dim,
+                bounds,
+                w,
+                bias,
+            )
     for n, shape in ((1, (2, 4, 7)), (3, (1, 4, 7, 3, 4))):
         whole: Any = {1: F.conv_transpose1d, 3: F.conv_transpose3d}[n]
         w, b = weights_of((4, 5, *([3] * n)), (5,))
         for bounds in cuts(7):
             compare(
-                f"conv_transpose{n}d", lambda x, w, b, f=whole: f(x, w, b, 2, 1, 1),
-                lambda x, w, b, *at: spatial.conv_transpose(x, w, b, 2, 1, 1, 1, 1, *at), shape, 2, bounds, w, b,
-            )  # fmt: skip
+                f"conv_transpose{n}d",
+                lambda x, w, b, f=whole: f(x, w, b, 2, 1, 1),
+                lambda x, w, b, *at: spatial.conv_transpose(x, w, b, 2, 1, 1, 1, 1, *at),
+                shape,
+                2,
+                bounds,
+                w,
+                b,
+            )
 
 
 def paddings() -> None:
     table = [
-        ((2, 1, 3, 2), "constant", 1.5), ((0, 0, 4, 0), "constant", None), ((-1, 2, -3, 1), "constant", 0.0),
-        ((0, 0, 0, -8), "constant", 0.0), ((2, 1, 3, 2), "reflect", None), ((1, 1, 8, 8), "reflect", None), ((2, 1, 3, 2), "replicate", None),
-        ((1, 1, 12, 11), "replicate", None), ((2, 1, 3, 2), "circular", None), ((1, 2, 9, 9), "circular", None), ((2, 1), "circular", None),
-    ]  # fmt: skip
+        ((2, 1, 3, 2), "constant", 1.5),
+        ((0, 0, 4, 0), "constant", None),
+        ((-1, 2, -3, 1), "constant", 0.0),
+        ((0, 0, 0, -8), "constant", 0.0),
+        ((2, 1, 3, 2), "reflect", None),
+        ((1, 1, 8, 8), "reflect", None),
+        ((2, 1, 3, 2), "replicate", None),
+        ((1, 1, 12, 11), "replicate", None),
+        ((2, 1, 3, 2), "circular", None),
+        ((1, 2, 9, 9), "circular", None),
+        ((2, 1), "circular", None),
+    ]
     for (sides, mode, value), bounds in product(table, cuts(9)):
         shape, settings = ((2, 3, 9, 5) if len(sides) == 4 else (3, 9, 5)), (list(sides), mode, value)
         compare(
-            f"pad {sides} {mode}", lambda x, s=settings: F.pad(x, *s), lambda x, *at, s=settings: spatial.pad(x, *s, *at),
-            shape, len(shape) - 2, bounds,
-        )  # fmt: skip
+            f"pad {sides} {mode}",
+            lambda x, s=settings: F.pad(x, *s),
+            lambda x, *at, s=settings: spatial.pad(x, *s, *at),
+            shape,
+            len(shape) - 2,
+            bounds,
+        )
 
 
 # -- pooling
@@ -179,48 +240,115 @@ def paddings() -> None:
 def pools() -> None:
     """kernel, stride, padding, dilation, ceil."""
     table = [
-        (2, 2, 0, 1, False), (3, 2, 1, 1, False), (3, 2, 1, 1, True), (3, 1, 1, 1, False), (2, 2, 0, 1, True),
-        (3, 2, 1, 2, False), (3, 2, 0, 2, True), (4, 3, 2, 1, True), (2, 3, 1, 1, True), (5, 5, 2, 1, False),
-    ]  # fmt: skip
+        (2, 2, 0, 1, False),
+        (3, 2, 1, 1, False),
+        (3, 2, 1, 1, True),
+        (3, 1, 1, 1, False),
+        (2, 2, 0, 1, True),
+        (3, 2, 1, 2, False),
+        (3, 2, 0, 2, True),
+        (4, 3, 2, 1, True),
+        (2, 3, 1, 1, True),
+        (5, 5, 2, 1, False),
+    ]
     for row, (size, dim) in product(table, ((11, 2), (12, 3))):
         for bounds in cuts(size):
             shape = (2, 3, size, 9) if dim == 2 else (2, 3, 9, size)
             compare(
-                f"max_pool {row}", lambda x, r=row: F.max_pool2d(x, *r),
-                lambda x, *at, r=row: spatial.max_pool(x, (r[0], r[0]), *r[1:], *at), shape, dim, bounds, ties=True,
-            )  # fmt: skip
+                f"max_pool {row}",
+                lambda x, r=row: F.max_pool2d(x, *r),
+                lambda x, *at, r=row: spatial.max_pool(x, (r[0], r[0]), *r[1:], *at),
+                shape,
+                dim,
+                bounds,
+                ties=True,
+            )
             if row[3] == 1:
                 for include, divisor in ((True, None), (False, None), (True, 5)):
                     compare(
                         f"avg_pool {row} {include} {divisor}",
                         lambda x, r=row, i=include, d=divisor: F.avg_pool2d(x, r[0], r[1], r[2], r[4], i, d),
-                        lambda x, *at, r=row, i=include, d=divisor: spatial.avg_pool(x, (r[0], r[0]), r[1], r[2], r[4], i, d, *at),
-                        shape, dim, bounds,
-                    )  # fmt: skip
+                        lambda x, *at, r=row, i=include, d=divisor: spatial.avg_pool(
+                            x, (r[0], r[0]), r[1], r[2], r[4], i, d, *at
+                        ),
+                        shape,
+                        dim,
+                        bounds,
+                    )
     for bounds in cuts(13):
-        compare("max_pool1d", lambda x: F.max_pool1d(x, 3), lambda x, *at: spatial.max_pool(x, (3,), (), 0, 1, False, *at), (2, 3, 13), 2, bounds)
-        compare("avg_pool1d", lambda x: F.avg_pool1d(x, 3, 2, 1), lambda x, *at: spatial.avg_pool(x, (3,), (2,), 1, False, True, None, *at), (2, 3, 13), 2, bounds)
-        compare("max_pool3d", lambda x: F.max_pool3d(x, 2), lambda x, *at: spatial.max_pool(x, (2, 2, 2), (), 0, 1, False, *at), (2, 3, 4, 13, 4), 3, bounds)
-        compare("avg_pool3d", lambda x: F.avg_pool3d(x, 3, 1, 1, False, False), lambda x, *at: spatial.avg_pool(x, (3, 3, 3), 1, 1, False, False, None, *at), (1, 3, 4, 13, 4), 3, bounds)
+        compare(
+            "max_pool1d",
+            lambda x: F.max_pool1d(x, 3),
+            lambda x, *at: spatial.max_pool(x, (3,), (), 0, 1, False, *at),
+            (2, 3, 13),
+            2,
+            bounds,
+        )
+        compare(
+            "avg_pool1d",
+            lambda x: F.avg_pool1d(x, 3, 2, 1),
+            lambda x, *at: spatial.avg_pool(x, (3,), (2,), 1, False, True, None, *at),
+            (2, 3, 13),
+            2,
+            bounds,
+        )
+        compare(
+            "max_pool3d",
+            lambda x: F.max_pool3d(x, 2),
+            lambda x, *at: spatial.max_pool(x, (2, 2, 2), (), 0, 1, False, *at),
+            (2, 3, 4, 13, 4),
+            3,
+            bounds,
+        )
+        compare(
+            "avg_pool3d",
+            lambda x: F.avg_pool3d(x, 3, 1, 1, False, False),
+            lambda x, *at: spatial.avg_pool(x, (3, 3, 3), 1, 1, False, False, None, *at),
+            (1, 3, 4, 13, 4),
+            3,
+            bounds,
+        )
 
 
 def adaptive_pools() -> None:
     kinds: list[tuple[Any, Any]] = [
-        (F.adaptive_avg_pool2d, spatial.adaptive_avg_pool), (F.adaptive_max_pool2d, spatial.adaptive_max_pool)
-    ]  # fmt: skip
-    for (whole, part), out, dim, ties in product(kinds, ((1, 1), (1, 3), (3, 1), (7, 7), (4, 5), (6, 12), (13, 13)), (2, 3), (False, True)):
+        (F.adaptive_avg_pool2d, spatial.adaptive_avg_pool),
+        (F.adaptive_max_pool2d, spatial.adaptive_max_pool),
+    ]
+    for (whole, part), out, dim, ties in product(
+        kinds, ((1, 1), (1, 3), (3, 1), (7, 7), (4, 5), (6, 12), (13, 13)), (2, 3), (False, True)
+    ):
         for bounds in cuts(12):
             shape = (2, 3, 12, 10) if dim == 2 else (2, 3, 10, 12)
             compare(
-                f"{whole.__name__} {out}", lambda x, f=whole, o=out: f(x, o), lambda x, *at, f=part, o=out: f(x, o, *at),
-                shape, dim, bounds, replicated=out[dim - 2] == 1, ties=ties,
-            )  # fmt: skip
+                f"{whole.__name__} {out}",
+                lambda x, f=whole, o=out: f(x, o),
+                lambda x, *at, f=part, o=out: f(x, o, *at),
+                shape,
+                dim,
+                bounds,
+                replicated=out[dim - 2] == 1,
+                ties=ties,
+            )
     for bounds in cuts(12):
-        compare("1d", lambda x: F.adaptive_max_pool1d(x, 5), lambda x, *at: spatial.adaptive_max_pool(x, (5,), *at), (2, 3, 12), 2, bounds)
         compare(
-            "3d", lambda x: F.adaptive_max_pool3d(x, (2, 1, 3)), lambda x, *at: spatial.adaptive_max_pool(x, (2, 1, 3), *at),
-            (2, 3, 4, 12, 5), 3, bounds, replicated=True, ties=True,
-        )  # fmt: skip
+            "1d",
+            lambda x: F.adaptive_max_pool1d(x, 5),
+            lambda x, *at: spatial.adaptive_max_pool(x, (5,), *at),
+            (2, 3, 12),
+            2,
+            bounds,
+        )
+        compare(
+            "3d",
+            lambda x: F.adaptive_max_pool3d(x, (2, 1, 3)),
+            lambda x, *at: spatial.adaptive_max_pool(x, (2, 1, 3), *at),
+            (2, 3, 4, 12, 5),
+            3,
+            bounds,
+            replicated=True,
+            ties=True,
+        )
 
 
 # -- interpolation
@@ -229,7 +357,20 @@ def adaptive_pools() -> None:
 def resizes() -> None:
     """A size, or a scale, per mode; in both dims."""
     names = {"nearest": "nearest", "nearest-exact": "nearest-exact", "linear": "bilinear", "cubic": "bicubic"}
-    sizes: list[tuple[Any, Any]] = [((22, 14), None), ((7, 9), None), ((11, 14), None), ((11, 7), None), ((1, 1), None), ((40, 3), None), ((33, 14), None), ((44, 21), None), (None, (2.0, 2.0)), (None, (1.7, 0.6)), (None, (2.05, 3.0)), (None, (0.4, 1.0))]  # fmt: skip
+    sizes: list[tuple[Any, Any]] = [
+        ((22, 14), None),
+        ((7, 9), None),
+        ((11, 14), None),
+        ((11, 7), None),
+        ((1, 1), None),
+        ((40, 3), None),
+        ((33, 14), None),
+        ((44, 21), None),
+        (None, (2.0, 2.0)),
+        (None, (1.7, 0.6)),
+        (None, (2.05, 3.0)),
+        (None, (0.4, 1.0)),
+    ]
     for mode, (size, scale), dim, align in product(names, sizes, (2, 3), (False, True)):
         if (align and mode.startswith("nearest")) or (dim == 3 and size not in ((22, 14), (7, 9))):
             continue
@@ -240,26 +381,69 @@ def resizes() -> None:
         for bounds in cuts(11):
             compare(
                 f"{mode} {size or scale} align={align}",
-                lambda x, m=names[mode], s=size, f=scale, c=corners: F.interpolate(x, size=s, scale_factor=f, mode=m, **c),
+                lambda x, m=names[mode], s=size, f=scale, c=corners: F.interpolate(
+                    x, size=s, scale_factor=f, mode=m, **c
+                ),
                 lambda x, *at, m=mode, t=target, a=align, f=scale: spatial.resize(x, t, m, a, f or (None, None), *at),
-                shape, dim, bounds,
-            )  # fmt: skip
+                shape,
+                dim,
+                bounds,
+            )
     other_resizes()
 
 
 def other_resizes() -> None:
     for bounds in cuts(9):
-        compare("1d", lambda x: F.interpolate(x, 20, mode="linear"), lambda x, *at: spatial.resize(x, (20,), "linear", False, (None,), *at), (2, 3, 9), 2, bounds)
-        compare("1d", lambda x: F.interpolate(x, 20), lambda x, *at: spatial.resize(x, (20,), "nearest", False, (None,), *at), (2, 3, 9), 2, bounds)
         compare(
-            "3d", lambda x: F.interpolate(x, scale_factor=1.5, mode="trilinear"),
-            lambda x, *at: spatial.resize(x, (6, 13, 4), "linear", False, (1.5, 1.5, 1.5), *at), (2, 3, 4, 9, 3), 3, bounds,
-        )  # fmt: skip
-        compare("3d", lambda x: F.interpolate(x, (6, 13, 4)), lambda x, *at: spatial.resize(x, (6, 13, 4), "nearest", False, (None,) * 3, *at), (2, 3, 4, 9, 3), 3, bounds)
+            "1d",
+            lambda x: F.interpolate(x, 20, mode="linear"),
+            lambda x, *at: spatial.resize(x, (20,), "linear", False, (None,), *at),
+            (2, 3, 9),
+            2,
+            bounds,
+        )
+        compare(
+            "1d",
+            lambda x: F.interpolate(x, 20),
+            lambda x, *at: spatial.resize(x, (20,), "nearest", False, (None,), *at),
+            (2, 3, 9),
+            2,
+            bounds,
+        )
+        compare(
+            "3d",
+            lambda x: F.interpolate(x, scale_factor=1.5, mode="trilinear"),
+            lambda x, *at: spatial.resize(x, (6, 13, 4), "linear", False, (1.5, 1.5, 1.5), *at),
+            (2, 3, 4, 9, 3),
+            3,
+            bounds,
+        )
+        compare(
+            "3d",
+            lambda x: F.interpolate(x, (6, 13, 4)),
+            lambda x, *at: spatial.resize(x, (6, 13, 4), "nearest", False, (None,) * 3, *at),
+            (2, 3, 4, 9, 3),
+            3,
+            bounds,
+        )
     for bounds, dim in product(cuts(12), (2, 3)):
         shape = (2, 18, 12, 6) if dim == 2 else (2, 18, 6, 12)
-        compare("shuffle", lambda x: F.pixel_shuffle(x, 3), lambda x, *at: spatial.pixel_shuffle(x, 3, *at), shape, dim, bounds)
-        compare("unshuffle", lambda x: F.pixel_unshuffle(x, 3), lambda x, *at: spatial.pixel_unshuffle(x, 3, *at), shape, dim, bounds)
+        compare(
+            "shuffle",
+            lambda x: F.pixel_shuffle(x, 3),
+            lambda x, *at: spatial.pixel_shuffle(x, 3, *at),
+            shape,
+            dim,
+            bounds,
+        )
+        compare(
+            "unshuffle",
+            lambda x: F.pixel_unshuffle(x, 3),
+            lambda x, *at: spatial.pixel_unshuffle(x, 3, *at),
+            shape,
+            dim,
+            bounds,
+        )
 
 
 # -- norms
@@ -275,10 +459,18 @@ def norms() -> None:
             running_norms(groups == 1, shape, dim, bounds, w, b)
         w, b = weights_of(shape[1:], shape[1:])
         compare(
-            "layer_norm", lambda x, w, b, s=shape: F.layer_norm(x, s[1:], w, b),
-            lambda x, w, b, dim, bounds, axis, s=shape: (spatial.layer_norm(x, s[1:], w, b, 1e-5, dim, bounds, axis), bounds),
-            shape, dim, bounds, w, b,
-        )  # fmt: skip
+            "layer_norm",
+            lambda x, w, b, s=shape: F.layer_norm(x, s[1:], w, b),
+            lambda x, w, b, dim, bounds, axis, s=shape: (
+                spatial.layer_norm(x, s[1:], w, b, 1e-5, dim, bounds, axis),
+                bounds,
+            ),
+            shape,
+            dim,
+            bounds,
+            w,
+            b,
+        )
     n = dist.get_world_size()
     w, b = weights_of((12,), (12,))
     for bounds, groups in product(((*range(0, 12 - 12 % n, 12 // n), 12), *cuts(12)), (1, 2, 3, 4, 6, 12)):
@@ -289,15 +481,25 @@ def norms() -> None:
 
 
 def group_norms(
-    groups: int, shape: Sequence[int], dim: int, bounds: Bounds, w: Any, b: Any, shift: float = 0.0, tolerance: float = TOLERANCE
-) -> None:  # fmt: skip
+    groups: int,
+    shape: Sequence[int],
+    dim: int,
+    bounds: Bounds,
+    w: Any,
+    b: Any,
+    shift: float = 0.0,
+    tolerance: float = TOLERANCE,
+) -> None:
     """A shift of 1e4 costs 2 x 4 of 16 digits where a variance is a difference of squares, and 4 where it is not."""
+
     def part(x: torch.Tensor, w: Any, b: Any, dim: int, bounds: Bounds, axis: Axis) -> Any:
         return spatial.group_norm(x + shift, w, b, groups, 1e-5, dim, bounds, axis), bounds
 
     global TOLERANCE
     before, TOLERANCE = TOLERANCE, tolerance
-    compare(f"group_norm {groups}", lambda x, w, b: F.group_norm(x + shift, groups, w, b), part, shape, dim, bounds, w, b)
+    compare(
+        f"group_norm {groups}", lambda x, w, b: F.group_norm(x + shift, groups, w, b), part, shape, dim, bounds, w, b
+    )
     TOLERANCE = before
 
 
@@ -371,9 +573,16 @@ def half() -> None:
         (spatial.layer_norm(mine, (11, 6), None, None, 1e-5, 2, bounds, axis), F.layer_norm(x.float(), (11, 6))),
     ):
         assert out.dtype == torch.bfloat16
-        torch.testing.assert_close(out.float(), whole[:, :, bounds[axis.index] : bounds[axis.index + 1]], rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(
+            out.float(), whole[:, :, bounds[axis.index] : bounds[axis.index + 1]], rtol=1e-2, atol=1e-2
+        )
         out.sum().backward()
-        assert mine.grad is not None and mine.grad.dtype == torch.bfloat16 and w.grad is not None and w.grad.dtype == torch.float32
+        assert (
+            mine.grad is not None
+            and mine.grad.dtype == torch.bfloat16
+            and w.grad is not None
+            and w.grad.dtype == torch.float32
+        )
     out, new = spatial.resize(mine, (22, 6), "linear", False, (None, None), 2, bounds, axis)
     whole = F.interpolate(x.float(), (22, 6), mode="bilinear")[:, :, new[axis.index] : new[axis.index + 1]]
     assert out.dtype == torch.bfloat16
@@ -403,13 +612,18 @@ def absent() -> None:
 def shapes(x: torch.Tensor, w: torch.Tensor, axis: Axis) -> list[tuple[tuple[int, ...], Any]]:
     bounds = (0, 4, 8)
     calls = [
-        functools.partial(spatial.conv, x, w, None, 2, 1, 1, 1), functools.partial(spatial.conv_transpose, x, w, None, 2, 1, 1, 1, 1),
-        functools.partial(spatial.pad, x, (1, 1, 2, 2), "reflect", None), functools.partial(spatial.max_pool, x, (2, 2), (), 0, 1, False),
-        functools.partial(spatial.avg_pool, x, (3, 3), (2, 2), 1, False, False, None), functools.partial(spatial.adaptive_avg_pool, x, (1, 1)),
-        functools.partial(spatial.adaptive_max_pool, x, (1, 1)), functools.partial(spatial.adaptive_max_pool, x, (3, 3)),
+        functools.partial(spatial.conv, x, w, None, 2, 1, 1, 1),
+        functools.partial(spatial.conv_transpose, x, w, None, 2, 1, 1, 1, 1),
+        functools.partial(spatial.pad, x, (1, 1, 2, 2), "reflect", None),
+        functools.partial(spatial.max_pool, x, (2, 2), (), 0, 1, False),
+        functools.partial(spatial.avg_pool, x, (3, 3), (2, 2), 1, False, False, None),
+        functools.partial(spatial.adaptive_avg_pool, x, (1, 1)),
+        functools.partial(spatial.adaptive_max_pool, x, (1, 1)),
+        functools.partial(spatial.adaptive_max_pool, x, (3, 3)),
         functools.partial(spatial.resize, x, (16, 12), "nearest", False, (None, None)),
-        functools.partial(spatial.resize, x, (16, 12), "cubic", True, (None, None)), functools.partial(spatial.pixel_unshuffle, x, 2),
-    ]  # fmt: skip
+        functools.partial(spatial.resize, x, (16, 12), "cubic", True, (None, None)),
+        functools.partial(spatial.pixel_unshuffle, x, 2),
+    ]
     found = []
     for call in calls:
         out, new = call(2, bounds, axis)

@@ -83,7 +83,9 @@ def _check(bounds: tuple[int, ...], wanted: tuple[tuple[int, int], ...], dim: in
     shape[dim] = bounds[-1]
     whole = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
     parts = [whole_window(whole, dim, span, fill) for span in wanted]
-    gradients = [torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(r)) for r, p in enumerate(parts)]
+    gradients = [
+        torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(r)) for r, p in enumerate(parts)
+    ]
     torch.autograd.backward(parts, gradients)
     start, stop = bounds[axis.index], bounds[axis.index + 1]
     mine = whole.detach().narrow(dim, start, stop - start).clone().requires_grad_()
@@ -95,7 +97,8 @@ def _check(bounds: tuple[int, ...], wanted: tuple[tuple[int, int], ...], dim: in
     row = whole.numel() // bounds[-1] * 8
     back = sum(
         max(0, min(wanted[axis.index][1], b) - max(wanted[axis.index][0], a))
-        for r, (a, b) in enumerate(pairwise(bounds)) if r != axis.index
+        for r, (a, b) in enumerate(pairwise(bounds))
+        if r != axis.index
     )
     assert count.bytes == {"halo": rows_sent(bounds, wanted, axis.index) * row, "halo back": back * row}
 

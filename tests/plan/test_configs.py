@@ -100,22 +100,70 @@ EXPECTED: dict[str, tuple[int, str, int | None, str]] = {
 }
 
 FOLLOWED = {
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "dataloader_drop_last",
-    "fp16.enabled", "fp16.loss_scale", "fp16.loss_scale_window", "fp16.initial_scale_power", "fp16.hysteresis", "fp16.min_loss_scale",
-    "bf16.enabled", "bfloat16.enabled", "torch_autocast.enabled", "torch_autocast.dtype", "communication_data_type", "compile.deepcompile",
-    "zero_optimization", "zero_optimization.stage", "zero_optimization.reduce_bucket_size", "zero_optimization.mics_shard_size",
-    "zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param", "zero_optimization.offload_optimizer.device",
-    "zero_optimization.offload_param.device", "tensor_parallel.autotp_size", "pipeline.stages", "pipeline.activation_checkpoint_interval",
-    "sequence_parallel_size", "expert_parallel.enabled", "expert_parallel.autoep_size", "activation_checkpointing.number_checkpoints",
-    "distributed_type", "num_processes", "num_machines", "mixed_precision", "fp16", "dynamo_backend", "dynamo_config.dynamo_backend",
-    "fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward", "fsdp_config.fsdp_sharding_strategy",
-    "fsdp_config.fsdp_offload_params", "fsdp_config.fsdp_activation_checkpointing", "tp_config.tp_size",
-    "deepspeed_config.zero_stage", "deepspeed_config.gradient_accumulation_steps", "deepspeed_config.gradient_clipping",
-    "deepspeed_config.offload_optimizer_device", "deepspeed_config.offload_param_device", "deepspeed_config.deepspeed_config_file",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "dataloader_drop_last",
+    "fp16.enabled",
+    "fp16.loss_scale",
+    "fp16.loss_scale_window",
+    "fp16.initial_scale_power",
+    "fp16.hysteresis",
+    "fp16.min_loss_scale",
+    "bf16.enabled",
+    "bfloat16.enabled",
+    "torch_autocast.enabled",
+    "torch_autocast.dtype",
+    "communication_data_type",
+    "compile.deepcompile",
+    "zero_optimization",
+    "zero_optimization.stage",
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.mics_shard_size",
+    "zero_optimization.cpu_offload",
+    "zero_optimization.cpu_offload_param",
+    "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_param.device",
+    "tensor_parallel.autotp_size",
+    "pipeline.stages",
+    "pipeline.activation_checkpoint_interval",
+    "sequence_parallel_size",
+    "expert_parallel.enabled",
+    "expert_parallel.autoep_size",
+    "activation_checkpointing.number_checkpoints",
+    "distributed_type",
+    "num_processes",
+    "num_machines",
+    "mixed_precision",
+    "fp16",
+    "dynamo_backend",
+    "dynamo_config.dynamo_backend",
+    "fsdp_config.fsdp_version",
+    "fsdp_config.fsdp_reshard_after_forward",
+    "fsdp_config.fsdp_sharding_strategy",
+    "fsdp_config.fsdp_offload_params",
+    "fsdp_config.fsdp_activation_checkpointing",
+    "tp_config.tp_size",
+    "deepspeed_config.zero_stage",
+    "deepspeed_config.gradient_accumulation_steps",
+    "deepspeed_config.gradient_clipping",
+    "deepspeed_config.offload_optimizer_device",
+    "deepspeed_config.offload_param_device",
+    "deepspeed_config.deepspeed_config_file",
     *(f"parallelism_config.parallelism_config_{axis}_size" for axis in ("dp_replicate", "dp_shard", "tp", "cp", "sp")),
-    *(f"megatron_lm_config.megatron_lm_{word}" for word in (
-        "tp_degree", "pp_degree", "num_micro_batches", "recompute_activations", "use_distributed_optimizer", "gradient_clipping")),
-}  # fmt: skip
+    *(
+        f"megatron_lm_config.megatron_lm_{word}"
+        for word in (
+            "tp_degree",
+            "pp_degree",
+            "num_micro_batches",
+            "recompute_activations",
+            "use_distributed_optimizer",
+            "gradient_clipping",
+        )
+    ),
+}
 """The keys that a plan follows."""
 
 
@@ -176,21 +224,26 @@ def test_only_the_files_with_typos_have_unknown_keys(name: str) -> None:
 def test_unknown_keys_are_named_with_the_nearest() -> None:
     found = read(FOLDER / "ds_typos.json", 8)
     assert found.unknown == {
-        "train_batchsize": "Did you mean 'train_batch_size'?", "zero_optimisation": "Did you mean 'zero_optimization'?",
+        "train_batchsize": "Did you mean 'train_batch_size'?",
+        "zero_optimisation": "Did you mean 'zero_optimization'?",
         "zero_optimization.overlap_com": "Did you mean 'overlap_comm'?",
-        "zero_optimization.offload_optimiser": "Did you mean 'offload_optimizer'?", "bf16.enable": "Did you mean 'enabled'?",
+        "zero_optimization.offload_optimiser": "Did you mean 'offload_optimizer'?",
+        "bf16.enable": "Did you mean 'enabled'?",
         "gradient_clippping": "Did you mean 'gradient_clipping'?",
-    }  # fmt: skip
+    }
     assert set(read(FOLDER / "acc_typos.yaml", 2).unknown) == {
-        "fsdp_config.fsdp_sharding_stratgy", "fsdp_config.fsdp_offload_param", "mixed_precison",
-    }  # fmt: skip
+        "fsdp_config.fsdp_sharding_stratgy",
+        "fsdp_config.fsdp_offload_param",
+        "mixed_precison",
+    }
 
 
 def test_what_changes_training_is_told() -> None:
     for name, keys in {
         "ds_zeropp.json": ["zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients"],
-        "ds_compression.json": ["compression_training"], "ds_curriculum.json": ["curriculum_learning", "data_efficiency"],
-    }.items():  # fmt: skip
+        "ds_compression.json": ["compression_training"],
+        "ds_curriculum.json": ["curriculum_learning", "data_efficiency"],
+    }.items():
         ignored = read(FOLDER / name, 8).ignored
         assert all("the result will differ" in ignored[key] for key in keys)
 
@@ -207,26 +260,74 @@ def test_numbers_beside_the_plan() -> None:
 
 def test_devices_may_be_more_than_the_config_has_ranks() -> None:
     assert read(FOLDER / "acc_multi_gpu.yaml", 8).plan.ranks == 4
-    with pytest.raises(InputError, match=r"is for 16 ranks\n.*\n  rule:  a rank needs a device: num_processes\(16\) > devices\(8\)"):
+    with pytest.raises(
+        InputError, match=r"is for 16 ranks\n.*\n  rule:  a rank needs a device: num_processes\(16\) > devices\(8\)"
+    ):
         read(FOLDER / "acc_multi_node.yaml", 8)
 
 
-@pytest.mark.parametrize(("table", "ranks", "words"), [
-    ({"distributed_type": "FSPD", "num_processes": 2}, 2, r"distributed_type is 'FSPD'\n.*\n.*\n  try:   Did you mean 'fsdp'\?"),
-    ({"distributed_type": "MULTI_GPU", "num_processes": 0}, 2, "num_processes is a whole number of at least 1"),
-    ({"distributed_type": "MULTI_GPU", "num_processes": "four"}, 4, "num_processes is 'four'"),
-    ({"distributed_type": "FSDP", "num_processes": 6, "parallelism_config": {"parallelism_config_tp_size": 4, "parallelism_config_dp_shard_size": 2}}, 6,
-     r"dp_replicate\(1\) x dp_shard\(2\) x tp\(4\) x cp\(1\) x sp\(1\) != num_processes\(6\)"),
-    ({"distributed_type": "FSDP", "num_machines": 3, "num_processes": 8, "fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD"}}, 8,
-     r"num_processes\(8\) % num_machines\(3\) != 0"),
-    ({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_sharding_strategy": 7}}, 2, "a number from 1 to 5, or a word"),
-    ({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_offload_params": "maybe"}}, 2, "fsdp_offload_params is true or false"),
-    ({"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": {"zero_stage": 4}}, 2, "zero_stage is 0, 1, 2 or 3"),
-    ({"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": "x.json"}, 2, "a table of keys"),
-    ({"distributed_type": "MEGATRON_LM", "num_processes": 6, "megatron_lm_config": {"megatron_lm_tp_degree": 4}}, 6, "6 % 4 != 0"),
-    ({"distributed_type": "MULTI_GPU", "num_processes": 2, "mixed_precision": "fp17"}, 2, r"Did you mean 'fp16'\?"),
-    ({"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": {"deepspeed_config_file": "not_there.json"}}, 2, "no file not_there.json"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("table", "ranks", "words"),
+    [
+        (
+            {"distributed_type": "FSPD", "num_processes": 2},
+            2,
+            r"distributed_type is 'FSPD'\n.*\n.*\n  try:   Did you mean 'fsdp'\?",
+        ),
+        ({"distributed_type": "MULTI_GPU", "num_processes": 0}, 2, "num_processes is a whole number of at least 1"),
+        ({"distributed_type": "MULTI_GPU", "num_processes": "four"}, 4, "num_processes is 'four'"),
+        (
+            {
+                "distributed_type": "FSDP",
+                "num_processes": 6,
+                "parallelism_config": {"parallelism_config_tp_size": 4, "parallelism_config_dp_shard_size": 2},
+            },
+            6,
+            r"dp_replicate\(1\) x dp_shard\(2\) x tp\(4\) x cp\(1\) x sp\(1\) != num_processes\(6\)",
+        ),
+        (
+            {
+                "distributed_type": "FSDP",
+                "num_machines": 3,
+                "num_processes": 8,
+                "fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD"},
+            },
+            8,
+            r"num_processes\(8\) % num_machines\(3\) != 0",
+        ),
+        (
+            {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_sharding_strategy": 7}},
+            2,
+            "a number from 1 to 5, or a word",
+        ),
+        (
+            {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_offload_params": "maybe"}},
+            2,
+            "fsdp_offload_params is true or false",
+        ),
+        (
+            {"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": {"zero_stage": 4}},
+            2,
+            "zero_stage is 0, 1, 2 or 3",
+        ),
+        ({"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": "x.json"}, 2, "a table of keys"),
+        (
+            {"distributed_type": "MEGATRON_LM", "num_processes": 6, "megatron_lm_config": {"megatron_lm_tp_degree": 4}},
+            6,
+            "6 % 4 != 0",
+        ),
+        ({"distributed_type": "MULTI_GPU", "num_processes": 2, "mixed_precision": "fp17"}, 2, r"Did you mean 'fp16'\?"),
+        (
+            {
+                "distributed_type": "DEEPSPEED",
+                "num_processes": 2,
+                "deepspeed_config": {"deepspeed_config_file": "not_there.json"},
+            },
+            2,
+            "no file not_there.json",
+        ),
+    ],
+)
 def test_refused(table: dict[str, Any], ranks: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         read(table, ranks)
@@ -241,7 +342,12 @@ def test_a_table_that_distributed_type_does_not_name_is_listed() -> None:
 
 def test_tensor_parallel_ranks_in_the_batch() -> None:
     """DeepSpeed multiplies by all ranks, of which those that share a layer run the same samples."""
-    table = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1, "tensor_parallel": {"autotp_size": 2}}
+    table = {
+        "train_batch_size": 16,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+        "tensor_parallel": {"autotp_size": 2},
+    }
     found = deepspeed.read(table, 8)
     assert (found.batch_size, found.plan.dp) == (8, 4)
     assert "a batch of 8: DeepSpeed's train_batch_size(16) counts the tp(2) ranks" in found.notes
@@ -256,13 +362,19 @@ def test_experts_without_the_switch() -> None:
     assert "ep=2: DeepSpeed itself wants expert_parallel.enabled beside it" in found.notes
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ('{\n  "a": 1,\n  "b": True\n}', r"JSON: line 3: Expecting value, at 'True' \(JSON has true\)"),
-    ("{\n  'a': 1\n}", r"line 2: .*double quotes, at .* \(JSON has a word in \"double quotes\"\)"),
-    ('{"a": 1,, }', "line 1: "), ('{"a": 1', "line 1: Expecting ',' delimiter, at the end of the file"),
-    ('{\n"a": {"b": 1, "b": 2}\n}', "the key 'b' is given twice"), ('{"a": -Infinity}', "-Infinity is not a number"),
-    ('{"a": 1} {"b": 2}', "Extra data"), ('{"a": "x\n}', "line 1: Invalid control character|line 1: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{\n  "a": 1,\n  "b": True\n}', r"JSON: line 3: Expecting value, at 'True' \(JSON has true\)"),
+        ("{\n  'a': 1\n}", r"line 2: .*double quotes, at .* \(JSON has a word in \"double quotes\"\)"),
+        ('{"a": 1,, }', "line 1: "),
+        ('{"a": 1', "line 1: Expecting ',' delimiter, at the end of the file"),
+        ('{\n"a": {"b": 1, "b": 2}\n}', "the key 'b' is given twice"),
+        ('{"a": -Infinity}', "-Infinity is not a number"),
+        ('{"a": 1} {"b": 2}', "Extra data"),
+        ('{"a": "x\n}', "line 1: Invalid control character|line 1: "),
+    ],
+)
 def test_json_that_cannot_be_read(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "ds.json"
     path.write_text(text)

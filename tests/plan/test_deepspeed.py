@@ -68,7 +68,9 @@ def test_a_misspelt_key_is_listed_wherever_it_stands(name: str) -> None:
 def test_what_a_fine_tune_asks_for() -> None:
     found = read(CONFIGS["stage 2 of a fine-tune"][1], 8)
     assert found.optimizer == Named("AdamW", {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1})
-    assert found.schedule == Named("WarmupDecayLR", {"total_num_steps": 1000, "warmup_num_steps": 100, "warmup_max_lr": 3e-4})
+    assert found.schedule == Named(
+        "WarmupDecayLR", {"total_num_steps": 1000, "warmup_num_steps": 100, "warmup_max_lr": 3e-4}
+    )
     assert (found.clip, found.micro_size, found.loss_scale, found.drop_last) == (0.5, 4, None, False)
     assert "no effect: zero_optimization.overlap_comm (gradients always travel while the backward runs)" in str(found)
     assert not found.auto
@@ -111,39 +113,87 @@ def test_the_ragged_batch() -> None:
     assert read(CONFIGS["last batch dropped"][1], 2).drop_last
 
 
-@pytest.mark.parametrize(("config", "ranks", "words"), [
-    ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}, 8,
-     r"a batch of 32 on 8 data-parallel ranks\n  where: the config: train_batch_size\n  rule:  train_batch_size\(32\) != "
-     r"train_micro_batch_size_per_gpu\(4\) x gradient_accumulation_steps\(2\) x data-parallel ranks\(8\)\n  try:   give two of the three"),
-    ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}, 2, "a batch of 32 on 2"),
-    ({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, 2, r"gradient_accumulation_steps\(a whole number\)"),
-    ({"train_batch_size": 3}, 4, "a batch of 3 on 4 data-parallel ranks"),
-    ({"train_batch_size": 0}, 1, "train_batch_size is '0'\n.*\n  rule:  train_batch_size is a whole number of at least 1"),
-    ({"train_batch_size": -4}, 1, "at least 1"), ({"train_batch_size": 2.5}, 1, "a whole number"), ({"train_batch_size": True}, 1, "a number"),
-    ({"train_batch_size": "32"}, 1, "a number"), ({"train_batch_size": 10**30}, 1, "a whole number"), ({"train_batch_size": [4]}, 1, "a number"),
-    ({"gradient_clipping": float("nan")}, 1, "gradient_clipping is a number of at least 0"), ({"gradient_clipping": -1}, 1, "at least 0"),
-    ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, 1, "fp16 and bf16 are both enabled\n.*\n  rule:  a step computes in one type"),
-    ({"fp16": {"enabled": "yes"}}, 1, "fp16.enabled is 'yes'\n  where: the config: fp16.enabled\n  rule:  fp16.enabled is true or false"),
-    ({"fp16": True}, 1, "fp16 is True\n.*\n  rule:  a table of keys"),
-    ({"zero_optimization": {"stage": 4}}, 1, "zero_optimization.stage is 0, 1, 2 or 3"),
-    ({"zero_optimization": {"stage": "two"}}, 1, "zero_optimization.stage is 'two'"),
-    ({"zero_optimization": {"offload_optimizer": {"device": "cpuu"}}}, 1, r"one of none, cpu, nvme\n  try:   Did you mean 'cpu'\?"),
-    ({"zero_optimization": {"stage": 3, "mics_shard_size": 3}}, 4, "shard divides dp: 4 % 3 != 0"),
-    ({"tensor_parallel": {"autotp_size": 3}}, 4, r"4 ranks for tp=3, pp=1, cp=1\n.*\n  rule:  tp x pp x cp divides the ranks: 4 % 3 != 0"),
-    ({"optimizer": {"params": {"lr": 1}}}, 1, "optimizer.params without optimizer.type"), ({"optimizer": {"type": 3}}, 1, "optimizer.type is a word"),
-    ({"optimizer": {"type": "Adam", "params": {"lr": {"a": 1}}}}, 1, "optimizer.params.lr is a number, a word"),
-    ({"optimizer": "Adam"}, 1, "optimizer is 'Adam'"), ({}, 0, "0 ranks for"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "ranks", "words"),
+    [
+        (
+            {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
+            8,
+            r"a batch of 32 on 8 data-parallel ranks\n  where: the config: train_batch_size\n  rule:  train_batch_size\(32\) != "
+            r"train_micro_batch_size_per_gpu\(4\) x gradient_accumulation_steps\(2\) x data-parallel ranks\(8\)\n  try:   give two of the three",
+        ),
+        (
+            {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
+            2,
+            "a batch of 32 on 2",
+        ),
+        (
+            {"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4},
+            2,
+            r"gradient_accumulation_steps\(a whole number\)",
+        ),
+        ({"train_batch_size": 3}, 4, "a batch of 3 on 4 data-parallel ranks"),
+        (
+            {"train_batch_size": 0},
+            1,
+            "train_batch_size is '0'\n.*\n  rule:  train_batch_size is a whole number of at least 1",
+        ),
+        ({"train_batch_size": -4}, 1, "at least 1"),
+        ({"train_batch_size": 2.5}, 1, "a whole number"),
+        ({"train_batch_size": True}, 1, "a number"),
+        ({"train_batch_size": "32"}, 1, "a number"),
+        ({"train_batch_size": 10**30}, 1, "a whole number"),
+        ({"train_batch_size": [4]}, 1, "a number"),
+        ({"gradient_clipping": float("nan")}, 1, "gradient_clipping is a number of at least 0"),
+        ({"gradient_clipping": -1}, 1, "at least 0"),
+        (
+            {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+            1,
+            "fp16 and bf16 are both enabled\n.*\n  rule:  a step computes in one type",
+        ),
+        (
+            {"fp16": {"enabled": "yes"}},
+            1,
+            "fp16.enabled is 'yes'\n  where: the config: fp16.enabled\n  rule:  fp16.enabled is true or false",
+        ),
+        ({"fp16": True}, 1, "fp16 is True\n.*\n  rule:  a table of keys"),
+        ({"zero_optimization": {"stage": 4}}, 1, "zero_optimization.stage is 0, 1, 2 or 3"),
+        ({"zero_optimization": {"stage": "two"}}, 1, "zero_optimization.stage is 'two'"),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "cpuu"}}},
+            1,
+            r"one of none, cpu, nvme\n  try:   Did you mean 'cpu'\?",
+        ),
+        ({"zero_optimization": {"stage": 3, "mics_shard_size": 3}}, 4, "shard divides dp: 4 % 3 != 0"),
+        (
+            {"tensor_parallel": {"autotp_size": 3}},
+            4,
+            r"4 ranks for tp=3, pp=1, cp=1\n.*\n  rule:  tp x pp x cp divides the ranks: 4 % 3 != 0",
+        ),
+        ({"optimizer": {"params": {"lr": 1}}}, 1, "optimizer.params without optimizer.type"),
+        ({"optimizer": {"type": 3}}, 1, "optimizer.type is a word"),
+        ({"optimizer": {"type": "Adam", "params": {"lr": {"a": 1}}}}, 1, "optimizer.params.lr is a number, a word"),
+        ({"optimizer": "Adam"}, 1, "optimizer is 'Adam'"),
+        ({}, 0, "0 ranks for"),
+    ],
+)
 def test_refused(config: dict[str, Any], ranks: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         read(config, ranks)
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("", "JSON"), ("[1]", "a table, not a list"), ("{", "is not a config"), ('{"a": NaN}', "NaN is not a number"),
-    ('{"zero_optimization": {"stage": 1, "stage": 2}}', "the key 'stage' is given twice"), ("[" * 100_000, "nested too deeply"),
-    ('{"train_batch_size": Infinity}', "Infinity is not a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "JSON"),
+        ("[1]", "a table, not a list"),
+        ("{", "is not a config"),
+        ('{"a": NaN}', "NaN is not a number"),
+        ('{"zero_optimization": {"stage": 1, "stage": 2}}', "the key 'stage' is given twice"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"train_batch_size": Infinity}', "Infinity is not a number"),
+    ],
+)
 def test_files_that_are_no_config(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "ds_config.json"
     path.write_text(text)
@@ -156,15 +206,31 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "ds_config.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="is not text"):
         read(tmp_path / "ds_config.json", 1)
-    with pytest.raises(InputError, match=r"no file .*Did you mean 'ds_config.json'\?".replace(" .*", "[^\n]*\n  try:   ")):
+    with pytest.raises(
+        InputError, match=r"no file .*Did you mean 'ds_config.json'\?".replace(" .*", "[^\n]*\n  try:   ")
+    ):
         read(tmp_path / "ds_confg.json", 1)
 
 
-keys = st.sampled_from([*deepspeed.keys.TOP, *deepspeed.FREE, "optimizer", "scheduler", "zero_optimization", "fp16", "bf16", "stage", "enabled", "auto"])
+keys = st.sampled_from(
+    [
+        *deepspeed.keys.TOP,
+        *deepspeed.FREE,
+        "optimizer",
+        "scheduler",
+        "zero_optimization",
+        "fp16",
+        "bf16",
+        "stage",
+        "enabled",
+        "auto",
+    ]
+)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("auto"),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=3), max_leaves=6,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=6,
+)
 
 
 @settings(deadline=None)
@@ -181,5 +247,7 @@ def test_anything_is_read_or_refused(config: dict[str, Any], ranks: int) -> None
 
 
 def test_no_torch() -> None:
-    program = "import sys; from drumline.plan import deepspeed; deepspeed.read({}, 1); assert 'torch' not in sys.modules"
+    program = (
+        "import sys; from drumline.plan import deepspeed; deepspeed.read({}, 1); assert 'torch' not in sys.modules"
+    )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -30,10 +30,16 @@ def plans(draw: st.DrawFn) -> Plan:
     values["ep"] = math.gcd(draw(counts), shard or dp)  # it divides them
     sync = st.sampled_from(["allreduce", "server", "async", "stale:3", "local:16"])
     return Plan(
-        dp=dp, shard=shard, zero=draw(st.integers(0, 3)), sync=draw(sync),
-        split=tuple(draw(st.lists(names, max_size=3))), tile=(draw(st.integers(1, 9)), draw(st.integers(1, 9))),
-        bucket=draw(st.integers(1, 2**40)), compile=draw(st.booleans()), **values,
-    )  # fmt: skip
+        dp=dp,
+        shard=shard,
+        zero=draw(st.integers(0, 3)),
+        sync=draw(sync),
+        split=tuple(draw(st.lists(names, max_size=3))),
+        tile=(draw(st.integers(1, 9)), draw(st.integers(1, 9))),
+        bucket=draw(st.integers(1, 2**40)),
+        compile=draw(st.booleans()),
+        **values,
+    )
 
 
 @given(plans())
@@ -59,26 +65,43 @@ def test_only_what_differs_is_written() -> None:
     assert Plan.parse(" dp = 2 , bucket=1MiB") == Plan(dp=2, bucket=2**20)
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("recomputee=full", "unknown key 'recomputee' in a plan\n.*recomputee=full.*\n  try:   Did you mean 'recompute'?"),
-    ("qq=1", "unknown key 'qq' in a plan\n  where: plan 'qq=1'$"),
-    ("dp", "'dp' in the plan 'dp'\n  rule:  a plan is key=value"),
-    ("dp=", "'dp=' in the plan"),
-    ("dp=2,dp=3", "'dp' is given twice"),
-    ("dp=two", "dp=two\n  where: plan 'dp=two'\n  rule:  dp is a whole number"),
-    ("dp=2.5", "dp=2.5\n.*\n  rule:  dp is a whole number"),
-    ("dp=0", "dp=0\n.*\n  rule:  dp is a whole number from 1 to 10000000"),
-    ("dp=-1", "from 1 to"), ("dp=10000001", "from 1 to 10000000"), ("dp=" + "9" * 5000, "dp is a whole number"),
-    ("zero=4", "zero=4\n.*\n  rule:  zero is 0, 1, 2 or 3"),
-    ("recompute=ful", "recompute=ful\n.*\n  rule:  recompute is none, selective, full\n  try:   Did you mean 'full'?"),
-    ("precision=fp64", "precision is fp32, tf32, bf16"), ("schedule=f1b", "Did you mean '1f1b'?"),
-    ("sync=stale", "sync is allreduce, server, async, stale:k or local:k"), ("sync=stale:0", "stale:k"),
-    ("dp=4,shard=3", "shard=3 with dp=4\n.*\n  rule:  shard divides dp: 4 % 3 != 0"),
-    ("tile=2", "tile is rows x columns such as 2x2"), ("tile=0x2", "tile=0x2\n.*\n  rule:  both are positive"),
-    ("tile=2x2x2", "tile is rows x columns"), ("compile=maybe", "compile is true or false"),
-    ("bucket=large", "bucket is a size such as 25MiB"), ("bucket=0", "both are positive"),
-    ("bucket=-5MB", "both are positive"), ("bucket=inf", "bucket is a size"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "recomputee=full",
+            "unknown key 'recomputee' in a plan\n.*recomputee=full.*\n  try:   Did you mean 'recompute'?",
+        ),
+        ("qq=1", "unknown key 'qq' in a plan\n  where: plan 'qq=1'$"),
+        ("dp", "'dp' in the plan 'dp'\n  rule:  a plan is key=value"),
+        ("dp=", "'dp=' in the plan"),
+        ("dp=2,dp=3", "'dp' is given twice"),
+        ("dp=two", "dp=two\n  where: plan 'dp=two'\n  rule:  dp is a whole number"),
+        ("dp=2.5", "dp=2.5\n.*\n  rule:  dp is a whole number"),
+        ("dp=0", "dp=0\n.*\n  rule:  dp is a whole number from 1 to 10000000"),
+        ("dp=-1", "from 1 to"),
+        ("dp=10000001", "from 1 to 10000000"),
+        ("dp=" + "9" * 5000, "dp is a whole number"),
+        ("zero=4", "zero=4\n.*\n  rule:  zero is 0, 1, 2 or 3"),
+        (
+            "recompute=ful",
+            "recompute=ful\n.*\n  rule:  recompute is none, selective, full\n  try:   Did you mean 'full'?",
+        ),
+        ("precision=fp64", "precision is fp32, tf32, bf16"),
+        ("schedule=f1b", "Did you mean '1f1b'?"),
+        ("sync=stale", "sync is allreduce, server, async, stale:k or local:k"),
+        ("sync=stale:0", "stale:k"),
+        ("dp=4,shard=3", "shard=3 with dp=4\n.*\n  rule:  shard divides dp: 4 % 3 != 0"),
+        ("tile=2", "tile is rows x columns such as 2x2"),
+        ("tile=0x2", "tile=0x2\n.*\n  rule:  both are positive"),
+        ("tile=2x2x2", "tile is rows x columns"),
+        ("compile=maybe", "compile is true or false"),
+        ("bucket=large", "bucket is a size such as 25MiB"),
+        ("bucket=0", "both are positive"),
+        ("bucket=-5MB", "both are positive"),
+        ("bucket=inf", "bucket is a size"),
+    ],
+)
 def test_refused(text: str, words: str) -> None:
     with pytest.raises(PlanError, match=words.replace("?", r"\?").replace("+", r"\+")):
         Plan.parse(text)
@@ -112,27 +135,57 @@ def test_order_of_the_mesh() -> None:
     assert str(Plan.parse("dp=6").mesh) == "replica(6)"
 
 
-@pytest.mark.parametrize(("text", "exact"), [
-    ("dp=2,zero=3,precision=bf16", True), ("sync=server", True), ("sync=stale:2", False), ("compress=powersgd", False),
-    ("precision=fp8", False), ("precision=bf16-pure", False), ("sync=async", False), ("sync=local:4", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "exact"),
+    [
+        ("dp=2,zero=3,precision=bf16", True),
+        ("sync=server", True),
+        ("sync=stale:2", False),
+        ("compress=powersgd", False),
+        ("precision=fp8", False),
+        ("precision=bf16-pure", False),
+        ("sync=async", False),
+        ("sync=local:4", False),
+    ],
+)
 def test_exact(text: str, exact: bool) -> None:
     assert Plan.parse(text).exact is exact
 
 
-@pytest.mark.parametrize("text", [
-    "dp=3", "dp=4,zero=3,shard=4", "zero=3,recompute=full,precision=bf16,micro=7,bucket=1", "dp=4,zero=1,shard=2",
-    "dp=2,zero=2,precision=fp16", "dp=2,compress=powersgd", "zero=3,offload=all", "offload=optimizer", "compile=true",
-    "dp=3,backend=threads", "dp=2,static=true", "tp=2", "pp=4,micro=8,schedule=zero-bubble", "tile=2x2,dp=2,zero=1",
-    "cp=2,tp=2,dp=2,zero=2", "pp=2,split=a,recompute=full", "dp=4,ep=2",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp=3",
+        "dp=4,zero=3,shard=4",
+        "zero=3,recompute=full,precision=bf16,micro=7,bucket=1",
+        "dp=4,zero=1,shard=2",
+        "dp=2,zero=2,precision=fp16",
+        "dp=2,compress=powersgd",
+        "zero=3,offload=all",
+        "offload=optimizer",
+        "compile=true",
+        "dp=3,backend=threads",
+        "dp=2,static=true",
+        "tp=2",
+        "pp=4,micro=8,schedule=zero-bubble",
+        "tile=2x2,dp=2,zero=1",
+        "cp=2,tp=2,dp=2,zero=2",
+        "pp=2,split=a,recompute=full",
+        "dp=4,ep=2",
+    ],
+)
 def test_held(text: str) -> None:
     check(Plan.parse(text))
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("sync=async", "sync=async"), ("precision=fp8", "precision=fp8"), ("tp=2,sync=local:4", "sync=local:4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("sync=async", "sync=async"),
+        ("precision=fp8", "precision=fp8"),
+        ("tp=2,sync=local:4", "sync=local:4"),
+    ],
+)
 def test_what_no_test_holds_is_refused_by_name(text: str, reason: str) -> None:
     with pytest.raises(PlanError) as caught:
         check(Plan.parse(text))
@@ -141,17 +194,25 @@ def test_what_no_test_holds_is_refused_by_name(text: str, reason: str) -> None:
     assert "zero: 0, 1, 2, 3" in caught.value.rule
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("split=a+b", "virtual, split or schedule without pp"), ("pp=2,zero=2", "zero=2 with pp"),
-    ("tp=2,zero=3", "zero=3 with a split model"), ("tp=2,chunk=2", "a split model with compress, static, chunk"),
-    ("pp=2,recompute=full,schedule=zero-bubble", "zero-bubble with recompute"),
-    ("tp=2,recompute=selective", "a split model with recompute=selective or offload"),
-    ("dp=2,shard=2", "shard without zero"), ("dp=2,zero=2,offload=all", "offload=all below zero=3"),
-    ("dp=2,zero=1,compress=fp16", "compress with zero"), ("dp=2,zero=1,static=true", "static with zero"),
-    ("dp=2,backend=threads,zero=1", "backend=threads with zero"), ("dp=2,static=true,micro=2", "static with micro"),
-    ("dp=2,backend=threads,recompute=full", "backend=threads with recompute"),
-    ("dp=2,compress=powersgd,precision=fp16", "compress=powersgd with precision=fp16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("split=a+b", "virtual, split or schedule without pp"),
+        ("pp=2,zero=2", "zero=2 with pp"),
+        ("tp=2,zero=3", "zero=3 with a split model"),
+        ("tp=2,chunk=2", "a split model with compress, static, chunk"),
+        ("pp=2,recompute=full,schedule=zero-bubble", "zero-bubble with recompute"),
+        ("tp=2,recompute=selective", "a split model with recompute=selective or offload"),
+        ("dp=2,shard=2", "shard without zero"),
+        ("dp=2,zero=2,offload=all", "offload=all below zero=3"),
+        ("dp=2,zero=1,compress=fp16", "compress with zero"),
+        ("dp=2,zero=1,static=true", "static with zero"),
+        ("dp=2,backend=threads,zero=1", "backend=threads with zero"),
+        ("dp=2,static=true,micro=2", "static with micro"),
+        ("dp=2,backend=threads,recompute=full", "backend=threads with recompute"),
+        ("dp=2,compress=powersgd,precision=fp16", "compress=powersgd with precision=fp16"),
+    ],
+)
 def test_conflicts(text: str, words: str) -> None:
     """Refused with the reason and a way out, although each of the two is held."""
     with pytest.raises(PlanError, match=f"the engine does not run {words}") as caught:

@@ -23,7 +23,11 @@ def make_cluster() -> Cluster:
     return Cluster(
         name="laptop",
         device=Device(
-            name="cpu core", kind="cpu", memory=4 * 2.0**30, bandwidth=11.2e9, peak={"fp32": 71.5e9, "bf16": 30e9},
+            name="cpu core",
+            kind="cpu",
+            memory=4 * 2.0**30,
+            bandwidth=11.2e9,
+            peak={"fp32": 71.5e9, "bf16": 30e9},
             launch=4.1e-6,
             curve=(
                 Curve("matmul", "fp32", (1e6, 1e8, 1e10), (21e9, 58e9, 71e9)),
@@ -31,10 +35,11 @@ def make_cluster() -> Cluster:
             ),
         ),
         node=Node(devices=2, link=Link(alpha=38e-6, bandwidth=2.1e9)),
-        overlap=0.62, spread=0.031,
+        overlap=0.62,
+        spread=0.031,
         collective=(Table("all_reduce", "gloo", 2, (1024.0, 2.0**20, 2.0**24), (9e-5, 8e-4, 1.1e-2)),),
         origin={"device": when, "node.link": when, "collective": when, "overlap": when, "device.memory": "psutil"},
-    )  # fmt: skip
+    )
 
 
 def _ops(flops: float, size: float) -> tuple[Op, ...]:
@@ -46,17 +51,28 @@ def _ops(flops: float, size: float) -> tuple[Op, ...]:
 
 
 def make_profile() -> Profile:
-    block = Layer("blocks.0", "Block", 1_774_464, tensors=12, largest=589_824, ops=_ops(1.1e8, 2.4e6),
-                  saved=Affine(0, 5.3 * MIB), output=Affine(0, 0.38 * MIB))  # fmt: skip
+    block = Layer(
+        "blocks.0",
+        "Block",
+        1_774_464,
+        tensors=12,
+        largest=589_824,
+        ops=_ops(1.1e8, 2.4e6),
+        saved=Affine(0, 5.3 * MIB),
+        output=Affine(0, 0.38 * MIB),
+    )
     return Profile(
-        name="gpt-6x384", batch_size=16, origin="traced", notes=("Dropout is traced as if it were off.",),
+        name="gpt-6x384",
+        batch_size=16,
+        origin="traced",
+        notes=("Dropout is traced as if it were off.",),
         layers=(
             Layer("embed", "Embedding", 98_304, tensors=1, ops=(), saved=Affine(0, 0.4 * MIB)),
             *(dataclasses.replace(block, name=f"blocks.{i}") for i in range(6)),
             Layer("norm", "LayerNorm", 768, tensors=2, saved=Affine(0, 0.38 * MIB)),
             Layer("head", "Linear", 98_304, tensors=1, ops=_ops(2.5e7, 4e5), saved=Affine(0, 0.6 * MIB)),
         ),
-    )  # fmt: skip
+    )
 
 
 def make_timeline(origin: str, *, slow: float = 1.0, jitter: float = 0.0, ranks: int = 2) -> Timeline:
@@ -64,6 +80,7 @@ def make_timeline(origin: str, *, slow: float = 1.0, jitter: float = 0.0, ranks:
     rng = random.Random(7)
     spans: list[Span] = []
     for rank in range(ranks):
+
         def took(seconds: float) -> float:
             return seconds * slow * (1 + jitter * rng.uniform(-1, 1))
 
@@ -98,15 +115,22 @@ def make_answer(plan: str, n: int = 20) -> Answer:
         text = f"dp={2 if i % 3 else 1},zero={3 if i % 2 else 0},micro={micro}"
         text += ",recompute=full" if i % 5 == 0 else ""
         text += f",bucket={i}000000"
-        reason = f"{2.5 * i:.1f}% slower: {i % 4 + 1} more messages a step of 38 us each" if fits else (
-            "does not fit: 5.1 GiB of 4 GiB")
+        reason = (
+            f"{2.5 * i:.1f}% slower: {i % 4 + 1} more messages a step of 38 us each"
+            if fits
+            else ("does not fit: 5.1 GiB of 4 GiB")
+        )
         size = (150 + 12 * i) * MIB * (1 if fits else 25)
         found.append(Candidate(text, 0.0412 * (1 + 0.025 * i), size, fits, reason))
-    return Answer(tuple(found), 0.37, (
-        "The step is bound by computation: 88% of it. Replication with two ranks halves the computation and hides "
-        "6 of 9 messages behind the backward. The runner-up, zero=3, saves 41 MiB but gathers parameters twice, "
-        "which costs 1.0 ms that nothing hides."
-    ))  # fmt: skip
+    return Answer(
+        tuple(found),
+        0.37,
+        (
+            "The step is bound by computation: 88% of it. Replication with two ranks halves the computation and hides "
+            "6 of 9 messages behind the backward. The runner-up, zero=3, saves 41 MiB but gathers parameters twice, "
+            "which costs 1.0 ms that nothing hides."
+        ),
+    )
 
 
 def make_run() -> Run:
@@ -114,27 +138,58 @@ def make_run() -> Run:
     rng = random.Random(3)
     plan = Plan.parse("dp=2,micro=1,bucket=8000000")
     steps = tuple(
-        StepRecord(i, 1.6 + 2.6 * math.exp(-i / 11) + rng.gauss(0, 0.03), 0.9 + rng.random() * 0.3,
-                   0.31 if i == 1 else 0.0440 * (1 + abs(rng.gauss(0, 0.03))), 16, 170 * MIB)
+        StepRecord(
+            i,
+            1.6 + 2.6 * math.exp(-i / 11) + rng.gauss(0, 0.03),
+            0.9 + rng.random() * 0.3,
+            0.31 if i == 1 else 0.0440 * (1 + abs(rng.gauss(0, 0.03))),
+            16,
+            170 * MIB,
+        )
         for i in range(1, 41)
-    )  # fmt: skip
+    )
     memory = {"parameters": 41.5, "gradients": 41.5, "optimizer": 0.0, "activations": 60.0, "communication": 15.0}
     parts = {"forward": 0.0128, "backward": 0.0236, "communication": 0.0014, "optimizer": 0.0031, "overhead": 0.0003}
     return Run(
-        name="2026-01-12-gpt-dp2", job="examples/gpt.py:job", digest="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+        name="2026-01-12-gpt-dp2",
+        job="examples/gpt.py:job",
+        digest="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
         command=("drumline", "train", "examples/gpt.py:job", "--ranks", "2", "--steps", "40"),
-        started="2026-01-12T14:03:22+00:00", machine="Linux 6.1, 2 x Intel Xeon at 2.8 GHz, 8 GiB",
-        versions={"drumline": "0.1.0", "python": "3.11.9", "torch": "2.13.0"}, ranks=2, device="cpu", batch_size=16,
-        plan=plan, cluster=make_cluster(), profile=make_profile(),
-        estimate=Estimate(str(plan), 0.0412, parts, 158 * MIB,
-                          {k: v * MIB for k, v in memory.items()}, 4 * 2.0**30, hidden_seconds=0.0182, error=0.12,
-                          origin="rates measured on this machine"),
-        answer=make_answer(str(plan)), steps=steps, predicted=make_timeline("predicted"),
-        measured=make_timeline("measured", slow=1.04, jitter=0.12), step_seconds=0.0440, peak_bytes=171 * MIB,
-        memory_parts={"parameters": 41.6 * MIB, "gradients": 41.6 * MIB, "activations": 66.8 * MIB,
-                      "communication": 16 * MIB, "other": 5 * MIB},
+        started="2026-01-12T14:03:22+00:00",
+        machine="Linux 6.1, 2 x Intel Xeon at 2.8 GHz, 8 GiB",
+        versions={"drumline": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
+        ranks=2,
+        device="cpu",
+        batch_size=16,
+        plan=plan,
+        cluster=make_cluster(),
+        profile=make_profile(),
+        estimate=Estimate(
+            str(plan),
+            0.0412,
+            parts,
+            158 * MIB,
+            {k: v * MIB for k, v in memory.items()},
+            4 * 2.0**30,
+            hidden_seconds=0.0182,
+            error=0.12,
+            origin="rates measured on this machine",
+        ),
+        answer=make_answer(str(plan)),
+        steps=steps,
+        predicted=make_timeline("predicted"),
+        measured=make_timeline("measured", slow=1.04, jitter=0.12),
+        step_seconds=0.0440,
+        peak_bytes=171 * MIB,
+        memory_parts={
+            "parameters": 41.6 * MIB,
+            "gradients": 41.6 * MIB,
+            "activations": 66.8 * MIB,
+            "communication": 16 * MIB,
+            "other": 5 * MIB,
+        },
         evaluation={"loss": 1.7312, "accuracy": 0.4821},
-    )  # fmt: skip
+    )
 
 
 def make_bare_run() -> Run:
@@ -143,11 +198,31 @@ def make_bare_run() -> Run:
     cluster = dataclasses.replace(make_cluster(), name=EVIL, collective=(), origin={"device": EVIL}).with_devices(1)
     profile = dataclasses.replace(make_profile(), name=EVIL, notes=(EVIL,), layers=(Layer(EVIL, EVIL, 10),))
     return Run(
-        name=EVIL, job=EVIL * 4, digest=EVIL, command=("drumline", EVIL, "--note", "a\u202eb\x00"), started=EVIL,
-        machine=EVIL, versions={EVIL: EVIL}, ranks=1, device=EVIL, batch_size=1, plan=plan, cluster=cluster,
+        name=EVIL,
+        job=EVIL * 4,
+        digest=EVIL,
+        command=("drumline", EVIL, "--note", "a\u202eb\x00"),
+        started=EVIL,
+        machine=EVIL,
+        versions={EVIL: EVIL},
+        ranks=1,
+        device=EVIL,
+        batch_size=1,
+        plan=plan,
+        cluster=cluster,
         profile=profile,
-        estimate=Estimate("dp=1", 0.002, {"forward": 0.002}, 100.0, {"parameters": 80.0, "activations": 20.0}, 120.0,
-                          origin=EVIL, notes=(EVIL,)),
+        estimate=Estimate(
+            "dp=1",
+            0.002,
+            {"forward": 0.002},
+            100.0,
+            {"parameters": 80.0, "activations": 20.0},
+            120.0,
+            origin=EVIL,
+            notes=(EVIL,),
+        ),
         predicted=Timeline("predicted", (Span(0, "compute", EVIL, 0.0, 0.002),), notes=(EVIL,)),
-        steps=(StepRecord(1, 2.5, 1.0, 0.0031, 1),), step_seconds=0.0031, evaluation={EVIL: 0.5},
-    )  # fmt: skip
+        steps=(StepRecord(1, 2.5, 1.0, 0.0031, 1),),
+        step_seconds=0.0031,
+        evaluation={EVIL: 0.5},
+    )

@@ -15,10 +15,18 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome here")
 
 _FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-quic",
-    "--no-first-run", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-    "--enable-logging=stderr", "--v=0",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--enable-logging=stderr",
+    "--v=0",
+)
 
 
 def visit(page: Path, *, width: int = 1280, dark: bool = False) -> tuple[str, list[str]]:
@@ -26,10 +34,20 @@ def visit(page: Path, *, width: int = 1280, dark: bool = False) -> tuple[str, li
     assert BROWSER is not None
     with tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as profile:
         done = subprocess.run(
-            [BROWSER, *_FLAGS, f"--user-data-dir={profile}", f"--blink-settings=preferredColorScheme={int(not dark)}",
-             f"--window-size={width},900", "--dump-dom", page.as_uri()],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
+            [
+                BROWSER,
+                *_FLAGS,
+                f"--user-data-dir={profile}",
+                f"--blink-settings=preferredColorScheme={int(not dark)}",
+                f"--window-size={width},900",
+                "--dump-dom",
+                page.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
     return done.stdout, [line for line in done.stderr.splitlines() if re.search(r"\bCONSOLE\b", line)]
 
 

@@ -26,13 +26,16 @@ from drumline.schedule import (
 
 
 def test_a_ring() -> None:
-    assert draw_collective(ring_all_reduce(3)) == """\
+    assert (
+        draw_collective(ring_all_reduce(3))
+        == """\
 ring_all_reduce, p = 3, 3 chunks
 a->b +c: b adds chunk c; =c: b keeps it
 0: 0->1 +2  1->2 +0  2->0 +1
 1: 0->1 +1  1->2 +2  2->0 +0
 2: 0->1 =0  1->2 =1  2->0 =2
 3: 0->1 =2  1->2 =0  2->0 =1"""
+    )
 
 
 def test_a_tree_from_another_root() -> None:
@@ -58,20 +61,26 @@ def test_chunks_in_a_row_are_written_short() -> None:
 
 
 def test_a_barrier_has_no_data() -> None:
-    assert draw_collective(dissemination_barrier(4)) == """\
+    assert (
+        draw_collective(dissemination_barrier(4))
+        == """\
 dissemination_barrier, p = 4, no data
 a->b: b hears what a has heard
 0: 0->1  1->2  2->3  3->0
 1: 0->2  1->3  2->0  3->1"""
+    )
 
 
 def test_an_all_to_all_says_whose_chunks_they_are() -> None:
-    assert draw_collective(bruck_all_to_all(3)) == """\
+    assert (
+        draw_collective(bruck_all_to_all(3))
+        == """\
 bruck_all_to_all, p = 3, 9 chunks
 a->b +c: b adds chunk c; =c: b keeps it
 chunk c: rank c div 3 to rank c mod 3
 0: 0->1 =1  1->2 =5  2->0 =6
 1: 0->2 =2  1->0 =3  2->1 =7"""
+    )
     assert "rank (c div 2) div 3" in " ".join(draw_collective(segmented(bruck_all_to_all(3), 2)).split())
 
 
@@ -98,11 +107,14 @@ def test_every_collective_is_drawn_in_forty_columns(collective: str, algorithm: 
 
 
 def test_a_pipeline() -> None:
-    assert draw_pipeline(one_f_one_b(3, 3)) == """\
+    assert (
+        draw_pipeline(one_f_one_b(3, 3))
+        == """\
 1f1b, 3 stages, 3 micro-batches
 stage 0 F0 F1 F2 .  .  B0 .  B1 .  B2
 stage 1 .  F0 F1 .  B0 F2 B1 .  B2 .
 stage 2 .  .  F0 B0 F1 B1 F2 B2 .  ."""
+    )
 
 
 def test_a_long_pipeline_goes_on_below() -> None:

@@ -81,14 +81,29 @@ def test_the_verdict() -> None:
 def test_the_order_of_the_page() -> None:
     text = said(make_run())
     order = [
-        "Predicted 41.2", "Command", "Predicted against measured", "One step, rank by rank",
-        "Memory of the fullest rank", "Over the steps", "The plan, and why it won", "The model", "The cluster",
+        "Predicted 41.2",
+        "Command",
+        "Predicted against measured",
+        "One step, rank by rank",
+        "Memory of the fullest rank",
+        "Over the steps",
+        "The plan, and why it won",
+        "The model",
+        "The cluster",
         "torch 2.13.0",
-    ]  # fmt: skip
+    ]
     places = [text.index(x) for x in order]
     assert places == sorted(places)
-    for word in ("12 January 2026, 14:03 UTC", "2 x Intel Xeon", "examples/gpt.py:job", "6.4% too fast", "7.6% too low",
-                 "within the stated bound of ±12%", "accuracy 0.4821", "rates measured on this machine"):  # fmt: skip
+    for word in (
+        "12 January 2026, 14:03 UTC",
+        "2 x Intel Xeon",
+        "examples/gpt.py:job",
+        "6.4% too fast",
+        "7.6% too low",
+        "within the stated bound of ±12%",
+        "accuracy 0.4821",
+        "rates measured on this machine",
+    ):
         assert word in text
 
 
@@ -130,9 +145,12 @@ def test_a_plan_far_down_the_list_is_still_shown() -> None:
     run = make_run()
     found = make_answer("dp=2", 75)
     low = Plan.parse(found.candidates[50].plan)
-    answer = dataclasses.replace(found, candidates=tuple(
-        dataclasses.replace(c, plan=str(low)) if i == 50 else c for i, c in enumerate(found.candidates)
-    ))  # fmt: skip
+    answer = dataclasses.replace(
+        found,
+        candidates=tuple(
+            dataclasses.replace(c, plan=str(low)) if i == 50 else c for i, c in enumerate(found.candidates)
+        ),
+    )
     text = page(dataclasses.replace(run, plan=low, answer=answer))
     marked = re.search(r'<tr class="marked">.*?</tr>', text)
     assert marked and ">51<" in marked[0]
@@ -166,12 +184,25 @@ def test_a_run_of_nothing_has_a_page() -> None:
     run = make_run()
     zero = dataclasses.replace(run.estimate, step_seconds=0.0, parts={}, memory_bytes=0.0, memory_parts={})
     empty = dataclasses.replace(
-        run, estimate=zero, steps=(), step_seconds=0.0, peak_bytes=0.0, memory_parts={}, answer=None,
-        predicted=Timeline("predicted"), measured=Timeline("measured"), evaluation={},
-    )  # fmt: skip
+        run,
+        estimate=zero,
+        steps=(),
+        step_seconds=0.0,
+        peak_bytes=0.0,
+        memory_parts={},
+        answer=None,
+        predicted=Timeline("predicted"),
+        measured=Timeline("measured"),
+        evaluation={},
+    )
     text = said(empty)
-    for word in ("nothing was measured", "No step was taken", "Nothing was recorded on either timeline",
-                 "No memory was predicted", "given by hand"):  # fmt: skip
+    for word in (
+        "nothing was measured",
+        "No step was taken",
+        "Nothing was recorded on either timeline",
+        "No memory was predicted",
+        "given by hand",
+    ):
         assert word in text
 
 
@@ -180,10 +211,12 @@ def test_a_run_of_nothing_has_a_page() -> None:
 
 def test_parts_of_a_timeline_add_up_and_hide_what_is_hidden() -> None:
     spans = (
-        Span(0, "compute", "forward a", 1.0, 3.0), Span(0, "compute", "backward a", 3.0, 7.0),
-        Span(0, "compute", "recompute a", 3.0, 4.0), Span(0, "communication", "all_reduce", 6.0, 9.0),
+        Span(0, "compute", "forward a", 1.0, 3.0),
+        Span(0, "compute", "backward a", 3.0, 7.0),
+        Span(0, "compute", "recompute a", 3.0, 4.0),
+        Span(0, "communication", "all_reduce", 6.0, 9.0),
         Span(0, "compute", "optimizer", 9.5, 11.0),
-    )  # fmt: skip
+    )
     assert parts_of(Timeline("measured", spans)) == pytest.approx(
         {"forward": 2.0, "backward": 3.0, "recompute": 1.0, "communication": 2.0, "optimizer": 1.5, "overhead": 0.5}
     )
@@ -194,11 +227,20 @@ def test_parts_of_a_timeline_add_up_and_hide_what_is_hidden() -> None:
     assert idle_share(Timeline("measured")) == 0.0
 
 
-@pytest.mark.parametrize(("name", "phase", "short"), [
-    ("forward blocks.3", "forward", "blocks.3"), ("F3", "forward", "F3"), ("bwd: head", "backward", "head"),
-    ("AdamW.step", "optimizer", "step"), ("optimizer", "optimizer", "optimizer"), ("W0", "backward", "W0"),
-    ("forwarder", "overhead", "forwarder"), ("Forward", "forward", "Forward"), ("zero grads", "overhead", "zero grads"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "phase", "short"),
+    [
+        ("forward blocks.3", "forward", "blocks.3"),
+        ("F3", "forward", "F3"),
+        ("bwd: head", "backward", "head"),
+        ("AdamW.step", "optimizer", "step"),
+        ("optimizer", "optimizer", "optimizer"),
+        ("W0", "backward", "W0"),
+        ("forwarder", "overhead", "forwarder"),
+        ("Forward", "forward", "Forward"),
+        ("zero grads", "overhead", "zero grads"),
+    ],
+)
 def test_names_of_spans(name: str, phase: str, short: str) -> None:
     assert phase_of("compute", name) == phase
     assert phase_of("communication", name) == "communication"
@@ -249,15 +291,20 @@ def test_a_large_run_makes_a_small_page() -> None:
     run = make_run()
     spans = tuple(
         Span(r, lane, f"forward layer.{i} with a rather long name", i * 1e-4, i * 1e-4 + 9e-5, 1e6)
-        for r in range(64) for lane in ("compute", "communication") for i in range(500)
-    )  # fmt: skip
+        for r in range(64)
+        for lane in ("compute", "communication")
+        for i in range(500)
+    )
     steps = tuple(StepRecord(i, 1 + 1 / i, 1.0, 0.04, 16) for i in range(1, 20_001))
     many = make_profile().layers * 60
     layers = tuple(dataclasses.replace(x, name=f"x.{i}", parameters=i) for i, x in enumerate(many))
     large = dataclasses.replace(
-        run, predicted=Timeline("predicted", spans), measured=Timeline("measured", spans), steps=steps,
+        run,
+        predicted=Timeline("predicted", spans),
+        measured=Timeline("measured", spans),
+        steps=steps,
         profile=dataclasses.replace(run.profile, layers=layers),
-    )  # fmt: skip
+    )
     text = page(large)
     assert len(text.encode()) < 5_000_000
     assert "16 of 64 ranks are drawn" in text and "drawn as one" in text and "440 more rows" in text

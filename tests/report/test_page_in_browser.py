@@ -15,8 +15,9 @@ from drumline.report.page import write_page
 
 
 @needs_browser
-@pytest.mark.parametrize(("make", "width", "dark"), [(make_run, 1280, False), (make_run, 375, True),
-                                                     (make_bare_run, 375, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "width", "dark"), [(make_run, 1280, False), (make_run, 375, True), (make_bare_run, 375, False)]
+)
 def test_the_browser_has_no_complaint(make: Callable[[], Run], width: int, dark: bool, tmp_path: Path) -> None:
     document, console = visit(write_page(make(), tmp_path), width=width, dark=dark)
     assert console == []
@@ -24,8 +25,10 @@ def test_the_browser_has_no_complaint(make: Callable[[], Run], width: int, dark:
 
 
 @needs_browser
-@pytest.mark.parametrize("wrong", ["<script>console.error('no')</script>", '<img src="https://example.org/a.png">',
-                                   "<script>alert(1)</script>"])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    ["<script>console.error('no')</script>", '<img src="https://example.org/a.png">', "<script>alert(1)</script>"],
+)
 def test_the_browser_does_complain_of_a_wrong_page(wrong: str, tmp_path: Path) -> None:
     path = write_page(make_run(), tmp_path)
     path.write_text(path.read_text(encoding="utf-8").replace("</body>", wrong + "</body>"), encoding="utf-8")

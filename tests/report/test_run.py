@@ -20,9 +20,15 @@ from drumline.report.division import Division
 from drumline.report.run import without_secrets
 
 PARTS = [
-    "cluster.toml", "profile.json", "plan.toml", "estimate.json", "answer.json", "steps.jsonl", "predicted.json",
+    "cluster.toml",
+    "profile.json",
+    "plan.toml",
+    "estimate.json",
+    "answer.json",
+    "steps.jsonl",
+    "predicted.json",
     "measured.json",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("make", [make_run, make_bare_run])
@@ -194,15 +200,39 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 
 def test_secrets_never_enter_the_value(tmp_path: Path) -> None:
     command = (
-        "HF_TOKEN=hunter2", "drumline", "train", "--api-key", "hunter2", "--db_pass=hunter2", "--password", "--seed=1",
-        "https://me:hunter2@host/x", "--tokens", "512", "--monkey=3", "--tokenizer", "gpt2",
-    )  # fmt: skip
+        "HF_TOKEN=hunter2",
+        "drumline",
+        "train",
+        "--api-key",
+        "hunter2",
+        "--db_pass=hunter2",
+        "--password",
+        "--seed=1",
+        "https://me:hunter2@host/x",
+        "--tokens",
+        "512",
+        "--monkey=3",
+        "--tokenizer",
+        "gpt2",
+    )
     run = dataclasses.replace(make_run(), command=command)
     assert "hunter2" not in str(run)
     assert run.command == (
-        "HF_TOKEN=***", "drumline", "train", "--api-key", "***", "--db_pass=***", "--password", "--seed=1",
-        "https://***@host/x", "--tokens", "512", "--monkey=3", "--tokenizer", "gpt2",
-    )  # fmt: skip
+        "HF_TOKEN=***",
+        "drumline",
+        "train",
+        "--api-key",
+        "***",
+        "--db_pass=***",
+        "--password",
+        "--seed=1",
+        "https://***@host/x",
+        "--tokens",
+        "512",
+        "--monkey=3",
+        "--tokenizer",
+        "gpt2",
+    )
     assert without_secrets(run.command) == run.command
     run.save(tmp_path)
     assert Run.load(tmp_path) == run

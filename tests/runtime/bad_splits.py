@@ -71,9 +71,11 @@ class Strips(small_jobs.Samples):
 
 
 MODELS: dict[str, dict[str, Any]] = {
-    "asking": {"name": "mlp", "model": Asking}, "wide": {"name": "convnet", "model": Wide},
-    "heads": {"name": "gpt", "model": ThreeHeads}, "long": {"name": "convnet", "data": lambda: Strips("picture")},
-}  # fmt: skip
+    "asking": {"name": "mlp", "model": Asking},
+    "wide": {"name": "convnet", "model": Wide},
+    "heads": {"name": "gpt", "model": ThreeHeads},
+    "long": {"name": "convnet", "data": lambda: Strips("picture")},
+}
 
 
 def make(name: str) -> dl.Job:

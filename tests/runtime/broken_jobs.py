@@ -88,9 +88,13 @@ def check(fault: str, rank: int, plan: str, clip: float | None = None) -> Any:
         return (Drifting if fault == "update" else torch.optim.SGD)(parameters, lr=0.1)
 
     job = dl.Job(
-        model=lambda: Model(fault, rank), loss=F.cross_entropy, optimizer=sgd, clip=clip, batch_size=7,
+        model=lambda: Model(fault, rank),
+        loss=F.cross_entropy,
+        optimizer=sgd,
+        clip=clip,
+        batch_size=7,
         data=lambda: small_jobs.Samples("vector"),
-    )  # fmt: skip
+    )
     return _verify(job, plan)
 
 

@@ -65,10 +65,11 @@ SAMES = (
     Same(lambda p: p.ranks == 1 and p.static, ("static",), "one rank does not replicate"),
     Same(lambda p: p.shard == p.dp, ("shard",), "all replicas share one copy anyway"),
     Same(
-        lambda p: p.bucket != _DEFAULTS["bucket"] and p.zero not in (1, 2), ("bucket",),
+        lambda p: p.bucket != _DEFAULTS["bucket"] and p.zero not in (1, 2),
+        ("bucket",),
         "these models are smaller than the smallest bucket of torch's, 1 MiB",
     ),
-)  # fmt: skip
+)
 """In this order."""
 
 

@@ -21,10 +21,16 @@ from drumline.runtime.engine import Engine, initialize
 from drumline.trace.kinds import tensors
 
 NAMES = {
-    "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "allgather_": "all_gather",
-    "_allgather_base_": "all_gather", "alltoall_base_": "all_to_all", "broadcast_": "broadcast", "send": "send",
-    "recv_": "receive", "_reduce_scatter_base_": "reduce_scatter",
-}  # fmt: skip
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather",
+    "alltoall_base_": "all_to_all",
+    "broadcast_": "broadcast",
+    "send": "send",
+    "recv_": "receive",
+    "_reduce_scatter_base_": "reduce_scatter",
+}
 WHOLE = {"alltoall_base_": 1}
 """Where the bytes are told by another argument than the first."""
 
@@ -81,10 +87,13 @@ def real(name: str, plan: str) -> dict[str, Any]:
         counted = alive.most
     del alive
     return {
-        "messages": dict(sent.calls), "parameters": storage_bytes(engine.model.parameters(), "cpu"),
-        "buffers": storage_bytes(engine.model.buffers(), "cpu"), "optimizer": _optimizer(engine), "counted": counted,
+        "messages": dict(sent.calls),
+        "parameters": storage_bytes(engine.model.parameters(), "cpu"),
+        "buffers": storage_bytes(engine.model.buffers(), "cpu"),
+        "optimizer": _optimizer(engine),
+        "counted": counted,
         "before": before,
-    }  # fmt: skip
+    }
 
 
 def allocated(name: str, plan: str) -> float:

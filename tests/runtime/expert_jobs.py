@@ -129,10 +129,18 @@ def mixtral() -> nn.Module:
     from transformers.models.mixtral.modeling_mixtral import MixtralRMSNorm, MixtralTopKRouter
 
     config = MixtralConfig(
-        vocab_size=hf_jobs.WORDS, hidden_size=hf_jobs.WIDTH, intermediate_size=12, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, num_local_experts=EXPERTS, num_experts_per_tok=2,
-        max_position_embeddings=hf_jobs.LENGTH, use_cache=False, experts_implementation="eager",
-    )  # fmt: skip
+        vocab_size=hf_jobs.WORDS,
+        hidden_size=hf_jobs.WIDTH,
+        intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=2,
+        max_position_embeddings=hf_jobs.LENGTH,
+        use_cache=False,
+        experts_implementation="eager",
+    )
     model = MixtralForCausalLM(config)
     assert model.config._experts_implementation == "eager"
     for module in model.modules():
@@ -189,8 +197,15 @@ def trained(name: str, plan: str, steps: int) -> dict[str, Any]:
     held = sum(p.numel() for p in engine.model.parameters())
     states = [engine.optimizer.state.get(p.value, {}) for p in engine.pieces]
     state = sum(s["exp_avg"].numel() for s in states if s)
-    return {"losses": losses, "norms": norms, "weights": engine.whole_parameters(), "held": held, "state": state,
-            "evaluated": engine.evaluate()["loss"], "names": list(engine.kinds)}  # fmt: skip
+    return {
+        "losses": losses,
+        "norms": norms,
+        "weights": engine.whole_parameters(),
+        "held": held,
+        "state": state,
+        "evaluated": engine.evaluate()["loss"],
+        "names": list(engine.kinds),
+    }
 
 
 def saved(name: str, plan: str, folder: str, steps: int) -> list[float]:

@@ -86,11 +86,16 @@ def job(norm: bool = False, **changes: Any) -> dl.Job:
     SGD: before a BatchNorm the gradient of a bias is zero, and Adam makes steps of its rounding.
     """
     return small_jobs.make(
-        "mlp", **{
-            "model": lambda: Trapped(norm), "schedule": small_jobs.decay, "batch_size": 10, "optimizer": small_jobs.sgd,
-            "data": lambda: small_jobs.Samples("vector", 30), **changes,
+        "mlp",
+        **{
+            "model": lambda: Trapped(norm),
+            "schedule": small_jobs.decay,
+            "batch_size": 10,
+            "optimizer": small_jobs.sgd,
+            "data": lambda: small_jobs.Samples("vector", 30),
+            **changes,
         },
-    )  # fmt: skip
+    )
 
 
 def snapshot(engine: Engine) -> dict[str, torch.Tensor]:
@@ -126,9 +131,14 @@ def caught(plan: str, what: str, value: str, rank: int, norm: bool = False) -> d
         engine.step(next(batches))
     except GaveUp as e:
         return {
-            "what": e.what, "where": e.where, "fix": e.fix, "same": same(before, snapshot(engine)),
-            "steps": engine.steps, "samples": engine.stream.samples(2), "clean": engine.update.gradients() == [],
-        }  # fmt: skip
+            "what": e.what,
+            "where": e.where,
+            "fix": e.fix,
+            "same": same(before, snapshot(engine)),
+            "steps": engine.steps,
+            "samples": engine.stream.samples(2),
+            "clean": engine.update.gradients() == [],
+        }
     return {"what": "nothing was caught"}
 
 
@@ -178,10 +188,17 @@ def skipping(plan: str, bad: tuple[int, ...], steps: int, patience: int = 5, nor
     except GaveUp as e:
         return {"error": str(e), "steps": engine.steps, "skipped": engine.skipped}
     return {
-        "losses": losses, "notes": notes, "seen": seen, "steps": engine.steps, "skipped": engine.skipped,
-        "position": engine.position, "rate": engine.optimizer.param_groups[0]["lr"], "whole": snapshot(engine),
-        "ranks": [c.ranks for c in engine.guard.skipped], "names": [c.names for c in engine.guard.skipped],
-    }  # fmt: skip
+        "losses": losses,
+        "notes": notes,
+        "seen": seen,
+        "steps": engine.steps,
+        "skipped": engine.skipped,
+        "position": engine.position,
+        "rate": engine.optimizer.param_groups[0]["lr"],
+        "whole": snapshot(engine),
+        "ranks": [c.ranks for c in engine.guard.skipped],
+        "names": [c.names for c in engine.guard.skipped],
+    }
 
 
 def without(bad: tuple[int, ...], steps: int) -> dict[str, torch.Tensor]:

@@ -62,9 +62,7 @@ class Result:
 _unused: dict[str, bool] = {}
 
 
-def run_cell(
-    cell: Cell, steps: int, folder: str = ""
-) -> tuple[dict[str, float], float, dict[str, float]] | None:
+def run_cell(cell: Cell, steps: int, folder: str = "") -> tuple[dict[str, float], float, dict[str, float]] | None:
     """On every rank: train under the plan.
 
     The first rank gets the errors, the largest of any step's loss, and, where it is beyond the stated bound, how far
@@ -104,7 +102,9 @@ def judged(cell: Cell, parts: Mapping[str, float], later: float, rounding: Mappi
     if plan.compress != "none" and not later <= COMPRESSED[plan.compress]:
         return Result("FAILED", later, f"losses off by {later:.1e}, at most {COMPRESSED[plan.compress]:g}")
     if worst > limits_of(cell.computed, plan)[0]:
-        return Result("held", worst, f"{part} off by {worst:.1e}; one device's own are {rounding[part]:.1e} off float64")
+        return Result(
+            "held", worst, f"{part} off by {worst:.1e}; one device's own are {rounding[part]:.1e} off float64"
+        )
     return Result("held", max(worst, later) if plan.compress != "none" else worst)
 
 
@@ -141,9 +141,7 @@ def units(todo: Sequence[Cell]) -> list[list[Cell]]:
     return [found[key] for key in sorted(found, key=lambda key: (*key[:3], -len(found[key])))]
 
 
-def run_all(
-    todo: Sequence[Cell], steps: int, at_once: int, keep: Callable[[Cell, Result], None]
-) -> dict[Cell, Result]:
+def run_all(todo: Sequence[Cell], steps: int, at_once: int, keep: Callable[[Cell, Result], None]) -> dict[Cell, Result]:
     """Every cell. Ranks live for one job and world size: they keep the groups and compiled layers of their plans."""
     waiting: queue.SimpleQueue[list[Cell]] = queue.SimpleQueue()
     for unit in units(todo):
@@ -235,7 +233,9 @@ def rows_of(jobs: Sequence[str], ranks: int, only: str = "", skip: str = "") -> 
     """The table of one number of ranks, of data-parallel plans."""
     rows = []
     for table, plan in cells.plans(ranks):
-        name = str(Plan.from_table({"dp": 1, **{k: v for k, v in table.items() if k != "shard"}}, "")).removeprefix("dp=1")
+        name = str(Plan.from_table({"dp": 1, **{k: v for k, v in table.items() if k != "shard"}}, "")).removeprefix(
+            "dp=1"
+        )
         name = name.lstrip(",") + (f",shard={table['shard']}" if "shard" in table else "")
         if only not in name or (skip and skip in name):
             continue
@@ -261,13 +261,21 @@ def draw(rows: Sequence[Row], jobs: Sequence[str], ranks: int, results: Mapping[
             continue
         columns = [" ".join(_short(found[c]) for c in row.cells if c.job == j) for j in jobs]
         lines.append(f"{row.plan:{width}}  " + "  ".join(f"{c:>17}" for c in columns))
-        notes = dict.fromkeys(f"{c.computed} {r.kind}: {r.words}" if r.kind == "same" else f"{c.job} {c.computed} {r.kind}: {r.words}" for c, r in found.items() if r.words)
+        notes = dict.fromkeys(
+            f"{c.computed} {r.kind}: {r.words}" if r.kind == "same" else f"{c.job} {c.computed} {r.kind}: {r.words}"
+            for c, r in found.items()
+            if r.words
+        )
         lines += [f"{'':{width}}    {note}" for note in notes]
     return lines
 
 
 def _short(result: Result) -> str:
-    return f"{result.error:.0e}" if result.kind == "held" else {"not here": "-", "not run": "."}.get(result.kind, result.kind)
+    return (
+        f"{result.error:.0e}"
+        if result.kind == "held"
+        else {"not here": "-", "not run": "."}.get(result.kind, result.kind)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +297,9 @@ FAMILIES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the matrix, or what is asked for; 1 when a cell fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", default=",".join(FAMILIES), help="data-parallel plans, or those that split the model")
+    parser.add_argument(
+        "--family", default=",".join(FAMILIES), help="data-parallel plans, or those that split the model"
+    )
     parser.add_argument("--jobs", default="", help="names with commas between them; all")
     parser.add_argument("--ranks", default="", help="numbers of ranks; 1 to 4, and 2, 4, 8 where the model is split")
     parser.add_argument("--plans", default="", help="only plans with this text in them, such as zero=1")
@@ -346,9 +356,17 @@ def summary(results: Mapping[Cell, Result], refused: int, seconds: float) -> lis
     counts = Counter(r.kind for r in results.values())
     counts["refused"] += refused
     kinds = ("held", "FAILED", "same", "refused", "not here", "not run")
-    lines = [f"{sum(counts.values())} cells: " + ", ".join(f"{counts[k]} {k}" for k in kinds) + f"; {seconds / 60:.0f} minutes"]
+    lines = [
+        f"{sum(counts.values())} cells: "
+        + ", ".join(f"{counts[k]} {k}" for k in kinds)
+        + f"; {seconds / 60:.0f} minutes"
+    ]
     for computed, bound in BOUNDS.items():
-        held = [r.error for c, r in results.items() if r.kind == "held" and c.computed == computed and "compress" not in c.plan]
+        held = [
+            r.error
+            for c, r in results.items()
+            if r.kind == "held" and c.computed == computed and "compress" not in c.plan
+        ]
         if held:
             over = sum(e > bound for e in held)
             told = f", or twice the rounding of one device ({over} cells)" if over else ""

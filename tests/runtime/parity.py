@@ -81,12 +81,17 @@ def pairwise(table: Mapping[str, Sequence[object]] = TABLE) -> list[Row]:
     """Few rows in which every value of a key meets every value of every other key that it goes with."""
     keys = list(table)
     missing = {
-        (a, x, b, y) for a, b in itertools.combinations(range(len(keys)), 2) for x in table[keys[a]]
-        for y in table[keys[b]] if _completed({a: x, b: y}, table)
-    }  # fmt: skip
+        (a, x, b, y)
+        for a, b in itertools.combinations(range(len(keys)), 2)
+        for x in table[keys[a]]
+        for y in table[keys[b]]
+        if _completed({a: x, b: y}, table)
+    }
     found = []
     while missing:
-        made = max((_row(pair, table, missing) for pair in _some(missing)), key=lambda row: len(missing & set(pairs(row))))
+        made = max(
+            (_row(pair, table, missing) for pair in _some(missing)), key=lambda row: len(missing & set(pairs(row)))
+        )
         found.append(made)
         missing -= set(pairs(made))
     return sorted(found, key=lambda made: (made[keys.index("dp")], repr(made)))
@@ -185,10 +190,16 @@ def serial(name: str, *, micro: int = 1, steps: int = STEPS, changes: Mapping[st
         norms.append(float(torch.nn.utils.get_total_norm(gradients)))
 
     losses, model = run_reference(
-        small_jobs.make(name, **(changes or {})), micro=micro, steps=steps, device=torch.device("cpu"),
-        dtype=torch.float64, precision="fp32", prepare=lambda model: None, before_micro=lambda step, i: None,
+        small_jobs.make(name, **(changes or {})),
+        micro=micro,
+        steps=steps,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+        precision="fp32",
+        prepare=lambda model: None,
+        before_micro=lambda step, i: None,
         before_update=before_update,
-    )  # fmt: skip
+    )
     weights = {k: p.detach() for k, p in model.named_parameters()}
     return {"losses": losses, "norms": norms, "buffers": dict(model.named_buffers()), "weights": weights}
 

@@ -49,6 +49,11 @@ def _write(path: Path, outcome: Outcome) -> None:
     witness = outcome.witness
     made = path.with_suffix(f".{os.getpid()}")
     parameters = {k: p.detach() for k, p in outcome.parameters.items()}
-    held = {"losses": outcome.losses, "parameters": parameters, "gradients": witness.gradients, "largest": witness.largest}
+    held = {
+        "losses": outcome.losses,
+        "parameters": parameters,
+        "gradients": witness.gradients,
+        "largest": witness.largest,
+    }
     torch.save(held, made)
     made.rename(path)

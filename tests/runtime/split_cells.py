@@ -22,13 +22,20 @@ MICRO = 3
 """Micro-batches in a pipeline: neither 7 samples nor 2 ranks divide by it."""
 
 CHOICES: tuple[dict[str, object], ...] = (
-    {}, {"zero": 1}, {"zero": 2}, {"micro": 1}, {"micro": 2}, {"precision": "bf16"}, {"recompute": "full"},
-)  # fmt: skip
+    {},
+    {"zero": 1},
+    {"zero": 2},
+    {"micro": 1},
+    {"micro": 2},
+    {"precision": "bf16"},
+    {"recompute": "full"},
+)
 """Beside the axes and, in a pipeline, its order."""
 ORDERS: tuple[dict[str, object], ...] = (
     *({"schedule": str(name)} for name in HELD["schedule"] if name != "1f1b"),
-    {"schedule": "interleaved", "virtual": 2}, {"schedule": "zero-bubble", "virtual": 2},
-)  # fmt: skip
+    {"schedule": "interleaved", "virtual": 2},
+    {"schedule": "zero-bubble", "virtual": 2},
+)
 FEW: tuple[dict[str, object], ...] = ({}, {"zero": 1}, {"schedule": "zero-bubble"})
 """Of the choices on 8 ranks."""
 

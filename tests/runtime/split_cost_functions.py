@@ -41,9 +41,13 @@ def job(kind: str, width: int, words: int, length: int, batch: int) -> dl.Job:
     """A GPT of these sizes."""
     model = {"gpt": small_jobs.GPT, "deep": Deep}[kind]
     return small_jobs.make(
-        "gpt", model=lambda: model(width, words, length), data=lambda: Words(words, length), clip=None, schedule=None,
+        "gpt",
+        model=lambda: model(width, words, length),
+        data=lambda: Words(words, length),
+        clip=None,
+        schedule=None,
         batch_size=batch,
-    )  # fmt: skip
+    )
 
 
 def of_name(name: str) -> dl.Job:

@@ -45,7 +45,12 @@ def job_of(name: str) -> Any:
 
 def engine_of(plan: str, **changes: Any) -> Engine:
     """A small job of vectors."""
-    values = {"model": Wide, "batch_size": 8, "optimizer": small_jobs.sgd, "data": lambda: small_jobs.Samples("vector", 24)}
+    values = {
+        "model": Wide,
+        "batch_size": 8,
+        "optimizer": small_jobs.sgd,
+        "data": lambda: small_jobs.Samples("vector", 24),
+    }
     return initialize(small_jobs.make("mlp", **{**values, **changes}), plan, guards=Guards(nonfinite="skip"))
 
 
@@ -85,9 +90,17 @@ def spoiled(plan: str, what: str, name: str, rank: int) -> dict[str, Any]:
     clean = engine.update.gradients() == []
     loss = engine.step(next(batches)) if what != "input" else 0.0
     return {
-        "what": culprit.what, "where": culprit.where, "ranks": culprit.ranks, "names": culprit.names, "samples": culprit.samples,
-        "same": same, "clean": clean, "steps": engine.steps, "loss": loss, "bad": engine.stream.samples(2)[0],
-    }  # fmt: skip
+        "what": culprit.what,
+        "where": culprit.where,
+        "ranks": culprit.ranks,
+        "names": culprit.names,
+        "samples": culprit.samples,
+        "same": same,
+        "clean": clean,
+        "steps": engine.steps,
+        "loss": loss,
+        "bad": engine.stream.samples(2)[0],
+    }
 
 
 def flipped(plan: str, rank: int, name: str, job: str = "gpt") -> tuple[str, int]:

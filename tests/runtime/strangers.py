@@ -137,8 +137,14 @@ def mixtral() -> nn.Module:
 
     return MixtralForCausalLM(
         MixtralConfig(
-            vocab_size=WORDS, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-            intermediate_size=12, num_local_experts=4, max_position_embeddings=16,
+            vocab_size=WORDS,
+            hidden_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=12,
+            num_local_experts=4,
+            max_position_embeddings=16,
         )
     )
 
@@ -149,8 +155,14 @@ def llama() -> nn.Module:
 
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=WORDS, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-            intermediate_size=12, max_position_embeddings=16, use_cache=True,
+            vocab_size=WORDS,
+            hidden_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=12,
+            max_position_embeddings=16,
+            use_cache=True,
         )
     )
 
@@ -161,9 +173,19 @@ def bart() -> nn.Module:
 
     return BartForConditionalGeneration(
         BartConfig(
-            vocab_size=WORDS, d_model=8, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-            decoder_attention_heads=2, encoder_ffn_dim=12, decoder_ffn_dim=12, max_position_embeddings=16,
-            pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+            vocab_size=WORDS,
+            d_model=8,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=12,
+            decoder_ffn_dim=12,
+            max_position_embeddings=16,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            decoder_start_token_id=1,
         )
     )
 

@@ -41,9 +41,15 @@ def traced(job: str, plan: str, backend: str) -> tuple[Verification | None, int]
     return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize(("job", "plan"), [
-    ("mlp", "dp=2"), ("gpt", "dp=2,zero=3"), ("gpt", "dp=2,recompute=full"), ("mlp", "dp=2,zero=2,micro=2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("mlp", "dp=2"),
+        ("gpt", "dp=2,zero=3"),
+        ("gpt", "dp=2,recompute=full"),
+        ("mlp", "dp=2,zero=2,micro=2"),
+    ],
+)
 def test_graphs_equal_one_device(world: Worlds, job: str, plan: str) -> None:
     results = world(2).run(traced, job, f"{plan},compile=true", "eager")
     parity.check(results[0][0])

@@ -91,12 +91,15 @@ def test_tiles_without_a_halo_are_held_to_a_stated_bound(world: Worlds) -> None:
 
 def test_few_lines_however_much_there_is() -> None:
     left = {f"blocks.{i}.norm.weight": "no product is split by it" for i in range(40)} | {
-        "words.weight": "a table of 11 rows", "odd.weight": "7 outputs: 7 % 2 != 0", "other.weight": "9 outputs: 9 % 2 != 0",
-    }  # fmt: skip
+        "words.weight": "a table of 11 rows",
+        "odd.weight": "7 outputs: 7 % 2 != 0",
+        "other.weight": "9 outputs: 9 % 2 != 0",
+    }
     gathered = {
-        "rows": {f"aten.op{i}.default": ["", "a", "a", "b", "c", "d"] for i in range(5)}, "columns": {},
+        "rows": {f"aten.op{i}.default": ["", "a", "a", "b", "c", "d"] for i in range(5)},
+        "columns": {},
         "tp": {"<function gather at 0x7f>": ["x"]},
-    }  # fmt: skip
+    }
     lines = division_of(gathered, left, []).lines()
     assert lines == [
         "tile rows makes whole for op0 (the model, a, b, 2 more); op1 (the model, a, b, 2 more); "
@@ -108,10 +111,16 @@ def test_few_lines_however_much_there_is() -> None:
     assert division_of({"rows": {}}, {}, ["a"]).lines() == []
 
 
-@pytest.mark.parametrize(("bubble", "line"), [
-    ({}, ""),
-    ({"measured": 0.25}, "bubble: predicted nothing, measured 25.0%"),
-    ({"predicted": 0.2, "measured": 0.25, "order": 0.21}, "bubble: predicted 20.0%, measured 25.0%; of the order alone 21.0%"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bubble", "line"),
+    [
+        ({}, ""),
+        ({"measured": 0.25}, "bubble: predicted nothing, measured 25.0%"),
+        (
+            {"predicted": 0.2, "measured": 0.25, "order": 0.21},
+            "bubble: predicted 20.0%, measured 25.0%; of the order alone 21.0%",
+        ),
+    ],
+)
 def test_the_line_of_the_bubble(bubble: dict[str, float], line: str) -> None:
     assert Division(bubble=bubble).bubble_line() == line

@@ -24,23 +24,47 @@ from drumline.runtime.dryrun.kernels import Kernels
 Worlds = Callable[[int], World]
 
 TWO = [
-    ("gpt", "dp=2"), ("gpt", "dp=2,micro=2"), ("cnn", "dp=2"), ("partial", "dp=2"), ("partial", "dp=2,zero=2"), ("partial", "dp=2,zero=3"), ("gpt", "dp=2,zero=1"),
-    ("gpt", "dp=2,zero=2,micro=2"), ("gpt", "dp=2,zero=3,precision=bf16"), ("cnn", "dp=2,precision=fp16,micro=2"),
-    ("huge", "dp=2,zero=3,chunk=2"), ("gpt", "dp=2,zero=3,recompute=full"), ("gpt", "dp=2,zero=1,recompute=selective"), ("gpt", "tp=2"),
-    ("gpt", "pp=2,micro=3"), ("gpt", "pp=2,micro=4,schedule=zero-bubble"),
-    ("gpt", "pp=2,micro=4,virtual=2,schedule=interleaved"), ("llama", "cp=2"), ("unet", "tile=1x2"),
-]  # fmt: skip
+    ("gpt", "dp=2"),
+    ("gpt", "dp=2,micro=2"),
+    ("cnn", "dp=2"),
+    ("partial", "dp=2"),
+    ("partial", "dp=2,zero=2"),
+    ("partial", "dp=2,zero=3"),
+    ("gpt", "dp=2,zero=1"),
+    ("gpt", "dp=2,zero=2,micro=2"),
+    ("gpt", "dp=2,zero=3,precision=bf16"),
+    ("cnn", "dp=2,precision=fp16,micro=2"),
+    ("huge", "dp=2,zero=3,chunk=2"),
+    ("gpt", "dp=2,zero=3,recompute=full"),
+    ("gpt", "dp=2,zero=1,recompute=selective"),
+    ("gpt", "tp=2"),
+    ("gpt", "pp=2,micro=3"),
+    ("gpt", "pp=2,micro=4,schedule=zero-bubble"),
+    ("gpt", "pp=2,micro=4,virtual=2,schedule=interleaved"),
+    ("llama", "cp=2"),
+    ("unet", "tile=1x2"),
+]
 FOUR = [
-    ("gpt", "dp=4,zero=2,shard=2"), ("mlp", "dp=4,zero=3,shard=2"), ("gpt", "dp=2,tp=2,zero=1"),
-    ("gpt", "pp=2,dp=2,micro=2,recompute=full"), ("words", "cp=2,tp=2"), ("unet", "tile=2x2"),
+    ("gpt", "dp=4,zero=2,shard=2"),
+    ("mlp", "dp=4,zero=3,shard=2"),
+    ("gpt", "dp=2,tp=2,zero=1"),
+    ("gpt", "pp=2,dp=2,micro=2,recompute=full"),
+    ("words", "cp=2,tp=2"),
+    ("unet", "tile=2x2"),
     ("gpt", "pp=4,micro=4,schedule=gpipe"),
-]  # fmt: skip
+]
 
 
 LONG = (
-    "cnn dp=2,precision=fp16,micro=2", "partial dp=2,zero=3", "gpt pp=2,micro=4,virtual=2,schedule=interleaved",
-    "llama cp=2", "gpt dp=2,micro=2", "unet tile=2x2", "gpt pp=4,micro=4,schedule=gpipe", "mlp dp=4,zero=3,shard=2",
-)  # fmt: skip
+    "cnn dp=2,precision=fp16,micro=2",
+    "partial dp=2,zero=3",
+    "gpt pp=2,micro=4,virtual=2,schedule=interleaved",
+    "llama cp=2",
+    "gpt dp=2,micro=2",
+    "unet tile=2x2",
+    "gpt pp=4,micro=4,schedule=gpipe",
+    "mlp dp=4,zero=3,shard=2",
+)
 """What takes long, or has a neighbour that is like it."""
 
 
@@ -66,8 +90,10 @@ def compare(world: World, name: str, plan: str) -> None:
         real = ranks[seen.rank]
         assert messages(found, i) == Counter(real["messages"])
         assert (seen.parameters, seen.buffers, seen.optimizer) == (
-            real["parameters"], real["buffers"], real["optimizer"],
-        )  # fmt: skip
+            real["parameters"],
+            real["buffers"],
+            real["optimizer"],
+        )
         assert seen.peak == pytest.approx(real["counted"], rel=0.05)
 
 
@@ -97,9 +123,14 @@ def test_experts_are_counted_at_uniform_load(world: Worlds, plan: str) -> None:
 
 
 ALLOCATED = [
-    "dp=2", "dp=2,zero=1,micro=2", "dp=2,zero=2", "dp=2,zero=3", "dp=2,recompute=full", "dp=2,precision=bf16",
+    "dp=2",
+    "dp=2,zero=1,micro=2",
+    "dp=2,zero=2",
+    "dp=2,zero=3",
+    "dp=2,recompute=full",
+    "dp=2,precision=bf16",
     "pp=2,micro=4",
-]  # fmt: skip
+]
 """Plans whose kernels take little memory of their own, which is no tensor's."""
 
 

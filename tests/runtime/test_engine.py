@@ -127,11 +127,15 @@ def test_nothing_to_recompute(world: Worlds) -> None:
         world(1).run(on_ranks.refuse, "mlp", "recompute=full", {"model": on_ranks.Flat})
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"model": list}, r"the job's model\(\) gave list\n  rule:  it returns a torch.nn.Module"),
-    ({"model": torch.nn.ReLU}, "ReLU has no parameter to train"),
-    ({"optimizer": len}, r"the job's optimizer\(\) gave int\n  rule:  it returns a torch.optim.Optimizer"), ({"data": dict}, "the dataset is empty"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": list}, r"the job's model\(\) gave list\n  rule:  it returns a torch.nn.Module"),
+        ({"model": torch.nn.ReLU}, "ReLU has no parameter to train"),
+        ({"optimizer": len}, r"the job's optimizer\(\) gave int\n  rule:  it returns a torch.optim.Optimizer"),
+        ({"data": dict}, "the dataset is empty"),
+    ],
+)
 def test_jobs_that_do_not_run(world: Worlds, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         world(1).run(on_ranks.refuse, "mlp", "dp=1", changes)
@@ -144,15 +148,19 @@ def test_sharded_weights_are_the_serial_ones(world: Worlds, name: str) -> None:
 
 def test_only_the_first_rank_builds_a_sharded_model(world: Worlds) -> None:
     assert world(2).run(on_ranks.where_models_are_built, "dp=2,zero=3") == [
-        Counter({"cpu": 1, "meta": 1, "without values": 1}), Counter({"meta": 1, "without values": 1}),
-    ]  # fmt: skip
+        Counter({"cpu": 1, "meta": 1, "without values": 1}),
+        Counter({"meta": 1, "without values": 1}),
+    ]
     assert all(built["cpu"] >= 1 for built in world(2).run(on_ranks.where_models_are_built, "dp=2"))
 
 
 def test_masks_differ_between_ranks_and_micro_batches(world: Worlds) -> None:
     masks = [tuple(m) for rank in world(2).run(on_ranks.dropout_masks, "dp=2,micro=3") for m in rank]
     assert len(masks) == len(set(masks)) == 6
-    assert world(2).run(on_ranks.dropout_masks, "dp=2,micro=3") == [[list(m) for m in masks[:3]], [list(m) for m in masks[3:]]]
+    assert world(2).run(on_ranks.dropout_masks, "dp=2,micro=3") == [
+        [list(m) for m in masks[:3]],
+        [list(m) for m in masks[3:]],
+    ]
 
 
 @pytest.mark.parametrize("plan", ["dp=1", "dp=2", "dp=2,zero=3", "dp=2,micro=2"])
@@ -178,10 +186,14 @@ def test_a_mean_with_its_weight_apart(world: Worlds, plan: str) -> None:
 
 
 def test_a_batch_that_weighs_nothing(world: Worlds) -> None:
-    with pytest.raises(JobError, match="step 0: the batch has no weight\n  rule:  the weights of a batch add up to > 0"):
+    with pytest.raises(
+        JobError, match="step 0: the batch has no weight\n  rule:  the weights of a batch add up to > 0"
+    ):
         world(2).run(on_ranks.batch_without_weight)
 
 
 def test_a_loss_that_is_not_finite(world: Worlds) -> None:
     for text in world(2).run(on_ranks.infinite_loss):
-        assert re.match(r"the loss is (-?inf|nan) at step 0\n  where: rank 1: the loss is not finite, the outputs are", text)
+        assert re.match(
+            r"the loss is (-?inf|nan) at step 0\n  where: rank 1: the loss is not finite, the outputs are", text
+        )

@@ -35,11 +35,19 @@ def held(world: Worlds, ranks: int, cells: list[tuple[str, str]]) -> None:
 
 def test_two_ranks(world: Worlds) -> None:
     """Batches of 7, 7 and 3; tied, frozen and unused parameters; experts without tokens, and of different sizes."""
-    held(world, 2, [
-        ("mixture", "dp=2,ep=2"), ("masked", "dp=2,ep=2,zero=1,micro=2"), ("idle", "dp=2,ep=2,zero=1"),
-        ("frozen", "dp=2,ep=2"), ("uneven", "dp=2,ep=2,micro=3"), ("mixture", "dp=2,ep=2,recompute=full"),
-        ("mixture", "dp=2,ep=2,precision=bf16"),
-    ])  # fmt: skip
+    held(
+        world,
+        2,
+        [
+            ("mixture", "dp=2,ep=2"),
+            ("masked", "dp=2,ep=2,zero=1,micro=2"),
+            ("idle", "dp=2,ep=2,zero=1"),
+            ("frozen", "dp=2,ep=2"),
+            ("uneven", "dp=2,ep=2,micro=3"),
+            ("mixture", "dp=2,ep=2,recompute=full"),
+            ("mixture", "dp=2,ep=2,precision=bf16"),
+        ],
+    )
 
 
 @pytest.mark.slow
@@ -50,20 +58,36 @@ def test_more_on_two_ranks(world: Worlds) -> None:
 @pytest.mark.slow
 def test_four_ranks(world: Worlds) -> None:
     """Copies of experts, shards of the copies, ranks without samples."""
-    held(world, 4, [
-        ("mixture", "dp=4,ep=2"), ("mixture", "dp=4,ep=4,micro=3"), ("mixture", "dp=4,ep=2,zero=1"),
-        ("uneven", "dp=4,ep=2,zero=1,micro=3"), ("frozen", "dp=4,ep=2,zero=1,shard=2"),
-    ])  # fmt: skip
+    held(
+        world,
+        4,
+        [
+            ("mixture", "dp=4,ep=2"),
+            ("mixture", "dp=4,ep=4,micro=3"),
+            ("mixture", "dp=4,ep=2,zero=1"),
+            ("uneven", "dp=4,ep=2,zero=1,micro=3"),
+            ("frozen", "dp=4,ep=2,zero=1,shard=2"),
+        ],
+    )
 
 
 @pytest.mark.slow
 def test_more_combinations(world: Worlds) -> None:
-    held(world, 4, [
-        ("masked", "dp=4,ep=2,zero=2,micro=3,bucket=256"), ("uneven", "dp=4,ep=4,micro=3"), ("idle", "dp=4,ep=4,zero=1"),
-        ("mixture", "dp=4,ep=2,zero=1,precision=fp16"), ("mixture", "dp=4,ep=4,recompute=selective,micro=2"),
-        ("frozen", "dp=4,ep=2,zero=1,recompute=full"), ("mixture", "dp=4,ep=2,offload=optimizer"),
-        ("uneven", "dp=4,ep=2,zero=2,shard=2,recompute=full,micro=2"), ("mixture", "dp=4,ep=2,precision=bf16,zero=2"),
-    ])  # fmt: skip
+    held(
+        world,
+        4,
+        [
+            ("masked", "dp=4,ep=2,zero=2,micro=3,bucket=256"),
+            ("uneven", "dp=4,ep=4,micro=3"),
+            ("idle", "dp=4,ep=4,zero=1"),
+            ("mixture", "dp=4,ep=2,zero=1,precision=fp16"),
+            ("mixture", "dp=4,ep=4,recompute=selective,micro=2"),
+            ("frozen", "dp=4,ep=2,zero=1,recompute=full"),
+            ("mixture", "dp=4,ep=2,offload=optimizer"),
+            ("uneven", "dp=4,ep=2,zero=2,shard=2,recompute=full,micro=2"),
+            ("mixture", "dp=4,ep=2,precision=bf16,zero=2"),
+        ],
+    )
 
 
 @needs_transformers
@@ -130,10 +154,18 @@ def test_noise_and_own_loops(world: Worlds) -> None:
 # -- checkpoints
 
 
-@pytest.mark.parametrize(("name", "plans"), [
-    ("frozen", ["dp=2,ep=2", "dp=1", "dp=2,ep=2,zero=1", "dp=4,ep=2", "dp=4,ep=2,zero=1", "dp=4,ep=4", "dp=2,zero=3"]),
-    pytest.param("mixtral", ["dp=2,ep=2", "dp=1", "dp=2,ep=2,zero=1"], marks=[pytest.mark.slow, needs_transformers]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "plans"),
+    [
+        (
+            "frozen",
+            ["dp=2,ep=2", "dp=1", "dp=2,ep=2,zero=1", "dp=4,ep=2", "dp=4,ep=2,zero=1", "dp=4,ep=4", "dp=2,zero=3"],
+        ),
+        pytest.param(
+            "mixtral", ["dp=2,ep=2", "dp=1", "dp=2,ep=2,zero=1"], marks=[pytest.mark.slow, needs_transformers]
+        ),
+    ],
+)
 def test_checkpoints_fit_any_plan(world: Worlds, tmp_path: Path, name: str, plans: list[str]) -> None:
     """Each plan saves what the next one loads; each goes on as the one that saved did."""
     for i, (plan, after) in enumerate(zip(plans, [*plans[1:], plans[0]], strict=True)):
@@ -171,10 +203,14 @@ def test_the_owner_of_a_bad_expert_is_named(world: Worlds) -> None:
 # -- what is refused
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("dp=4,ep=3", "ep=3 with dp=4\n.*4 % 3 != 0\n.*ep=4"), ("dp=2,ep=4", "ep=4 with dp=2\n.*2 % 4 != 0\n.*ep=2"),
-    ("dp=8,zero=1,shard=2,ep=4", "ep=4 with shard=2\n.*2 % 4 != 0\n.*ep=2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dp=4,ep=3", "ep=3 with dp=4\n.*4 % 3 != 0\n.*ep=4"),
+        ("dp=2,ep=4", "ep=4 with dp=2\n.*2 % 4 != 0\n.*ep=2"),
+        ("dp=8,zero=1,shard=2,ep=4", "ep=4 with shard=2\n.*2 % 4 != 0\n.*ep=2"),
+    ],
+)
 def test_ep_divides_the_ranks(text: str, words: str) -> None:
     with pytest.raises(PlanError, match=f"(?s){words}"):
         Plan.parse(text)
@@ -203,13 +239,16 @@ def test_what_does_not_go_with_ep(more: str) -> None:
         check(plan)
 
 
-@pytest.mark.parametrize(("job", "words"), [
-    ("six", "ep=4 for 6 experts\n.*blocks.0.experts\n.*6 % 4 != 0\n.*ep=2"),
-    ("listed", "no experts that can be spread\n.*look like experts: experts\n.*drumline.Experts"),
-    ("none", "the model has no experts that can be spread"),
-    ("buffer", "an expert keeps the buffer 'scale'\n.*blocks.0.experts.0"),
-    ("norm", "an expert keeps statistics of a batch\n.*blocks.0.experts.0.norm"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ("six", "ep=4 for 6 experts\n.*blocks.0.experts\n.*6 % 4 != 0\n.*ep=2"),
+        ("listed", "no experts that can be spread\n.*look like experts: experts\n.*drumline.Experts"),
+        ("none", "the model has no experts that can be spread"),
+        ("buffer", "an expert keeps the buffer 'scale'\n.*blocks.0.experts.0"),
+        ("norm", "an expert keeps statistics of a batch\n.*blocks.0.experts.0.norm"),
+    ],
+)
 def test_models_that_cannot_be_spread(world: Worlds, job: str, words: str) -> None:
     with pytest.raises(PlanError, match=f"(?s){words}"):
         world(4).run(expert_jobs.refused, job, "dp=4,ep=4")

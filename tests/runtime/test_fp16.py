@@ -55,10 +55,15 @@ def train(plan: str, steep: bool, window: int = 1000, steps: int = 5) -> dict[st
         losses.append(engine.step(batch))
         scales.append(engine.scaler.scale)
     return {
-        "scales": scales, "losses": losses, "overflows": engine.scaler.overflows, "steps": engine.steps,
-        "position": engine.position, "buffers": {k: b.clone() for k, b in engine.model.named_buffers()},
-        "weights": engine.whole_parameters(), "rate": engine.optimizer.param_groups[0]["lr"],
-    }  # fmt: skip
+        "scales": scales,
+        "losses": losses,
+        "overflows": engine.scaler.overflows,
+        "steps": engine.steps,
+        "position": engine.position,
+        "buffers": {k: b.clone() for k, b in engine.model.named_buffers()},
+        "weights": engine.whole_parameters(),
+        "rate": engine.optimizer.param_groups[0]["lr"],
+    }
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,micro=2", "dp=2,zero=1", "dp=2,zero=2,micro=2", "dp=2,zero=3"])
@@ -111,5 +116,7 @@ def test_the_scale_alone() -> None:
 def test_a_scale_that_falls_for_ever() -> None:
     scale = LossScale(scale=2.0, least=1.0)
     scale.overflowed()
-    with pytest.raises(GaveUp, match="gradients overflow in fp16 even at a loss scale of 0.5\n.*\n  try:   precision=bf16 or fp32"):
+    with pytest.raises(
+        GaveUp, match="gradients overflow in fp16 even at a loss scale of 0.5\n.*\n  try:   precision=bf16 or fp32"
+    ):
         scale.overflowed()

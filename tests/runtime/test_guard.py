@@ -19,7 +19,15 @@ from drumline.runtime.guards.guard import Guard, Guards, Spikes
 from drumline.runtime.guards.moving import Moving
 
 Worlds = Callable[..., World]
-PLANS = ["dp=2", "dp=2,micro=2", "dp=3,zero=1", "dp=2,zero=2,micro=2", "dp=2,zero=3", "dp=4,shard=2,zero=3", "dp=4,shard=2,zero=2"]
+PLANS = [
+    "dp=2",
+    "dp=2,micro=2",
+    "dp=3,zero=1",
+    "dp=2,zero=2,micro=2",
+    "dp=2,zero=3",
+    "dp=4,shard=2,zero=3",
+    "dp=4,shard=2,zero=2",
+]
 
 
 def ranks(plan: str) -> int:
@@ -41,13 +49,19 @@ def test_caught_before_the_update(world: Worlds, plan: str, what: str, value: st
         if what == "weight":
             assert f"rank {bad}: 'second.up.weight' was not finite before the step" in where
         elif what == "input":
-            assert re.match(rf"rank {bad}: the input of sample \d+ is not finite, the first output that is not finite is that of 'first.up'", where)
+            assert re.match(
+                rf"rank {bad}: the input of sample \d+ is not finite, the first output that is not finite is that of 'first.up'",
+                where,
+            )
             assert int(re.findall(r"sample (\d+)", where)[0]) in found["samples"]
         elif what == "loss":
             assert where.startswith(f"rank {bad}: the loss is not finite, the outputs are; samples")
             assert found["what"] == "the loss is nan at step 2"
         else:
-            assert where.startswith(f"rank {bad}: the gradient of 'first.down.") and "outputs and loss are; samples" in where
+            assert (
+                where.startswith(f"rank {bad}: the gradient of 'first.down.")
+                and "outputs and loss are; samples" in where
+            )
             assert "more is not finite" in where
         if what != "weight" or "zero=3" not in plan:
             assert not re.search(rf"rank [^{bad}]\b", where), where
@@ -72,7 +86,9 @@ def test_a_fault_that_passes(world: Worlds) -> None:
     for plan in ("dp=2", "dp=2,zero=2", "dp=2,zero=3"):
         for found in world(2).run(on_ranks.caught, plan, "gradient once", "nan", 1):
             assert found["same"]
-            assert re.match(r"rank unknown: the gradient of 'first\.\w+\.\w+'.* was not finite, but in a second run", found["where"])
+            assert re.match(
+                r"rank unknown: the gradient of 'first\.\w+\.\w+'.* was not finite, but in a second run", found["where"]
+            )
         for found in world(2).run(on_ranks.caught, plan, "loss once", "nan", 1):
             assert found["same"]
             assert found["where"].startswith("rank 1: its loss was not finite, but a second run of the step was")
@@ -84,7 +100,10 @@ def test_one_rank_alone(world: Worlds) -> None:
 
 
 def test_masks_are_not_blamed(world: Worlds) -> None:
-    assert all(w.startswith("rank 1: the loss is not finite, the outputs are") for w in world(2).run(on_ranks.mask_in_the_model, "dp=2"))
+    assert all(
+        w.startswith("rank 1: the loss is not finite, the outputs are")
+        for w in world(2).run(on_ranks.mask_in_the_model, "dp=2")
+    )
 
 
 @pytest.mark.parametrize("plan", ["dp=1", "dp=2", "dp=3,micro=2", "dp=2,zero=1", "dp=2,zero=3"])
@@ -133,11 +152,17 @@ def test_overflows_of_fp16_are_no_faults(world: Worlds) -> None:
             assert found["steps"] == 1 and found["where"].startswith("rank 1: the loss is not finite, the outputs are")
 
 
-@pytest.mark.parametrize(("values", "words"), [
-    ({"nonfinite": "skp"}, "nonfinite=skp\n  rule:  nonfinite is stop or skip\n  try:   Did you mean 'skip'"),
-    ({"patience": 0}, "patience=0\n  rule:  patience is a whole number of at least 1"),
-    ({"vote": -1}, "vote=-1"), ({"vote": True}, "vote=True"), ({"spike": math.nan}, "spike=nan"), ({"vote": 1.5}, "vote=1.5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"nonfinite": "skp"}, "nonfinite=skp\n  rule:  nonfinite is stop or skip\n  try:   Did you mean 'skip'"),
+        ({"patience": 0}, "patience=0\n  rule:  patience is a whole number of at least 1"),
+        ({"vote": -1}, "vote=-1"),
+        ({"vote": True}, "vote=True"),
+        ({"spike": math.nan}, "spike=nan"),
+        ({"vote": 1.5}, "vote=1.5"),
+    ],
+)
 def test_guards_that_cannot_be(values: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         Guards(**values)  # type: ignore[arg-type]
@@ -145,7 +170,10 @@ def test_guards_that_cannot_be(values: dict[str, object], words: str) -> None:
 
 def test_leftovers_of_compression_cannot_be_skipped() -> None:
     plan = Plan.parse("dp=2,compress=powersgd")
-    with pytest.raises(PlanError, match="nonfinite=skip with compress=powersgd\n  where: plan dp=2,compress=powersgd\n  rule:  what a bad"):
+    with pytest.raises(
+        PlanError,
+        match="nonfinite=skip with compress=powersgd\n  where: plan dp=2,compress=powersgd\n  rule:  what a bad",
+    ):
         Guard(Guards(nonfinite="skip"), plan)
     Guard(Guards(), plan)
 
@@ -190,7 +218,9 @@ def test_digests_on_a_gpu_are_those_on_a_cpu() -> None:
     assert int(digest(tensor.cuda())) == int(digest(tensor))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+)
 def test_every_flipped_bit_is_seen(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     tensor = (torch.randn(13, 7, generator=generator) * 100).to(dtype)
@@ -215,9 +245,15 @@ def test_digests_tell_places_and_sizes() -> None:
     assert isinstance(int(digest(torch.zeros(0))), int)
 
 
-@pytest.mark.parametrize(("backend", "plan"), [
-    ("gloo", "dp=3"), ("gloo", "dp=3,zero=1"), ("gloo", "dp=3,zero=2,micro=2"), ("shm", "dp=3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "plan"),
+    [
+        ("gloo", "dp=3"),
+        ("gloo", "dp=3,zero=1"),
+        ("gloo", "dp=3,zero=2,micro=2"),
+        ("shm", "dp=3"),
+    ],
+)
 @pytest.mark.parametrize("name", ["blocks.1.conv2.weight", "norm.running_mean"])
 def test_a_flipped_bit_is_found_and_the_rank_named(world: Worlds, backend: str, plan: str, name: str) -> None:
     for vote in (1, 3) if "zero" not in plan else (1,):  # an update under zero=1 and 2 makes the copies equal
@@ -244,7 +280,9 @@ def test_no_vote_no_notice(world: Worlds) -> None:
     assert [f["text"] for f in world(2).run(on_ranks.flipped, "dp=2", 1, "head.weight", 2, 0)] == ["", ""]
 
 
-@pytest.mark.parametrize("plan", ["dp=1", "dp=3", "dp=2,zero=1", "dp=2,zero=2", "dp=4,shard=2,zero=3", "dp=2,zero=3", "dp=2,precision=bf16"])
+@pytest.mark.parametrize(
+    "plan", ["dp=1", "dp=3", "dp=2,zero=1", "dp=2,zero=2", "dp=4,shard=2,zero=3", "dp=2,zero=3", "dp=2,precision=bf16"]
+)
 def test_no_false_alarm(world: Worlds, plan: str) -> None:
     for name in ("cnn", "dropout", "partial"):
         for steps, why in world(ranks(plan)).run(on_ranks.clean, plan, name):

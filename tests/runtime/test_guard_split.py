@@ -16,16 +16,70 @@ from drumline.runtime.guards.digest import vote_by_name
 Worlds = Callable[..., World]
 
 CASES = {
-    "a part of a weight": ("tp=2", "weight", "second.up.weight", 1, "'second.up.weight' was not finite before the step"),
-    "the gradient of a part": ("tp=2", "gradient", "first.up.weight", 1, "the gradient of 'first.up.weight' is not finite, outputs and loss are"),
-    "the weight of a stage": ("pp=2,micro=2", "weight", "head.weight", 1, "'head.weight' was not finite before the step"),
-    "the gradient of the last stage": ("pp=2,micro=2", "gradient", "head.weight", 1, "the gradient of 'head.weight' is not finite"),
-    "the gradient of the first stage": ("pp=2,micro=2", "gradient", "first.up.weight", 0, "the gradient of 'first.up.weight' is not finite"),
-    "the output of a stage": ("pp=2,micro=2", "large", "head.weight", 1, "the first output that is not finite is that of 'head'"),
-    "the output of the first stage": ("pp=2,micro=2", "large", "first.up.weight", 0, "the first output that is not finite is that of 'first"),
-    "one copy of two": ("dp=2,tp=2", "gradient", "second.up.weight", 3, "the gradient of 'second.up.weight' is not finite"),
-    "stages of two copies": ("dp=2,pp=2,micro=2", "gradient", "first.up.weight", 1, "the gradient of 'first.up.weight' is not finite"),
-}  # fmt: skip
+    "a part of a weight": (
+        "tp=2",
+        "weight",
+        "second.up.weight",
+        1,
+        "'second.up.weight' was not finite before the step",
+    ),
+    "the gradient of a part": (
+        "tp=2",
+        "gradient",
+        "first.up.weight",
+        1,
+        "the gradient of 'first.up.weight' is not finite, outputs and loss are",
+    ),
+    "the weight of a stage": (
+        "pp=2,micro=2",
+        "weight",
+        "head.weight",
+        1,
+        "'head.weight' was not finite before the step",
+    ),
+    "the gradient of the last stage": (
+        "pp=2,micro=2",
+        "gradient",
+        "head.weight",
+        1,
+        "the gradient of 'head.weight' is not finite",
+    ),
+    "the gradient of the first stage": (
+        "pp=2,micro=2",
+        "gradient",
+        "first.up.weight",
+        0,
+        "the gradient of 'first.up.weight' is not finite",
+    ),
+    "the output of a stage": (
+        "pp=2,micro=2",
+        "large",
+        "head.weight",
+        1,
+        "the first output that is not finite is that of 'head'",
+    ),
+    "the output of the first stage": (
+        "pp=2,micro=2",
+        "large",
+        "first.up.weight",
+        0,
+        "the first output that is not finite is that of 'first",
+    ),
+    "one copy of two": (
+        "dp=2,tp=2",
+        "gradient",
+        "second.up.weight",
+        3,
+        "the gradient of 'second.up.weight' is not finite",
+    ),
+    "stages of two copies": (
+        "dp=2,pp=2,micro=2",
+        "gradient",
+        "first.up.weight",
+        1,
+        "the gradient of 'first.up.weight' is not finite",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -36,7 +90,9 @@ def test_the_rank_is_named(world: Worlds, case: str) -> None:
         assert found["ranks"] == (rank,) and found["where"].startswith(f"rank {rank}: {text}"), found["where"]
         assert name in found["names"] or what == "large"
         assert found["same"] and found["clean"] and found["steps"] == 3 and math.isfinite(found["loss"])
-        assert found["what"].startswith("the loss is" if what != "gradient" else "the gradients are not finite at step 2")
+        assert found["what"].startswith(
+            "the loss is" if what != "gradient" else "the gradients are not finite at step 2"
+        )
 
 
 @pytest.mark.parametrize(("plan", "ranks"), [("tp=2", (0, 1)), ("pp=2,micro=2", (0,)), ("dp=2,tp=2", (0, 1))])
@@ -44,14 +100,19 @@ def test_a_bad_sample(world: Worlds, plan: str, ranks: tuple[int, ...]) -> None:
     """All ranks that read it are named, and it once."""
     for found in world(Plan.parse(plan).ranks).run(on_ranks.spoiled, plan, "input", "", 0):
         assert found["ranks"] == ranks and found["samples"] == (found["bad"],)
-        assert f"rank 0: the input of sample {found['bad']} is not finite, the first output that is not finite is that of 'first.up'" in found["where"]
+        assert (
+            f"rank 0: the input of sample {found['bad']} is not finite, the first output that is not finite is that of 'first.up'"
+            in found["where"]
+        )
         assert found["same"] and found["clean"] and found["steps"] == 2
 
 
 # -- the vote
 
 
-@pytest.mark.parametrize("plan", ["tp=2", "dp=2,tp=2", "dp=2,zero=1,tp=2", "pp=2,micro=2", "dp=2,pp=2,micro=2", "pp=2,tp=2,micro=2"])
+@pytest.mark.parametrize(
+    "plan", ["tp=2", "dp=2,tp=2", "dp=2,zero=1,tp=2", "pp=2,micro=2", "dp=2,pp=2,micro=2", "pp=2,tp=2,micro=2"]
+)
 def test_no_false_alarm(world: Worlds, plan: str) -> None:
     for steps, why in world(Plan.parse(plan).ranks).run(on_ranks.clean, plan, "gpt"):
         assert steps == 3

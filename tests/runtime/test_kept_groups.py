@@ -38,11 +38,17 @@ def counted(kind: str, job: str, plan: str, more: int) -> list[int]:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted by /proc")
 @pytest.mark.parametrize("more", [1, pytest.param(9, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("kind", "job", "plan"), [
-    ("dense", "mlp", "dp=4,zero=2,shard=2"), ("dense", "mlp", "dp=4,zero=3,shard=2"),
-    ("experts", "mixture", "dp=4,ep=2,zero=1,shard=2"), ("dense", "mlp", "dp=2,tp=2,zero=1"),
-    ("dense", "mlp", "dp=2,pp=2,micro=3"), pytest.param("dense", "groups", "tile=2x2", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "job", "plan"),
+    [
+        ("dense", "mlp", "dp=4,zero=2,shard=2"),
+        ("dense", "mlp", "dp=4,zero=3,shard=2"),
+        ("experts", "mixture", "dp=4,ep=2,zero=1,shard=2"),
+        ("dense", "mlp", "dp=2,tp=2,zero=1"),
+        ("dense", "mlp", "dp=2,pp=2,micro=3"),
+        pytest.param("dense", "groups", "tile=2x2", marks=pytest.mark.slow),
+    ],
+)
 def test_further_engines_have_the_threads_of_the_first(
     world: Worlds, kind: str, job: str, plan: str, more: int
 ) -> None:
@@ -62,8 +68,9 @@ def whom() -> list[object]:
         mesh is again and mesh.get_group("shard") is axes[2] is group_along(shape, 2),
         group_of(range(4)) is dist.group.WORLD,
         group_of(range(4), use="other") not in (None, dist.group.WORLD, group_of(range(4), use="third")),
-        mesh["shard"].get_local_rank(), mesh["replica"].get_local_rank(),
-    ]  # fmt: skip
+        mesh["shard"].get_local_rank(),
+        mesh["replica"].get_local_rank(),
+    ]
 
 
 def test_groups_along_axes(world: Worlds) -> None:

@@ -34,9 +34,21 @@ FACTS = Facts(100, 4, predicted=0.5, work=0.0, work_per_sample=2e12, peak=100e12
 
 def told(step: int, **changes: Any) -> dict[str, Any]:
     return {
-        "step": step, "loss": 2.5, "grad_norm": 1.25, "seconds": 0.4, "samples": 32, "memory_bytes": 20e9, "tokens": 32 * 1024,
-        "data_seconds": 0.1, "probed": False, "slowest": None, "skipped": 0, "note": "", "checkpoint_age": None, **changes,
-    }  # fmt: skip
+        "step": step,
+        "loss": 2.5,
+        "grad_norm": 1.25,
+        "seconds": 0.4,
+        "samples": 32,
+        "memory_bytes": 20e9,
+        "tokens": 32 * 1024,
+        "data_seconds": 0.1,
+        "probed": False,
+        "slowest": None,
+        "skipped": 0,
+        "note": "",
+        "checkpoint_age": None,
+        **changes,
+    }
 
 
 def test_rates_of_one_device() -> None:
@@ -57,7 +69,9 @@ def test_what_is_not_known_is_said_so() -> None:
 def test_the_peak_is_that_of_the_precision() -> None:
     h100 = load("dgx-h100")
     assert peak_of(h100, "bf16") == peak_of(h100, "bf16-pure") == h100.device.peak["bf16"]
-    assert peak_of(dataclasses.replace(h100, device=dataclasses.replace(h100.device, peak={"bf16": 1.0})), "fp8") is None
+    assert (
+        peak_of(dataclasses.replace(h100, device=dataclasses.replace(h100.device, peak={"bf16": 1.0})), "fp8") is None
+    )
 
 
 def test_drift_follows_the_last_steps_and_not_the_profiled_one() -> None:
@@ -110,7 +124,15 @@ def test_lines_fit_a_terminal(width: int) -> None:
 
 def shown(monkeypatch: pytest.MonkeyPatch, width: int, terminal: bool, **options: Any) -> tuple[Screen, io.StringIO]:
     out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=terminal, highlight=False, soft_wrap=not terminal, no_color=True, legacy_windows=False)
+    console = Console(
+        file=out,
+        width=width,
+        force_terminal=terminal,
+        highlight=False,
+        soft_wrap=not terminal,
+        no_color=True,
+        legacy_windows=False,
+    )
     monkeypatch.setattr("drumline.report.text.console", lambda **_: console)
     return Screen(100, quiet=False, **options), out
 
@@ -120,7 +142,12 @@ def test_a_terminal_of_40_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(FACTS)
     with screen:
         for i in range(100):
-            screen.step(log.record(told(i, note="loss spike: 9 is 12.0 standard deviations above the last 64" if i == 50 else "")), probed=False)
+            screen.step(
+                log.record(
+                    told(i, note="loss spike: 9 is 12.0 standard deviations above the last 64" if i == 50 else "")
+                ),
+                probed=False,
+            )
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     assert "step 100/100  loss 2.5000" in plain and "loss spike" in plain
     assert all(len(line) <= 40 for line in re.split(r"[\r\n]+", plain)), plain
@@ -134,8 +161,13 @@ def test_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
             note = "skipped: the loss is nan at step 7; rank 1: the loss is not finite" if i == 7 else ""
             screen.step(log.record(told(i, note=note)), probed=i == 4)
     lines = out.getvalue().splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("step") and "loss 2.5" in line] == ["1/100", *(f"{n}/100" for n in range(5, 101, 5))]
-    assert [line for line in lines if "rank 1" in line] == ["step 8:  skipped: the loss is nan at step 7  rank 1: the loss is not finite"]
+    assert [line.split()[1] for line in lines if line.startswith("step") and "loss 2.5" in line] == [
+        "1/100",
+        *(f"{n}/100" for n in range(5, 101, 5)),
+    ]
+    assert [line for line in lines if "rank 1" in line] == [
+        "step 8:  skipped: the loss is nan at step 7  rank 1: the loss is not finite"
+    ]
     assert lines[1].endswith("(recorded)")
 
 
@@ -243,10 +275,17 @@ def test_wandb_is_offline_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path:
     sink.write(record)
     sink.close()
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    assert rows == [("disabled", "drumline", {}), ("offline", "drumline", {"plan": "dp=2"}), (9, numbers(record)), "finished"]
+    assert rows == [
+        ("disabled", "drumline", {}),
+        ("offline", "drumline", {"plan": "dp=2"}),
+        (9, numbers(record)),
+        "finished",
+    ]
 
 
-@pytest.mark.parametrize(("make", "package"), [(lambda: TensorBoard("x"), "tensorboard"), (lambda: Wandb("x", Path(), {}), "wandb")])
+@pytest.mark.parametrize(
+    ("make", "package"), [(lambda: TensorBoard("x"), "tensorboard"), (lambda: Wandb("x", Path(), {}), "wandb")]
+)
 def test_an_absent_extra_prints_its_line(monkeypatch: pytest.MonkeyPatch, make: Any, package: str) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=f"--{package} needs the package {package}, which is not installed") as caught:
@@ -262,7 +301,11 @@ def test_options_that_cannot_be() -> None:
 
 
 def test_who_is_slowest() -> None:
-    assert compare([[0.1, 1.0, 2.0, 0.1], [0.1, 1.0, 3.9, 0.1], [0.1, 1.0, 2.0, 0.1]]) == (1, "backward", pytest.approx(5.1 / 3.2))
+    assert compare([[0.1, 1.0, 2.0, 0.1], [0.1, 1.0, 3.9, 0.1], [0.1, 1.0, 2.0, 0.1]]) == (
+        1,
+        "backward",
+        pytest.approx(5.1 / 3.2),
+    )
     assert compare([[0.5, 1.0, 2.0, 0.1], [0.1, 1.0, 2.0, 0.1]]) == (0, "data", pytest.approx(3.6 / 3.2))
     assert compare([[0.0] * 4, [0.0] * 4]) is None
 

@@ -132,7 +132,12 @@ def test_cross_entropy_that_needs_all_of_them() -> None:
         lambda x: F.cross_entropy(x.flatten(0, 1), torch.full((6, 7), 1 / 7, dtype=torch.float64)),
         lambda x: F.cross_entropy(x.transpose(1, 2), torch.tensor([[0, 1, 2], [3, 4, 6]])),
         lambda x: F.cross_entropy(x[0, 0], torch.tensor(3)),
-        lambda x: F.cross_entropy(x.flatten(0, 1), torch.arange(6), torch.rand(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64), label_smoothing=0.1),
+        lambda x: F.cross_entropy(
+            x.flatten(0, 1),
+            torch.arange(6),
+            torch.rand(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+            label_smoothing=0.1,
+        ),
     ):
         torch.testing.assert_close(function(parted(b)), function(head(a)), **EQUAL)
     assert made_whole(nn.Sequential(parted)) == {"0": "cross_entropy"}

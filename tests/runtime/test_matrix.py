@@ -70,7 +70,9 @@ def test_half_precision_is_judged_by_the_rounding_of_one_device() -> None:
     cell = Cell("mlp", "dp=2,precision=bf16", "bfloat16")
 
     def kind(gradients: float, rounding: float, losses: float = 0.0) -> str:
-        return matrix.judged(cell, {"losses": losses, "gradients": gradients}, 0.0, {"losses": 0.0, "gradients": rounding}).kind
+        return matrix.judged(
+            cell, {"losses": losses, "gradients": gradients}, 0.0, {"losses": 0.0, "gradients": rounding}
+        ).kind
 
     assert kind(0.049, 0.0) == "held" and kind(0.051, 0.0) == "FAILED"
     assert kind(0.07, 0.036) == "held" and kind(0.07, 0.034) == "FAILED"
@@ -89,7 +91,11 @@ def test_a_cell_that_holds_and_one_that_does_not(world: Worlds) -> None:
 
 
 def test_the_table_is_drawn_with_its_reasons() -> None:
-    rows = [r for r in matrix.rows_of(["mlp", "unet"], 2) if r.plan in ("dp", "chunk=3", "offload=optimizer", "zero=1,static=true")]
+    rows = [
+        r
+        for r in matrix.rows_of(["mlp", "unet"], 2)
+        if r.plan in ("dp", "chunk=3", "offload=optimizer", "zero=1,static=true")
+    ]
     results = {}
     for cell in (c for row in rows for c in row.cells):
         fate = cells.fate(cell)
@@ -99,7 +105,10 @@ def test_the_table_is_drawn_with_its_reasons() -> None:
     assert "zero=1,static=true  refused: a static graph is an option of replication" in text
     assert "offload=optimizer   same: dp=2: a CPU's memory is the host's: nothing moves" in text
     assert "unet float64 not here: it has no layer that is cut" in text
-    assert matrix.summary(results, 4, 60.0)[0] == "16 cells: 6 held, 0 FAILED, 4 same, 4 refused, 2 not here, 0 not run; 1 minutes"
+    assert (
+        matrix.summary(results, 4, 60.0)[0]
+        == "16 cells: 6 held, 0 FAILED, 4 same, 4 refused, 2 not here, 0 not run; 1 minutes"
+    )
 
 
 def test_jobs_of_another_library_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

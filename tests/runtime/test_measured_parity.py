@@ -26,12 +26,15 @@ def dropped(plans: list[str]) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize(("job", "plan"), [
-    ("gpt", "pp=2,micro=3,split=measured"),
-    pytest.param("gpt", "pp=2,tp=2,micro=3,split=measured", marks=pytest.mark.slow),
-    pytest.param("resnet", "pp=2,micro=3,split=measured,recompute=full", marks=pytest.mark.slow),
-    pytest.param("unet", "pp=2,micro=3,split=measured,schedule=zero-bubble,precision=bf16", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("gpt", "pp=2,micro=3,split=measured"),
+        pytest.param("gpt", "pp=2,tp=2,micro=3,split=measured", marks=pytest.mark.slow),
+        pytest.param("resnet", "pp=2,micro=3,split=measured,recompute=full", marks=pytest.mark.slow),
+        pytest.param("unet", "pp=2,micro=3,split=measured,schedule=zero-bubble,precision=bf16", marks=pytest.mark.slow),
+    ],
+)
 def test_measured_stages_compute_what_one_device_computes(world: Worlds, job: str, plan: str) -> None:
     """Tokens and images, statistics of norms, skips, tied weights: timing them leaves nothing behind."""
     parity.check(world(Plan.parse(plan).ranks).run(parity.run_verify, job, plan, 3, timeout=120)[0])

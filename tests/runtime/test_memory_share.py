@@ -73,9 +73,14 @@ def _storages(tensors: Iterable[Any]) -> set[int]:
     return {t.untyped_storage().data_ptr() for t in found}
 
 
-@pytest.mark.parametrize(("plan", "parameters", "gradients"), [
-    ("zero=1", 1.0, 1.0), ("zero=2", 1.0, 0.25), ("zero=3", 0.25, 0.25),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "parameters", "gradients"),
+    [
+        ("zero=1", 1.0, 1.0),
+        ("zero=2", 1.0, 0.25),
+        ("zero=3", 0.25, 0.25),
+    ],
+)
 def test_shares_are_what_theory_gives(world: Worlds, plan: str, parameters: float, gradients: float) -> None:
     """To 5%, on every rank: also the one that a large embedding would have fallen to."""
     for found in world(RANKS).run(holds, f"dp={RANKS},{plan}"):

@@ -72,7 +72,9 @@ def test_every_axis_and_choice_is_there() -> None:
     assert set(HELD) | FREE >= parity.SPLITS
     assert {table.get("schedule", "1f1b") for table in tables if "pp" in table} == set(HELD["schedule"])
     axes = {frozenset(table) & {"pp", "dp", "tile", "cp", "tp"} for table in tables}
-    assert {frozenset(pair) for pair in [("pp", "dp"), ("pp", "tp"), ("pp", "cp"), ("pp", "tile"), ("dp", "tp")]} <= axes
+    assert {
+        frozenset(pair) for pair in [("pp", "dp"), ("pp", "tp"), ("pp", "cp"), ("pp", "tile"), ("dp", "tp")]
+    } <= axes
     assert {frozenset({"pp", "dp", "tp"}), frozenset({"dp", "tile", "tp"}), frozenset({"dp", "cp", "tp"})} <= axes
 
 
@@ -86,10 +88,21 @@ def test_the_cover_holds_every_pair() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", small_jobs.SPLIT_JOBS)
-@pytest.mark.parametrize("plan", [
-    "tp=2", "cp=2", "tile=2x1", "tile=1x2", "pp=2,micro=3", "pp=2,micro=3,schedule=zero-bubble",
-    "pp=2,micro=3,virtual=2,schedule=interleaved", "tp=2,pp=2,micro=3", "dp=2,tp=2,zero=1", "tile=2x2",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "tp=2",
+        "cp=2",
+        "tile=2x1",
+        "tile=1x2",
+        "pp=2,micro=3",
+        "pp=2,micro=3,schedule=zero-bubble",
+        "pp=2,micro=3,virtual=2,schedule=interleaved",
+        "tp=2,pp=2,micro=3",
+        "dp=2,tp=2,zero=1",
+        "tile=2x2",
+    ],
+)
 def test_every_job(world: Worlds, job: str, plan: str) -> None:
     """Ten steps, as the claim says."""
     if split_cells.unfit(job, Plan.parse(plan)):
@@ -98,25 +111,41 @@ def test_every_job(world: Worlds, job: str, plan: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("job", "plan"), [
-    ("gpt", "dp=2,tp=2,pp=2,micro=3"), ("gpt", "dp=2,tp=2,pp=2,micro=3,zero=1,schedule=zero-bubble"),
-    ("gpt", "dp=2,tp=2,cp=2"), ("masked", "pp=4,dp=2,micro=3"), ("huge", "dp=2,tp=2,pp=2,micro=3"),
-    ("resnet", "dp=2,tile=2x2"), ("groups", "dp=2,tp=2,tile=2x1"), ("groups", "pp=2,micro=3,tile=2x2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("gpt", "dp=2,tp=2,pp=2,micro=3"),
+        ("gpt", "dp=2,tp=2,pp=2,micro=3,zero=1,schedule=zero-bubble"),
+        ("gpt", "dp=2,tp=2,cp=2"),
+        ("masked", "pp=4,dp=2,micro=3"),
+        ("huge", "dp=2,tp=2,pp=2,micro=3"),
+        ("resnet", "dp=2,tile=2x2"),
+        ("groups", "dp=2,tp=2,tile=2x1"),
+        ("groups", "pp=2,micro=3,tile=2x2"),
+    ],
+)
 def test_eight_ranks(world: Worlds, job: str, plan: str) -> None:
     held(world, Cell(job, plan, "float64"))
     world(8).stop()  # eight processes for one test; the others need their memory
 
 
-@pytest.mark.parametrize(("job", "plan"), [
-    ("gpt", "tp=2,backend=shm"), ("gpt", "cp=2,backend=shm"), ("groups", "tile=2x1,backend=shm"),
-    ("mlp", "pp=2,micro=3,backend=shm"), ("masked", "pp=2,micro=3,schedule=zero-bubble,backend=shm"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("gpt", "tp=2,backend=shm"),
+        ("gpt", "cp=2,backend=shm"),
+        ("groups", "tile=2x1,backend=shm"),
+        ("mlp", "pp=2,micro=3,backend=shm"),
+        ("masked", "pp=2,micro=3,schedule=zero-bubble,backend=shm"),
+    ],
+)
 def test_on_shared_memory(world: Callable[..., World], job: str, plan: str) -> None:
     result = matrix.run_one(world(2, "shm"), Cell(job, plan, "float64"), STEPS)
     assert result.kind == "held", result
 
 
-@pytest.mark.parametrize(("job", "plan"), [("gpt", "tp=2"), ("mlp", "pp=2,micro=3"), ("groups", "tile=2x1"), ("masked", "cp=2")])
+@pytest.mark.parametrize(
+    ("job", "plan"), [("gpt", "tp=2"), ("mlp", "pp=2,micro=3"), ("groups", "tile=2x1"), ("masked", "cp=2")]
+)
 def test_half_precision(world: Worlds, job: str, plan: str) -> None:
     held(world, Cell(job, f"{plan},precision=fp16", "float16"), 2)

@@ -43,12 +43,15 @@ def test_a_loss_scale(world: Worlds) -> None:
 
 
 @pytest.mark.parametrize("run", [split_faults.run, split_faults.run_beside_float64])
-@pytest.mark.parametrize(("fault", "where", "job", "plan", "name"), [
-    ("halo", "up.3", "groups", "tile=2x1", ("up.3", "forward")),
-    ("tied", "", "masked", "pp=2,micro=2", ("token", "backward")),
-    ("statistics", "bottom.1", "groups", "tile=1x2", ("bottom.1", "forward")),
-    ("scale", "1:1.2", "mlp", "pp=2,micro=2", ("(loss)", "backward")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "where", "job", "plan", "name"),
+    [
+        ("halo", "up.3", "groups", "tile=2x1", ("up.3", "forward")),
+        ("tied", "", "masked", "pp=2,micro=2", ("token", "backward")),
+        ("statistics", "bottom.1", "groups", "tile=1x2", ("bottom.1", "forward")),
+        ("scale", "1:1.2", "mlp", "pp=2,micro=2", ("(loss)", "backward")),
+    ],
+)
 def test_in_half_precision(
     world: Worlds, run: Callable[..., Any], fault: str, where: str, job: str, plan: str, name: tuple[str, str]
 ) -> None:
@@ -64,17 +67,20 @@ def test_without_a_fault(world: Worlds) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "where", "job", "plan", "name"), [
-    ("halo", "stem", "resnet", "tile=2x1", "stem"),
-    ("halo", "blocks.1.conv1", "resnet", "pp=2,micro=2,tile=1x2", "blocks.1.conv1"),
-    ("halo", "body.4", "convnet", "tile=2x2", "body.4"),
-    ("statistics", "body.5", "convnet", "tile=1x2", "body.5"),
-    ("statistics", "norm", "resnet", "dp=2,tile=2x1", "norm"),
-    ("statistics", "blocks.0.norm1", "resnet", "dp=2,tp=2", "blocks.0.norm1"),
-    ("tied", "", "gpt", "pp=2,micro=3,tp=2", "token"),
-    ("tied", "", "t5", "pp=2,micro=2,schedule=zero-bubble", "shared"),
-    ("scale", "3", "masked", "dp=2,pp=2,micro=3", "(loss)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "where", "job", "plan", "name"),
+    [
+        ("halo", "stem", "resnet", "tile=2x1", "stem"),
+        ("halo", "blocks.1.conv1", "resnet", "pp=2,micro=2,tile=1x2", "blocks.1.conv1"),
+        ("halo", "body.4", "convnet", "tile=2x2", "body.4"),
+        ("statistics", "body.5", "convnet", "tile=1x2", "body.5"),
+        ("statistics", "norm", "resnet", "dp=2,tile=2x1", "norm"),
+        ("statistics", "blocks.0.norm1", "resnet", "dp=2,tp=2", "blocks.0.norm1"),
+        ("tied", "", "gpt", "pp=2,micro=3,tp=2", "token"),
+        ("tied", "", "t5", "pp=2,micro=2,schedule=zero-bubble", "shared"),
+        ("scale", "3", "masked", "dp=2,pp=2,micro=3", "(loss)"),
+    ],
+)
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_elsewhere(world: Worlds, fault: str, where: str, job: str, plan: str, name: str, clip: float | None) -> None:
     assert named(found(world, fault, where, job, plan, clip=clip))[:2] == (False, name)

@@ -16,11 +16,21 @@ from drumline.plan import Plan
 Worlds = Callable[[int], World]
 
 
-@pytest.mark.parametrize(("job", "plan"), [
-    ("gpt", "tp=2"), ("gpt", "pp=2,micro=3"), ("mlp", "pp=2,micro=2,schedule=zero-bubble"), ("masked", "cp=2,micro=2"),
-    ("resnet", "tile=2x1"), ("resnet", "pp=2,micro=2"), ("convnet", "tp=2,dp=2"), ("resnet", "dp=2,tile=1x2"),
-    ("gpt", "tp=2,pp=2,micro=3"), ("mlp", "dp=2,pp=2,micro=3,zero=1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("gpt", "tp=2"),
+        ("gpt", "pp=2,micro=3"),
+        ("mlp", "pp=2,micro=2,schedule=zero-bubble"),
+        ("masked", "cp=2,micro=2"),
+        ("resnet", "tile=2x1"),
+        ("resnet", "pp=2,micro=2"),
+        ("convnet", "tp=2,dp=2"),
+        ("resnet", "dp=2,tile=1x2"),
+        ("gpt", "tp=2,pp=2,micro=3"),
+        ("mlp", "dp=2,pp=2,micro=3,zero=1"),
+    ],
+)
 def test_step_by_step(world: Worlds, job: str, plan: str) -> None:
     """Loss, norm before clipping and rate of every step are one device's, on every rank; so are weights and buffers."""
     ranks, micro = Plan.parse(plan).ranks, Plan.parse(plan).micro
@@ -79,10 +89,18 @@ def test_dropout_leaves_no_rank_behind(world: Worlds, plan: str) -> None:
 
 def test_evaluation(world: Worlds) -> None:
     cases = {
-        2: [("gpt", "tp=2"), ("gpt", "cp=2"), ("gpt", "pp=2,micro=2"), ("mlp", "pp=2,micro=3,schedule=zero-bubble"),
-            ("resnet", "tile=2x1"), ("convnet", "pp=2,micro=2"), ("groups", "tile=1x2"), ("gpt", "tp=2,recompute=full")],
+        2: [
+            ("gpt", "tp=2"),
+            ("gpt", "cp=2"),
+            ("gpt", "pp=2,micro=2"),
+            ("mlp", "pp=2,micro=3,schedule=zero-bubble"),
+            ("resnet", "tile=2x1"),
+            ("convnet", "pp=2,micro=2"),
+            ("groups", "tile=1x2"),
+            ("gpt", "tp=2,recompute=full"),
+        ],
         4: [("gpt", "dp=2,tp=2"), ("resnet", "dp=2,tile=1x2"), ("mlp", "dp=2,pp=2,micro=3")],
-    }  # fmt: skip
+    }
     serial = {case: (case[0], f"micro={Plan.parse(case[1]).micro}") for tried in cases.values() for case in tried}
     once = list(dict.fromkeys(serial.values()))
     expected = dict(zip(once, world(1).run(on_ranks.evaluated, once, timeout=120)[0], strict=True))

@@ -70,7 +70,9 @@ def moved(plan: str) -> tuple[bool, bool]:
     engine = initialize(small_jobs.make("mlp"), plan)
     engine.step(next(engine.data(1)))
     held = {p.untyped_storage().data_ptr() for p in engine.model.parameters()} if "zero=3" not in plan else set()
-    return all(p.home is None for p in engine.pieces), all(p.value.untyped_storage().data_ptr() in held for p in engine.pieces)
+    return all(p.home is None for p in engine.pieces), all(
+        p.value.untyped_storage().data_ptr() in held for p in engine.pieces
+    )
 
 
 @pytest.mark.parametrize("plan", ["dp=2,offload=optimizer", "dp=2,zero=1,offload=optimizer"])

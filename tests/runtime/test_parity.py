@@ -57,21 +57,34 @@ def test_buckets_and_backend(world: Worlds, plan: str) -> None:
     parity.check(world(2).run(parity.run_verify, "mlp", plan, 2, {"model": parity.Wide})[0])
 
 
-@pytest.mark.parametrize(("job", "plan"), [
-    ("mlp", "dp=2,backend=shm"), ("gpt", "dp=3,zero=3,micro=2,backend=shm"), ("cnn", "dp=4,micro=3,backend=shm"),
-    ("gpt", "dp=2,precision=bf16,backend=shm"), ("cnn", "dp=2,zero=3,recompute=full,backend=shm"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("mlp", "dp=2,backend=shm"),
+        ("gpt", "dp=3,zero=3,micro=2,backend=shm"),
+        ("cnn", "dp=4,micro=3,backend=shm"),
+        ("gpt", "dp=2,precision=bf16,backend=shm"),
+        ("cnn", "dp=2,zero=3,recompute=full,backend=shm"),
+    ],
+)
 def test_on_shared_memory(world: Worlds, job: str, plan: str) -> None:
     """The ranks' group is an shm group, which the plan must name or leave open."""
     ranks = parity.Plan.parse(plan).ranks
     parity.check(world(ranks, "shm").run(parity.run_verify, job, plan, 2)[0])
 
 
-@pytest.mark.parametrize(("job", "plan"), [
-    ("gpt", "dp=2"), ("gpt", "dp=3,zero=3,micro=2,recompute=full"), ("masked", "dp=4,micro=3"),
-    ("cnn", "dp=3,recompute=full,micro=2"), ("cnn", "dp=4,zero=3,micro=3"), ("cnn", "dp=1,recompute=full"),
-    ("cnn", "dp=2,zero=3,recompute=full"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("gpt", "dp=2"),
+        ("gpt", "dp=3,zero=3,micro=2,recompute=full"),
+        ("masked", "dp=4,micro=3"),
+        ("cnn", "dp=3,recompute=full,micro=2"),
+        ("cnn", "dp=4,zero=3,micro=3"),
+        ("cnn", "dp=1,recompute=full"),
+        ("cnn", "dp=2,zero=3,recompute=full"),
+    ],
+)
 def test_losses_and_buffers_step_by_step(world: Worlds, job: str, plan: str) -> None:
     """Beside what `verify` compares: every rank has the same loss, and BatchNorm's running statistics are right."""
     ranks, micro = parity.Plan.parse(plan).ranks, parity.Plan.parse(plan).micro

@@ -23,9 +23,15 @@ def _verify(job: str, plan: str) -> tuple[Any, int]:
         return parity.run_verify(job, plan, 2), asked.call_count
 
 
-@pytest.mark.parametrize(("job", "plan"), [
-    ("gpt", "pp=2,micro=2"), ("gpt", "cp=2"), ("groups", "tile=2x1"), ("llama", "tp=2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("gpt", "pp=2,micro=2"),
+        ("gpt", "cp=2"),
+        ("groups", "tile=2x1"),
+        ("llama", "tp=2"),
+    ],
+)
 def test_plans_compute_the_same(world: Worlds, job: str, plan: str) -> None:
     result, messages = world(2).run(_verify, job, plan)[0]
     parity.check(result)

@@ -18,15 +18,26 @@ from drumline.errors import JobError
 from drumline.runtime.learning import deepspeed_rates, rates
 
 CURVES: list[rates.Curve] = [
-    rates.Constant(warmup=3), rates.Cosine(steps=12, warmup=3, end=0.1), rates.Linear(steps=12, warmup=3),
-    rates.Polynomial(steps=12, warmup=2, power=3.0), rates.InverseSquareRoot(warmup=4), rates.Step(every=4, by=0.5),
-    rates.Step(at=(3, 7), by=0.1, warmup=2), rates.Exponential(by=0.9, warmup=1), rates.OneCycle(steps=12, warmup=4),
-    rates.WSD(steps=12, warmup=2, decay=4), rates.WSD(steps=12, decay=4, shape="cosine"), rates.WSD(steps=12, decay=5, shape="sqrt"),
-    deepspeed_rates.WarmupLR(warmup_num_steps=4), deepspeed_rates.WarmupDecayLR(total_num_steps=12, warmup_num_steps=3),
+    rates.Constant(warmup=3),
+    rates.Cosine(steps=12, warmup=3, end=0.1),
+    rates.Linear(steps=12, warmup=3),
+    rates.Polynomial(steps=12, warmup=2, power=3.0),
+    rates.InverseSquareRoot(warmup=4),
+    rates.Step(every=4, by=0.5),
+    rates.Step(at=(3, 7), by=0.1, warmup=2),
+    rates.Exponential(by=0.9, warmup=1),
+    rates.OneCycle(steps=12, warmup=4),
+    rates.WSD(steps=12, warmup=2, decay=4),
+    rates.WSD(steps=12, decay=4, shape="cosine"),
+    rates.WSD(steps=12, decay=5, shape="sqrt"),
+    deepspeed_rates.WarmupLR(warmup_num_steps=4),
+    deepspeed_rates.WarmupDecayLR(total_num_steps=12, warmup_num_steps=3),
     deepspeed_rates.WarmupCosineLR(total_num_steps=12, warmup_num_steps=3),
-    deepspeed_rates.OneCycle(cycle_min_lr=0.1, cycle_max_lr=1.0, cycle_first_step_size=4, decay_step_size=2, decay_lr_rate=0.5),
+    deepspeed_rates.OneCycle(
+        cycle_min_lr=0.1, cycle_max_lr=1.0, cycle_first_step_size=4, decay_step_size=2, decay_lr_rate=0.5
+    ),
     deepspeed_rates.LRRangeTest(lr_range_test_step_size=5),
-]  # fmt: skip
+]
 
 
 def sgd(*rate: float, **changes: Any) -> torch.optim.Optimizer:
@@ -48,15 +59,18 @@ def run(optimizer: torch.optim.Optimizer, scheduler: Any, steps: int, key: str =
     return found
 
 
-@pytest.mark.parametrize(("curve", "torchs"), [
-    (rates.Exponential(by=0.8), lambda o: lr_scheduler.ExponentialLR(o, 0.8)),
-    (rates.Step(every=3, by=0.2), lambda o: lr_scheduler.StepLR(o, 3, 0.2)),
-    (rates.Step(at=(2, 5), by=0.2), lambda o: lr_scheduler.MultiStepLR(o, [2, 5], 0.2)),
-    (rates.Cosine(steps=9), lambda o: lr_scheduler.CosineAnnealingLR(o, 9)),
-    (rates.Linear(steps=9, end=0.25), lambda o: lr_scheduler.LinearLR(o, 1.0, 0.25, 9)),
-    (rates.Polynomial(steps=9, power=2.5), lambda o: lr_scheduler.PolynomialLR(o, 9, 2.5)),
-    (rates.OneCycle(steps=9, warmup=3), lambda o: lr_scheduler.OneCycleLR(o, 2.0, 10, pct_start=0.4)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("curve", "torchs"),
+    [
+        (rates.Exponential(by=0.8), lambda o: lr_scheduler.ExponentialLR(o, 0.8)),
+        (rates.Step(every=3, by=0.2), lambda o: lr_scheduler.StepLR(o, 3, 0.2)),
+        (rates.Step(at=(2, 5), by=0.2), lambda o: lr_scheduler.MultiStepLR(o, [2, 5], 0.2)),
+        (rates.Cosine(steps=9), lambda o: lr_scheduler.CosineAnnealingLR(o, 9)),
+        (rates.Linear(steps=9, end=0.25), lambda o: lr_scheduler.LinearLR(o, 1.0, 0.25, 9)),
+        (rates.Polynomial(steps=9, power=2.5), lambda o: lr_scheduler.PolynomialLR(o, 9, 2.5)),
+        (rates.OneCycle(steps=9, warmup=3), lambda o: lr_scheduler.OneCycleLR(o, 2.0, 10, pct_start=0.4)),
+    ],
+)
 def test_as_torch_has_them(curve: rates.Curve, torchs: Callable[[torch.optim.Optimizer], Any]) -> None:
     for key in ("lr", "momentum") if isinstance(curve, rates.OneCycle) else ("lr",):
         ours, theirs = sgd(), sgd()
@@ -64,14 +78,17 @@ def test_as_torch_has_them(curve: rates.Curve, torchs: Callable[[torch.optim.Opt
         assert found == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
-@pytest.mark.parametrize(("curve", "expected"), [
-    (rates.Constant(warmup=3), [0.25, 0.5, 0.75, 1, 1, 1]),
-    (rates.Linear(steps=6, warmup=2, end=0.5), [1 / 3, 2 / 3, 1, 0.875, 0.75, 0.625, 0.5, 0.5]),
-    (rates.InverseSquareRoot(warmup=2), [1 / 3, 2 / 3, 1, math.sqrt(2 / 3), math.sqrt(1 / 2)]),
-    (rates.InverseSquareRoot(), [1, math.sqrt(1 / 2), math.sqrt(1 / 3)]),
-    (rates.WSD(steps=6, warmup=1, decay=2, end=0.2), [0.5, 1, 1, 1, 1, 0.6, 0.2, 0.2]),
-    (rates.WSD(steps=6, decay=4, shape="sqrt"), [1, 1, 1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75), 0]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        (rates.Constant(warmup=3), [0.25, 0.5, 0.75, 1, 1, 1]),
+        (rates.Linear(steps=6, warmup=2, end=0.5), [1 / 3, 2 / 3, 1, 0.875, 0.75, 0.625, 0.5, 0.5]),
+        (rates.InverseSquareRoot(warmup=2), [1 / 3, 2 / 3, 1, math.sqrt(2 / 3), math.sqrt(1 / 2)]),
+        (rates.InverseSquareRoot(), [1, math.sqrt(1 / 2), math.sqrt(1 / 3)]),
+        (rates.WSD(steps=6, warmup=1, decay=2, end=0.2), [0.5, 1, 1, 1, 1, 0.6, 0.2, 0.2]),
+        (rates.WSD(steps=6, decay=4, shape="sqrt"), [1, 1, 1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75), 0]),
+    ],
+)
 def test_worked_out_by_hand(curve: rates.Curve, expected: list[float]) -> None:
     optimizer = sgd(2.0)
     assert run(optimizer, curve(optimizer), len(expected)) == pytest.approx([2 * e for e in expected])
@@ -80,18 +97,61 @@ def test_worked_out_by_hand(curve: rates.Curve, expected: list[float]) -> None:
 LOG = [math.log(i) / math.log(4) for i in (1, 2, 3, 4)]
 
 
-@pytest.mark.parametrize(("kind", "numbers", "expected"), [
-    # step 0 comes before DeepSpeed's scheduler counts; step k has its iteration k - 1
-    ("WarmupLR", {"warmup_min_lr": 0.1, "warmup_max_lr": 1.1, "warmup_num_steps": 4}, [0.1, *(0.1 + g for g in LOG), 1.1, 1.1]),
-    ("WarmupLR", {"warmup_num_steps": 4, "warmup_type": "linear"}, [0, 0, 0.5, 1, 1.5, 2, 2]),
-    ("WarmupLR", {"warmup_num_steps": 1, "warmup_max_lr": 1.0}, [0, 0, 1, 1, 1]),
-    ("WarmupDecayLR", {"total_num_steps": 6, "warmup_num_steps": 2, "warmup_max_lr": 1.0, "warmup_type": "linear"}, [0, 0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0]),
-    ("WarmupCosineLR", {"total_num_steps": 4, "warmup_num_steps": 2, "cos_min_ratio": 0.2, "warmup_type": "linear", "warmup_min_ratio": 0.5}, [0, 1, 1.5, 2 * 0.6, 2 * 0.2, 2 * 0.2]),
-    ("OneCycle", {"cycle_min_lr": 0.0, "cycle_max_lr": 1.0, "cycle_first_step_size": 2, "cycle_second_step_size": 4}, [0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0]),
-    ("OneCycle", {"cycle_min_lr": 1.0, "cycle_max_lr": 2.0, "cycle_first_step_size": 2, "decay_step_size": 2, "decay_lr_rate": 1.0}, [1, 1.5, 2, 1.5, 1, 1 / 1.5, 1 / 2]),
-    ("OneCycle", {"cycle_min_lr": 0.0, "cycle_max_lr": 1.0, "cycle_first_step_size": 4, "cycle_first_stair_count": 2}, [0, 0, 0.5, 0.5, 1, 0.5, 0.5, 0, 0]),
-    ("LRRangeTest", {"lr_range_test_min_lr": 0.1, "lr_range_test_step_size": 2, "lr_range_test_staircase": True}, [0.1, 0.1, 0.2, 0.2, 0.3]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "numbers", "expected"),
+    [
+        # step 0 comes before DeepSpeed's scheduler counts; step k has its iteration k - 1
+        (
+            "WarmupLR",
+            {"warmup_min_lr": 0.1, "warmup_max_lr": 1.1, "warmup_num_steps": 4},
+            [0.1, *(0.1 + g for g in LOG), 1.1, 1.1],
+        ),
+        ("WarmupLR", {"warmup_num_steps": 4, "warmup_type": "linear"}, [0, 0, 0.5, 1, 1.5, 2, 2]),
+        ("WarmupLR", {"warmup_num_steps": 1, "warmup_max_lr": 1.0}, [0, 0, 1, 1, 1]),
+        (
+            "WarmupDecayLR",
+            {"total_num_steps": 6, "warmup_num_steps": 2, "warmup_max_lr": 1.0, "warmup_type": "linear"},
+            [0, 0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0],
+        ),
+        (
+            "WarmupCosineLR",
+            {
+                "total_num_steps": 4,
+                "warmup_num_steps": 2,
+                "cos_min_ratio": 0.2,
+                "warmup_type": "linear",
+                "warmup_min_ratio": 0.5,
+            },
+            [0, 1, 1.5, 2 * 0.6, 2 * 0.2, 2 * 0.2],
+        ),
+        (
+            "OneCycle",
+            {"cycle_min_lr": 0.0, "cycle_max_lr": 1.0, "cycle_first_step_size": 2, "cycle_second_step_size": 4},
+            [0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0],
+        ),
+        (
+            "OneCycle",
+            {
+                "cycle_min_lr": 1.0,
+                "cycle_max_lr": 2.0,
+                "cycle_first_step_size": 2,
+                "decay_step_size": 2,
+                "decay_lr_rate": 1.0,
+            },
+            [1, 1.5, 2, 1.5, 1, 1 / 1.5, 1 / 2],
+        ),
+        (
+            "OneCycle",
+            {"cycle_min_lr": 0.0, "cycle_max_lr": 1.0, "cycle_first_step_size": 4, "cycle_first_stair_count": 2},
+            [0, 0, 0.5, 0.5, 1, 0.5, 0.5, 0, 0],
+        ),
+        (
+            "LRRangeTest",
+            {"lr_range_test_min_lr": 0.1, "lr_range_test_step_size": 2, "lr_range_test_staircase": True},
+            [0.1, 0.1, 0.2, 0.2, 0.3],
+        ),
+    ],
+)
 def test_as_deepspeed_has_them(kind: str, numbers: dict[str, Any], expected: list[float]) -> None:
     optimizer = adam(2.0)
     curve = deepspeed_rates.named_curve(kind, numbers, "ds_config.json")
@@ -100,7 +160,9 @@ def test_as_deepspeed_has_them(kind: str, numbers: dict[str, Any], expected: lis
 
 def test_the_betas_of_deepspeeds_cycle() -> None:
     optimizer = adam()
-    curve = deepspeed_rates.OneCycle(cycle_min_lr=0.0, cycle_max_lr=1.0, cycle_first_step_size=2, decay_step_size=1, decay_mom_rate=0.1)
+    curve = deepspeed_rates.OneCycle(
+        cycle_min_lr=0.0, cycle_max_lr=1.0, cycle_first_step_size=2, decay_step_size=1, decay_mom_rate=0.1
+    )
     found = run(optimizer, curve(optimizer), 6, "betas")
     assert [b[1] for b in found] == [0.99] * 6
     assert [b[0] for b in found] == pytest.approx([0.8, 0.85, 0.8, 0.85, 0.9, 0.9 * 1.1])
@@ -169,30 +231,48 @@ def test_states_that_do_not_fit() -> None:
         scheduler.step(7)
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda: rates.Cosine(steps=3, warmup=3), r"Cosine\(warmup=3, steps=3, end=0.0\)\n  rule:  steps > warmup: 3 <= 3"),
-    (lambda: rates.Linear(steps=3, end=1.5), "0 <= end <= 1"), (lambda: rates.Constant(warmup=-1), "warmup >= 0"),
-    (lambda: rates.Constant(warmup=1.5), "warmup is a whole number"), (lambda: rates.Cosine(steps="9"), "steps is a whole number"),
-    (lambda: rates.Step(), "either every > 0, or at names the steps"), (lambda: rates.Step(at=(3, 3)), "at grows"),
-    (lambda: rates.Exponential(by=math.nan), "by is a number"), (lambda: rates.Exponential(by=0.0), "by > 0"),
-    (lambda: rates.Polynomial(steps=3, power=0), "power > 0"), (lambda: rates.OneCycle(steps=9), "0 < warmup < steps: 0, 9"),
-    (lambda: rates.WSD(steps=5, warmup=3, decay=3), r"warmup \+ decay <= steps: 3 \+ 3 > 5"),
-    (lambda: rates.WSD(steps=5, decay=3, shape="wave"), "shape is linear, cosine or sqrt"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: rates.Cosine(steps=3, warmup=3),
+            r"Cosine\(warmup=3, steps=3, end=0.0\)\n  rule:  steps > warmup: 3 <= 3",
+        ),
+        (lambda: rates.Linear(steps=3, end=1.5), "0 <= end <= 1"),
+        (lambda: rates.Constant(warmup=-1), "warmup >= 0"),
+        (lambda: rates.Constant(warmup=1.5), "warmup is a whole number"),
+        (lambda: rates.Cosine(steps="9"), "steps is a whole number"),
+        (lambda: rates.Step(), "either every > 0, or at names the steps"),
+        (lambda: rates.Step(at=(3, 3)), "at grows"),
+        (lambda: rates.Exponential(by=math.nan), "by is a number"),
+        (lambda: rates.Exponential(by=0.0), "by > 0"),
+        (lambda: rates.Polynomial(steps=3, power=0), "power > 0"),
+        (lambda: rates.OneCycle(steps=9), "0 < warmup < steps: 0, 9"),
+        (lambda: rates.WSD(steps=5, warmup=3, decay=3), r"warmup \+ decay <= steps: 3 \+ 3 > 5"),
+        (lambda: rates.WSD(steps=5, decay=3, shape="wave"), "shape is linear, cosine or sqrt"),
+    ],
+)
 def test_curves_that_cannot_be(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         make()
 
 
-@pytest.mark.parametrize(("kind", "numbers", "words"), [
-    ("WarmupLr", {}, r"unknown scheduler 'WarmupLr'\n  where: c.json\n.*\n  try:   Did you mean 'WarmupLR'\?"),
-    ("WarmupLR", {"warmup_steps": 3}, r"unknown key 'warmup_steps' of the scheduler WarmupLR\n  where: c.json\n  try:   Did you mean 'warmup_num_steps'\?"),
-    ("WarmupDecayLR", {}, "the scheduler WarmupDecayLR lacks 'total_num_steps'"),
-    ("WarmupLR", {"warmup_num_steps": 0}, "where: c.json\n  rule:  warmup_num_steps > 0"),
-    ("WarmupLR", {"warmup_num_steps": "many"}, "warmup_num_steps is a whole number"),
-    ("WarmupLR", {"warmup_type": "exp"}, "warmup_type is log or linear"),
-    ("OneCycle", {"cycle_min_lr": 0.1, "cycle_max_lr": 1, "cycle_second_step_size": "a"}, "its values are numbers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "numbers", "words"),
+    [
+        ("WarmupLr", {}, r"unknown scheduler 'WarmupLr'\n  where: c.json\n.*\n  try:   Did you mean 'WarmupLR'\?"),
+        (
+            "WarmupLR",
+            {"warmup_steps": 3},
+            r"unknown key 'warmup_steps' of the scheduler WarmupLR\n  where: c.json\n  try:   Did you mean 'warmup_num_steps'\?",
+        ),
+        ("WarmupDecayLR", {}, "the scheduler WarmupDecayLR lacks 'total_num_steps'"),
+        ("WarmupLR", {"warmup_num_steps": 0}, "where: c.json\n  rule:  warmup_num_steps > 0"),
+        ("WarmupLR", {"warmup_num_steps": "many"}, "warmup_num_steps is a whole number"),
+        ("WarmupLR", {"warmup_type": "exp"}, "warmup_type is log or linear"),
+        ("OneCycle", {"cycle_min_lr": 0.1, "cycle_max_lr": 1, "cycle_second_step_size": "a"}, "its values are numbers"),
+    ],
+)
 def test_schedulers_that_cannot_be(kind: str, numbers: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         deepspeed_rates.named_curve(kind, numbers, "c.json")
@@ -215,13 +295,20 @@ def test_scaling() -> None:
 def test_critical_tokens() -> None:
     assert scaling.critical_tokens(3.0) == pytest.approx(2e8 / 3 ** (1 / 0.21))
     assert scaling.token_warning(500_000, 3.0) == ""
-    assert "4000000 tokens a batch is beyond about 1.1e+06 at a loss of 3 (Kaplan et al. 2020" in scaling.token_warning(4_000_000, 3.0)
+    assert "4000000 tokens a batch is beyond about 1.1e+06 at a loss of 3 (Kaplan et al. 2020" in scaling.token_warning(
+        4_000_000, 3.0
+    )
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"rule": "square"}, "a rule is linear, sqrt, none\n  try:   Did you mean 'sqrt'"), ({"batch": 0}, "are positive"),
-    ({"rate": math.inf}, "are positive"), ({"kind": "imge"}, "Did you mean 'image'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rule": "square"}, "a rule is linear, sqrt, none\n  try:   Did you mean 'sqrt'"),
+        ({"batch": 0}, "are positive"),
+        ({"rate": math.inf}, "are positive"),
+        ({"kind": "imge"}, "Did you mean 'image'"),
+    ],
+)
 def test_scaling_that_cannot_be(changes: dict[str, Any], words: str) -> None:
     values = {"rate": 0.1, "base_batch": 8, "batch": 16, **changes}
     with pytest.raises(JobError, match=words):

@@ -136,15 +136,28 @@ def test_events_of_a_gpu() -> None:
     assert forward.end <= message.start + 1e-6 and message.bytes == x.nbytes
 
 
-@pytest.mark.parametrize(("backend", "plan"), [
-    ("gloo", "dp=2"), ("gloo", "dp=2,micro=2"), ("gloo", "dp=2,zero=3"), ("gloo", "dp=2,zero=1"), ("gloo", "dp=2,zero=2"),
-    ("shm", "dp=2"), ("shm", "dp=2,zero=3"), ("shm", "dp=2,zero=1"), ("shm", "dp=2,zero=2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "plan"),
+    [
+        ("gloo", "dp=2"),
+        ("gloo", "dp=2,micro=2"),
+        ("gloo", "dp=2,zero=3"),
+        ("gloo", "dp=2,zero=1"),
+        ("gloo", "dp=2,zero=2"),
+        ("shm", "dp=2"),
+        ("shm", "dp=2,zero=3"),
+        ("shm", "dp=2,zero=1"),
+        ("shm", "dp=2,zero=2"),
+    ],
+)
 def test_messages_of_a_step(world: Worlds, backend: str, plan: str) -> None:
     """The bytes of what is seen are those that the strategy must send."""
     for found in world(2, backend).run(on_ranks.messages, plan):
         parameters = found["parameters"]
-        sent = {name: sum(m for n, m in found["messages"] if n.startswith(name)) for name in ("all_reduce", "all_gather", "reduce_scatter")}
+        sent = {
+            name: sum(m for n, m in found["messages"] if n.startswith(name))
+            for name in ("all_reduce", "all_gather", "reduce_scatter")
+        }
         if "zero" not in plan:
             assert parameters <= sent["all_reduce"] <= parameters + 4096 and not sent["all_gather"]
         else:

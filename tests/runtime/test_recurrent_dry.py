@@ -22,9 +22,11 @@ from drumline.trace.running import RunningMode
 
 CPU = torch.device("cpu")
 LAYERS = {
-    "lstm": partial(nn.LSTM, 8, 16, 2, batch_first=True), "projected": partial(nn.LSTM, 8, 16, proj_size=4),
-    "gru": partial(nn.GRU, 8, 16, bidirectional=True), "rnn": partial(nn.RNN, 8, 16, 2, nonlinearity="relu", dropout=0.1),
-}  # fmt: skip
+    "lstm": partial(nn.LSTM, 8, 16, 2, batch_first=True),
+    "projected": partial(nn.LSTM, 8, 16, proj_size=4),
+    "gru": partial(nn.GRU, 8, 16, bidirectional=True),
+    "rnn": partial(nn.RNN, 8, 16, 2, nonlinearity="relu", dropout=0.1),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +57,9 @@ def given_by(layer: nn.RNNBase, x: torch.Tensor, states: list[torch.Tensor]) -> 
     return [output, *(last if isinstance(last, tuple) else (last,))]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, name: str, more: int, *states: torch.Size) -> tuple[Alive, list[int], Any, Told]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, name: str, more: int, *states: torch.Size
+) -> tuple[Alive, list[int], Any, Told]:
     """The layer without values: what was alive before, after its forward and after its backward; what it gave."""
     told = Told(LAYERS[name](), [torch.zeros(3, 5, 8), *(torch.zeros(s) for s in states)], more)
     monkeypatch.setattr(StandIns, "ask", lambda self, module, name, given: told)
@@ -90,7 +94,9 @@ def test_stand_ins_give_and_need_the_same(name: str, monkeypatch: pytest.MonkeyP
     assert after == sum(t.nbytes for t in made) + more
     # in the backward: what was kept, what the layer takes, and the few bytes of the loss and its gradient
     assert alive.most - before == pytest.approx(after + 5 * more + sum(p.nbytes for p in real.parameters()), abs=4096)
-    assert end - before == pytest.approx(sum(p.nbytes for p in real.parameters()), abs=64), "what was kept is given back"
+    assert end - before == pytest.approx(sum(p.nbytes for p in real.parameters()), abs=64), (
+        "what was kept is given back"
+    )
 
 
 def test_a_state_that_is_given_gets_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

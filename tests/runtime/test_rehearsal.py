@@ -20,18 +20,26 @@ from drumline.runtime.parallel.rehearsal import rehearse
 from drumline.search.answer import Answer, Candidate
 
 
-@pytest.mark.parametrize(("job", "plan", "words"), [
-    ("mlp", "pp=2,virtual=4,schedule=interleaved,micro=2", "8 stages for a model of 5 layers"),
-    ("heads", "tp=2", "tp=2 cannot share the 3 heads"), ("asking", "pp=2", "Asking cannot be traced"),
-    ("mlp", "tile=2x1", "tile for a batch without images"), ("mlp", "pp=2,split=blocks.9", "split=blocks.9"),
-    ("mlp", "pp=2,virtual=2", "1f1b with 2 stages a rank"), ("lstm", "tp=2", "no layer of this model"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "plan", "words"),
+    [
+        ("mlp", "pp=2,virtual=4,schedule=interleaved,micro=2", "8 stages for a model of 5 layers"),
+        ("heads", "tp=2", "tp=2 cannot share the 3 heads"),
+        ("asking", "pp=2", "Asking cannot be traced"),
+        ("mlp", "tile=2x1", "tile for a batch without images"),
+        ("mlp", "pp=2,split=blocks.9", "split=blocks.9"),
+        ("mlp", "pp=2,virtual=2", "1f1b with 2 stages a rank"),
+        ("lstm", "tp=2", "no layer of this model"),
+    ],
+)
 def test_refused_as_by_the_engine(job: str, plan: str, words: str) -> None:
     with pytest.raises(DrumlineError, match=words):
         rehearse(bad_splits.make(job), Plan.parse(plan))
 
 
-@pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2", "cp=2", "pp=2,dp=2,tp=2,micro=2", "pp=2,split=measured,micro=2"])
+@pytest.mark.parametrize(
+    "plan", ["tp=2", "pp=2,micro=2", "cp=2", "pp=2,dp=2,tp=2,micro=2", "pp=2,split=measured,micro=2"]
+)
 def test_what_runs_is_not_refused(plan: str) -> None:
     division = rehearse(small_jobs.make("gpt"), Plan.parse(plan))
     assert bool(division.left) == ("tp" in plan) and bool(division.stages) == ("pp" in plan)

@@ -285,7 +285,9 @@ def test_the_prediction_follows_the_same_choice() -> None:
     for block, layer in zip(blocks, layers, strict=True):
         predicted, real = choices(block, "cpu", 4), layer.choices()
         key = ("name", "verdict")
-        assert sorted([getattr(c, k) for k in key] for c in predicted) == sorted([getattr(c, k) for k in key] for c in real)
+        assert sorted([getattr(c, k) for k in key] for c in predicted) == sorted(
+            [getattr(c, k) for k in key] for c in real
+        )
         kept = sum(c.bytes.at(8) for c in predicted if c.verdict == "kept")
         assert kept == pytest.approx(4 * sum(c.bytes.at(1) for c in real if c.verdict == "kept"))  # seen in values
     memory = peak_memory(profile, Plan(recompute="selective"), 8)
@@ -423,10 +425,17 @@ def test_a_model_without_blocks_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("job", "plan"), [
-    ("gpt", "dp=2,micro=2"), ("gpt", "dp=3,zero=3"), ("dropout", "dp=2,zero=2,micro=2"), ("gpt", "dp=2,precision=bf16"),
-    ("gpt", "dp=2,zero=3,precision=fp16"), ("gpt", "dp=1,chunk=2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("gpt", "dp=2,micro=2"),
+        ("gpt", "dp=3,zero=3"),
+        ("dropout", "dp=2,zero=2,micro=2"),
+        ("gpt", "dp=2,precision=bf16"),
+        ("gpt", "dp=2,zero=3,precision=fp16"),
+        ("gpt", "dp=1,chunk=2"),
+    ],
+)
 def test_under_the_engine(world: Callable[[int], World], job: str, plan: str) -> None:
     """Wide enough that something is kept, which the small models of the parity table are not."""
     dropout = 0.4 if job == "dropout" else 0.0
@@ -462,7 +471,9 @@ def test_models_as_people_write_them(world: Callable[[int], World], model: type[
     assert result.passed, result
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: fused attention that drops is there alone")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device: fused attention that drops is there alone"
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu(dtype: torch.dtype) -> None:
     """Fused attention and dropout draw from one generator; a mask that is not repeated is an error of the first order."""

@@ -40,14 +40,26 @@ def predicted(plan: Plan, sizes: Any) -> tuple[Counter[tuple[str, float]], int]:
 @pytest.mark.parametrize(
     ("plan", "words", "length"),
     [
-        ("tp=2", 11, 5), ("tp=2", 11, 6), ("tp=2", 32, 5), ("tp=2", 32, 6), ("tp=2", 64, 32),
-        ("tp=2,precision=bf16", 32, 6), ("tp=2,precision=bf16", 11, 6), ("tp=2,micro=2", 11, 5),
+        ("tp=2", 11, 5),
+        ("tp=2", 11, 6),
+        ("tp=2", 32, 5),
+        ("tp=2", 32, 6),
+        ("tp=2", 64, 32),
+        ("tp=2,precision=bf16", 32, 6),
+        ("tp=2,precision=bf16", 11, 6),
+        ("tp=2,micro=2", 11, 5),
     ],
     ids=[
-        "nothing divides", "tokens", "words", "both", "and the table of positions", "bf16", "bf16, words do not divide",
+        "nothing divides",
+        "tokens",
+        "words",
+        "both",
+        "and the table of positions",
+        "bf16",
+        "bf16, words do not divide",
         "micro-batches",
     ],
-)  # fmt: skip
+)
 def test_tp_sends_what_was_predicted(world: Worlds, plan: str, words: int, length: int) -> None:
     """Every message of the layers: its kind, its bytes, how often."""
     sizes = ("gpt", 8, words, length, 6)

@@ -26,7 +26,9 @@ Worlds = Callable[[int], World]
 EQUAL = {"rtol": 1e-12, "atol": 1e-12}
 
 
-def equal(found: tuple[torch.Tensor, dict[str, torch.Tensor]], wanted: tuple[torch.Tensor, dict[str, torch.Tensor]]) -> None:
+def equal(
+    found: tuple[torch.Tensor, dict[str, torch.Tensor]], wanted: tuple[torch.Tensor, dict[str, torch.Tensor]]
+) -> None:
     torch.testing.assert_close(found[0], wanted[0], **EQUAL)
     assert set(found[1]) == set(wanted[1])
     for name, g in wanted[1].items():
@@ -67,10 +69,23 @@ def test_evaluation(case: str) -> None:
 
 
 RANKS = [
-    ("gpt", "ddp"), ("gpt", "unused"), ("gpt", "shard"), ("gpt", "meta"), ("gpt whole", "shard"), ("gpt whole", "unused"),
-    ("gpt checkpointed", "ddp"), ("gpt checkpointed", "shard"), ("named", "unused"), ("named", "shard"), ("frozen", "unused"),
-    ("frozen", "shard"), ("lstm", "shard"), ("reader", "shard"), ("encoder", "shard"), ("mlp", "shard"),
-]  # fmt: skip
+    ("gpt", "ddp"),
+    ("gpt", "unused"),
+    ("gpt", "shard"),
+    ("gpt", "meta"),
+    ("gpt whole", "shard"),
+    ("gpt whole", "unused"),
+    ("gpt checkpointed", "ddp"),
+    ("gpt checkpointed", "shard"),
+    ("named", "unused"),
+    ("named", "shard"),
+    ("frozen", "unused"),
+    ("frozen", "shard"),
+    ("lstm", "shard"),
+    ("reader", "shard"),
+    ("encoder", "shard"),
+    ("mlp", "shard"),
+]
 
 
 @pytest.mark.parametrize(("case", "how"), RANKS)
@@ -100,7 +115,9 @@ def test_a_sharded_layer_takes_the_memory_of_its_parts(world: Worlds) -> None:
     """Without parts: the layer, its gradient, and both on their way. With them, half of the gradient (the shard's) and
     some parts: how many messages are on their way at once is a matter of time."""
     layer = 4 * 256 * 16384
-    for whole, parts in zip(world(2).run(memory.peak_of_shards, 1), world(2).run(memory.peak_of_shards, 16), strict=True):
+    for whole, parts in zip(
+        world(2).run(memory.peak_of_shards, 1), world(2).run(memory.peak_of_shards, 16), strict=True
+    ):
         assert whole > 2.5 * layer
         assert parts < 1.75 * layer
 
@@ -123,13 +140,27 @@ def test_which_layers() -> None:
     class Same(nn.Linear):
         pass
 
-    model = nn.ModuleDict({
-        "large": nn.Linear(8, 8), "medium": nn.Linear(4, 8), "less": nn.Linear(4, 7), "same": Same(8, 8), "own": Own(8, 8),
-        "normed": nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), "words": nn.Embedding(9, 7),
-        "bounded": nn.Embedding(8, 8, max_norm=1.0), "often": nn.Embedding(8, 8, scale_grad_by_freq=True),
-        "sparse": nn.Embedding(8, 8, sparse=True), "attention": nn.MultiheadAttention(8, 2), "conv": nn.Conv2d(8, 8, 3),
-        "lazy": nn.LazyLinear(8), "hooked": nn.Linear(8, 8), "tied": nn.Linear(8, 8), "one": nn.Linear(8, 8), "two": nn.Linear(8, 8),
-    })  # fmt: skip
+    model = nn.ModuleDict(
+        {
+            "large": nn.Linear(8, 8),
+            "medium": nn.Linear(4, 8),
+            "less": nn.Linear(4, 7),
+            "same": Same(8, 8),
+            "own": Own(8, 8),
+            "normed": nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+            "words": nn.Embedding(9, 7),
+            "bounded": nn.Embedding(8, 8, max_norm=1.0),
+            "often": nn.Embedding(8, 8, scale_grad_by_freq=True),
+            "sparse": nn.Embedding(8, 8, sparse=True),
+            "attention": nn.MultiheadAttention(8, 2),
+            "conv": nn.Conv2d(8, 8, 3),
+            "lazy": nn.LazyLinear(8),
+            "hooked": nn.Linear(8, 8),
+            "tied": nn.Linear(8, 8),
+            "one": nn.Linear(8, 8),
+            "two": nn.Linear(8, 8),
+        }
+    )
     model["hooked"].weight.register_hook(lambda g: g)
     model["tied"].weight = model["own"].weight
     model["two"].weight = model["one"].weight
@@ -239,18 +270,33 @@ def test_nothing_to_cut() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("job", "plan"), [
-    ("gpt", "dp=1,chunk=3"), ("gpt", "dp=2,chunk=2"), ("gpt", "dp=2,zero=1,chunk=3,micro=2"), ("gpt", "dp=2,zero=2,chunk=64"),
-    ("gpt", "dp=2,zero=3,chunk=4"), ("gpt", "dp=4,zero=3,shard=2,chunk=3,micro=2"), ("masked", "dp=3,zero=3,chunk=3,micro=3"),
-    ("gpt", "dp=2,zero=3,chunk=3,recompute=full"), ("dropout", "dp=2,chunk=3,recompute=full"), ("gpt", "dp=1,zero=3,chunk=3"),
-    ("gpt", "dp=2,zero=3,chunk=3,precision=bf16"), ("gpt", "dp=2,chunk=3,precision=fp16"), ("masked", "dp=2,chunk=3,static=true"),
-    ("partial", "dp=2,zero=3,chunk=2"), ("partial", "dp=2,chunk=2"),
-    ("named", "dp=2,zero=3,chunk=2,offload=all"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [
+        ("gpt", "dp=1,chunk=3"),
+        ("gpt", "dp=2,chunk=2"),
+        ("gpt", "dp=2,zero=1,chunk=3,micro=2"),
+        ("gpt", "dp=2,zero=2,chunk=64"),
+        ("gpt", "dp=2,zero=3,chunk=4"),
+        ("gpt", "dp=4,zero=3,shard=2,chunk=3,micro=2"),
+        ("masked", "dp=3,zero=3,chunk=3,micro=3"),
+        ("gpt", "dp=2,zero=3,chunk=3,recompute=full"),
+        ("dropout", "dp=2,chunk=3,recompute=full"),
+        ("gpt", "dp=1,zero=3,chunk=3"),
+        ("gpt", "dp=2,zero=3,chunk=3,precision=bf16"),
+        ("gpt", "dp=2,chunk=3,precision=fp16"),
+        ("masked", "dp=2,chunk=3,static=true"),
+        ("partial", "dp=2,zero=3,chunk=2"),
+        ("partial", "dp=2,chunk=2"),
+        ("named", "dp=2,zero=3,chunk=2,offload=all"),
+    ],
+)
 def test_under_the_engine(world: Worlds, job: str, plan: str) -> None:
     """With a vocabulary large enough that embedding and head are what is cut."""
     p = Plan.parse(plan)
-    changes = {"model": cases.GPT} if job in ("gpt", "masked") else {"model": cases.Forgetful} if job == "dropout" else {}
+    changes = (
+        {"model": cases.GPT} if job in ("gpt", "masked") else {"model": cases.Forgetful} if job == "dropout" else {}
+    )
     parity.check(world(p.processes).run(parity.run_verify, job, plan, 3, changes)[0])
 
 

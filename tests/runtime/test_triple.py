@@ -39,8 +39,13 @@ def check(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("zero", ZEROS)
 @pytest.mark.parametrize("ranks", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
-@pytest.mark.parametrize(("name", "micro", "clip", "optimizer"), [("mlp", 1, 0.5, "two"), ("mlp", 2, 0.0, "one"), ("gpt", 2, 0.1, "two"), ("partial", 2, 0.5, "two")])
-def test_the_same_weights_as_a_plain_loop(world: Worlds, ranks: int, zero: int, name: str, micro: int, clip: float, optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "micro", "clip", "optimizer"),
+    [("mlp", 1, 0.5, "two"), ("mlp", 2, 0.0, "one"), ("gpt", 2, 0.1, "two"), ("partial", 2, 0.5, "two")],
+)
+def test_the_same_weights_as_a_plain_loop(
+    world: Worlds, ranks: int, zero: int, name: str, micro: int, clip: float, optimizer: str
+) -> None:
     """Two epochs, each with a ragged last batch; the ranks' models began differently."""
     found = world(ranks).run(on_ranks.triple, name, zero, micro, clip, optimizer)
     check(found, on_ranks.plain(name, ranks, micro, clip, optimizer))
@@ -48,7 +53,9 @@ def test_the_same_weights_as_a_plain_loop(world: Worlds, ranks: int, zero: int, 
         assert mine["boundaries"] == ([False] * (micro - 1) + [True]) * 4
         assert (mine["steps"], mine["length"], mine["scheduler"]) == (4, 2 * micro, "CurveLR")
         assert mine["sizes"] == (12, 12 // (ranks * micro), micro)
-        assert mine["rates"][-1] == pytest.approx([r * 0.9**4 for r in ([0.01, 0.003] if optimizer == "two" else [0.1])])
+        assert mine["rates"][-1] == pytest.approx(
+            [r * 0.9**4 for r in ([0.01, 0.003] if optimizer == "two" else [0.1])]
+        )
 
 
 @pytest.mark.parametrize("zero", ZEROS)
@@ -100,7 +107,9 @@ def test_masks_differ_and_the_users_random_numbers_stay(world: Worlds, zero: int
     assert all(same for _, same in found)
 
 
-@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,recompute=full,bucket=1MiB"])
+@pytest.mark.parametrize(
+    "plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,recompute=full,bucket=1MiB"]
+)
 def test_an_optimizer_with_a_past(world: Worlds, plan: str) -> None:
     """A plan in the place of a config."""
     [expected] = world(1).run(on_ranks.resumed_optimizer, "dp=1")
@@ -130,7 +139,9 @@ def test_looking_for_unused_parameters_leaves_a_given_model_alone(name: str, unu
     model = on_ranks.model_of(name)
     data = on_ranks.samples_of(name)
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    job = dl.Job(model=Given(model), loss=partial(on_ranks.loss_of, name), optimizer=list, data=lambda: data, batch_size=2)
+    job = dl.Job(
+        model=Given(model), loss=partial(on_ranks.loss_of, name), optimizer=list, data=lambda: data, batch_size=2
+    )
     if name != "gpt":  # the samples are of another type than the model
         model.float()
     assert unused_parameters(job) is unused
@@ -140,11 +151,16 @@ def test_looking_for_unused_parameters_leaves_a_given_model_alone(name: str, unu
         torch.testing.assert_close(v, before[k], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("which", "words"), [
-    ("step", r"step\(\) without a backward\n  rule:  forward, backward, step: in this order"),
-    ("backward", r"backward\(\) without a forward"), ("forward", r"a forward between backward\(\) and step\(\)"),
-    ("loss", r"the loss is \(2, 3\)\n  rule:  the loss is one number"), ("number", "the loss is float"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("step", r"step\(\) without a backward\n  rule:  forward, backward, step: in this order"),
+        ("backward", r"backward\(\) without a forward"),
+        ("forward", r"a forward between backward\(\) and step\(\)"),
+        ("loss", r"the loss is \(2, 3\)\n  rule:  the loss is one number"),
+        ("number", "the loss is float"),
+    ],
+)
 def test_an_order_that_cannot_be(world: Worlds, which: str, words: str) -> None:
     with pytest.raises(JobError, match=words):
         world(1).run(on_ranks.wrong_order, which)
@@ -158,7 +174,9 @@ def test_a_forward_that_fails(world: Worlds, zero: int) -> None:
 
 def test_a_weight_that_is_read_from_outside(world: Worlds) -> None:
     """Without data nobody can see it before; torch's own words would be of tensors and their kinds."""
-    with pytest.raises(PlanError, match="reads a weight while the layer that holds it does not run\n.*triple_functions.py, line"):
+    with pytest.raises(
+        PlanError, match="reads a weight while the layer that holds it does not run\n.*triple_functions.py, line"
+    ):
         world(2).run(on_ranks.reading_outside)
 
 
@@ -167,7 +185,9 @@ def test_numbers_that_are_not_finite(world: Worlds, zero: int) -> None:
     for steps, skipped, loss, same in world(2).run(on_ranks.not_finite, zero, "skip"):
         assert (steps, skipped, same) == (2, 1, "[False, True, False]")
         assert math.isfinite(loss)
-    with pytest.raises(GaveUp, match=r"loss nan, norm of the gradients nan, at step 1\n  where: rank \d, .*\n.*\n  try:   Guards"):
+    with pytest.raises(
+        GaveUp, match=r"loss nan, norm of the gradients nan, at step 1\n  where: rank \d, .*\n.*\n  try:   Guards"
+    ):
         world(2).run(on_ranks.not_finite, zero, "stop")
 
 
@@ -190,34 +210,74 @@ def test_a_scheduler_that_wants_a_metric(world: Worlds) -> None:
 SGD = {"type": "SGD", "params": {"lr": 0.1}}
 
 
-@pytest.mark.parametrize(("changes", "error", "words"), [
-    ({}, JobError, r"there is no optimizer\n  where: the config\n  try:   initialize\(optimizer=...\)"),
-    ({"frozen": True, "config": {"optimizer": {"type": "SGD"}}}, JobError, "MLP has no parameter to train"),
-    ({"foreign": True}, JobError, "SGD has parameters that the model has not"),
-    ({"few": True}, JobError, r"SGD has not the parameter 'blocks.0.up.weight' \(8 are missing\)\n.*\n  try:   requires_grad_\(False\)"),
-    ({"model": 3}, JobError, r"initialize\(model=int\)\n  rule:  model is a torch.nn.Module"),
-    ({"config": {"pipeline": {"stages": 1}, "optimizer": SGD}, "data": [1, 2]}, JobError, "the size of a batch is not known"),
-    ({"config": {"optimizer": SGD, "train_batch_size": 4}, "data": []}, JobError, "the dataset is empty"),
-    ({"config": {"optimizer": SGD, "train_batch_size": 4, "dataloader_drop_last": True}, "data": [1, 2]}, JobError, "2 samples for batches of 4"),
-    ({"config": {"optimizer": SGD}, "plan": "dp=1"}, JobError, "a config and a plan"),
-    ({"config": {"optimizer": {"type": "Lamb"}}}, JobError, "the optimizer Lamb is DeepSpeed's own"),
-    ({"config": {"optimizer": SGD, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}}}, JobError, "lacks 'total_num_steps'\n  where: the config: scheduler"),
-    ({"config": {"optimizer": SGD, "sequence_parallel_size": 2}}, InputError, "1 ranks for tp=1, pp=1, cp=2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({}, JobError, r"there is no optimizer\n  where: the config\n  try:   initialize\(optimizer=...\)"),
+        ({"frozen": True, "config": {"optimizer": {"type": "SGD"}}}, JobError, "MLP has no parameter to train"),
+        ({"foreign": True}, JobError, "SGD has parameters that the model has not"),
+        (
+            {"few": True},
+            JobError,
+            r"SGD has not the parameter 'blocks.0.up.weight' \(8 are missing\)\n.*\n  try:   requires_grad_\(False\)",
+        ),
+        ({"model": 3}, JobError, r"initialize\(model=int\)\n  rule:  model is a torch.nn.Module"),
+        (
+            {"config": {"pipeline": {"stages": 1}, "optimizer": SGD}, "data": [1, 2]},
+            JobError,
+            "the size of a batch is not known",
+        ),
+        ({"config": {"optimizer": SGD, "train_batch_size": 4}, "data": []}, JobError, "the dataset is empty"),
+        (
+            {"config": {"optimizer": SGD, "train_batch_size": 4, "dataloader_drop_last": True}, "data": [1, 2]},
+            JobError,
+            "2 samples for batches of 4",
+        ),
+        ({"config": {"optimizer": SGD}, "plan": "dp=1"}, JobError, "a config and a plan"),
+        ({"config": {"optimizer": {"type": "Lamb"}}}, JobError, "the optimizer Lamb is DeepSpeed's own"),
+        (
+            {
+                "config": {
+                    "optimizer": SGD,
+                    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}},
+                }
+            },
+            JobError,
+            "lacks 'total_num_steps'\n  where: the config: scheduler",
+        ),
+        ({"config": {"optimizer": SGD, "sequence_parallel_size": 2}}, InputError, "1 ranks for tp=1, pp=1, cp=2"),
+    ],
+)
 def test_refused(world: Worlds, changes: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         world(1).run(on_ranks.refused, changes)
 
 
 def test_pipelines_are_refused_with_the_way_out(world: Worlds) -> None:
-    with pytest.raises(PlanError, match=r"one by one, with pp=2\n.*\n.*interleaved.*\n  try:   write a Job, and call engine.step\(batch\)"):
+    with pytest.raises(
+        PlanError,
+        match=r"one by one, with pp=2\n.*\n.*interleaved.*\n  try:   write a Job, and call engine.step\(batch\)",
+    ):
         world(2).run(on_ranks.refused, {"config": {"pipeline": {"stages": 2}, "optimizer": SGD}})
 
 
-@pytest.mark.parametrize(("plan", "what"), [("tp=2", "tp=2"), ("cp=2", "cp=2"), ("tile=2x1", "tile=2x1"), ("tp=2,cp=2", "tp=2, cp=2"), ("dp=2,pp=2", "pp=2"), ("dp=2,ep=2", "ep=2")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "what"),
+    [
+        ("tp=2", "tp=2"),
+        ("cp=2", "cp=2"),
+        ("tile=2x1", "tile=2x1"),
+        ("tp=2,cp=2", "tp=2, cp=2"),
+        ("dp=2,pp=2", "pp=2"),
+        ("dp=2,ep=2", "ep=2"),
+    ],
+)
 def test_split_models_are_refused_with_the_way_out(plan: str, what: str) -> None:
     """Also without ranks: it is known before anything is set up."""
-    with pytest.raises(PlanError, match=rf"one by one, with {what}\n  where: plan .*\n  rule: .*\n  try:   write a Job, and call engine.step\(batch\)"):
+    with pytest.raises(
+        PlanError,
+        match=rf"one by one, with {what}\n  where: plan .*\n  rule: .*\n  try:   write a Job, and call engine.step\(batch\)",
+    ):
         on_ranks.refused({"config": None, "plan": plan})
 
 
@@ -255,29 +315,50 @@ def test_keys_without_effect_are_told(world: Worlds, caplog: pytest.LogCaptureFi
     disconnect()  # it asked which rank this is
     told = {(r.levelname, r.getMessage()) for r in caplog.records}
     assert ("WARNING", "config: unknown key zero_optimisation. Did you mean 'zero_optimization'?") in told
-    assert any(level == "WARNING" and "sparse_attention has no effect: it changes what is computed" in text for level, text in told)
+    assert any(
+        level == "WARNING" and "sparse_attention has no effect: it changes what is computed" in text
+        for level, text in told
+    )
     assert any(level == "INFO" and "steps_per_print has no effect" in text for level, text in told)
 
 
-@pytest.mark.parametrize(("named", "made", "values"), [
-    (Named("Adam", {"lr": 0.1}), torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.0}),
-    (Named("adam", {"adam_w_mode": False, "weight_decay": 0.1}), torch.optim.Adam, {"weight_decay": 0.1}),
-    (Named("AdamW", {"betas": [0.8, 0.9], "torch_adam": True}), torch.optim.AdamW, {"betas": (0.8, 0.9), "weight_decay": 0.01}),
-    (Named("SGD", {"lr": 0.1, "momentum": 0.5}), torch.optim.SGD, {"momentum": 0.5}),
-    (Named("Adagrad"), torch.optim.Adagrad, {"lr": 0.01}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("named", "made", "values"),
+    [
+        (Named("Adam", {"lr": 0.1}), torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.0}),
+        (Named("adam", {"adam_w_mode": False, "weight_decay": 0.1}), torch.optim.Adam, {"weight_decay": 0.1}),
+        (
+            Named("AdamW", {"betas": [0.8, 0.9], "torch_adam": True}),
+            torch.optim.AdamW,
+            {"betas": (0.8, 0.9), "weight_decay": 0.01},
+        ),
+        (Named("SGD", {"lr": 0.1, "momentum": 0.5}), torch.optim.SGD, {"momentum": 0.5}),
+        (Named("Adagrad"), torch.optim.Adagrad, {"lr": 0.01}),
+    ],
+)
 def test_optimizers_by_name(named: Named, made: type, values: dict[str, Any]) -> None:
     optimizer = named_optimizer(named, "c.json")([torch.nn.Parameter(torch.zeros(2))])
     assert type(optimizer) is made
     assert {key: optimizer.param_groups[0][key] for key in values} == values
 
 
-@pytest.mark.parametrize(("named", "words"), [
-    (Named("AdamV"), r"unknown optimizer 'AdamV'\n  where: c.json: optimizer.type\n.*\n  try:   Did you mean 'Adam"),
-    (Named("OneBitAdam"), "the optimizer OneBitAdam is DeepSpeed's own"), (Named("os.system"), "unknown optimizer 'os.system'"),
-    (Named("Adam", {"lrr": 1}), r"unknown key 'lrr' of the optimizer Adam\n  where: c.json: optimizer.params.lrr\n  try:   Did you mean 'lr'\?"),
-    (Named("Adam", {"lr": -1.0}), "Invalid learning rate"), (Named("Adam", {"bias_correction": False}), "without bias correction"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        (
+            Named("AdamV"),
+            r"unknown optimizer 'AdamV'\n  where: c.json: optimizer.type\n.*\n  try:   Did you mean 'Adam",
+        ),
+        (Named("OneBitAdam"), "the optimizer OneBitAdam is DeepSpeed's own"),
+        (Named("os.system"), "unknown optimizer 'os.system'"),
+        (
+            Named("Adam", {"lrr": 1}),
+            r"unknown key 'lrr' of the optimizer Adam\n  where: c.json: optimizer.params.lrr\n  try:   Did you mean 'lr'\?",
+        ),
+        (Named("Adam", {"lr": -1.0}), "Invalid learning rate"),
+        (Named("Adam", {"bias_correction": False}), "without bias correction"),
+    ],
+)
 def test_optimizers_that_cannot_be(named: Named, words: str) -> None:
     with pytest.raises(JobError, match=words):
         named_optimizer(named, "c.json")

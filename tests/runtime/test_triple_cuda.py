@@ -37,9 +37,14 @@ def test_as_on_a_cpu(zero: int, offload: bool) -> None:
     if offload:
         config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     engine, _, loader, _ = dl.initialize(
-        model=model, optimizer=on_ranks.optimizer_of("two", model), data=on_ranks.samples_of("mlp"), config=config,
-        scheduler=dl.rates.Exponential(by=0.9), dtype=torch.float64, workers=1,
-    )  # fmt: skip
+        model=model,
+        optimizer=on_ranks.optimizer_of("two", model),
+        data=on_ranks.samples_of("mlp"),
+        config=config,
+        scheduler=dl.rates.Exponential(by=0.9),
+        dtype=torch.float64,
+        workers=1,
+    )
     assert loader is not None
     for _ in range(2):
         for x, y in loader:

@@ -22,10 +22,14 @@ def job(clip: float | None = None, spoil: bool = False, weighted: bool = False) 
     generator = torch.Generator().manual_seed(0)
     data = [(torch.randn(6, generator=generator), torch.randn(3, generator=generator)) for _ in range(16)]
     return dl.Job(
-        model=lambda: nn.Linear(6, 3), loss=loss, data=lambda: data, batch_size=8, clip=clip,
+        model=lambda: nn.Linear(6, 3),
+        loss=loss,
+        data=lambda: data,
+        batch_size=8,
+        clip=clip,
         optimizer=lambda p: torch.optim.AdamW(p, lr=0.1),
         schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,10 @@ def test_without_a_fault_it_passes(world: Worlds, plan: str) -> None:
     found = result(world(broken_jobs.Plan.parse(plan).ranks).run(broken_jobs.check, "", 1, plan))
     assert found.passed
     assert (found.first_divergence, found.phase) == (None, "")
-    assert found.reference == f"one device, the same {'2 micro-batches' if 'micro' in plan else '1 micro-batch'} of each batch"
+    assert (
+        found.reference
+        == f"one device, the same {'2 micro-batches' if 'micro' in plan else '1 micro-batch'} of each batch"
+    )
 
 
 def test_one_rank_has_no_fault_to_find(world: Worlds) -> None:
@@ -32,10 +35,17 @@ def test_one_rank_has_no_fault_to_find(world: Worlds) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("plan", "clip"), [("dp=2", None), ("dp=2,zero=3,micro=2", None), ("dp=2,recompute=full", 0.5)])
-@pytest.mark.parametrize(("fault", "module", "phase"), [
-    ("forward", "middle", "forward"), ("tiny", "middle", "forward"), ("backward", "middle", "backward"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "clip"), [("dp=2", None), ("dp=2,zero=3,micro=2", None), ("dp=2,recompute=full", 0.5)]
+)
+@pytest.mark.parametrize(
+    ("fault", "module", "phase"),
+    [
+        ("forward", "middle", "forward"),
+        ("tiny", "middle", "forward"),
+        ("backward", "middle", "backward"),
+    ],
+)
 def test_faults_of_one_rank(
     world: Worlds, fault: str, module: str, phase: str, plan: str, clip: float | None, rank: int
 ) -> None:

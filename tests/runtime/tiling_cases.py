@@ -52,7 +52,9 @@ class Speaker(nn.Module):
         logits = self.head(self.block(self.words(input_ids)))
         found = {"logits": logits}
         if labels is not None:
-            shifted = logits.float()[..., :-1, :].contiguous() if logits.dtype == torch.bfloat16 else logits[..., :-1, :]
+            shifted = (
+                logits.float()[..., :-1, :].contiguous() if logits.dtype == torch.bfloat16 else logits[..., :-1, :]
+            )
             shifted = shifted.contiguous().view(-1, logits.size(-1))
             found["loss"] = F.cross_entropy(shifted, labels[..., 1:].reshape(-1), ignore_index=-100)
         return found

@@ -49,7 +49,13 @@ class Adapted(nn.Module):
         return self.head(self.norm(x + self.second(torch.tanh(self.first(x)))))
 
 
-MODELS = {"mlp": small_jobs.MLP, "partial": small_jobs.Partial, "gpt": small_jobs.GPT, "lora": Adapted, "cnn": small_jobs.CNN}
+MODELS = {
+    "mlp": small_jobs.MLP,
+    "partial": small_jobs.Partial,
+    "gpt": small_jobs.GPT,
+    "lora": Adapted,
+    "cnn": small_jobs.CNN,
+}
 KINDS = {"gpt": "tokens", "cnn": "image"}
 
 
@@ -72,14 +78,19 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     flat = [p for p in model.parameters() if p.dim() < 2]
     deep = [p for p in model.parameters() if p.dim() >= 2]
-    return torch.optim.AdamW([{"params": deep, "weight_decay": 0.3}, {"params": flat, "lr": 3e-3, "weight_decay": 0.0}], lr=1e-2)
+    return torch.optim.AdamW(
+        [{"params": deep, "weight_decay": 0.3}, {"params": flat, "lr": 3e-3, "weight_decay": 0.0}], lr=1e-2
+    )
 
 
 def config_of(zero: int, micro: int, clip: float, **more: Any) -> dict[str, Any]:
     return {
-        "train_batch_size": BATCH, "gradient_accumulation_steps": micro, "gradient_clipping": clip,
-        "zero_optimization": {"stage": zero}, **more,
-    }  # fmt: skip
+        "train_batch_size": BATCH,
+        "gradient_accumulation_steps": micro,
+        "gradient_clipping": clip,
+        "zero_optimization": {"stage": zero},
+        **more,
+    }
 
 
 def triple(name: str, zero: int, micro: int, clip: float, optimizer: str, epochs: int = 2) -> dict[str, Any]:
@@ -87,9 +98,13 @@ def triple(name: str, zero: int, micro: int, clip: float, optimizer: str, epochs
     rank = dist.get_rank()
     model = model_of(name, seed=rank)
     made = dl.initialize(
-        model=model, optimizer=optimizer_of(optimizer, model), data=samples_of(name), config=config_of(zero, micro, clip),
-        scheduler=dl.rates.Exponential(by=0.9), dtype=DOUBLE,
-    )  # fmt: skip
+        model=model,
+        optimizer=optimizer_of(optimizer, model),
+        data=samples_of(name),
+        config=config_of(zero, micro, clip),
+        scheduler=dl.rates.Exponential(by=0.9),
+        dtype=DOUBLE,
+    )
     engine, used, loader, scheduler = made
     assert engine.module is model
     losses, boundaries, norms, rates = [], [], [], []
@@ -106,11 +121,22 @@ def triple(name: str, zero: int, micro: int, clip: float, optimizer: str, epochs
     held = {p.name for p in engine.engine.pieces if used.state.get(p.value)}
     shares = {n: p.to_local().numel() if isinstance(p, DTensor) else p.numel() for n, p in model.named_parameters()}
     return {
-        "weights": engine.module_state_dict(), "losses": losses, "boundaries": boundaries, "norms": norms, "rates": rates,
-        "steps": engine.global_steps, "length": len(loader), "state": held, "shares": shares,
-        "sizes": (engine.train_batch_size(), engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()),
+        "weights": engine.module_state_dict(),
+        "losses": losses,
+        "boundaries": boundaries,
+        "norms": norms,
+        "rates": rates,
+        "steps": engine.global_steps,
+        "length": len(loader),
+        "state": held,
+        "shares": shares,
+        "sizes": (
+            engine.train_batch_size(),
+            engine.train_micro_batch_size_per_gpu(),
+            engine.gradient_accumulation_steps(),
+        ),
         "scheduler": type(scheduler).__name__,
-    }  # fmt: skip
+    }
 
 
 def plain(name: str, ranks: int, micro: int, clip: float, optimizer: str, epochs: int = 2) -> dict[str, Any]:
@@ -149,10 +175,12 @@ def own_batches(zero: int) -> list[float]:
     """Without data: the loop brings its own batches, of any kind; the optimizer and the schedule are the config's."""
     model = model_of("mlp")
     config = {
-        "train_micro_batch_size_per_gpu": 3, "zero_optimization": {"stage": zero}, "bf16": {"enabled": False},
+        "train_micro_batch_size_per_gpu": 3,
+        "zero_optimization": {"stage": zero},
+        "bf16": {"enabled": False},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95]}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_max_lr": 0.01}},
-    }  # fmt: skip
+    }
     engine, optimizer, loader, scheduler = dl.initialize(model=model, config=config, dtype=DOUBLE)
     assert loader is None
     assert isinstance(optimizer, torch.optim.AdamW)
@@ -183,7 +211,12 @@ def both_loops(zero: int) -> tuple[list[float], list[float]]:
         config = config_of(zero, 2, 0.5)
         data = small_jobs.Samples("vector", 2 * BATCH)
         engine, *_ = dl.initialize(
-            model=model, optimizer=optimizer_of("two", model), data=data, config=config, loss=F.cross_entropy, dtype=DOUBLE
+            model=model,
+            optimizer=optimizer_of("two", model),
+            data=data,
+            config=config,
+            loss=F.cross_entropy,
+            dtype=DOUBLE,
         )
         norms = []
         for batch in engine.engine.data(3):
@@ -220,9 +253,12 @@ def not_finite(zero: int, policy: str) -> tuple[int, int, float, str]:
     """A loss that is not a number: the step is left out, or the run ends; buffers are as before."""
     model = model_of("cnn")
     engine, *_ = dl.initialize(
-        model=model, optimizer=optimizer_of("one", model), config=config_of(zero, 2, 0.0), dtype=DOUBLE,
+        model=model,
+        optimizer=optimizer_of("one", model),
+        config=config_of(zero, 2, 0.0),
+        dtype=DOUBLE,
         guards=Guards(nonfinite=policy),
-    )  # fmt: skip
+    )
     x = torch.randn(6, 1, 5, 4, dtype=DOUBLE)
     buffers = []
     for factor in (1.0, torch.nan, 1.0):
@@ -238,7 +274,10 @@ def scheduled(zero: int) -> list[float]:
     """The rates under a scheduler that was made on the optimizer that was given."""
     model = model_of("mlp")
     optimizer = optimizer_of("one", model)
-    parts = [torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 2), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+    parts = [
+        torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 2),
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+    ]
     scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
     engine, used, _, moved = dl.initialize(
         model=model, optimizer=optimizer, scheduler=scheduler, config=config_of(zero, 1, 0.0), dtype=DOUBLE
@@ -258,9 +297,10 @@ def left_open() -> list[float]:
     model = model_of("mlp")
     params = {"total_num_steps": "auto", "warmup_num_steps": 2, "warmup_max_lr": 1.0, "warmup_type": "linear"}
     config = {
-        "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": "auto"}},
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "SGD", "params": {"lr": "auto"}},
         "scheduler": {"type": "WarmupDecayLR", "params": params},
-    }  # fmt: skip
+    }
     engine, *_ = dl.initialize(model=model, config=config, steps=6, dtype=DOUBLE)
     rates = []
     for _ in range(9):
@@ -301,7 +341,9 @@ def resumed_optimizer(plan: str) -> dict[str, torch.Tensor]:
     return engine.module_state_dict()
 
 
-def saved_and_resumed(folder: str, first: int, second: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float]]:
+def saved_and_resumed(
+    folder: str, first: int, second: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float]]:
     """Two epochs in one go; and the second one again, from a checkpoint, under another stage."""
 
     def epoch(engine: Any, loader: Any) -> None:
@@ -312,9 +354,13 @@ def saved_and_resumed(folder: str, first: int, second: int) -> tuple[dict[str, t
     def make(zero: int, seed: int) -> Any:
         model = model_of("mlp", seed)
         return dl.initialize(
-            model=model, optimizer=optimizer_of("two", model), data=samples_of("mlp"), config=config_of(zero, 2, 0.5),
-            scheduler=dl.rates.Cosine(steps=9, warmup=2), dtype=DOUBLE,
-        )  # fmt: skip
+            model=model,
+            optimizer=optimizer_of("two", model),
+            data=samples_of("mlp"),
+            config=config_of(zero, 2, 0.5),
+            scheduler=dl.rates.Cosine(steps=9, warmup=2),
+            dtype=DOUBLE,
+        )
 
     engine, _, loader, _ = make(first, 0)
     epoch(engine, loader)
@@ -351,7 +397,9 @@ def wrong_order(which: str) -> None:
 def failed_forward(zero: int, fails: bool) -> float:
     """A forward that raises in the second micro-batch leaves nothing of its batch behind: the next begins one."""
     model = model_of("mlp")
-    engine, *_ = dl.initialize(model=model, optimizer=optimizer_of("one", model), config=config_of(zero, 2, 0.0), dtype=DOUBLE)
+    engine, *_ = dl.initialize(
+        model=model, optimizer=optimizer_of("one", model), config=config_of(zero, 2, 0.0), dtype=DOUBLE
+    )
     if fails:
         engine.backward(engine(torch.full((2, 6), 5.0, dtype=DOUBLE)).square().sum())
         engine.step()
@@ -389,7 +437,12 @@ def loaded(zero: int, workers: int, drop: bool) -> tuple[int, list[list[float]]]
     model = model_of("mlp")
     config = config_of(zero, 2, 0.0, dataloader_drop_last=drop)
     engine, _, loader, _ = dl.initialize(
-        model=model, optimizer=optimizer_of("one", model), data=small_jobs.Samples("vector"), config=config, dtype=DOUBLE, workers=workers
+        model=model,
+        optimizer=optimizer_of("one", model),
+        data=small_jobs.Samples("vector"),
+        config=config,
+        dtype=DOUBLE,
+        workers=workers,
     )
     seen = []
     for _ in range(2):

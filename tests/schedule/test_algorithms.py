@@ -199,7 +199,9 @@ def test_flat_ones_hear_from_everybody_at_once() -> None:
 def test_wrong_calls() -> None:
     with pytest.raises(InputError, match=r"hosts of 0 ranks\n.*at least one"):
         hierarchical_all_reduce(4, 0)
-    with pytest.raises(InputError, match=r"unknown algorithm 'pairwize' for all_to_all(.|\n)*Did you mean 'pairwise'\?"):
+    with pytest.raises(
+        InputError, match=r"unknown algorithm 'pairwize' for all_to_all(.|\n)*Did you mean 'pairwise'\?"
+    ):
         collective_schedule("all_to_all", "pairwize", 4)
     for collective, algorithm in NAMES:
         with pytest.raises(InputError, match="at least one rank"):

@@ -238,7 +238,9 @@ def test_it_prints_itself() -> None:
 
 
 def test_wrong_calls() -> None:
-    with pytest.raises(InputError, match=r"unknown algorithm 'rign' for all_reduce\n.*known: ring, halving.*\n.*mean 'ring'"):
+    with pytest.raises(
+        InputError, match=r"unknown algorithm 'rign' for all_reduce\n.*known: ring, halving.*\n.*mean 'ring'"
+    ):
         collective_schedule("all_reduce", "rign", 4)
     with pytest.raises(InputError, match=r"unknown collective 'allreduce'(.|\n)*Did you mean 'all_reduce'\?"):
         collective_schedule("allreduce", "ring", 4)

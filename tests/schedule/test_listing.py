@@ -19,7 +19,9 @@ def row(collective: str, algorithm: str, p: int) -> Row:
 
 @pytest.mark.parametrize("p", [1, 2, 7, 8])
 def test_every_algorithm_is_listed(p: int) -> None:
-    assert [(r.collective, r.algorithm) for r in listing(p)] == [(c, a) for c, known in ALGORITHMS.items() for a in known]
+    assert [(r.collective, r.algorithm) for r in listing(p)] == [
+        (c, a) for c, known in ALGORITHMS.items() for a in known
+    ]
     assert all(len(r.cells()) == len(HEADS) for r in listing(p))
 
 

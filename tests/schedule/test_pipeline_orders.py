@@ -95,9 +95,11 @@ def test_interleaved_groups_are_no_smaller_than_the_ranks() -> None:
     """Seven micro-batches on three ranks: groups of 3 and 4, where groups of 3, 3 and 1 would leave a gap."""
     lane = [a for a in pipeline_order("interleaved", 3, 7, 2).lanes[2] if a.kind == "F"]
     assert [(a.stage, a.micro) for a in lane] == [
-        *((2, i) for i in range(3)), *((5, i) for i in range(3)), *((2, i) for i in range(3, 7)),
+        *((2, i) for i in range(3)),
+        *((5, i) for i in range(3)),
+        *((2, i) for i in range(3, 7)),
         *((5, i) for i in range(3, 7)),
-    ]  # fmt: skip
+    ]
 
 
 def test_the_v() -> None:

@@ -29,12 +29,18 @@ GPT = zoo.profile("gpt:7b", batch_size=32)
 @pytest.mark.parametrize(
     ("plan", "names"),
     [
-        ("dp=1", ["one device"]), ("dp=4", ["data"]), ("dp=4,zero=2", ["sharded"]), ("dp=4,tp=2,zero=1", ["tensor"]),
-        ("tp=2,pp=2,micro=4", ["tensor", "pipeline"]), ("cp=2", ["context"]), ("tile=2x1", ["tiles"]),
-        ("dp=8,zero=3,offload=all", ["offload"]), ("zero=3,offload=all,chunk=4", ["offload", "chunk"]),
+        ("dp=1", ["one device"]),
+        ("dp=4", ["data"]),
+        ("dp=4,zero=2", ["sharded"]),
+        ("dp=4,tp=2,zero=1", ["tensor"]),
+        ("tp=2,pp=2,micro=4", ["tensor", "pipeline"]),
+        ("cp=2", ["context"]),
+        ("tile=2x1", ["tiles"]),
+        ("dp=8,zero=3,offload=all", ["offload"]),
+        ("zero=3,offload=all,chunk=4", ["offload", "chunk"]),
         ("dp=8,zero=3,chunk=4", ["sharded", "chunk"]),
     ],
-)  # fmt: skip
+)
 def test_families(plan: str, names: list[str]) -> None:
     assert list(families_of(Plan.parse(plan))) == names and set(names) <= set(FAMILIES)
 
@@ -158,10 +164,12 @@ def test_pareto() -> None:
     assert front[0][0] == scored[0][0] and len(front) > 3
     for _, e in front:
         assert not any(
-            x.fits and x.step_seconds <= e.step_seconds and x.memory_bytes <= e.memory_bytes
+            x.fits
+            and x.step_seconds <= e.step_seconds
+            and x.memory_bytes <= e.memory_bytes
             and (x.step_seconds, x.memory_bytes) != (e.step_seconds, e.memory_bytes)
             for _, x in scored
-        )  # fmt: skip
+        )
     points = {(e.step_seconds, e.memory_bytes) for _, e in front}
     for _, x in scored:
         beaten = any(t <= x.step_seconds and m <= x.memory_bytes for t, m in points)
@@ -265,7 +273,9 @@ def test_layers_are_computed_again_where_a_split_model_does_not_fit() -> None:
 
 def test_devices_that_do_not_divide_stay_idle() -> None:
     seven = load("dgx-h100").with_devices(7)
-    shapes = {(p.dp, p.tp, p.pp) for p in space.splits(zoo.profile("gpt:1.3b", batch_size=24), seven, Plan(precision="bf16"))}
+    shapes = {
+        (p.dp, p.tp, p.pp) for p in space.splits(zoo.profile("gpt:1.3b", batch_size=24), seven, Plan(precision="bf16"))
+    }
     assert (3, 2, 1) in shapes and (1, 4, 1) in shapes
     answer, _ = search(zoo.profile("mlp:2x256", batch_size=4), with_latency(seven))
     assert answer.candidates[0].plan.startswith("dp=1") and "6 devices stay idle: on " in answer.explanation

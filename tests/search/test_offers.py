@@ -91,9 +91,15 @@ def everything(profile: Profile, cluster: Cluster) -> Iterator[Plan]:
                     for offload in ("none", "optimizer", "all"):
                         for chunk in (1, 2, 8, 64):
                             plan = replace(
-                                BASE, dp=dp, zero=zero, shard=shard, micro=micro, recompute=recompute, offload=offload,
+                                BASE,
+                                dp=dp,
+                                zero=zero,
+                                shard=shard,
+                                micro=micro,
+                                recompute=recompute,
+                                offload=offload,
                                 chunk=chunk,
-                            )  # fmt: skip
+                            )
                             if not refusal(plan):
                                 yield plan
 
@@ -138,14 +144,17 @@ def test_the_explanation_says_why_it_offloads() -> None:
     [
         ("dp=8", []),
         ("dp=8,zero=1,micro=4", ["Optimizer state lies over 8 ranks", "held whole", "reduced once"]),
-        ("dp=8,zero=2,micro=4", ["Optimizer state and gradients lie over 8 ranks", "in each of 4 micro-batches instead of once"]),
+        (
+            "dp=8,zero=2,micro=4",
+            ["Optimizer state and gradients lie over 8 ranks", "in each of 4 micro-batches instead of once"],
+        ),
         ("dp=8,zero=2", ["as they come"]),
         ("dp=16,shard=8,zero=3", ["inside a node", "its 2 replicas"]),
         ("dp=32,shard=16,zero=3", ["over 2 nodes", "its 2 replicas"]),
         ("dp=8,zero=3,offload=all", ["The host holds all states"]),
         ("dp=8,zero=3,chunk=4", ["in 4 parts"]),
     ],
-)  # fmt: skip
+)
 def test_each_trade_is_told(plan: str, words: list[str]) -> None:
     profile, machines = zoo.profile("gpt:1.3b"), load("dgx-h100").with_devices(32)
     chosen = Plan.parse(plan + ",precision=bf16")
@@ -159,5 +168,7 @@ def test_a_host_that_is_too_small_is_the_reason() -> None:
     host = replace(machines.device.host, memory=1e9)  # type: ignore[type-var]
     machines = dataclasses.replace(machines, device=replace(machines.device, host=host))
     profile = zoo.profile("gpt:1.3b", batch_size=8)
-    best, moved = (estimate(profile, Plan.parse(f"offload={o},precision=bf16"), machines) for o in ("none", "optimizer"))
+    best, moved = (
+        estimate(profile, Plan.parse(f"offload={o},precision=bf16"), machines) for o in ("none", "optimizer")
+    )
     assert "more than there is of host memory" in reason(moved, best, BASE)

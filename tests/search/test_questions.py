@@ -53,9 +53,13 @@ class TestFit:
         tight = H100.with_devices(4).with_memory(48 * 2**30)
         plan = first_plan(GPT, tight, "bf16")
         found = fit(
-            GPT, tight, plan, fleet=H100.with_memory(48 * 2**30), tokens=2048,
+            GPT,
+            tight,
+            plan,
+            fleet=H100.with_memory(48 * 2**30),
+            tokens=2048,
             shorter=lambda n: zoo.profile("gpt:1.3b", batch_size=64, sequence=n),
-        )  # fmt: skip
+        )
         assert not found.fits and found.lacks_bytes > 0
         tried = {c.change.partition("=")[0].split()[0] for c in found.changes}
         assert {"recompute", "zero", "offload", "micro", "tp", "pp", "--devices"} <= tried
@@ -103,11 +107,15 @@ class TestWhatIf:
     @pytest.mark.parametrize(
         ("text", "error", "words"),
         [
-            ("link", InputError, "KEY=VALUE"), ("batch=0", InputError, "whole number"), ("devices=x", InputError, "whole"),
-            ("memory=4parsec", InputError, "no known unit"), ("lnik=4GB/s", ClusterError, "no such number"),
-            ("devices=12", ClusterError, "do not fill nodes of 8"), ("link=3us", ClusterError, "is not a rate"),
+            ("link", InputError, "KEY=VALUE"),
+            ("batch=0", InputError, "whole number"),
+            ("devices=x", InputError, "whole"),
+            ("memory=4parsec", InputError, "no known unit"),
+            ("lnik=4GB/s", ClusterError, "no such number"),
+            ("devices=12", ClusterError, "do not fill nodes of 8"),
+            ("link=3us", ClusterError, "is not a rate"),
         ],
-    )  # fmt: skip
+    )
     def test_bad_changes(self, text: str, error: type[InputError], words: str) -> None:
         with pytest.raises(error) as caught:
             with_changes(GPT, H100.with_devices(4), H100, [text])
@@ -199,7 +207,9 @@ class TestTraining:
         assert found.stall == pytest.approx(found.bytes / 8 / machines.device.host.copy)
         assert found.interval == pytest.approx(save_interval(found.stall, 6 * 3600))
         assert found.every == round(found.interval / e.step_seconds)
-        assert found.lost == pytest.approx(2 * found.stall / found.interval), "as much for saves as for what is repeated"
+        assert found.lost == pytest.approx(2 * found.stall / found.interval), (
+            "as much for saves as for what is repeated"
+        )
 
     def test_rates(self) -> None:
         found = rates(zoo.profile("resnet50", batch_size=16384), 256, 1_281_167)

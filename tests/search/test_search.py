@@ -18,7 +18,9 @@ FOUR = load("dgx-h100").with_devices(4)
 
 
 def test_only_what_the_engine_runs_is_offered() -> None:
-    plans = list(candidates(zoo.profile("gpt:1.3b", batch_size=32), load("dgx-h100").with_devices(8), Plan(precision="bf16")))
+    plans = list(
+        candidates(zoo.profile("gpt:1.3b", batch_size=32), load("dgx-h100").with_devices(8), Plan(precision="bf16"))
+    )
     assert len(plans) == len(set(plans)) > 50
     assert not [p for p in plans if refusal(p)]
     assert all(p.dp * p.micro <= 32 and p.ranks <= 8 for p in plans)
@@ -47,14 +49,20 @@ def test_best_first_each_loser_with_its_reason() -> None:
 
 def test_light_work_wins_on_one_rank() -> None:
     slow = load("dgx-h100").with_devices(2)
-    slow = dataclasses.replace(slow, node=dataclasses.replace(slow.node, link=dataclasses.replace(slow.node.link, alpha=0.1)))
+    slow = dataclasses.replace(
+        slow, node=dataclasses.replace(slow.node, link=dataclasses.replace(slow.node.link, alpha=0.1))
+    )
     answer, _ = search(zoo.profile("mlp:2x256"), slow)
     assert answer.candidates[0].plan.startswith("dp=1")
 
 
-@pytest.mark.parametrize(("name", "cluster", "devices"), [
-    ("gpt:175b", "dgx-a100", 8), pytest.param("gpt:530b", "dgx-h100", 8, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "cluster", "devices"),
+    [
+        ("gpt:175b", "dgx-a100", 8),
+        pytest.param("gpt:530b", "dgx-h100", 8, marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_fits(name: str, cluster: str, devices: int) -> None:
     """What is named as the way out does help, and half of it does not."""
     fleet, profile = load(cluster), zoo.profile(name, batch_size=64)

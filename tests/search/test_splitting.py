@@ -23,7 +23,12 @@ SIXTEEN = load("dgx-h100").with_devices(16)
 
 @pytest.mark.parametrize(
     ("name", "keys"),
-    [("gpt:1.3b", {"tp", "pp"}), ("llama:8b", {"tp", "pp", "cp"}), ("resnet50", {"tp", "pp", "tile"}), ("mlp:4x4096", {"tp", "pp"})],
+    [
+        ("gpt:1.3b", {"tp", "pp"}),
+        ("llama:8b", {"tp", "pp", "cp"}),
+        ("resnet50", {"tp", "pp", "tile"}),
+        ("mlp:4x4096", {"tp", "pp"}),
+    ],
 )
 def test_what_a_model_has_is_split(name: str, keys: set[str]) -> None:
     """Sequences of 2048 tokens are not long enough for cp; images are tiled."""
@@ -94,7 +99,7 @@ def test_a_search_over_64_ranks_takes_seconds() -> None:
         ("unet", "tile=2x2", ["4 ranks share every image"]),
         ("llama:8b", "dp=2,tp=4,zero=1", ["Optimizer state of a rank's part of the model lies over 2 ranks"]),
     ],
-)  # fmt: skip
+)
 def test_each_trade_is_told(name: str, plan: str, words: list[str]) -> None:
     profile, chosen = zoo.profile(name, batch_size=64), Plan.parse(plan + ",precision=bf16")
     text = " ".join(how_it_shares(profile, chosen, estimate(profile, chosen, SIXTEEN), SIXTEEN))

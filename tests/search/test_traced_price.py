@@ -46,7 +46,9 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n, t, _ = x.shape
-        q, k, v = (p.view(n, t, -1, WIDTH // HEADS).transpose(1, 2) for p in self.qkv(self.before(x)).split(self.parts, -1))
+        q, k, v = (
+            p.view(n, t, -1, WIDTH // HEADS).transpose(1, 2) for p in self.qkv(self.before(x)).split(self.parts, -1)
+        )
         k, v = (p.repeat_interleave(self.shared, 1) if self.shared > 1 else p for p in (k, v))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(seen.transpose(1, 2).reshape(n, t, WIDTH))
@@ -74,9 +76,12 @@ class GPT(nn.Module):
 def traced(**kinds: Any) -> Profile:
     row = torch.zeros(LENGTH, dtype=torch.long)
     job = dl.Job(
-        model=lambda: GPT(**kinds), loss=lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()), batch_size=BATCH,
-        optimizer=lambda p: torch.optim.AdamW(p, fused=True), data=lambda: [(row, row)] * BATCH,
-    )  # fmt: skip
+        model=lambda: GPT(**kinds),
+        loss=lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()),
+        batch_size=BATCH,
+        optimizer=lambda p: torch.optim.AdamW(p, fused=True),
+        data=lambda: [(row, row)] * BATCH,
+    )
     return trace(job, precision="bf16", device="cuda")
 
 
@@ -86,9 +91,19 @@ def seconds(profile: Profile, plan: str) -> float:
     return by.estimate(Plan.parse(f"{plan},precision=bf16")).step_seconds
 
 
-@pytest.mark.parametrize("plan", [
-    "dp=8", "dp=8,zero=3", "dp=1", "dp=2,tp=4", "dp=4,pp=2,micro=4", "dp=8,micro=8", "dp=8,recompute=full", "dp=8,zero=1,micro=2",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "dp=8",
+        "dp=8,zero=3",
+        "dp=1",
+        "dp=2,tp=4",
+        "dp=4,pp=2,micro=4",
+        "dp=8,micro=8",
+        "dp=8,recompute=full",
+        "dp=8,zero=1,micro=2",
+    ],
+)
 def test_a_trace_and_the_formula_have_one_price(plan: str) -> None:
     formula = zoo.profile("gpt:125m", batch_size=BATCH, sequence=LENGTH)
     assert seconds(traced(), plan) == pytest.approx(seconds(formula, plan), rel=0.06)
@@ -98,7 +113,18 @@ def test_the_numbers_are_those_of_the_model() -> None:
     found = transformer_of(traced())
     assert found is not None
     keys = ("layers", "hidden", "heads", "kv_heads", "inner", "gated", "vocabulary", "tied", "sequence", "causal")
-    assert tuple(int(getattr(found, k)[0]) for k in keys) == (BLOCKS, WIDTH, HEADS, HEADS, 4 * WIDTH, 0, WORDS, 1, LENGTH, 1)
+    assert tuple(int(getattr(found, k)[0]) for k in keys) == (
+        BLOCKS,
+        WIDTH,
+        HEADS,
+        HEADS,
+        4 * WIDTH,
+        0,
+        WORDS,
+        1,
+        LENGTH,
+        1,
+    )
 
 
 def test_keys_that_are_repeated_for_the_kernel_are_counted_by_their_map() -> None:

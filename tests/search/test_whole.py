@@ -44,10 +44,13 @@ def fitted(profile: Profile = GPT, cluster: Cluster = EIGHT) -> FittedSteps:
 
 
 class TestWhoIsPriced:
-    @pytest.mark.parametrize(("name", "numbers"), [
-        ("gpt:175b", (96, 12288, 96, 96, 4 * 12288, 0, 50257, 1, 2048)),
-        ("llama:70b", (80, 8192, 64, 8, 28672, 1, 128256, 0, 8192)),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("name", "numbers"),
+        [
+            ("gpt:175b", (96, 12288, 96, 96, 4 * 12288, 0, 50257, 1, 2048)),
+            ("llama:70b", (80, 8192, 64, 8, 28672, 1, 128256, 0, 8192)),
+        ],
+    )
     def test_a_model_is_read_back_from_its_operators(self, name: str, numbers: tuple[int, ...]) -> None:
         found = transformer_of(zoo.profile(name))
         assert found is not None
@@ -66,22 +69,30 @@ class TestWhoIsPriced:
         assert transformer_of(replace(GPT, layers=(embedding, block, head, head))) is None  # another product at the end
         assert transformer_of(replace(GPT, layers=(embedding, head))) is None
 
-    @pytest.mark.parametrize("change", [
-        lambda c: replace(c, origin={"device.peak": "measured here"}),
-        lambda c: replace(c, collective=(Table("all_reduce", "nccl", 8, (1e3, 1e9), (1e-5, 1e-2)),)),
-        lambda c: replace(c, corrections=Corrections((Factor("forward", 1.1, "bf16"),))),
-        lambda c: load("mi300x").with_devices(8),
-        lambda c: replace(c, device=replace(c.device, name="X999")),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda c: replace(c, origin={"device.peak": "measured here"}),
+            lambda c: replace(c, collective=(Table("all_reduce", "nccl", 8, (1e3, 1e9), (1e-5, 1e-2)),)),
+            lambda c: replace(c, corrections=Corrections((Factor("forward", 1.1, "bf16"),))),
+            lambda c: load("mi300x").with_devices(8),
+            lambda c: replace(c, device=replace(c.device, name="X999")),
+        ],
+    )
     def test_machines_that_tell_more_or_were_never_seen(self, change: Callable[[Cluster], Cluster]) -> None:
         assert fitted_for(GPT, change(EIGHT), "bf16") is None and fitted_for(GPT, EIGHT, "bf16") is not None
         assert fitted_for(GPT, EIGHT, "fp32") is None
 
 
 class TestSpace:
-    @pytest.mark.parametrize(("name", "cluster", "devices", "batch"), [
-        ("gpt:1.3b", "dgx-h100", 8, 24), ("llama:8b", "dgx-a100", 16, 32), ("gpt:125m", "dgx-a100", 7, 12),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("name", "cluster", "devices", "batch"),
+        [
+            ("gpt:1.3b", "dgx-h100", 8, 24),
+            ("llama:8b", "dgx-a100", 16, 32),
+            ("gpt:125m", "dgx-a100", 7, 12),
+        ],
+    )
     def test_the_engine_runs_all_of_it(self, name: str, cluster: str, devices: int, batch: int) -> None:
         profile, machines = zoo.profile(name, batch_size=batch), load(cluster).with_devices(devices)
         rows = every_plan(profile, machines, BASE, fitted(profile, machines))
@@ -105,7 +116,9 @@ class TestSpace:
     def test_counts(self) -> None:
         assert counts(12) == [1, 2, 3, 4, 6, 8, 12] and counts(1) == [1]
 
-    @pytest.mark.parametrize(("name", "cluster"), [("gpt:7b", EIGHT), ("gpt:13b", A100.with_devices(64)), ("llama:8b", EIGHT)])
+    @pytest.mark.parametrize(
+        ("name", "cluster"), [("gpt:7b", EIGHT), ("gpt:13b", A100.with_devices(64)), ("llama:8b", EIGHT)]
+    )
     def test_the_quick_count_of_memory_is_near(self, name: str, cluster: Cluster) -> None:
         """A plan that fits is never further off than what the shortlist allows for."""
         profile = zoo.profile(name, batch_size=64)
@@ -117,8 +130,12 @@ class TestSpace:
 
 
 class TestLargeModels:
-    @pytest.mark.parametrize(("name", "devices"), [("gpt:175b", 1024), pytest.param("gpt:1t", 3072, marks=pytest.mark.slow)])
-    def test_a_hundred_thousand_candidates_in_few_calls(self, name: str, devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        ("name", "devices"), [("gpt:175b", 1024), pytest.param("gpt:1t", 3072, marks=pytest.mark.slow)]
+    )
+    def test_a_hundred_thousand_candidates_in_few_calls(
+        self, name: str, devices: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Speed, counted: all rows pass through the closed form in large blocks, and few plans are looked at one by one."""
         blocks: list[int] = []
         whole = FittedSteps.times
@@ -133,7 +150,10 @@ class TestLargeModels:
         assert len(blocks) < 1000 and len(answer.candidates) < 400
         best = Plan.parse(answer.candidates[0].plan)
         assert estimates[str(best)].fits and best.pp > 1 and best.tp > 1 and best.ranks == devices
-        assert "nine of ten within" in answer.scored_by and f"{answer.scored:,} candidates do not fit" in answer.explanation
+        assert (
+            "nine of ten within" in answer.scored_by
+            and f"{answer.scored:,} candidates do not fit" in answer.explanation
+        )
 
     def test_as_a_user_types_it(self) -> None:
         done = here("plan", "gpt:175b", "--cluster", "dgx-a100", "--devices", 1024, "--top", 3, "--json")
@@ -167,7 +187,12 @@ class TestOnePrice:
 
     def test_what_the_closed_form_does_not_know_costs_what_it_adds(self) -> None:
         steps, by_sheet = fitted(), Steps(GPT, EIGHT, "bf16")
-        for text in ("dp=8,zero=3,offload=all", "dp=8,zero=3,chunk=4", "zero=3,offload=all", "dp=2,pp=4,micro=8,schedule=naive"):
+        for text in (
+            "dp=8,zero=3,offload=all",
+            "dp=8,zero=3,chunk=4",
+            "zero=3,offload=all",
+            "dp=2,pp=4,micro=8,schedule=naive",
+        ):
             plan = Plan.parse(text + ",precision=bf16")
             plain = known(plan)
             added = by_sheet.estimate(plan).step_seconds - by_sheet.estimate(plain).step_seconds
@@ -181,9 +206,13 @@ class TestOnePrice:
         profile, machines = replace(GPT, batch_size=512), H100.with_devices(32)
         steps, whole = fitted(profile, machines), Steps(profile, machines, "bf16")
         for text in (
-            "dp=4,tp=2,pp=4,micro=32", "dp=4,pp=8,zero=1,virtual=4,schedule=interleaved,micro=64,recompute=full",
-            "dp=4,pp=8,schedule=zero-bubble,micro=96", "dp=3,pp=7,micro=100,zero=1", "dp=2,pp=4,schedule=gpipe,micro=64", "dp=32,zero=3",
-        ):  # fmt: skip
+            "dp=4,tp=2,pp=4,micro=32",
+            "dp=4,pp=8,zero=1,virtual=4,schedule=interleaved,micro=64,recompute=full",
+            "dp=4,pp=8,schedule=zero-bubble,micro=96",
+            "dp=3,pp=7,micro=100,zero=1",
+            "dp=2,pp=4,schedule=gpipe,micro=64",
+            "dp=32,zero=3",
+        ):
             plan = Plan.parse(text + ",precision=bf16")
             assert steps.memory(plan) == whole.memory(plan) and steps.fits(plan) == whole.fits(plan), text
 
@@ -195,13 +224,22 @@ class TestOnePrice:
         assert fitted(GPT, slow).estimate(plan).step_seconds > 1.5 * fitted().estimate(plan).step_seconds
 
 
-@pytest.mark.parametrize(("name", "cluster", "devices", "batch", "memory"), [
-    ("gpt:1.3b", "dgx-h100", 8, 32, 80), ("gpt:7b", "dgx-a100", 8, 32, 80), ("llama:8b", "dgx-h100", 8, 16, 80), ("gpt:7b", "dgx-a100", 4, 16, 40),
-    ("gpt:1.3b", "dgx-a100", 2, 16, 20),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "cluster", "devices", "batch", "memory"),
+    [
+        ("gpt:1.3b", "dgx-h100", 8, 32, 80),
+        ("gpt:7b", "dgx-a100", 8, 32, 80),
+        ("llama:8b", "dgx-h100", 8, 16, 80),
+        ("gpt:7b", "dgx-a100", 4, 16, 40),
+        ("gpt:1.3b", "dgx-a100", 2, 16, 20),
+    ],
+)
 def test_nothing_better_is_left_out(name: str, cluster: str, devices: int, batch: int, memory: float) -> None:
     """Every row, counted tensor by tensor, and every candidate of the other search."""
-    profile, machines = zoo.profile(name, batch_size=batch), load(cluster).with_devices(devices).with_memory(memory * 2**30)
+    profile, machines = (
+        zoo.profile(name, batch_size=batch),
+        load(cluster).with_devices(devices).with_memory(memory * 2**30),
+    )
     steps = fitted(profile, machines)
     space = scored_space(profile, machines, BASE, steps)
     order = np.argsort(space.seconds, kind="stable").tolist()
@@ -228,9 +266,16 @@ TABLE = [
 """Table 1 of Narayanan et al. 2021: GPTs on A100 of 80 GB, everything recomputed."""
 
 
-@pytest.mark.parametrize("row", [
-    TABLE[0], TABLE[4], TABLE[9], *(pytest.param(TABLE[i], marks=pytest.mark.slow) for i in (1, 2, 3, 5, 6, 7, 8)),
-], ids=lambda row: f"{row[0]}x{row[1]}")  # fmt: skip
+@pytest.mark.parametrize(
+    "row",
+    [
+        TABLE[0],
+        TABLE[4],
+        TABLE[9],
+        *(pytest.param(TABLE[i], marks=pytest.mark.slow) for i in (1, 2, 3, 5, 6, 7, 8)),
+    ],
+    ids=lambda row: f"{row[0]}x{row[1]}",
+)
 def test_the_plan_is_not_worse_than_a_published_layout(row: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Both priced as `drumline plan` prices them; and the price of what was published is near what was measured."""
     layers, hidden, heads, devices, batch, layout, seconds = row
@@ -243,7 +288,9 @@ def test_the_plan_is_not_worse_than_a_published_layout(row: tuple[Any, ...], mon
     theirs = prices(profile, machines, "bf16").estimate(published)
     assert answer.scored_by and answer.candidates[0].fits
     assert answer.candidates[0].step_seconds <= theirs.step_seconds
-    assert theirs.step_seconds == pytest.approx(seconds, rel=0.35), "this engine has no kernels fused by hand, and sums in fp32"
+    assert theirs.step_seconds == pytest.approx(seconds, rel=0.35), (
+        "this engine has no kernels fused by hand, and sums in fp32"
+    )
 
 
 def test_stopped_early_it_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +305,9 @@ def test_stopped_early_it_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(FittedSteps, "estimate", estimate)
     answer, _ = search(GPT, EIGHT)
-    assert answer.interrupted and {c.plan for c in answer.candidates} == set(map(str, seen)) and answer.candidates[0].fits
+    assert (
+        answer.interrupted and {c.plan for c in answer.candidates} == set(map(str, seen)) and answer.candidates[0].fits
+    )
     monkeypatch.setattr(FittedSteps, "estimate", whole)
     blocks = 0
 

@@ -16,8 +16,11 @@ from drumline.search.within import allowed, batch_of, choose
 EIGHT = load("dgx-h100").with_devices(8)
 GPT = zoo.profile("gpt:1.3b", batch_size=64)
 AUTO: dict[str, Any] = {
-    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"},
-}  # fmt: skip
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"},
+}
 
 
 def test_a_config_that_fixes_all_is_one_plan() -> None:
@@ -33,7 +36,11 @@ def test_open_keys_are_decided_by_price_and_the_others_stay() -> None:
     found = choose(GPT, EIGHT, asked)
     plans = [plan for plan, _ in found.ranked]
     assert {p.zero for p in plans} == {0, 1, 2, 3} and {p.micro for p in plans} == {1, 2, 4, 8}
-    assert {p.precision for p in plans} == {"bf16"} and {p.offload for p in plans} == {"none"} and {p.dp for p in plans} == {8}
+    assert (
+        {p.precision for p in plans} == {"bf16"}
+        and {p.offload for p in plans} == {"none"}
+        and {p.dp for p in plans} == {8}
+    )
     fitting = [e.step_seconds for _, e in found.ranked if e.fits]
     assert fitting and fitting == sorted(fitting) and found.ranked[0][1].fits
     assert found.plan == plans[0] and not any(map(refusal, plans))
@@ -49,7 +56,9 @@ def test_open_axes_keep_the_number_of_ranks() -> None:
 def test_samples_of_a_rank_fix_the_micro_batches() -> None:
     asked = deepspeed.read({**AUTO, "train_micro_batch_size_per_gpu": 2}, 8)
     assert {p.micro for p in allowed(GPT, EIGHT, asked)} == {4}  # 64 = 2 x 4 x 8
-    with pytest.raises(InputError, match=r"batch\(60\) != micro-batch\(2\) x a whole number x dp\(8\)\n  try:   --batch 64"):
+    with pytest.raises(
+        InputError, match=r"batch\(60\) != micro-batch\(2\) x a whole number x dp\(8\)\n  try:   --batch 64"
+    ):
         choose(GPT, EIGHT, asked, batch=60)
 
 
@@ -76,10 +85,19 @@ def test_the_precision_that_counts() -> None:
 
 
 def test_what_the_engine_does_not_run_is_refused_by_name() -> None:
-    asked = deepspeed.read({"train_batch_size": 64, "zero_optimization": {"stage": 3}, "tensor_parallel": {"autotp_size": 2}}, 8)
+    asked = deepspeed.read(
+        {"train_batch_size": 64, "zero_optimization": {"stage": 3}, "tensor_parallel": {"autotp_size": 2}}, 8
+    )
     with pytest.raises(PlanError, match="the engine does not run zero=3 with a split model"):
         choose(GPT, EIGHT, asked)
-    assert choose(GPT, EIGHT, deepspeed.read({**AUTO, "zero_optimization": {"stage": "auto"}, "tensor_parallel": {"autotp_size": 2}}, 8)).plan.zero < 3
+    assert (
+        choose(
+            GPT,
+            EIGHT,
+            deepspeed.read({**AUTO, "zero_optimization": {"stage": "auto"}, "tensor_parallel": {"autotp_size": 2}}, 8),
+        ).plan.zero
+        < 3
+    )
 
 
 def test_a_batch_smaller_than_the_replicas() -> None:

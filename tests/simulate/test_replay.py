@@ -79,9 +79,11 @@ def test_spans_are_messages() -> None:
     assert timeline.origin == "predicted"
     assert {s.lane for s in timeline.spans} == {"link"}
     assert [(s.rank, s.name, s.start, s.end, s.bytes) for s in timeline.spans] == [
-        (0, "round 0: 0->1", 0, 6, 5), (1, "round 0: 1->0", 0, 6, 5),
-        (0, "round 1: 0->1", 6, 12, 5), (1, "round 1: 1->0", 6, 12, 5),
-    ]  # fmt: skip
+        (0, "round 0: 0->1", 0, 6, 5),
+        (1, "round 0: 1->0", 0, 6, 5),
+        (0, "round 1: 0->1", 6, 12, 5),
+        (1, "round 1: 1->0", 6, 12, 5),
+    ]
 
 
 def test_several_messages_of_one_rank_follow_each_other() -> None:
@@ -134,9 +136,13 @@ def test_the_bubble_of_1f1b(stages: int, micros: int, forward: float, backward: 
 def test_transfers_lie_between_stages() -> None:
     timeline = replay_pipeline(one_f_one_b(2, 1), forward=1, backward=2, transfer=0.5)
     assert [(s.rank, s.lane, s.name, s.start, s.end) for s in sorted(timeline.spans, key=lambda s: s.start)] == [
-        (0, "compute", "F0", 0, 1), (0, "link", "F0 0->1", 1, 1.5), (1, "compute", "F0", 1.5, 2.5),
-        (1, "compute", "B0", 2.5, 4.5), (1, "link", "B0 1->0", 4.5, 5), (0, "compute", "B0", 5, 7),
-    ]  # fmt: skip
+        (0, "compute", "F0", 0, 1),
+        (0, "link", "F0 0->1", 1, 1.5),
+        (1, "compute", "F0", 1.5, 2.5),
+        (1, "compute", "B0", 2.5, 4.5),
+        (1, "link", "B0 1->0", 4.5, 5),
+        (0, "compute", "B0", 5, 7),
+    ]
 
 
 def test_transfers_of_one_link_follow_each_other() -> None:

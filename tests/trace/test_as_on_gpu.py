@@ -20,7 +20,12 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.up, self.drop, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Dropout(0.5), nn.Linear(32, 8)
+        self.norm, self.up, self.drop, self.down = (
+            nn.LayerNorm(16),
+            nn.Linear(16, 32),
+            nn.Dropout(0.5),
+            nn.Linear(32, 8),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self.drop(F.relu(self.up(self.norm(x)))))
@@ -29,7 +34,11 @@ class Net(nn.Module):
 def profile(precision: str, device: str = "cuda", model: Any = Net, sample: Any = None) -> Profile:
     given = sample or (torch.zeros(16), torch.tensor(1))
     job = dl.Job(
-        model=model, loss=F.cross_entropy, optimizer=lambda p: torch.optim.AdamW(p), data=lambda: [given] * 9, batch_size=8
+        model=model,
+        loss=F.cross_entropy,
+        optimizer=lambda p: torch.optim.AdamW(p),
+        data=lambda: [given] * 9,
+        batch_size=8,
     )
     return trace(job, precision=precision, device=device)
 

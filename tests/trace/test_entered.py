@@ -36,9 +36,12 @@ class Block(nn.Module):
 
 def layers(make: Callable[[], nn.Module], device: str = "cuda") -> dict[str, Layer]:
     job = Job(
-        model=make, loss=lambda out, y: (out - y).square().mean(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-        data=lambda: [(torch.zeros(8, 8), torch.zeros(8, 8))] * 4, batch_size=4,
-    )  # fmt: skip
+        model=make,
+        loss=lambda out, y: (out - y).square().mean(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        data=lambda: [(torch.zeros(8, 8), torch.zeros(8, 8))] * 4,
+        batch_size=4,
+    )
     return {x.name: x for x in trace(job, precision="fp32", device=device).layers}
 
 
@@ -76,7 +79,9 @@ def test_what_watches_is_not_counted_and_a_profiler_goes_on() -> None:
     finally:
         sys.setprofile(None)
     assert sum(x.entered for x in found.values()) == pytest.approx(len(seen), rel=0.35)
-    assert sum(x.views for x in found.values()) == 2 * (1 + 3)  # a product turns its weight and flattens what it is given
+    assert sum(x.views for x in found.values()) == 2 * (
+        1 + 3
+    )  # a product turns its weight and flattens what it is given
 
 
 def test_a_trace_for_a_cpu_counts_no_functions() -> None:
@@ -99,7 +104,9 @@ def test_equal_layers_enter_as_many() -> None:
 
 def test_the_gradient_of_a_convolutions_bias_is_a_sum_on_a_gpu() -> None:
     def make(bias: bool) -> Callable[[], nn.Module]:
-        return lambda: nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 1, 3, padding=1, bias=bias), nn.Flatten(1, 2))
+        return lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 1, 3, padding=1, bias=bias), nn.Flatten(1, 2)
+        )
 
     def sums(bias: bool, device: str) -> int:
         ops = [op for x in layers(make(bias), device).values() for op in x.ops]

@@ -15,7 +15,9 @@ from drumline.trace import trace
 from drumline.trace.layers import layers_of
 
 
-def job(model: Any, sample: Any, *, loss: Any = F.mse_loss, batch: int = 8, optimizer: Any = None, **more: Any) -> dl.Job:
+def job(
+    model: Any, sample: Any, *, loss: Any = F.mse_loss, batch: int = 8, optimizer: Any = None, **more: Any
+) -> dl.Job:
     make = optimizer or (lambda p: torch.optim.AdamW(p))
     return dl.Job(model=model, loss=loss, optimizer=make, data=lambda: [sample] * 20, batch_size=batch, **more)
 
@@ -267,9 +269,7 @@ def test_what_recomputation_has_to_know() -> None:
     p = trace(job(lambda: nn.Sequential(nn.Sequential(Block(), nn.Identity())), (torch.zeros(16), torch.zeros(16))))
     block = next(x for x in p.layers if x.composite)
     ops = {(op.name, op.output.at(n)): op for op in block.ops if op.phase == "forward"}
-    up, tanh, mask, product = (
-        ops[key, 4.0 * n * 32] for key in ("addmm", "tanh", "bernoulli_", "mul")
-    )
+    up, tanh, mask, product = (ops[key, 4.0 * n * 32] for key in ("addmm", "tanh", "bernoulli_", "mul"))
     down, relu, divide = ops["addmm", 4.0 * n * 16], ops["relu_", 0.0], ops["div_", 0.0]
     assert up.group == tanh.group == product.group == 0
     assert mask.group == divide.group != down.group == relu.group != 0

@@ -21,7 +21,10 @@ def test_a_fit_finds_what_was_put_in() -> None:
     measured = 3.0 * x**0.7
     measured[5] *= 4  # one bad row
     problem = Problem(
-        lambda p: np.log(np.exp(p[0]) * x ** np.exp(p[1]) / measured), np.log([2.0, 1.0]), np.array([5.0, 5.0]), np.ones(40)
+        lambda p: np.log(np.exp(p[0]) * x ** np.exp(p[1]) / measured),
+        np.log([2.0, 1.0]),
+        np.array([5.0, 5.0]),
+        np.ones(40),
     )
     assert np.exp(fit(problem, problem.centre)) == pytest.approx([3.0, 0.7], rel=0.02)
     slopes = slopes_at(problem.errors, problem.centre, problem.errors(problem.centre))

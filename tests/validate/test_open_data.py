@@ -44,7 +44,12 @@ def test_errors_without_the_source() -> None:
     found = outcome.loso
     assert sum(g.spearman >= 0.9 for g in outcome.ranked(loso=True)) >= 5
     assert found is not None and found.time is not None and found.memory is not None
-    assert found.time.median <= 0.08 and found.time.mean <= 0.12 and found.time.p90 <= 0.25 and abs(found.time.bias) <= 0.03
+    assert (
+        found.time.median <= 0.08
+        and found.time.mean <= 0.12
+        and found.time.p90 <= 0.25
+        and abs(found.time.bias) <= 0.03
+    )
     assert found.memory.mean <= 0.06
 
 
@@ -52,7 +57,9 @@ def test_errors_without_the_source() -> None:
 def test_the_profiles_that_ship_are_what_the_command_in_their_header_fits() -> None:
     shipped, fitted = load_profiles(), fit_profiles(DATA / "published_runs.csv")
     assert fitted.origin == shipped.origin and fitted.device.keys() == shipped.device.keys()
-    assert fitted.shared == pytest.approx(shipped.shared, rel=0.02) and fitted.error == pytest.approx(shipped.error, rel=0.02)
+    assert fitted.shared == pytest.approx(shipped.shared, rel=0.02) and fitted.error == pytest.approx(
+        shipped.error, rel=0.02
+    )
     for name, device in fitted.device.items():
         assert device.constants == pytest.approx(shipped.device[name].constants, rel=0.02), name
 
@@ -61,4 +68,6 @@ def test_every_row_of_the_bulk_is_read() -> None:
     found = validate(DATA / "published_runs_bulk.csv")
     assert len(found.runs) == 2514 and not found.skipped
     single = next(s for name, s in found.here.times.items() if "ground_truth_single" in name)
-    assert single.median <= 0.12  # one node, small models: no row of them is in the fit, some priors were set with them in view
+    assert (
+        single.median <= 0.12
+    )  # one node, small models: no row of them is in the fit, some priors were set with them in view

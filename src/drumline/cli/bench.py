@@ -45,9 +45,15 @@ def bench(
     from ..measure.benchconfig import Config
 
     config = Config(
-        names, parse_sizes(sizes), algorithms_of(algorithms, names), transports_of(transports), dtype_of(dtype),
-        seconds, cluster_of(cluster), pairs,
-    )  # fmt: skip
+        names,
+        parse_sizes(sizes),
+        algorithms_of(algorithms, names),
+        transports_of(transports),
+        dtype_of(dtype),
+        seconds,
+        cluster_of(cluster),
+        pairs,
+    )
     outcome = measured(config, ranks, quiet=as_json)
     if outcome is None:
         return  # another rank prints
@@ -78,9 +84,10 @@ def measured(config: Config, ranks: int, *, quiet: bool) -> Outcome | None:
         return outcome if where.rank == 0 else None
     if "mpi" in between:
         raise InputError(
-            "transport mpi without mpiexec", rule="MPI's ranks are started by MPI",
+            "transport mpi without mpiexec",
+            rule="MPI's ranks are started by MPI",
             fix=f"mpiexec -n {ranks} drumline bench --transports mpi",
-        )  # fmt: skip
+        )
     with _Progress(quiet=quiet) as progress:
         if "threads" in config.transports:
             outcome.add(bench_threads(progress, replace(config, transports=("threads",), seconds=share), ranks))
@@ -102,13 +109,18 @@ def document(outcome: Outcome) -> dict[str, Any]:
         },
         "auto": [
             {
-                "collective": v.best.collective, "transport": v.best.transport, "bytes": v.best.bytes,
-                "best": v.best.label, "chosen": v.auto.chosen, "ratio": v.ratio,
+                "collective": v.best.collective,
+                "transport": v.best.transport,
+                "bytes": v.best.bytes,
+                "best": v.best.label,
+                "chosen": v.auto.chosen,
+                "ratio": v.ratio,
             }
-            for v in verdicts(outcome.results) if v.auto is not None
+            for v in verdicts(outcome.results)
+            if v.auto is not None
         ],
         "left_out": outcome.left_out,
-    }  # fmt: skip
+    }
 
 
 class _Progress:

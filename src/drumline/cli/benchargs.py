@@ -63,9 +63,10 @@ def algorithms_of(text: str, collectives: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if parse_algorithm(name)[0] not in known:
             raise InputError(
-                f"unknown algorithm {name!r}", rule=f"known here: all, {', '.join(sorted(known))}",
+                f"unknown algorithm {name!r}",
+                rule=f"known here: all, {', '.join(sorted(known))}",
                 fix=nearest(name, known),
-            )  # fmt: skip
+            )
     return names
 
 

@@ -26,12 +26,13 @@ def validate_collectives_file(file: str, *, loso: bool, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "rows": len(found.rows), "skipped": [dataclasses.asdict(one) for one in found.skipped],
+                "rows": len(found.rows),
+                "skipped": [dataclasses.asdict(one) for one in found.skipped],
                 "levels": {name: dataclasses.asdict(errors) for name, errors in found.levels.items()},
                 "left_out": {name: dataclasses.asdict(errors) for name, errors in found.left_out.items()},
                 "sources": {name: dataclasses.asdict(errors) for name, errors in found.sources.items()},
             }
-        )  # fmt: skip
+        )
         return
     out = console()
     for line in found.lines():

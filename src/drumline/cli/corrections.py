@@ -77,7 +77,11 @@ def torch_version() -> str:
 
 
 def keep(
-    file: Path | None, run: Run, speed: float | None, phases: Sequence[Mapping[str, float]], steps: int,
+    file: Path | None,
+    run: Run,
+    speed: float | None,
+    phases: Sequence[Mapping[str, float]],
+    steps: int,
     drift: float = 0.0,
 ) -> str:
     """Write down what a run measured, for the next prediction: each rank's own seconds by phase, of the median step.
@@ -95,10 +99,17 @@ def keep(
     raw = estimate(run.profile, run.plan, with_corrections(run.cluster, None, use=False))
     try:
         seen = observe(
-            run.profile, run.plan, raw.at_speed(speed) if speed else raw, step_seconds=run.step_seconds, phases=phases,
-            each=[s.seconds for s in run.steps[-steps:]], when=datetime.datetime.now(datetime.UTC).isoformat(),
-            torch=torch_version(), measurement=measurement_of(file), drift=drift,
-        )  # fmt: skip
+            run.profile,
+            run.plan,
+            raw.at_speed(speed) if speed else raw,
+            step_seconds=run.step_seconds,
+            phases=phases,
+            each=[s.seconds for s in run.steps[-steps:]],
+            when=datetime.datetime.now(datetime.UTC).isoformat(),
+            torch=torch_version(),
+            measurement=measurement_of(file),
+            drift=drift,
+        )
         count = add(beside(file), seen)
     except InputError as e:
         return f"not kept for corrections: {e.what}"

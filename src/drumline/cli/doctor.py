@@ -38,10 +38,15 @@ def doctor(
         findings, trials = _collect(say, quick=quick)
     counts = {state: sum(f.state == state for f in findings) for state in ("problem", "note")}
     if as_json:
-        print_json({
-            "findings": [dataclasses.asdict(f) for f in findings], "matrix": [dataclasses.asdict(t) for t in trials],
-            "problems": counts["problem"], "notes": counts["note"], "seconds": time.monotonic() - start,
-        })  # fmt: skip
+        print_json(
+            {
+                "findings": [dataclasses.asdict(f) for f in findings],
+                "matrix": [dataclasses.asdict(t) for t in trials],
+                "problems": counts["problem"],
+                "notes": counts["note"],
+                "seconds": time.monotonic() - start,
+            }
+        )
     else:
         out = console()
         fold = out.width if out.is_terminal else 0

@@ -55,23 +55,26 @@ class Finalists:
         value = {
             "runs": [
                 {
-                    "plan": name, "peak_bytes": run.peak, "closed_form_bytes": e.memory_bytes, "seconds": run.seconds,
-                    "messages": sum(len(r.messages) for r in run.ranks), "ranks": [r.rank for r in run.ranks],
+                    "plan": name,
+                    "peak_bytes": run.peak,
+                    "closed_form_bytes": e.memory_bytes,
+                    "seconds": run.seconds,
+                    "messages": sum(len(r.messages) for r in run.ranks),
+                    "ranks": [r.rank for r in run.ranks],
                     "notes": list(run.notes),
                 }
                 for name, (run, e) in self._runs.items()
             ],
-            "dropped": self._failed, "unknown": self._unknown,
-        }  # fmt: skip
+            "dropped": self._failed,
+            "unknown": self._unknown,
+        }
         return Section("dry_run", value, lambda _: "\n".join(self._lines()))
 
     def _lines(self) -> list[str]:
         lines = ["Dry run of the finalists: the peak of live tensors, beside the closed form's"]
         for name, (run, e) in self._runs.items():
             off = e.memory_bytes / run.peak - 1
-            lines.append(
-                f"  {name}: {format_bytes(run.peak)}, closed form {format_bytes(e.memory_bytes)} ({off:+.0%})"
-            )
+            lines.append(f"  {name}: {format_bytes(run.peak)}, closed form {format_bytes(e.memory_bytes)} ({off:+.0%})")
         lines += [f"  dropped {name}: {why}" for name, why in self._failed.items()]
         return [*lines, *(f"  not run, {name}: {why}" for name, why in self._unknown.items())]
 
@@ -96,8 +99,13 @@ def text_of(run: DryRun) -> str:
 
 
 def _rank_lines(rank: Rank) -> list[str]:
-    parts = (("parameters", rank.parameters), ("buffers", rank.buffers), ("gradients", rank.gradients),
-             ("optimizer", rank.optimizer), ("batch", rank.batch))  # fmt: skip
+    parts = (
+        ("parameters", rank.parameters),
+        ("buffers", rank.buffers),
+        ("gradients", rank.gradients),
+        ("optimizer", rank.optimizer),
+        ("batch", rank.batch),
+    )
     held = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts if n)
     host = f"; in host memory {format_bytes(rank.host)}" if rank.host else ""
     lines = [f"rank {rank.rank}: peak {format_bytes(rank.peak)} in {rank.peak_phase or 'the step'}{host}", f"  {held}"]

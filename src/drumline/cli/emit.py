@@ -74,9 +74,10 @@ def elsewhere(wanted: Wanted, *, alone: bool) -> None:
     wanted.check()
     if not alone:
         raise InputError(
-            "--from and --emit with another question", rule="they answer with a plan, and nothing beside it",
+            "--from and --emit with another question",
+            rule="they answer with a plan, and nothing beside it",
             fix="ask the other question with --plan",
-        )  # fmt: skip
+        )
     chosen = _chosen(wanted)
     done = None
     if wanted.tool is not None:
@@ -171,8 +172,10 @@ def _read(wanted: Wanted, profile: Profile) -> Chosen:
         _told(asked, plan, file=sys.stderr)
         raise DoesNotFit(
             f"the config's plan does not fit {machines.devices} x {machines.device.name}",
-            where=f"plan {plan}", rule=_short(e), fix=f"`drumline plan {wanted.target}` for one that fits",
-        )  # fmt: skip
+            where=f"plan {plan}",
+            rule=_short(e),
+            fix=f"`drumline plan {wanted.target}` for one that fits",
+        )
     return Chosen(plan, found.profile, machines, e, asked, len(found.ranked))
 
 
@@ -192,9 +195,11 @@ def _setting(wanted: Wanted, chosen: Chosen) -> Setting:
 def _document(chosen: Chosen, done: Emitted | None) -> dict[str, Any]:
     """The JSON document."""
     value: dict[str, Any] = {
-        "plan": str(chosen.plan), "ranks": chosen.plan.ranks, "batch_size": chosen.profile.batch_size,
+        "plan": str(chosen.plan),
+        "ranks": chosen.plan.ranks,
+        "batch_size": chosen.profile.batch_size,
         "candidates": chosen.candidates,
-    }  # fmt: skip
+    }
     if chosen.estimate is not None:
         e = chosen.estimate
         value |= {"step_seconds": e.step_seconds, "memory_bytes": e.memory_bytes, "fits": e.fits}
@@ -202,13 +207,18 @@ def _document(chosen: Chosen, done: Emitted | None) -> dict[str, Any]:
     if chosen.asked is not None:
         asked = chosen.asked
         value |= {
-            "left_open": list(asked.auto), "no_effect": dict(asked.ignored), "unknown": dict(asked.unknown),
+            "left_open": list(asked.auto),
+            "no_effect": dict(asked.ignored),
+            "unknown": dict(asked.unknown),
             "notes": list(asked.notes),
-        }  # fmt: skip
+        }
     if done is not None:
         value["emitted"] = {
-            "tool": done.tool, "text": done.text, "script": dict(done.script), "notes": list(done.notes),
-        }  # fmt: skip
+            "tool": done.tool,
+            "text": done.text,
+            "script": dict(done.script),
+            "notes": list(done.notes),
+        }
     return value
 
 

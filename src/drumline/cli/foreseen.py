@@ -42,9 +42,7 @@ class Foreseen:
         return speed_at(told["pace"], self.profile, self.plan, with_corrections(self.cluster, None, use=False))
 
 
-def foresee(
-    job: Job, plan: str, ranks: int | None, cluster: str | None, *, corrections: bool, quiet: bool
-) -> Foreseen:
+def foresee(job: Job, plan: str, ranks: int | None, cluster: str | None, *, corrections: bool, quiet: bool) -> Foreseen:
     """Trace the job and plan it, if `plan` is `auto`; price it on a cluster, or on this machine."""
     from ..cost import estimate
     from ..plan import check

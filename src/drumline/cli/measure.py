@@ -91,9 +91,10 @@ def _launched(ranks: int | None) -> Cluster | None:
     where = connect()
     if ranks not in (None, where.size):
         raise InputError(
-            f"--ranks {ranks}, but {where.launcher} started {where.size}", rule="the launcher says how many there are",
+            f"--ranks {ranks}, but {where.launcher} started {where.size}",
+            rule="the launcher says how many there are",
             fix="leave --ranks out",
-        )  # fmt: skip
+        )
     found = measure_rank(lambda event: None)
     results: list[Any] = [None] * where.size
     dist.all_gather_object(results, found)

@@ -70,9 +70,21 @@ def plan(
         raise InputError(f"--precision {precision}", rule=f"one of {', '.join(CHOICES['precision'])}")
     if source is not None or emit is not None:
         wanted = Wanted(
-            target, source, given, emit, cluster, devices, memory, changes, precision, batch, objective, output,
-            as_json, not no_corrections,
-        )  # fmt: skip
+            target,
+            source,
+            given,
+            emit,
+            cluster,
+            devices,
+            memory,
+            changes,
+            precision,
+            batch,
+            objective,
+            output,
+            as_json,
+            not no_corrections,
+        )
         elsewhere(wanted, alone=asked == Asked(what_if=what_if[:0]))
         return
     known = None  # this machine may have to be measured first: then the job is traced before, to fail early
@@ -102,9 +114,15 @@ def _computed_in(given: str | None, precision: str | None, machines: Cluster) ->
 
 
 def _answer(
-    q: Question, asked: Asked, given: str | None, *, top: int, output: str | None, as_json: bool,
+    q: Question,
+    asked: Asked,
+    given: str | None,
+    *,
+    top: int,
+    output: str | None,
+    as_json: bool,
     finalists: Finalists | None,
-) -> None:  # fmt: skip
+) -> None:
     """Search, and print."""
     from ..plan import Plan
     from ..search import default_precision, search
@@ -119,7 +137,12 @@ def _answer(
     extra: list[Section] = []
     try:
         answer, estimates = search(
-            q.profile, q.machines, precision=precision, fleet=q.fleet, objective=q.objective, turns=True,
+            q.profile,
+            q.machines,
+            precision=precision,
+            fleet=q.fleet,
+            objective=q.objective,
+            turns=True,
             dry_run=finalists,
         )
     except DoesNotFit:
@@ -156,10 +179,17 @@ def _yours(mine: Any, e: Estimate, answer: Answer, estimates: dict[str, Estimate
     best = estimates[answer.candidates[0].plan]
     told = "the best" if e.plan == best.plan else reason(e, best, mine, answer.objective)
     value = {
-        "plan": e.plan, "step_seconds": e.step_seconds, "memory_bytes": e.memory_bytes, "fits": e.fits, "reason": told,
-        "parts": e.parts, "memory_parts": e.memory_parts, **host_bytes(e),
-        "uncorrected_step_seconds": e.uncorrected_seconds, "correction": e.correction,
-    }  # fmt: skip
+        "plan": e.plan,
+        "step_seconds": e.step_seconds,
+        "memory_bytes": e.memory_bytes,
+        "fits": e.fits,
+        "reason": told,
+        "parts": e.parts,
+        "memory_parts": e.memory_parts,
+        **host_bytes(e),
+        "uncorrected_step_seconds": e.uncorrected_seconds,
+        "correction": e.correction,
+    }
     return Section("given", value, lambda _: f"Your plan {e.plan}: {told}\n{estimate_lines(e)}")
 
 
@@ -174,21 +204,35 @@ def _document(q: Question, answer: Answer, estimates: dict[str, Estimate], top: 
     return {
         "plans": [
             {
-                "plan": c.plan, "step_seconds": c.step_seconds, "memory_bytes": c.memory_bytes,
-                "fits": c.fits, "reason": c.reason, **host_bytes(estimates[c.plan]),
+                "plan": c.plan,
+                "step_seconds": c.step_seconds,
+                "memory_bytes": c.memory_bytes,
+                "fits": c.fits,
+                "reason": c.reason,
+                **host_bytes(estimates[c.plan]),
                 "uncorrected_step_seconds": estimates[c.plan].uncorrected_seconds,
             }
             for c in answer.candidates[:top]
         ],
-        "candidates": answer.scored, "finalists": len(answer.candidates), "scored_by": answer.scored_by,
-        "seconds": answer.seconds, "explanation": answer.explanation,
-        "objective": answer.objective, "interrupted": answer.interrupted,
+        "candidates": answer.scored,
+        "finalists": len(answer.candidates),
+        "scored_by": answer.scored_by,
+        "seconds": answer.seconds,
+        "explanation": answer.explanation,
+        "objective": answer.objective,
+        "interrupted": answer.interrupted,
         "families": [dataclasses.asdict(f) for f in answer.families],
         "unfit": {"count": len(unfit), "nearest": [_lacking(estimates[c.plan]) for c in unfit[:top]]},
-        "bounds": found.shares, "utilisation": found.utilisation,
-        "cluster": q.machines.name, "devices": q.machines.devices, "batch_size": q.profile.batch_size,
-        "parts": best.parts, "memory_parts": best.memory_parts, **host_bytes(best), "correction": best.correction,
-    }  # fmt: skip
+        "bounds": found.shares,
+        "utilisation": found.utilisation,
+        "cluster": q.machines.name,
+        "devices": q.machines.devices,
+        "batch_size": q.profile.batch_size,
+        "parts": best.parts,
+        "memory_parts": best.memory_parts,
+        **host_bytes(best),
+        "correction": best.correction,
+    }
 
 
 def _lacking(e: Estimate) -> dict[str, Any]:

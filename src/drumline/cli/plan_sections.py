@@ -104,16 +104,17 @@ def given_plan(text: str, question: Question) -> Plan:
     check(plan)
     if plan.ranks > have:
         raise PlanError(
-            f"{plan} needs {plan.ranks} devices", rule=f"{plan.equation} = {plan.ranks} > {have} devices",
+            f"{plan} needs {plan.ranks} devices",
+            rule=f"{plan.equation} = {plan.ranks} > {have} devices",
             fix=f"--devices {plan.ranks}, or a smaller plan",
-        )  # fmt: skip
+        )
     if plan.dp * plan.micro > batch:
         raise PlanError(
             f"{plan} for batches of {batch}",
             rule=f"every replica has a sample in every micro-batch: dp({plan.dp}) x micro({plan.micro}) = "
             f"{plan.dp * plan.micro} > {batch} samples",
             fix=f"--batch {plan.dp * plan.micro}, or fewer replicas or micro-batches",
-        )  # fmt: skip
+        )
     return plan
 
 
@@ -153,9 +154,7 @@ def sections(
         terms = formula(q.profile, plan, e, q.machines)
         yield Section("formula", [asdict(t) for t in terms], lambda _: show.formula_lines(terms))
     if asked.what_if:
-        both = compare(
-            q.profile, q.machines, q.fleet, asked.what_if, precision=q.precision, objective=q.objective
-        )
+        both = compare(q.profile, q.machines, q.fleet, asked.what_if, precision=q.precision, objective=q.objective)
         yield Section("what_if", asdict(both), lambda _: show.compared_table(both))
     if asked.scaling:
         points = scaling(q.profile, q.machines, precision=q.precision)
@@ -171,9 +170,14 @@ def _whole_training(asked: Asked, q: Question, plan: Plan, e: Estimate) -> Itera
     samples = asked.samples or (_dataset_size(q.target) if asked.epochs is not None else 0)
     if whole:
         found = training(
-            q.profile, plan, e, tokens=asked.token_count(), epochs=asked.epochs or 0.0, samples=samples,
+            q.profile,
+            plan,
+            e,
+            tokens=asked.token_count(),
+            epochs=asked.epochs or 0.0,
+            samples=samples,
             price=asked.price,
-        )  # fmt: skip
+        )
         yield Section("training", asdict(found), lambda _: training_lines(found, asked.price))
     elif asked.price:
         once = e.step_seconds * plan.ranks / 3600 * asked.price

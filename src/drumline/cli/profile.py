@@ -11,6 +11,7 @@ from .corrections import NoCorrections, described, here
 if TYPE_CHECKING:
     from ..cost import Estimate
 
+
 def profile(
     target: str = typer.Argument(..., metavar="JOB", help="path.py, path.py:name, or a zoo name such as gpt:7b."),
     samples: int = typer.Option(None, "--samples", help="Show amounts for this many samples (default: the batch)."),
@@ -50,12 +51,17 @@ def profile(
         work = found.flops().at(n)
         print_json(
             {
-                "profile": files.to_plain(found), "samples": n, "parameters": found.parameters, "work": work,
-                "depth": depth, "average_parallelism": work / depth if depth else None,
+                "profile": files.to_plain(found),
+                "samples": n,
+                "parameters": found.parameters,
+                "work": work,
+                "depth": depth,
+                "average_parallelism": work / depth if depth else None,
                 "saved_bytes": sum(x.saved.at(n) * x.repeats for x in found.layers),
-                **({"recompute": rows} if recompute is not None else {}), **({"here": _told(step)} if step else {}),
+                **({"recompute": rows} if recompute is not None else {}),
+                **({"here": _told(step)} if step else {}),
             }
-        )  # fmt: skip
+        )
         return
     out = console()
     out.print(f"{found.name}: {n} sample{'s' if n > 1 else ''}, forward and backward ({found.origin})\n")
@@ -76,7 +82,9 @@ def profile(
 def _told(e: Estimate) -> dict[str, Any]:
     """The step on one device of this machine, with and without corrections."""
     return {
-        "step_seconds": e.step_seconds, "uncorrected_step_seconds": e.uncorrected_seconds, "correction": e.correction
+        "step_seconds": e.step_seconds,
+        "uncorrected_step_seconds": e.uncorrected_seconds,
+        "correction": e.correction,
     }
 
 

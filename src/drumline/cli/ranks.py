@@ -16,8 +16,15 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 def train_rank(
-    emit: Emit, reference: str, plan: str, steps: int, evaluate: bool, measured: Device | None,
-    guards: Guards, saves: Saves | None = None, flops_per_byte: float | None = None,
+    emit: Emit,
+    reference: str,
+    plan: str,
+    steps: int,
+    evaluate: bool,
+    measured: Device | None,
+    guards: Guards,
+    saves: Saves | None = None,
+    flops_per_byte: float | None = None,
 ) -> dict[str, Any]:
     """Set the job up, tell how fast the machine is now against when it was `measured`, and train."""
     from ..job import Job

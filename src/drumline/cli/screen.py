@@ -103,9 +103,7 @@ class Screen:
         out.print(
             against("step time", format_seconds(e.step_seconds), format_seconds(run.step_seconds), run.time_error)
         )
-        out.print(
-            against("peak memory", format_bytes(e.memory_bytes), format_bytes(run.peak_bytes), run.memory_error)
-        )
+        out.print(against("peak memory", format_bytes(e.memory_bytes), format_bytes(run.peak_bytes), run.memory_error))
         if run.division and run.division.bubble_line():
             out.print(run.division.bubble_line())
         if phases:

@@ -27,17 +27,19 @@ def setting_of(target: str, profile: Profile, plan: Plan, machines: Cluster | No
     block, blocks = kinds.most_common(1)[0] if kinds else ("", 0)
     nodes = 1 if machines is None else -(-plan.ranks // machines.node.devices)
     setting = Setting(
-        profile.batch_size, name=target if not is_job(target) else profile.name, nodes=nodes,
-        device="cuda" if machines is None else machines.device.kind, blocks=blocks,
-        block=block if profile.origin == "traced" else "", shape=_shape(target),
-    )  # fmt: skip
+        profile.batch_size,
+        name=target if not is_job(target) else profile.name,
+        nodes=nodes,
+        device="cuda" if machines is None else machines.device.kind,
+        blocks=blocks,
+        block=block if profile.origin == "traced" else "",
+        shape=_shape(target),
+    )
     if is_job(target):
         setting = _of_job(target, setting)
     if asked is None:
         return setting
-    return dataclasses.replace(
-        setting, clip=asked.clip or setting.clip, optimizer=asked.optimizer or setting.optimizer
-    )
+    return dataclasses.replace(setting, clip=asked.clip or setting.clip, optimizer=asked.optimizer or setting.optimizer)
 
 
 def _shape(target: str) -> Transformer | None:

@@ -12,7 +12,8 @@ from .common import Changes
 
 def simulate(
     target: str = typer.Argument(
-        ..., metavar="JOB|SCHEDULE",
+        ...,
+        metavar="JOB|SCHEDULE",
         help="A job, a zoo name, or a schedule: all_reduce:ring, pipeline:1f1b; pipeline or all_reduce alone: a table.",
     ),
     plan: str = typer.Option("dp=1", "--plan", help="The plan of a job."),
@@ -60,10 +61,14 @@ def _pipeline(name: str, ranks: int, micro: int, virtual: int, as_json: bool, st
         parts = {"compute": timeline.seconds * (1 - share), "bubble": timeline.seconds * share}
         print_json(
             {
-                "step_seconds": timeline.seconds, "parts": parts, "critical_path": _last(timeline), "bubble": share,
-                "held": held, "seconds": time.perf_counter() - start,
+                "step_seconds": timeline.seconds,
+                "parts": parts,
+                "critical_path": _last(timeline),
+                "bubble": share,
+                "held": held,
+                "seconds": time.perf_counter() - start,
             }
-        )  # fmt: skip
+        )
         return
     out = console()
     out.print(draw_pipeline(order, width=out.width))
@@ -100,11 +105,15 @@ def _growth(ranks: int, as_json: bool, start: float) -> None:
     if as_json:
         found = [
             {
-                "algorithm": r.algorithm, "rounds": r.counts.rounds, "round_share": float(r.counts.round_bytes),
-                "all_share": float(r.counts.all_bytes), "fan_in": r.counts.fan_in, "orders": list(r.orders),
+                "algorithm": r.algorithm,
+                "rounds": r.counts.rounds,
+                "round_share": float(r.counts.round_bytes),
+                "all_share": float(r.counts.all_bytes),
+                "fan_in": r.counts.fan_in,
+                "orders": list(r.orders),
             }
             for r in rows
-        ]  # fmt: skip
+        ]
         print_json({"all_reduce": found, "ranks": ranks, "seconds": time.perf_counter() - start})
         return
     out = console()
@@ -117,7 +126,13 @@ def _growth(ranks: int, as_json: bool, start: float) -> None:
 
 
 def _collective(
-    kind: str, name: str, ranks: int, size: str, cluster: str | None, changes: list[str] | None, as_json: bool,
+    kind: str,
+    name: str,
+    ranks: int,
+    size: str,
+    cluster: str | None,
+    changes: list[str] | None,
+    as_json: bool,
     start: float,
 ) -> None:
     from ..report.draw import draw_collective
@@ -143,10 +158,12 @@ def _collective(
     if as_json:
         print_json(
             {
-                "step_seconds": timeline.seconds, "parts": {"communication": timeline.seconds},
-                "critical_path": _last(timeline), "seconds": time.perf_counter() - start,
+                "step_seconds": timeline.seconds,
+                "parts": {"communication": timeline.seconds},
+                "critical_path": _last(timeline),
+                "seconds": time.perf_counter() - start,
             }
-        )  # fmt: skip
+        )
         return
     out = console()
     if ranks <= 16:
@@ -155,9 +172,7 @@ def _collective(
     out.print(f"{size} on {machines.name}'s node link: {format_seconds(timeline.seconds)}")
 
 
-def _step(
-    target: str, plan: str, cluster: str | None, changes: list[str] | None, as_json: bool, start: float
-) -> None:
+def _step(target: str, plan: str, cluster: str | None, changes: list[str] | None, as_json: bool, start: float) -> None:
     from ..cost import estimate
     from ..plan import check
     from ..report.text import console, estimate_lines
@@ -173,9 +188,10 @@ def _step(
     machines = with_corrections(machines, None, use=False)  # the replay knows none
     if chosen.ranks > machines.devices:
         raise InputError(
-            f"{chosen} takes {chosen.ranks} ranks", rule=f"{machines.name} has {machines.devices} devices",
+            f"{chosen} takes {chosen.ranks} ranks",
+            rule=f"{machines.name} has {machines.devices} devices",
             fix=f"--cluster NAME, or a file from `drumline measure --ranks {chosen.ranks}`",
-        )  # fmt: skip
+        )
     profile = profile_of(target)
     predicted = estimate(profile, chosen, machines)
     timeline = simulate_step(profile, chosen, machines, predicted)
@@ -184,10 +200,13 @@ def _step(
     if as_json:
         print_json(
             {
-                "step_seconds": timeline.seconds, "planned_seconds": planned, "parts": predicted.parts,
-                "critical_path": _last(timeline), "seconds": time.perf_counter() - start,
+                "step_seconds": timeline.seconds,
+                "planned_seconds": planned,
+                "parts": predicted.parts,
+                "critical_path": _last(timeline),
+                "seconds": time.perf_counter() - start,
             }
-        )  # fmt: skip
+        )
         return
     out = console()
     out.print(f"{profile.name} with {chosen} on {machines.name}")

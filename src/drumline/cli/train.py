@@ -53,11 +53,18 @@ def train(
     from .common import print_json
 
     run, folder = train_now(
-        target, plan=plan, ranks=ranks, steps=steps, cluster=cluster, output=output, quiet=as_json,
+        target,
+        plan=plan,
+        ranks=ranks,
+        steps=steps,
+        cluster=cluster,
+        output=output,
+        quiet=as_json,
         shown=Shown(log_format, log_every, tensorboard, wandb, trace),
-        guards={"nonfinite": on_nonfinite, "vote": vote}, checkpoints=Checkpoints(save_every, keep, resume, mtbf),
+        guards={"nonfinite": on_nonfinite, "vote": vote},
+        checkpoints=Checkpoints(save_every, keep, resume, mtbf),
         corrections=not no_corrections,
-    )  # fmt: skip
+    )
     if as_json:
         print_json(summary(run, folder))
 
@@ -88,14 +95,24 @@ def summary(run: Run, folder: Path) -> dict[str, Any]:
     from .plan import host_bytes
 
     return {
-        "run": str(folder), "plan": str(run.plan), "steps": len(run.steps), "losses": _losses(run),
-        "step_seconds": run.step_seconds, "predicted_step_seconds": run.estimate.step_seconds,
-        "uncorrected_step_seconds": run.estimate.uncorrected_seconds, "correction": run.estimate.correction,
-        "peak_bytes": run.peak_bytes, "predicted_peak_bytes": run.estimate.memory_bytes,
-        "time_error": run.time_error, "memory_error": run.memory_error, "evaluation": run.evaluation,
-        "skipped": run.steps[-1].skipped if run.steps else 0, "notes": list(run.estimate.notes),
-        **host_bytes(run.estimate), **({"division": dataclasses.asdict(run.division)} if run.division else {}),
-    }  # fmt: skip
+        "run": str(folder),
+        "plan": str(run.plan),
+        "steps": len(run.steps),
+        "losses": _losses(run),
+        "step_seconds": run.step_seconds,
+        "predicted_step_seconds": run.estimate.step_seconds,
+        "uncorrected_step_seconds": run.estimate.uncorrected_seconds,
+        "correction": run.estimate.correction,
+        "peak_bytes": run.peak_bytes,
+        "predicted_peak_bytes": run.estimate.memory_bytes,
+        "time_error": run.time_error,
+        "memory_error": run.memory_error,
+        "evaluation": run.evaluation,
+        "skipped": run.steps[-1].skipped if run.steps else 0,
+        "notes": list(run.estimate.notes),
+        **host_bytes(run.estimate),
+        **({"division": dataclasses.asdict(run.division)} if run.division else {}),
+    }
 
 
 def _losses(run: Run) -> list[float | None]:
@@ -225,11 +242,19 @@ def _run(
     try:
         with out, stopping(saves):
             results = run_ranks(
-                train_rank, job.reference, str(plan), steps, bool(job.evaluate or job.validation),
-                device if seen.cluster.measured else None, guards, saves,
-                flops_per_byte(plan, seen.cluster) if plan.pp > 1 else None, ranks=plan.processes,
-                threads=device.threads or None, on_event=on_event,
-            )  # fmt: skip
+                train_rank,
+                job.reference,
+                str(plan),
+                steps,
+                bool(job.evaluate or job.validation),
+                device if seen.cluster.measured else None,
+                guards,
+                saves,
+                flops_per_byte(plan, seen.cluster) if plan.pp > 1 else None,
+                ranks=plan.processes,
+                threads=device.threads or None,
+                on_event=on_event,
+            )
     finally:
         for sink in sinks:
             sink.close()

@@ -65,20 +65,34 @@ def run_of(name: str, job: Job, seen: Foreseen, trained: Trained, earlier: Itera
     records, results, first, speed = trained.records, trained.results, trained.first, trained.speed
     predicted = seen.estimate if speed is None else seen.estimate.at_speed(speed)
     return Run(
-        name=name, job=job.source, digest=job.digest, command=tuple(sys.argv),
-        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), machine=_machine(),
-        versions=_versions(), ranks=seen.plan.ranks, device=first["device"], batch_size=job.batch_size, plan=seen.plan,
-        cluster=seen.cluster, profile=seen.profile, estimate=predicted, answer=seen.answer,
+        name=name,
+        job=job.source,
+        digest=job.digest,
+        command=tuple(sys.argv),
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        machine=_machine(),
+        versions=_versions(),
+        ranks=seen.plan.ranks,
+        device=first["device"],
+        batch_size=job.batch_size,
+        plan=seen.plan,
+        cluster=seen.cluster,
+        profile=seen.profile,
+        estimate=predicted,
+        answer=seen.answer,
         steps=(*(s for s in earlier if s.step < records[0].step), *records),
         predicted=timeline_of(seen.profile, seen.plan, seen.cluster, predicted, speed or 1.0),
         measured=Timeline(
-            "measured", tuple(s for r in results for s in r["spans"]),
+            "measured",
+            tuple(s for r in results for s in r["spans"]),
             notes=(f"step {first['probed']}, recorded under the profiler, which slows it",),
         ),
-        step_seconds=max(r["step_seconds"] for r in results), peak_bytes=max(r["peak_bytes"] for r in results),
-        memory_parts=max(results, key=lambda r: r["peak_bytes"])["parts"], evaluation=first["evaluation"],
+        step_seconds=max(r["step_seconds"] for r in results),
+        peak_bytes=max(r["peak_bytes"] for r in results),
+        memory_parts=max(results, key=lambda r: r["peak_bytes"])["parts"],
+        evaluation=first["evaluation"],
         division=carried_out(seen.profile, seen.plan, seen.cluster, results),
-    )  # fmt: skip
+    )
 
 
 def write_trace(path: str, trained: Trained) -> None:

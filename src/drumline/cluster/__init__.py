@@ -7,5 +7,16 @@ from .fewer import Fewer
 from .spec import Cluster, Device, Host, Link, Network, Node
 
 __all__ = [
-    "Cloud", "Cluster", "Curve", "Device", "Fewer", "Host", "Link", "Network", "Node", "Table", "catalogue", "load",
-]  # fmt: skip
+    "Cloud",
+    "Cluster",
+    "Curve",
+    "Device",
+    "Fewer",
+    "Host",
+    "Link",
+    "Network",
+    "Node",
+    "Table",
+    "catalogue",
+    "load",
+]

@@ -42,10 +42,11 @@ def one_kind(table: Mapping[str, Any], where: str) -> None:
     for key in ("device", "node", "network"):
         if isinstance(table.get(key), list):
             raise ClusterError(
-                f"{len(table[key])} kinds of {key}", where=f"{where}: {key}",
+                f"{len(table[key])} kinds of {key}",
+                where=f"{where}: {key}",
                 rule="a cluster has one kind of device, in nodes that are alike",
                 fix="plan for each kind alone; or for all, as if each were the slowest and smallest: ranks wait for it",
-            )  # fmt: skip
+            )
 
 
 def at_line(error: ClusterError, text: str) -> ClusterError:
@@ -57,6 +58,8 @@ def at_line(error: ClusterError, text: str) -> ClusterError:
 
 def _refused(key: str, value: str, rule: str, example: str, where: str) -> ClusterError:
     return ClusterError(
-        f"{key}: {value} cannot be meant", where=f"{where}: {key}", rule=f"{rule}; is a unit missing?",
+        f"{key}: {value} cannot be meant",
+        where=f"{where}: {key}",
+        rule=f"{rule}; is a unit missing?",
         fix=f"{key.rpartition('.')[2]} = {example}",
-    )  # fmt: skip
+    )

@@ -218,9 +218,12 @@ class Cluster:
         if there is None or not there.meet:
             return self
         return dataclasses.replace(
-            self, straggle=there.straggle, stall=there.stall, unit=there.unit,
+            self,
+            straggle=there.straggle,
+            stall=there.stall,
+            unit=there.unit,
             collective=(*there.collective, *self.collective),
-        )  # fmt: skip
+        )
 
     def with_memory(self, size: float) -> Cluster:
         """The same machines with `size` bytes a device."""
@@ -269,11 +272,12 @@ class Cluster:
         d = self.device
         lines = [
             f"cluster {self.name}: {self.devices} x {d.name}, {format_bytes(d.memory)} each",
-            "  peak " + ", ".join(f"{k} {format_count(v, 'FLOP/s')}" for k, v in d.peak.items())
+            "  peak "
+            + ", ".join(f"{k} {format_count(v, 'FLOP/s')}" for k, v in d.peak.items())
             + f" ({self.origin_of('device.peak')})",
             f"  memory {format_rate(d.bandwidth)}, launch {format_seconds(d.launch)} ({self.origin_of('device')})",
             f"  node: {self.node.devices} devices, {_link(self.node.link)} ({self.origin_of('node.link')})",
-        ]  # fmt: skip
+        ]
         if d.host:
             lines.append(
                 f"  host: {format_bytes(d.host.memory)} a rank, copies {format_rate(d.host.copy)} "

@@ -56,9 +56,7 @@ class Wires:
     def get(self, name: str) -> Wire:
         """The kind of that name."""
         if name not in self.wire:
-            raise ClusterError(
-                f"no wire {name!r}", rule=f"known: {', '.join(self.wire)}", fix=nearest(name, self.wire)
-            )
+            raise ClusterError(f"no wire {name!r}", rule=f"known: {', '.join(self.wire)}", fix=nearest(name, self.wire))
         return self.wire[name]
 
 

@@ -77,9 +77,14 @@ def digest(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def signature(
-    collective: str, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None, op: str = "",
-    root: int | None = None, algorithm: str = "", segments: int = 1,
-) -> Signature:  # fmt: skip
+    collective: str,
+    dtype: torch.dtype | None = None,
+    shape: tuple[int, ...] | None = None,
+    op: str = "",
+    root: int | None = None,
+    algorithm: str = "",
+    segments: int = 1,
+) -> Signature:
     """Of a call, in words without spaces inside, so that two calls can be compared word by word."""
     words = [collective]
     if dtype is not None:
@@ -303,4 +308,3 @@ def _difference(calls: list[list[str]]) -> str:
         return "compare the lines named above"
     apart = [sorted({words[i] for words in calls}) for i in range(length) if len({words[i] for words in calls}) > 1]
     return "make them equal: " + ", ".join(" against ".join(values) for values in apart)
-

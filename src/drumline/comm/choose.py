@@ -48,9 +48,15 @@ class Chooser:
     """Chooses for the ranks of one communicator, and remembers what it chose."""
 
     def __init__(
-        self, p: int, *, transport: str, cluster: Cluster | None, links: Links | None, per_node: int | None,
+        self,
+        p: int,
+        *,
+        transport: str,
+        cluster: Cluster | None,
+        links: Links | None,
+        per_node: int | None,
         offers: Callable[[str], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.p, self.per_node = p, per_node
         self._transport, self._cluster, self._offers = transport, cluster, offers
         given = links if links is not None else _links_of(cluster, p, per_node)
@@ -106,11 +112,12 @@ class Chooser:
         measured = [
             replace(
                 self.given(collective, t.algorithm, t.segments, in_order=in_order),
-                seconds=t.at(m), origin="measured",
+                seconds=t.at(m),
+                origin="measured",
             )
             for t in self._tables(collective)
             if (offered if t.algorithm == NATIVE else self._allowed(collective, t.algorithm, root, in_order))
-        ]  # fmt: skip
+        ]
         if measured:
             return min(measured, key=lambda c: (c.seconds, c.algorithm, c.segments))
         if offered and self._cluster is None:
@@ -124,15 +131,14 @@ class Chooser:
         if self._cluster is None:
             return []
         return [
-            t for t in self._cluster.collective
+            t
+            for t in self._cluster.collective
             if (t.collective, t.ranks, t.transport) == (collective, self.p, self._transport)
-        ]  # fmt: skip
+        ]
 
     def _allowed(self, collective: str, algorithm: str, root: int, in_order: bool) -> bool:
         # a file may have been written by a release that knew other algorithms
-        return algorithm in ALGORITHMS[collective] and (
-            not in_order or self.keeps_order(collective, algorithm, root)
-        )
+        return algorithm in ALGORITHMS[collective] and (not in_order or self.keeps_order(collective, algorithm, root))
 
     def _cheapest_in_order(self, collective: str, m: int, itemsize: int, root: int) -> Choice:
         names = self.ordered(collective, root)

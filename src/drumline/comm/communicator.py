@@ -40,15 +40,28 @@ class Communicator:
     """
 
     def __init__(
-        self, transport: Transport, *, cluster: Cluster | None = None, links: Links | None = None,
-        per_node: int | None = None, check: bool = True, crossings: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        transport: Transport,
+        *,
+        cluster: Cluster | None = None,
+        links: Links | None = None,
+        per_node: int | None = None,
+        check: bool = True,
+        crossings: bool = True,
+    ) -> None:
         self._begin(transport, transport, 0, cluster, links, per_node, check, crossings)
 
     def _begin(
-        self, transport: Transport, base: Transport, context: int, cluster: Cluster | None, links: Links | None,
-        per_node: int | None, check: bool, crossings: bool,
-    ) -> None:  # fmt: skip
+        self,
+        transport: Transport,
+        base: Transport,
+        context: int,
+        cluster: Cluster | None,
+        links: Links | None,
+        per_node: int | None,
+        check: bool,
+        crossings: bool,
+    ) -> None:
         self._transport, self._base, self._context = transport, base, context
         self._cluster, self._links, self._check, self._crossings = cluster, links, check, crossings
         per_node = per_node if per_node is not None else transport.per_node
@@ -56,13 +69,21 @@ class Communicator:
             per_node = min(cluster.node.devices, transport.size)
         self._round = 0
         self._chooser = Chooser(
-            transport.size, transport=transport.name, cluster=cluster, links=links, per_node=per_node,
+            transport.size,
+            transport=transport.name,
+            cluster=cluster,
+            links=links,
+            per_node=per_node,
             offers=lambda collective: transport.native(collective) is not None,
-        )  # fmt: skip
+        )
         self._calls = Calls(
-            transport, context * _TAGS + _CHECK, check=check, crossings=crossings, shared=self._chooser.digest,
+            transport,
+            context * _TAGS + _CHECK,
+            check=check,
+            crossings=crossings,
+            shared=self._chooser.digest,
             name=f" of group {context}" if context else "",
-        )  # fmt: skip
+        )
         self._way = Dispatcher(transport, self._chooser, self._calls, self._next_tag)
 
     @property
@@ -90,9 +111,10 @@ class Communicator:
         """What "auto" runs for a whole buffer of `size` bytes."""
         if collective not in ALGORITHMS:
             raise InputError(
-                f"unknown collective {collective!r}", rule=f"known: {', '.join(ALGORITHMS)}",
+                f"unknown collective {collective!r}",
+                rule=f"known: {', '.join(ALGORITHMS)}",
                 fix=nearest(collective, ALGORITHMS),
-            )  # fmt: skip
+            )
         return self._chooser.choose(collective, size, itemsize=itemsize, root=root)
 
     def __str__(self) -> str:
@@ -113,9 +135,15 @@ class Communicator:
         return self._way.in_place("broadcast", tensor, Asked(algorithm, segments, root=root))
 
     def reduce(
-        self, tensor: Tensor, *, op: Op = "sum", root: int = 0, out: Tensor | None = None, algorithm: str = "auto",
+        self,
+        tensor: Tensor,
+        *,
+        op: Op = "sum",
+        root: int = 0,
+        out: Tensor | None = None,
+        algorithm: str = "auto",
         segments: int | None = None,
-    ) -> Tensor | None:  # fmt: skip
+    ) -> Tensor | None:
         """The sum (or `op`) over all ranks at `root`, None elsewhere."""
         shape = tensor.shape if self.rank == root else None
         return self._way.new("reduce", tensor, shape, Asked(algorithm, segments, op, root), out)
@@ -128,26 +156,41 @@ class Communicator:
         return _there(self._way.new("all_gather", tensor, (p, *tensor.shape), asked, out, parts=p))
 
     def reduce_scatter(
-        self, tensor: Tensor, *, op: Op = "sum", out: Tensor | None = None, algorithm: str = "auto",
+        self,
+        tensor: Tensor,
+        *,
+        op: Op = "sum",
+        out: Tensor | None = None,
+        algorithm: str = "auto",
         segments: int | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Of tensors of shape (p, *shape): row `rank` of the sum (or `op`) over all ranks."""
         asked = Asked(algorithm, segments, op)
         return _there(self._way.new("reduce_scatter", tensor, tensor.shape[1:], asked, out, rows=True))
 
     def gather(
-        self, tensor: Tensor, *, root: int = 0, out: Tensor | None = None, algorithm: str = "auto",
+        self,
+        tensor: Tensor,
+        *,
+        root: int = 0,
+        out: Tensor | None = None,
+        algorithm: str = "auto",
         segments: int | None = None,
-    ) -> Tensor | None:  # fmt: skip
+    ) -> Tensor | None:
         """Every rank's tensor at `root`, of shape (p, *shape), None elsewhere."""
         p = self.size
         shape = (p, *tensor.shape) if self.rank == root else None
         return self._way.new("gather", tensor, shape, Asked(algorithm, segments, root=root), out, parts=p)
 
     def scatter(
-        self, tensor: Tensor | None = None, *, root: int = 0, out: Tensor | None = None, algorithm: str = "auto",
+        self,
+        tensor: Tensor | None = None,
+        *,
+        root: int = 0,
+        out: Tensor | None = None,
+        algorithm: str = "auto",
         segments: int | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Row `rank` of what `root` gives, of shape (p, *shape). The other ranks give `out` only."""
         given = tensor if self.rank == root else None
         like = given[0] if given is not None and given.dim() and len(given) else out
@@ -164,20 +207,28 @@ class Communicator:
         return _there(self._way.new("all_to_all", tensor, tensor.shape, Asked(algorithm, segments), out, rows=True))
 
     def scan(
-        self, tensor: Tensor, *, op: Op = "sum", out: Tensor | None = None, algorithm: str = "auto",
+        self,
+        tensor: Tensor,
+        *,
+        op: Op = "sum",
+        out: Tensor | None = None,
+        algorithm: str = "auto",
         segments: int | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The sum (or `op`) over ranks 0 to `rank`."""
         return _there(self._way.new("scan", tensor, tensor.shape, Asked(algorithm, segments, op), out))
 
     def exscan(
-        self, tensor: Tensor, *, op: Op = "sum", out: Tensor | None = None, algorithm: str = "auto",
+        self,
+        tensor: Tensor,
+        *,
+        op: Op = "sum",
+        out: Tensor | None = None,
+        algorithm: str = "auto",
         segments: int | None = None,
-    ) -> Tensor | None:  # fmt: skip
+    ) -> Tensor | None:
         """The sum (or `op`) over the ranks before this one; None on rank 0."""
-        return self._way.new(
-            "exscan", tensor, tensor.shape if self.rank else None, Asked(algorithm, segments, op), out
-        )
+        return self._way.new("exscan", tensor, tensor.shape if self.rank else None, Asked(algorithm, segments, op), out)
 
     def barrier(self, *, algorithm: str = "auto") -> None:
         """Return when all ranks have come."""
@@ -233,9 +284,15 @@ class Communicator:
             raise InputError(f"split for the {context}th time", rule=f"at most {_CONTEXTS - 1} groups of a transport")
         child = Communicator.__new__(Communicator)
         child._begin(
-            Group(self._transport, members), self._base, context, self._cluster, _among(self._links, members), None,
-            self._check, self._crossings,
-        )  # fmt: skip
+            Group(self._transport, members),
+            self._base,
+            context,
+            self._cluster,
+            _among(self._links, members),
+            None,
+            self._check,
+            self._crossings,
+        )
         return child
 
     def _next_tag(self) -> int:

@@ -91,9 +91,17 @@ class Dispatcher:
         return tensor
 
     def new(
-        self, collective: str, tensor: Tensor | None, shape: tuple[int, ...] | None, asked: Asked, out: Tensor | None,
-        *, like: Tensor | None = None, rows: bool = False, parts: int = 1,
-    ) -> Tensor | None:  # fmt: skip
+        self,
+        collective: str,
+        tensor: Tensor | None,
+        shape: tuple[int, ...] | None,
+        asked: Asked,
+        out: Tensor | None,
+        *,
+        like: Tensor | None = None,
+        rows: bool = False,
+        parts: int = 1,
+    ) -> Tensor | None:
         """A collective that makes a tensor of `shape`, or none where that is None.
 
         `rows`: the tensor has one for each rank. `parts` tensors make the whole buffer. `like` has the shape and type
@@ -186,9 +194,10 @@ class Dispatcher:
         known = ALGORITHMS[collective]
         if algorithm not in known:
             raise InputError(
-                f"unknown algorithm {algorithm!r} for {collective}", rule=f"known: auto, native, {', '.join(known)}",
+                f"unknown algorithm {algorithm!r} for {collective}",
+                rule=f"known: auto, native, {', '.join(known)}",
                 fix=nearest(algorithm, known),
-            )  # fmt: skip
+            )
         if how is not None and in_order and not self._chooser.keeps_order(collective, algorithm, root):
             raise InputError(
                 f"{collective} with {how.name} by {algorithm}",
@@ -229,13 +238,24 @@ class Dispatcher:
         self._execute(prepared.program, places, source, target, how, like)
 
     def _execute(
-        self, part: Program, places: Layout, source: Tensor | None, target: Tensor | None, how: Reduction | None,
+        self,
+        part: Program,
+        places: Layout,
+        source: Tensor | None,
+        target: Tensor | None,
+        how: Reduction | None,
         like: Tensor,
-    ) -> Traffic:  # fmt: skip
+    ) -> Traffic:
         sent = execute(
-            part, places, source, target, transport=self._transport, next_tag=self._next_tag,
-            into=None if how is None else how.into, like=like,
-        )  # fmt: skip
+            part,
+            places,
+            source,
+            target,
+            transport=self._transport,
+            next_tag=self._next_tag,
+            into=None if how is None else how.into,
+            like=like,
+        )
         self.traffic += sent
         self._transport.doing = None
         if how is not None and how.mean and target is not None:

@@ -108,9 +108,7 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> Place:
         dist.init_process_group(backend, store=meet(wait), rank=where.rank, world_size=where.size, timeout=wait)
     else:
         _check_master(where)
-        dist.init_process_group(
-            backend, init_method="env://", rank=where.rank, world_size=where.size, timeout=wait
-        )
+        dist.init_process_group(backend, init_method="env://", rank=where.rank, world_size=where.size, timeout=wait)
     say_errors_plainly(where.rank)
     return where
 
@@ -133,9 +131,10 @@ def _check_backend(backend: str) -> None:
     there = str(dist.get_backend_config())
     if backend != "auto" and backend not in there:
         raise InputError(
-            f"backend={backend}, but the process group is {there}", rule="a group keeps the backend it was made with",
+            f"backend={backend}, but the process group is {there}",
+            rule="a group keeps the backend it was made with",
             fix=f"backend=auto, or init_process_group({backend!r})",
-        )  # fmt: skip
+        )
 
 
 def _on_one_host(where: Place) -> bool:
@@ -168,9 +167,10 @@ def _check_master(where: Place) -> None:
             mpi = "; with `pip install 'drumline[mpi]'` it is not needed" if where.launcher in MPI_LAUNCHERS else ""
             raise InputError(
                 f"{where.size} ranks were started by {where.launcher}, but {key} is not set",
-                where="environment", rule="ranks meet at MASTER_ADDR:MASTER_PORT",
+                where="environment",
+                rule="ranks meet at MASTER_ADDR:MASTER_PORT",
                 fix=f"export {key} before starting the ranks, or use `drumline train` or torchrun{mpi}",
-            )  # fmt: skip
+            )
     if not 0 < _whole(os.environ, "MASTER_PORT") < 65536:
         raise InputError(f"MASTER_PORT={os.environ['MASTER_PORT']}", where="environment", rule="0 < port < 65536")
 

@@ -59,11 +59,12 @@ def program(schedule: Schedule, rank: int) -> Program:
     """Compiled once, because training runs the same schedule every step."""
     contract, chunks = schedule.contract, range(schedule.chunks)
     return Program(
-        schedule, rank,
+        schedule,
+        rank,
         tuple(_step(schedule, tuple(group), rank) for group in schedule.rounds),
         tuple(contract.before(schedule, rank, c) for c in chunks),
         tuple(contract.after(schedule, rank, c) is not None for c in chunks),
-    )  # fmt: skip
+    )
 
 
 def _step(schedule: Schedule, group: tuple[Send, ...], rank: int) -> Step | None:
@@ -238,9 +239,16 @@ def _joined(parts: list[Tensor]) -> Tensor | None:
 
 
 def execute(
-    part: Program, places: Layout, source: Tensor | None, target: Tensor | None, *,
-    transport: Transport, next_tag: Callable[[], int], into: Into | None = None, like: Tensor,
-) -> Traffic:  # fmt: skip
+    part: Program,
+    places: Layout,
+    source: Tensor | None,
+    target: Tensor | None,
+    *,
+    transport: Transport,
+    next_tag: Callable[[], int],
+    into: Into | None = None,
+    like: Tensor,
+) -> Traffic:
     """Run all rounds on flat tensors; what this rank sent. `source` may be `target`: then it is changed in place.
 
     Chunks that are not promised are left as they came, where they have a place in `target`.

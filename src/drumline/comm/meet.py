@@ -50,9 +50,14 @@ def meet(timeout: timedelta) -> dist.Store:
     store: dist.Store | None = None
     if listening:
         store = dist.TCPStore(
-            _LOOPBACK, meeting.port, size, is_master=True, timeout=timeout, wait_for_workers=False,
+            _LOOPBACK,
+            meeting.port,
+            size,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
             master_listen_fd=listening.detach(),
-        )  # fmt: skip
+        )
         store.set(meeting.word, meeting.word)
     comm.Barrier()
     if len(groups) == 1:
@@ -132,9 +137,10 @@ def reach(meeting: Meeting) -> tuple[int, str]:
             continue
         return index, local
     raise GaveUp(
-        f"rank 0 is not reached at port {meeting.port}", rule="; ".join(tried) or "rank 0 has no address",
+        f"rank 0 is not reached at port {meeting.port}",
+        rule="; ".join(tried) or "rank 0 has no address",
         fix="name a host that all others reach in MASTER_ADDR, and a port in MASTER_PORT",
-    )  # fmt: skip
+    )
 
 
 def _join(address: str, meeting: Meeting, timeout: timedelta) -> dist.Store:

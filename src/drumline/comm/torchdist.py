@@ -77,9 +77,10 @@ class TorchTransport(Transport):
         backend = dist.get_backend_config(group)
         if not any(name in backend for name in (*_TAGGED, "nccl")):
             raise InputError(
-                f"a process group of {backend}", rule=f"messages go by {', '.join(_TAGGED)}, and between GPUs by nccl",
+                f"a process group of {backend}",
+                rule=f"messages go by {', '.join(_TAGGED)}, and between GPUs by nccl",
                 fix="torch.distributed.new_group(backend='gloo')",
-            )  # fmt: skip
+            )
         self._group = group
         self._nccl = "nccl" in backend
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
@@ -177,8 +178,9 @@ class TorchTransport(Transport):
         ]
         full = [
             dist.P2POp(operation, _bytes(tensor), group=self._group, group_peer=peer)
-            for operation, tensor, peer in operations if tensor.numel()
-        ]  # fmt: skip
+            for operation, tensor, peer in operations
+            if tensor.numel()
+        ]
         return _Batch(dist.batch_isend_irecv(full) if full else ())
 
     def _pending(self, work: dist.Work | None, tensor: Tensor, what: str) -> Pending:

@@ -44,9 +44,11 @@ def axis_of(name: str, plan: Plan) -> tuple[int, int]:
     """(ranks, stride) of an axis of one layer's messages."""
     rows, columns = plan.tile
     return {
-        "tp": (plan.tp, 1), "cp": (plan.cp, plan.tp), "columns": (columns, plan.cp * plan.tp),
+        "tp": (plan.tp, 1),
+        "cp": (plan.cp, plan.tp),
+        "columns": (columns, plan.cp * plan.tp),
         "rows": (rows, columns * plan.cp * plan.tp),
-    }[name]  # fmt: skip
+    }[name]
 
 
 def along(name: str, collective: str, size: float, plan: Plan, cluster: Cluster) -> float:

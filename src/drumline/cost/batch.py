@@ -23,14 +23,16 @@ WARM_EPOCHS = 5
 
 LIMITS = {
     "image": (
-        8192, "samples",
+        8192,
+        "samples",
         "Goyal et al. 2017: ResNet-50 on ImageNet with SGD keeps its accuracy to 8192 samples, not beyond",
     ),
     "bert": (
-        32768, "samples",
+        32768,
+        "samples",
         "You et al. 2020: BERT with LAMB keeps its quality to 32768 sequences; beyond, nothing is shown",
     ),
-}  # fmt: skip
+}
 """The largest batches that published runs paid for, by kind of model."""
 
 

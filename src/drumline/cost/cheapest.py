@@ -62,9 +62,16 @@ class Choice:
 
 @lru_cache(maxsize=4096)
 def cheapest(
-    collective: str, p: int, m: int, links: Links, *, per_node: int | None = None, itemsize: int = 1, root: int = 0,
+    collective: str,
+    p: int,
+    m: int,
+    links: Links,
+    *,
+    per_node: int | None = None,
+    itemsize: int = 1,
+    root: int = 0,
     commutes: bool = True,
-) -> Choice:  # fmt: skip
+) -> Choice:
     """The cheapest algorithm for a buffer of m bytes over p ranks, of which `per_node` neighbours share a host.
 
     The price is the sum of its rounds, with chunks taken to be equal. Of equal prices the first in the table wins. An
@@ -103,9 +110,10 @@ def _candidates(
     far = topology.link(root, (root + p // 2) % p)
     promising = sorted(known, key=lambda a: CLOSED_FORMS[collective, a](p, m, far))[:2]
     return [
-        a for a in known
+        a
+        for a in known
         if a in promising or a in PIPELINES.get(collective, ()) or (a == "hierarchical" and (per_node or p) < p)
-    ]  # fmt: skip
+    ]
 
 
 def _order(collective: str, algorithm: str, p: int, m: int, topology: Topology) -> tuple[int, ...] | None:
@@ -137,7 +145,6 @@ class _Base:
         root = self.root if self.order is None else self.order.index(self.root)
         made = collective_schedule(self.collective, self.algorithm, self.p, root=root, per_node=self.per_node)
         return made if self.order is None else reordered(made, self.order)
-
 
     def rounds(self) -> Iterator[_Sizes]:
         """The messages of each round with their sizes, in elements of a buffer that has one for each chunk."""

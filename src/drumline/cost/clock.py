@@ -8,9 +8,13 @@ from ..schedule import Pipeline
 
 
 def finish(
-    pipeline: Pipeline, homes: dict[int, int], forward: Sequence[float], backward: Sequence[float],
-    weight: Sequence[float], transfer: Sequence[float],
-) -> float:  # fmt: skip
+    pipeline: Pipeline,
+    homes: dict[int, int],
+    forward: Sequence[float],
+    backward: Sequence[float],
+    weight: Sequence[float],
+    transfer: Sequence[float],
+) -> float:
     """Seconds until the last action ends; `homes` are those of the order. Messages travel behind computation, one after
     the other on each link in each direction.
     """

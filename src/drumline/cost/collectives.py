@@ -36,9 +36,10 @@ def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Clust
     """
     if collective not in DEFAULTS:
         raise InputError(
-            f"unknown collective {collective!r}", rule=f"known: {', '.join(DEFAULTS)}",
+            f"unknown collective {collective!r}",
+            rule=f"known: {', '.join(DEFAULTS)}",
             fix=nearest(collective, DEFAULTS),
-        )  # fmt: skip
+        )
     if ranks < 1 or bytes < 0 or stride < 1:
         raise InputError(
             f"{collective} of {bytes:g} bytes over {ranks} ranks, {stride} apart",

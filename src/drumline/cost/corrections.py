@@ -23,9 +23,12 @@ ALIKE = {"recompute": "backward", "bubble": "backward", "overhead": "communicati
 def kind_of(plan: Plan) -> str:
     """What a plan does, as far as its cost is concerned: `replicas`, `split by pp, tp`, `one with compile`."""
     tags = {
-        "compile": plan.compile, plan.compress: plan.compress != "none", "threads": plan.backend == "threads",
-        "offload": plan.offload != "none", "experts": plan.ep > 1,
-    }  # fmt: skip
+        "compile": plan.compile,
+        plan.compress: plan.compress != "none",
+        "threads": plan.backend == "threads",
+        "offload": plan.offload != "none",
+        "experts": plan.ep > 1,
+    }
     used = ", ".join(name for name, is_used in tags.items() if is_used)
     return _base(plan) + (f" with {used}" if used else "")
 

@@ -126,9 +126,10 @@ class Divided:
         if key not in self._times:
             found = computed(local.profile, pricer, plan, n, cluster)
             said = [
-                s for x, t in zip(local.profile.layers, local.talks, strict=True)
+                s
+                for x, t in zip(local.profile.layers, local.talks, strict=True)
                 for s in [said_of(x, t, plan, n, self._profile, cluster, pricer)] * x.repeats
-            ]  # fmt: skip
+            ]
             self._times[key] = found, said
         return self._times[key]
 
@@ -201,14 +202,19 @@ class Divided:
                 f"{order.stages} stages for {self._profile.name}, which has {len(stages)} layers with parameters",
                 rule=f"every stage has a layer of its own: {order.stages} > {len(stages)}",
                 fix=f"pp x virtual = {len(stages)} or less",
-            )  # fmt: skip
+            )
         apart = order.splits_backward
         weight = tuple(sum(c.weight for c in s) if apart else 0.0 for s in stages)
         backward = tuple(sum(c.backward + c.said_backward for c in s) - w for s, w in zip(stages, weight, strict=True))
         return Piped(
-            order, stages, tuple(sum(c.forward + c.said_forward for c in s) for s in stages), backward, weight,
-            tuple(between_stages(s[-1].output, plan, self._cluster) for s in stages[:-1]), order.homes(),
-        )  # fmt: skip
+            order,
+            stages,
+            tuple(sum(c.forward + c.said_forward for c in s) for s in stages),
+            backward,
+            weight,
+            tuple(between_stages(s[-1].output, plan, self._cluster) for s in stages[:-1]),
+            order.homes(),
+        )
 
     def _cells(self, plan: Plan) -> list[Cell]:
         local, pricer = self._part(plan)
@@ -218,12 +224,24 @@ class Divided:
         places = [i for i, x in enumerate(local.profile.layers) for _ in range(x.repeats)]
         return [
             Cell(
-                i, name, 1.0, t.forward, t.backward, t.backward * self._weights(t.layer, n, pricer), s.forward,
-                s.backward, s.hidden, t.layer.parameters + t.layer.frozen + t.layer.tied > 0, kept[i].saved,
-                kept[i].output, kept[i].working, kept[i].deferred, t.again,
+                i,
+                name,
+                1.0,
+                t.forward,
+                t.backward,
+                t.backward * self._weights(t.layer, n, pricer),
+                s.forward,
+                s.backward,
+                s.hidden,
+                t.layer.parameters + t.layer.frozen + t.layer.tied > 0,
+                kept[i].saved,
+                kept[i].output,
+                kept[i].working,
+                kept[i].deferred,
+                t.again,
             )
             for i, name, t, s in zip(places, names_of(local.profile.layers), times, said, strict=True)
-        ]  # fmt: skip
+        ]
 
     def _weights(self, layer: Layer, n: float, pricer: Pricer) -> float:
         """The share of a layer's backward that is for weights: one of the two products of each weight."""

@@ -47,9 +47,11 @@ def read(path: str | Path) -> tuple[Observed, ...]:
     version = document.get("format") if isinstance(document, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise InputError(
-            f"{path} was written by a later drumline", where=str(path),
-            rule=f"format {version}; this one reads up to {FORMAT}", fix="pip install --upgrade drumline",
-        )  # fmt: skip
+            f"{path} was written by a later drumline",
+            where=str(path),
+            rule=f"format {version}; this one reads up to {FORMAT}",
+            fix="pip install --upgrade drumline",
+        )
     try:
         return files.from_plain(_Document, document, str(path), CorruptFile).runs
     except CorruptFile as e:

@@ -112,9 +112,15 @@ def _model(part: Part, n: int) -> LayerModel:
 def _counted(made: LayerModel, work: float, backward_work: float) -> LayerModel:
     """With the operations of a layer that is bound by memory, which the zoo has no use for and does not count."""
     return LayerModel(
-        float(work), made.bytes, made.depth, float(backward_work), made.backward_bytes, made.backward_depth,
-        made.parameters, made.saved,
-    )  # fmt: skip
+        float(work),
+        made.bytes,
+        made.depth,
+        float(backward_work),
+        made.backward_bytes,
+        made.backward_depth,
+        made.parameters,
+        made.saved,
+    )
 
 
 def _sizes(**sizes: int) -> None:

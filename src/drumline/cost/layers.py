@@ -129,9 +129,7 @@ def communication(times: list[LayerTime], sent: Sent, plan: Plan, cluster: Clust
     return often * (total - hidden), often * hidden
 
 
-def _sharded_communication(
-    times: list[LayerTime], sent: Sent, plan: Plan, cluster: Cluster
-) -> tuple[float, float]:
+def _sharded_communication(times: list[LayerTime], sent: Sent, plan: Plan, cluster: Cluster) -> tuple[float, float]:
     """(exposed, hidden): a layer's parameters are asked for one layer ahead, so that layer's compute hides them.
 
     A GPU is told what to do ahead of time; a CPU asks for parameters when it needs them, except in the backward. The

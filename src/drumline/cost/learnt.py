@@ -29,9 +29,11 @@ COMPUTE = ("forward", "backward", "optimizer")
 
 _CLEAN = (("forward",), ("backward",), ("optimizer",), ("communication",))
 GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
-    ONE: _CLEAN, REPLICAS: _CLEAN, SHARDED: _CLEAN,
+    ONE: _CLEAN,
+    REPLICAS: _CLEAN,
+    SHARDED: _CLEAN,
     FULLY_SHARDED: (("optimizer",), ("forward", "backward", "communication")),
-}  # fmt: skip
+}
 """Parts that can be told apart by the clock of a phase; under other kinds none. The last group is what remains."""
 
 FADES = 0.6
@@ -129,9 +131,18 @@ class Observed:
 
 
 def observe(
-    profile: Profile, plan: Plan, raw: Estimate, *, step_seconds: float, phases: Sequence[Mapping[str, float]],
-    each: Sequence[float], when: str, torch: str, measurement: str, drift: float = 0.0,
-) -> Observed:  # fmt: skip
+    profile: Profile,
+    plan: Plan,
+    raw: Estimate,
+    *,
+    step_seconds: float,
+    phases: Sequence[Mapping[str, float]],
+    each: Sequence[float],
+    when: str,
+    torch: str,
+    measurement: str,
+    drift: float = 0.0,
+) -> Observed:
     """From a run: its uncorrected estimate at the speed of the moment, and each rank's own seconds by phase.
 
     `each` are the seconds of the steps that count.
@@ -139,9 +150,21 @@ def observe(
     names = [p for p in COMPUTE if any(p in rank for rank in phases)]
     mean = {p: sum(rank.get(p, 0.0) for rank in phases) / len(phases) for p in names}
     return Observed(
-        when, job_of(profile), profile.name, kind_of(plan), plan.ranks, plan.precision, torch, measurement, len(each),
-        {k: v for k, v in raw.parts.items() if v > 0}, mean, step_seconds, _spread(each), drift,
-    )  # fmt: skip
+        when,
+        job_of(profile),
+        profile.name,
+        kind_of(plan),
+        plan.ranks,
+        plan.precision,
+        torch,
+        measurement,
+        len(each),
+        {k: v for k, v in raw.parts.items() if v > 0},
+        mean,
+        step_seconds,
+        _spread(each),
+        drift,
+    )
 
 
 def _spread(each: Sequence[float]) -> float:

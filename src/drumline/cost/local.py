@@ -72,9 +72,11 @@ def times(a: Affine, per_sample: float, fixed: float = 1.0) -> Affine:
 def shared(op: Op, share: float, *, fixed: float = 1.0) -> Op:
     """An operator of which a rank does a share: of what belongs to samples, and of what does not."""
     return replace(
-        op, flops=times(op.flops, share, fixed), bytes=times(op.bytes, share, fixed),
+        op,
+        flops=times(op.flops, share, fixed),
+        bytes=times(op.bytes, share, fixed),
         output=times(op.output, share, fixed),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,13 @@ def with_layers(profile: Profile, layers: Sequence[Layer], kept: Sequence[Kept])
         sums = sums + times(k.saved, x.repeats, x.repeats)
         made.append(
             replace(
-                x, saved=k.saved, live_forward=sums + k.forward, live_backward=sums + k.backward,
+                x,
+                saved=k.saved,
+                live_forward=sums + k.forward,
+                live_backward=sums + k.backward,
                 local_backward=k.backward,
             )
-        )  # fmt: skip
+        )
     return replace(profile, layers=tuple(made))
 
 

@@ -87,9 +87,7 @@ class _Held:
         self.parameters += profile.buffers
 
 
-def _moments(
-    profile: Profile, plan: Plan, n: float, held: _Held, device: str
-) -> list[tuple[float, float, float]]:
+def _moments(profile: Profile, plan: Plan, n: float, held: _Held, device: str) -> list[tuple[float, float, float]]:
     """(activations, gradients, communication) during the forward and the backward of every layer."""
     moments = []
     kept = 0.0

@@ -43,9 +43,7 @@ def _exact(costs: _Costs) -> tuple[int, ...]:
     return order
 
 
-def _over_sets(
-    costs: _Costs, longer: Callable[[float, float], float], limit: float
-) -> tuple[float, tuple[int, ...]]:
+def _over_sets(costs: _Costs, longer: Callable[[float, float], float], limit: float) -> tuple[float, tuple[int, ...]]:
     """The shortest ring through rank 0 whose hops are all within the limit, by paths that grow a rank at a time."""
     p = len(costs)
     if p == 1:
@@ -62,8 +60,9 @@ def _over_sets(
                 if key not in grown or longer_path < grown[key]:
                     grown[key] = longer_path
         paths = grown
-    closed = [(longer(length, costs[last][0]), path) for (_, last), (length, path) in paths.items()
-              if costs[last][0] <= limit]  # fmt: skip
+    closed = [
+        (longer(length, costs[last][0]), path) for (_, last), (length, path) in paths.items() if costs[last][0] <= limit
+    ]
     return min(closed)
 
 

@@ -16,8 +16,15 @@ from ..model.profile import Layer, Profile
 from ..model.shapes import Attention, Convolution, Norm, Product, Table, shape_of
 
 COLUMN, ROW, INSIDE, OUTSIDE, HEAD, LOSS, TABLE, ALONE = (
-    "column", "row", "inside", "outside", "head", "loss", "table", "alone",
-)  # fmt: skip
+    "column",
+    "row",
+    "inside",
+    "outside",
+    "head",
+    "loss",
+    "table",
+    "alone",
+)
 """INSIDE: between columns and row; HEAD: a column whose row is the LOSS; ALONE: a column whose output is gathered."""
 
 SPLIT = (COLUMN, ROW, HEAD, ALONE)
@@ -119,10 +126,11 @@ class _Scan:
         if a.heads % self.n:
             where = self.layers[self.between[-1][0]].name or self.profile.name
             raise PlanError(
-                f"tp={self.n} for attention of {a.heads} heads", where=where,
+                f"tp={self.n} for attention of {a.heads} heads",
+                where=where,
                 rule=f"tp divides the heads of queries: {a.heads} % {self.n} != 0",
                 fix=f"tp={_largest_divisor(a.heads, self.n)}",
-            )  # fmt: skip
+            )
         heads = [a.kv_heads, *(k // a.width for k in outputs if k % a.width == 0)]
         return all(map(self._divides, heads))
 
@@ -144,9 +152,11 @@ class _Scan:
 
     def _after(self, at: Place) -> list[Place]:
         return [
-            (i, j) for i in range(at[0], len(self.layers)) for j, op in enumerate(self.layers[i].ops)
+            (i, j)
+            for i in range(at[0], len(self.layers))
+            for j, op in enumerate(self.layers[i].ops)
             if op.phase == "forward" and (i, j) > at
-        ]  # fmt: skip
+        ]
 
     def _drop(self) -> None:
         """Products that no row takes up: a large one is divided all the same."""

@@ -105,9 +105,12 @@ def _rank(profile: Profile, plan: Plan, n: float, mine: Sequence[Stage], held: f
         2.0 * min(max((profile.layers[i].largest for i in here), default=0), trained / plan.shards) * width,
     )
     return Memory(
-        parameters, trained * width, trained * profile.state_per_parameter / plan.shards, inputs + most,
+        parameters,
+        trained * width,
+        trained * profile.state_per_parameter / plan.shards,
+        inputs + most,
         max((c.output for c in cells), default=0.0),
-    )  # fmt: skip
+    )
 
 
 def _working(stage: Stage) -> float:

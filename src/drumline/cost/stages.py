@@ -104,10 +104,18 @@ def _finer(cells: Sequence[Cell], parts: int) -> list[Cell]:
     for c in cells:
         k = parts if c.owns else 1
         piece = replace(
-            c, share=c.share / k, forward=c.forward / k, backward=c.backward / k, weight=c.weight / k,
-            said_forward=c.said_forward / k, said_backward=c.said_backward / k, hidden=c.hidden / k, saved=c.saved / k,
-            deferred=c.deferred / k, again=c.again / k,
-        )  # fmt: skip
+            c,
+            share=c.share / k,
+            forward=c.forward / k,
+            backward=c.backward / k,
+            weight=c.weight / k,
+            said_forward=c.said_forward / k,
+            said_backward=c.said_backward / k,
+            hidden=c.hidden / k,
+            saved=c.saved / k,
+            deferred=c.deferred / k,
+            again=c.again / k,
+        )
         found += [piece] * k
     return found
 
@@ -167,8 +175,12 @@ def profile_of(profile: Profile, stages: Sequence[Stage]) -> Profile:
         common = x.common if counted else min(x.common, x.parameters)
         layers.append(
             replace(
-                x, repeats=whole, parameters=round(x.parameters * part), frozen=round(x.frozen * part),
-                common=round(common * part), tensors=max(1, round(x.tensors * part)) if x.tensors else 0,
+                x,
+                repeats=whole,
+                parameters=round(x.parameters * part),
+                frozen=round(x.frozen * part),
+                common=round(common * part),
+                tensors=max(1, round(x.tensors * part)) if x.tensors else 0,
             )
-        )  # fmt: skip
+        )
     return replace(profile, layers=tuple(layers))

@@ -32,8 +32,9 @@ def by_tensors(local: Local, n: int) -> Local:
     if not any(word in (*SPLIT, TABLE) for each in words for word in each):
         raise PlanError(
             f"tp={n}: no layer of {profile.name} can be split over {n} ranks",
-            rule="some product's outputs and the next one's inputs divide by tp", fix="tp=1, and dp or pp",
-        )  # fmt: skip
+            rule="some product's outputs and the next one's inputs divide by tp",
+            fix="tp=1, and dp or pp",
+        )
     tokens = tokens_of(profile)
     state = _Stream(profile, n, tokens if tokens % n == 0 and tokens > 1 else 0)
     said = [t for x, t in zip(profile.layers, local.talks, strict=True) for _ in range(x.repeats)]
@@ -185,7 +186,9 @@ def _values(op: Op, shape: Product | Convolution, profile: Profile) -> tuple[Aff
     """Bytes that a product reads and gives for its samples."""
     width = profile.activation_bytes
     if isinstance(shape, Product):
-        return (Affine(0.0, float(width * shape.rows * shape.inputs)),
-                Affine(0.0, float(width * shape.rows * shape.outputs)))  # fmt: skip
+        return (
+            Affine(0.0, float(width * shape.rows * shape.inputs)),
+            Affine(0.0, float(width * shape.rows * shape.outputs)),
+        )
     read = float(width * shape.inputs * shape.rows * shape.columns)
     return Affine(0.0, read), Affine(0.0, max(0.0, op.bytes.per_sample - read))

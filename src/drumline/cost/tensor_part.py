@@ -26,7 +26,9 @@ class Part:
     def equals(self, other: Part) -> bool:
         """Whether a rank has the same of another one."""
         return self.layer is other.layer and (self.roles, self.talks, self.common) == (
-            other.roles, other.talks, other.common
+            other.roles,
+            other.talks,
+            other.common,
         )
 
 
@@ -41,19 +43,25 @@ def local_layer(part: Part, n: int) -> tuple[Layer, Kept]:
     split, largest = _divided(layer, part.roles)
     parameters = layer.parameters - split + split // n
     made = replace(
-        layer, ops=tuple(ops), parameters=parameters, common=part.common, repeats=1, output=times(layer.output, beside),
+        layer,
+        ops=tuple(ops),
+        parameters=parameters,
+        common=part.common,
+        repeats=1,
+        output=times(layer.output, beside),
         largest=max(largest // n, min(layer.largest, layer.parameters - split)) if split else layer.largest,
         tied=layer.tied // n if HEAD in part.roles else layer.tied,
-    )  # fmt: skip
+    )
     return made, _kept(part, n, beside, parameters / layer.parameters if layer.parameters else 1.0)
 
 
 def _kept(part: Part, n: int, beside: float, numbers: float) -> Kept:
     """Inside, a rank keeps 1/n; what columns read is whole."""
     inside = sum(
-        op.output.per_sample * op.count for op, role in zip(part.layer.ops, part.roles, strict=True)
+        op.output.per_sample * op.count
+        for op, role in zip(part.layer.ops, part.roles, strict=True)
         if role in (COLUMN, INSIDE, HEAD, LOSS)
-    )  # fmt: skip
+    )
     saved = part.kept.saved
     inside = min(inside, saved.per_sample)
     gathered = sum(t.bytes.per_sample for t in part.talks if t.phase == "forward" and t.collective == "all_gather")
@@ -92,9 +100,11 @@ def _op(op: Op, role: str, n: int, beside: float, shape: Shape | None) -> Op:
     if role in SPLIT:
         share = _bytes_share(op, role, n, shape)
         return replace(
-            op, flops=times(op.flops, 1.0 / n, 1.0 / n), bytes=times(op.bytes, share, 1.0 / n),
+            op,
+            flops=times(op.flops, 1.0 / n, 1.0 / n),
+            bytes=times(op.bytes, share, 1.0 / n),
             output=times(op.output, 1.0 if role == ROW else 1.0 / n),
-        )  # fmt: skip
+        )
     return shared(op, beside)
 
 

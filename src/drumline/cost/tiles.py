@@ -31,8 +31,9 @@ def by_tiles(local: Local, tile: tuple[int, int], *, halo: bool = True) -> Local
     if rows > first.rows or columns > first.columns:
         raise PlanError(
             f"tile={rows}x{columns} for images of {first.rows} x {first.columns}",
-            rule="every tile has a row and a column", fix=f"tile={min(rows, first.rows)}x{min(columns, first.columns)}",
-        )  # fmt: skip
+            rule="every tile has a row and a column",
+            fix=f"tile={min(rows, first.rows)}x{min(columns, first.columns)}",
+        )
     share = -(-first.rows // rows) * -(-first.columns // columns) / (first.rows * first.columns)
     width = local.profile.activation_bytes
     learns = False  # the images themselves need no gradient, so the first convolution's edges do not come back

@@ -156,10 +156,12 @@ def _by_unit(layers: list[Layer], profile: Profile, plan: Plan, cluster: Cluster
             continue
         gather, reduce = seconds(together, part)
         name = layer.name or "model"
-        result.append((
-            Message(f"all-gather {name}", "all_gather", numbers * copy, gather),
-            Message(f"reduce-scatter {name}", "reduce_scatter", numbers * width, reduce),
-        ))  # fmt: skip
+        result.append(
+            (
+                Message(f"all-gather {name}", "all_gather", numbers * copy, gather),
+                Message(f"reduce-scatter {name}", "reduce_scatter", numbers * width, reduce),
+            )
+        )
     return result
 
 
@@ -181,9 +183,7 @@ def _bucket_seconds(size: float, plan: Plan, cluster: Cluster) -> float:
     return _scatter_seconds(size, plan, cluster) if plan.zero else _replica_seconds(size, plan, cluster)
 
 
-def _compressed(
-    size: float, tensors: float, profile: Profile, plan: Plan, cluster: Cluster
-) -> tuple[float, float]:
+def _compressed(size: float, tensors: float, profile: Profile, plan: Plan, cluster: Cluster) -> tuple[float, float]:
     """(bytes that are sent of m bytes of gradients, seconds that it takes to make and to undo them)."""
     stream = size / (STREAM * cluster.device.bandwidth)
     if plan.compress == "fp16" and profile.parameter_bytes > 2:

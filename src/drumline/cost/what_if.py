@@ -111,6 +111,4 @@ def _scaled(device: Device, ratios: dict[str, float], wider: float) -> Device:
         ratio = ratios.get(cloud.dtype, 1.0)
         return dataclasses.replace(cloud, seconds=tuple(seconds / ratio for seconds in cloud.seconds))
 
-    return dataclasses.replace(
-        device, curve=tuple(map(scaled, device.curve)), cloud=tuple(map(faster, device.cloud))
-    )
+    return dataclasses.replace(device, curve=tuple(map(scaled, device.curve)), cloud=tuple(map(faster, device.cloud)))

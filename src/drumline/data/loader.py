@@ -69,10 +69,15 @@ class Loader:
     def _start(self, step: int) -> Iterator[_Parcel]:
         context = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
         loader = DataLoader(
-            _Steps(self.stream), sampler=itertools.count(step), batch_size=None, num_workers=self.workers,
-            prefetch_factor=_AHEAD, pin_memory=self.pin, worker_init_fn=_end_with_the_rank,
+            _Steps(self.stream),
+            sampler=itertools.count(step),
+            batch_size=None,
+            num_workers=self.workers,
+            prefetch_factor=_AHEAD,
+            pin_memory=self.pin,
+            worker_init_fn=_end_with_the_rank,
             multiprocessing_context=context,
-        )  # fmt: skip
+        )
         with _may_have_children(), _without_alarm(), _nothing_to_collect():
             return iter(loader)
 

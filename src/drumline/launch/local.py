@@ -147,9 +147,15 @@ def _first(ended: dict[int, Exception]) -> Exception:
 
 def _is_noise(e: GaveUp) -> bool:
     words = (
-        "Connection reset", "Connection closed", "Broken pipe", "connectFullMesh", "Timed out", "Socket",
-        "which has died", "which has left",
-    )  # fmt: skip
+        "Connection reset",
+        "Connection closed",
+        "Broken pipe",
+        "connectFullMesh",
+        "Timed out",
+        "Socket",
+        "which has died",
+        "which has left",
+    )
     return any(w in e.what for w in words)
 
 
@@ -190,9 +196,14 @@ def _rank_main(pipe: Any, order: bytes, rank: int, ranks: int, threads: int, sto
     die_with_parent()
     _die_with_launcher()
     os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks),
-        DRUMLINE_STORE=store, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS=str(threads),
-    )  # fmt: skip
+        RANK=str(rank),
+        WORLD_SIZE=str(ranks),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(ranks),
+        DRUMLINE_STORE=store,
+        GLOO_SOCKET_IFNAME="lo",
+        OMP_NUM_THREADS=str(threads),
+    )
     import torch
 
     torch.set_num_threads(threads)

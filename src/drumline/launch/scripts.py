@@ -26,7 +26,8 @@ def run_script(script: str, arguments: list[str], *, ranks: int) -> tuple[int, i
         port = _free_port()
         processes = [
             subprocess.Popen(
-                [sys.executable, script, *arguments], env=_environment(rank, ranks, folder, port),
+                [sys.executable, script, *arguments],
+                env=_environment(rank, ranks, folder, port),
                 preexec_fn=die_with_parent,  # no thread runs here that could hold a lock
             )
             for rank in range(ranks)
@@ -40,10 +41,17 @@ def run_script(script: str, arguments: list[str], *, ranks: int) -> tuple[int, i
 def _environment(rank: int, ranks: int, folder: str, port: int) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // ranks)
     return {
-        "OMP_NUM_THREADS": str(threads), **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "DRUMLINE_STORE": f"{folder}/store", "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "DRUMLINE_STORE": f"{folder}/store",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, int]:

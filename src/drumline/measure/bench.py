@@ -242,10 +242,18 @@ class _Session:
             chosen = Case(case.collective, choice.algorithm, choice.segments).label
         self.outcome.results.append(
             Result(
-                case.collective, self.transport.name, case.algorithm, self.p, size, measured.seconds, predicted,
-                case.segments, measured.spread, chosen,
+                case.collective,
+                self.transport.name,
+                case.algorithm,
+                self.p,
+                size,
+                measured.seconds,
+                predicted,
+                case.segments,
+                measured.spread,
+                chosen,
             )
-        )  # fmt: skip
+        )
 
 
 @lru_cache(maxsize=4096)

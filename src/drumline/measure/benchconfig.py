@@ -12,8 +12,18 @@ from ..report.bench import Result
 MESSAGES = ("latency", "bandwidth")
 """What is measured beside the collectives: between the first two ranks."""
 DTYPES = (
-    "float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "complex64", "complex128",
-)  # fmt: skip
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "complex64",
+    "complex128",
+)
 """Types of elements that can be summed by every transport."""
 
 

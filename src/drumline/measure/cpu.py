@@ -30,9 +30,12 @@ called at least, where most of the cases were timed before.
 
 
 def measure_cpu(
-    device: torch.device, crowd: float, report: Callable[[str], None], journal: Journal,
+    device: torch.device,
+    crowd: float,
+    report: Callable[[str], None],
+    journal: Journal,
     between: Callable[[], None] = lambda: None,
-) -> Kernels:  # fmt: skip
+) -> Kernels:
     """Measure this rank, or go on with it. Every number is told at the pace that the rank had on average.
 
     `between` is called again and again, spread over the time that it takes.

@@ -81,10 +81,11 @@ def _fresh(clock: Clock) -> list[Point]:
     pages = Timing(max(1e-6, made.seconds - again.seconds), made.spread)
     points = [Point("fresh", 4.0 * FRESH, pages)]
     for kinds, action, moved in (
-        (("add", "pointwise"), lambda: x + y, 3), (("gelu", "special"), lambda: A.gelu(x), 2),
+        (("add", "pointwise"), lambda: x + y, 3),
+        (("gelu", "special"), lambda: A.gelu(x), 2),
         (("mul",), lambda: x * y, 3),
         (("_log_softmax", "softmax"), lambda: A._log_softmax(x.view(-1, ROW), -1, False), 2),
-    ):  # fmt: skip
+    ):
         timing = clock(action, 4.0 * FRESH * moved)
         points += [Point(kind, 4.0 * FRESH * moved, timing) for kind in kinds]
     return points
@@ -97,9 +98,20 @@ def _update(n: int, clock: Clock) -> Point:
 
     def update() -> None:
         torch._fused_adamw_(
-            p, g, m, v, [], steps, lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8,
-            amsgrad=False, maximize=False,
-        )  # fmt: skip
+            p,
+            g,
+            m,
+            v,
+            [],
+            steps,
+            lr=1e-3,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.01,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
 
     with Moved() as moved:
         update()
@@ -168,8 +180,9 @@ def _images(x: torch.Tensor) -> Iterator[tuple[tuple[str, ...], Action]]:
     yield (), lambda: A.native_group_norm_backward(gradient, image, mean, spread, weight, *shape, [True, True, True])
     out, indices = A.max_pool2d_with_indices(image, [2, 2], [2, 2])
     yield ("pool",), lambda: A.max_pool2d_with_indices(image, [2, 2], [2, 2])
-    yield ("pool_backward",), lambda: A.max_pool2d_with_indices_backward(
-        out, image, [2, 2], [2, 2], [0, 0], [1, 1], False, indices
+    yield (
+        ("pool_backward",),
+        lambda: A.max_pool2d_with_indices_backward(out, image, [2, 2], [2, 2], [0, 0], [1, 1], False, indices),
     )
     yield (), lambda: A.avg_pool2d(image, [2, 2], [2, 2])
     yield (), lambda: A.avg_pool2d_backward(out, image, [2, 2], [2, 2], [0, 0], False, True, None)

@@ -27,8 +27,7 @@ class Levels:
     """Threads of ranks for each core that this rank's control group allows; 1 where there is one for each, or more."""
 
     def first(self, count: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """(the first ranks of this host, those of all hosts): groups that this rank need not be in. All ranks call it.
-        """
+        """(the first ranks of this host, those of all hosts): groups that all ranks make, also those not in them."""
         firsts = [[host * self.per_host + i for i in range(count)] for host in range(self.hosts)]
         groups = [dist.new_group(ranks) for ranks in firsts]
         among = dist.new_group([rank for ranks in firsts for rank in ranks]) if self.hosts > 1 else groups[0]

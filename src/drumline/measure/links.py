@@ -43,9 +43,12 @@ def measure_pair(rank: int, device: torch.device, between: tuple[int, int] = (0,
 
 
 def measure_collectives(
-    group: dist.ProcessGroup | None, device: torch.device, before: Callable[[str], None] | None = None, *,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    before: Callable[[str], None] | None = None,
+    *,
     among: dist.ProcessGroup | None = None,
-) -> dict[str, list[tuple[float, float]]]:  # fmt: skip
+) -> dict[str, list[tuple[float, float]]]:
     """(bytes of the whole buffer, seconds) of each collective of a group, in all groups of its kind at once.
 
     `before` each it is called with its name. `among` are the ranks of all groups; all ranks if it is None.
@@ -120,9 +123,12 @@ def _once(action: Callable[[], object], device: torch.device) -> float:
 
 
 def _amid_computing(
-    action: Callable[[], object], device: torch.device, size: int, others: torch.Tensor,
+    action: Callable[[], object],
+    device: torch.device,
+    size: int,
+    others: torch.Tensor,
     among: dist.ProcessGroup | None,
-) -> float:  # fmt: skip
+) -> float:
     """Typical seconds of a message that comes after some computing, as in a step: caches hold `others` then.
 
     Ranks arrive apart; the last one's time is the message's own, so the least over the ranks counts.

@@ -32,9 +32,18 @@ from .situ import Situ, Steps
 from .starts import Starts
 
 STAGES = (
-    "matmul", "attention", "conv", "memory", "launch", "steps", "point to point", "all_reduce", "all_gather",
-    "reduce_scatter", "overlap",
-)  # fmt: skip
+    "matmul",
+    "attention",
+    "conv",
+    "memory",
+    "launch",
+    "steps",
+    "point to point",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "overlap",
+)
 """What is measured, in this order."""
 
 
@@ -269,7 +278,14 @@ def _device_alone(measured: dict[str, Any], device: torch.device) -> Device:
     stream = max(max(c.rates) for c in curves if c.kernel == "pointwise")
     kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     return Device(
-        "this rank", kind, 1.0, stream, best, measured["launch"], curve=curves, cloud=_clouds([measured]),
+        "this rank",
+        kind,
+        1.0,
+        stream,
+        best,
+        measured["launch"],
+        curve=curves,
+        cloud=_clouds([measured]),
         start=measured["start"],
     )
 

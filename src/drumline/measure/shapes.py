@@ -70,9 +70,12 @@ def measure_shapes(
     spots = []
     with computing_in(name):
         for stage, cases, limit in (
-            ("matmul", _products, 2.5 if name == "fp16" else 3.5), ("attention", _attentions, 6.0),
-            ("conv", _convolutions, 5.0), ("conv", _recurrents, 3.0), ("memory", _norms, 2.0),
-        ):  # fmt: skip
+            ("matmul", _products, 2.5 if name == "fp16" else 3.5),
+            ("attention", _attentions, 6.0),
+            ("conv", _convolutions, 5.0),
+            ("conv", _recurrents, 3.0),
+            ("memory", _norms, 2.0),
+        ):
             report(stage)
             end = time.monotonic() + limit
             for kernel, shape, action in cases(device, TYPES[name], MOST[name], name):
@@ -182,20 +185,51 @@ def _attentions(device: torch.device, dtype: torch.dtype, most: float, name: str
 
 
 SQUARES = (
-    (64, 56), (128, 28), (256, 14), (512, 7), (64, 224), (128, 112), (256, 56), (512, 28), (512, 14), (32, 32),
+    (64, 56),
+    (128, 28),
+    (256, 14),
+    (512, 7),
+    (64, 224),
+    (128, 112),
+    (256, 56),
+    (512, 28),
+    (512, 14),
+    (32, 32),
     (96, 40),
-)  # fmt: skip
+)
 """Channels and places of a side, of filters of 3 x 3."""
 POINTS = (
-    (64, 64, 56), (64, 256, 56), (256, 64, 56), (256, 128, 56), (128, 512, 28), (512, 128, 28), (512, 256, 28),
-    (256, 1024, 14), (1024, 256, 14), (1024, 512, 14), (512, 2048, 7), (2048, 512, 7), (96, 384, 40),
-)  # fmt: skip
+    (64, 64, 56),
+    (64, 256, 56),
+    (256, 64, 56),
+    (256, 128, 56),
+    (128, 512, 28),
+    (512, 128, 28),
+    (512, 256, 28),
+    (256, 1024, 14),
+    (1024, 256, 14),
+    (1024, 512, 14),
+    (512, 2048, 7),
+    (2048, 512, 7),
+    (96, 384, 40),
+)
 """Channels in and out, places of a side, of filters of one place."""
 STEPS = (
-    (3, 64, 112, 7, 2), (3, 768, 14, 16, 16), (3, 96, 56, 4, 4), (96, 192, 28, 2, 2), (192, 384, 14, 2, 2),
-    (384, 768, 7, 2, 2), (128, 128, 28, 3, 2), (256, 256, 14, 3, 2), (512, 512, 7, 3, 2), (256, 512, 28, 1, 2),
-    (512, 1024, 14, 1, 2), (1024, 2048, 7, 1, 2), (3, 64, 224, 3, 1), (3, 32, 112, 3, 2),
-)  # fmt: skip
+    (3, 64, 112, 7, 2),
+    (3, 768, 14, 16, 16),
+    (3, 96, 56, 4, 4),
+    (96, 192, 28, 2, 2),
+    (192, 384, 14, 2, 2),
+    (384, 768, 7, 2, 2),
+    (128, 128, 28, 3, 2),
+    (256, 256, 14, 3, 2),
+    (512, 512, 7, 3, 2),
+    (256, 512, 28, 1, 2),
+    (512, 1024, 14, 1, 2),
+    (1024, 2048, 7, 1, 2),
+    (3, 64, 224, 3, 1),
+    (3, 32, 112, 3, 2),
+)
 """Channels in and out, places of a side of the output, side of the filter, stride."""
 APART = ((96, 56, 7), (192, 28, 7), (384, 14, 7), (768, 7, 7), (32, 112, 3), (144, 56, 3), (384, 14, 3))
 """Channels, places of a side, side of the filter, each channel by itself."""
@@ -258,9 +292,18 @@ def _recurrents(device: torch.device, dtype: torch.dtype, most: float, name: str
 
 
 CHANNELS = (
-    (64, 112), (64, 56), (128, 56), (256, 56), (128, 28), (512, 28), (256, 14), (1024, 14), (512, 7), (2048, 7),
+    (64, 112),
+    (64, 56),
+    (128, 56),
+    (256, 56),
+    (128, 28),
+    (512, 28),
+    (256, 14),
+    (1024, 14),
+    (512, 7),
+    (2048, 7),
     (32, 32),
-)  # fmt: skip
+)
 """Channels and places of a side, of batches that are normalised."""
 
 

@@ -150,9 +150,13 @@ class _Small:
     """A small step; before each of its parts the GPU has done what it was told."""
 
     def __init__(
-        self, job: Job, device: torch.device, prepare: Callable[[nn.Module], Any] = lambda model: None, *,
+        self,
+        job: Job,
+        device: torch.device,
+        prepare: Callable[[nn.Module], Any] = lambda model: None,
+        *,
         half: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._job, self._device, self._half = job, device, half
         with device:
             self._model = job.model()

@@ -60,9 +60,20 @@ def measure_updates(device: torch.device, dtype: torch.dtype) -> list[Point]:
 
         def update(p: Many = p, g: Many = g, m: Many = m, v: Many = v, steps: Many = steps) -> None:
             torch._fused_adamw_(
-                p, g, m, v, [], steps, lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, amsgrad=False,
+                p,
+                g,
+                m,
+                v,
+                [],
+                steps,
+                lr=1e-3,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=0.01,
+                eps=1e-8,
+                amsgrad=False,
                 maximize=False,
-            )  # fmt: skip
+            )
 
         moved = 7.0 * n * 32 * p[0].element_size()  # value, gradient and two moments in, all but one out
         points.append(Point("update", moved, clock_gpu(update, budget=0.02)))
@@ -94,8 +105,12 @@ def _cases(device: torch.device, dtype: torch.dtype, n: int) -> Iterator[Case]:
     yield "transpose", 2 * byte, lambda: next(flat).view(square).transpose(-1, -2).contiguous()
     if n >= WORDS:
         yield "softmax", 2 * byte, lambda: torch.log_softmax(next(flat).view(-1, WORDS), -1)
-        yield "softmax_backward", 3 * byte, lambda: torch.ops.aten._log_softmax_backward_data(
-            next(flat).view(-1, WORDS), next(flat).view(-1, WORDS), -1, dtype
+        yield (
+            "softmax_backward",
+            3 * byte,
+            lambda: torch.ops.aten._log_softmax_backward_data(
+                next(flat).view(-1, WORDS), next(flat).view(-1, WORDS), -1, dtype
+            ),
         )
     yield from _tables(device, dtype, n, byte, rows)
     if n >= 2**19:
@@ -109,8 +124,10 @@ def _tables(
     places = torch.randint(0, 32768, (n // ROW,), device=device)
     whole = float(table.numel() * table.element_size())
     yield "gather", 2 * byte + 8.0 * len(places), lambda: F.embedding(places, table)
-    yield "gather_backward", byte + 8.0 * len(places) + whole, lambda: torch.ops.aten.embedding_dense_backward(
-        rows(), places, 32768, -1, False
+    yield (
+        "gather_backward",
+        byte + 8.0 * len(places) + whole,
+        lambda: torch.ops.aten.embedding_dense_backward(rows(), places, 32768, -1, False),
     )
 
 
@@ -128,8 +145,12 @@ def _images(device: torch.device, flat: Iterator[torch.Tensor], n: int, byte: fl
     small = float(out.numel() * out.element_size() + 8 * indices.numel())
     yield "pool", byte * share + small, lambda: _pool(image())
     small_gradient = torch.randn_like(out)
-    yield "pool_backward", 2 * byte * share + small, lambda: torch.ops.aten.max_pool2d_with_indices_backward(
-        small_gradient, image(), [3, 3], [2, 2], [1, 1], [1, 1], False, indices
+    yield (
+        "pool_backward",
+        2 * byte * share + small,
+        lambda: torch.ops.aten.max_pool2d_with_indices_backward(
+            small_gradient, image(), [3, 3], [2, 2], [1, 1], [1, 1], False, indices
+        ),
     )
 
 

@@ -47,24 +47,44 @@ KINDS = {
 }
 """The kinds of operators, each with its own measured curve."""
 
-COMPUTE_KINDS = frozenset({
-    "matmul", "attention", "attention_backward", "conv", "conv_backward", "recurrent", "recurrent_backward",
-})  # fmt: skip
+COMPUTE_KINDS = frozenset(
+    {
+        "matmul",
+        "attention",
+        "attention_backward",
+        "conv",
+        "conv_backward",
+        "recurrent",
+        "recurrent_backward",
+    }
+)
 """Those that are bound by compute; the rest is bound by memory."""
 
 FALLBACK = {
-    "attention": 0.5, "attention_backward": 0.4, "conv": 0.6, "conv_backward": 0.5, "recurrent": 0.3,
+    "attention": 0.5,
+    "attention_backward": 0.4,
+    "conv": 0.6,
+    "conv_backward": 0.5,
+    "recurrent": 0.3,
     "recurrent_backward": 0.3,
-}  # fmt: skip
+}
 """The share of the matmul rate that other compute kernels reach, where no curve was measured."""
 
 ALIKE = {
-    "norm_backward": "norm", "batch_norm": "norm", "batch_norm_backward": "norm", "softmax_backward": "softmax",
-    "pool": "reduce", "pool_backward": "reduce", "gather_backward": "gather", "transpose": "pointwise",
+    "norm_backward": "norm",
+    "batch_norm": "norm",
+    "batch_norm_backward": "norm",
+    "softmax_backward": "softmax",
+    "pool": "reduce",
+    "pool_backward": "reduce",
+    "gather_backward": "gather",
+    "transpose": "pointwise",
     "strided": "pointwise",
-    "widen": "pointwise", "narrow": "pointwise", "cat": "pointwise",
+    "widen": "pointwise",
+    "narrow": "pointwise",
+    "cat": "pointwise",
     "recurrent_backward": "recurrent",
-}  # fmt: skip
+}
 """Whose curve stands in for a kind that has none."""
 
 _STRICT = ConfigDict(extra="forbid")
@@ -230,9 +250,7 @@ class Profile:
 
     def flops(self, phase: str | None = None) -> Affine:
         """The model's work: all operations of a phase, or of forward and backward."""
-        return functools.reduce(
-            Affine.__add__, (_times(x.flops(phase), x.repeats) for x in self.layers), Affine()
-        )
+        return functools.reduce(Affine.__add__, (_times(x.flops(phase), x.repeats) for x in self.layers), Affine())
 
     def each(self) -> Iterator[Layer]:
         """Every layer in the order in which they run, repeats one by one."""
@@ -260,9 +278,7 @@ class Profile:
 
 def _total(ops: tuple[Op, ...], phase: str | None, of: Callable[[Op], Affine]) -> Affine:
     chosen = [op for op in ops if phase in (None, op.phase)]
-    return Affine(
-        sum(of(op).fixed * op.count for op in chosen), sum(of(op).per_sample * op.count for op in chosen)
-    )
+    return Affine(sum(of(op).fixed * op.count for op in chosen), sum(of(op).per_sample * op.count for op in chosen))
 
 
 def _times(a: Affine, k: int) -> Affine:

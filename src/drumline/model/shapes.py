@@ -86,8 +86,12 @@ class Convolution:
 Shape = Product | Attention | Table | Norm | Convolution
 
 _KINDS: dict[str, type[Shape]] = {
-    "matmul": Product, "attention": Attention, "gather": Table, "norm": Norm, "conv": Convolution,
-}  # fmt: skip
+    "matmul": Product,
+    "attention": Attention,
+    "gather": Table,
+    "norm": Norm,
+    "conv": Convolution,
+}
 
 
 def dims(shape: Shape) -> tuple[int, ...]:

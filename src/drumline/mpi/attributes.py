@@ -62,9 +62,11 @@ class Attributes(Handle):
 
     @classmethod
     def Create_keyval(
-        cls, copy_fn: Callable[..., Any] | bool | None = None, delete_fn: Callable[..., None] | None = None,
+        cls,
+        copy_fn: Callable[..., Any] | bool | None = None,
+        delete_fn: Callable[..., None] | None = None,
         nopython: bool = False,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """A new key. `copy_fn(holder, key, value)` says what a copy gets, `delete_fn` is told of the end."""
         key = next(_keys)
         cls._keyvals[key] = _Key(copy_fn, delete_fn)

@@ -49,9 +49,15 @@ class Spot:
     __slots__ = ("base", "count", "device", "layout", "memory", "type")
 
     def __init__(
-        self, memory: memoryview, base: int, count: int, kind: Datatype, device: torch.Tensor | None = None, *,
+        self,
+        memory: memoryview,
+        base: int,
+        count: int,
+        kind: Datatype,
+        device: torch.Tensor | None = None,
+        *,
         fits: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.memory, self.base, self.count, self.type, self.device = memory, base, count, kind, device
         self.layout: Layout = kind._layout
         if count and not fits:
@@ -244,9 +250,13 @@ def _plain(array: np.ndarray[Any, Any], writable: bool, blocks: int) -> Spot | N
     """The quick way for an array of plain numbers; None where something needs a closer look."""
     kind, flags = _BY_CHAR.get(array.dtype.char), array.flags
     if (
-        kind is None or not flags.c_contiguous or not array.dtype.isnative or array.size == 0 or array.size % blocks
+        kind is None
+        or not flags.c_contiguous
+        or not array.dtype.isnative
+        or array.size == 0
+        or array.size % blocks
         or (writable and not flags.writeable)
-    ):  # fmt: skip
+    ):
         return None
     return Spot(array.data.cast("B"), 0, array.size // blocks, kind, fits=True)
 
@@ -276,8 +286,9 @@ def _counted(length: int, kind: Datatype, blocks: int) -> int:
     if length % (extent * blocks):
         raise ValueError(
             f"message: {length} bytes are no multiple of {blocks} blocks of elements of {extent} bytes"
-            if blocks > 1 else f"message: {length} bytes are no multiple of elements of {extent} bytes"
-        )  # fmt: skip
+            if blocks > 1
+            else f"message: {length} bytes are no multiple of elements of {extent} bytes"
+        )
     return length // extent // blocks
 
 
@@ -299,8 +310,7 @@ def vector(message: Any, blocks: int, *, writable: bool) -> list[Spot]:
     if memory is None:
         return [bottom(n, kind, d * kind._layout.extent) for n, d in zip(counts, displs, strict=True)]
     return [
-        Spot(memory, d * kind._layout.extent if n else 0, n, kind, device)
-        for n, d in zip(counts, displs, strict=True)
+        Spot(memory, d * kind._layout.extent if n else 0, n, kind, device) for n, d in zip(counts, displs, strict=True)
     ]
 
 

@@ -128,9 +128,7 @@ class Collectives(Plans):
         """Start a Reduce_scatter_block."""
         return self._later(self._reduce_scatter_block(sendbuf, recvbuf, op))
 
-    def Reduce_scatter(
-        self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
-    ) -> None:
+    def Reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM) -> None:
         """The same with blocks that differ by rank."""
         self._now(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op))
 

@@ -21,9 +21,15 @@ class TypeState:
     __slots__ = ("__weakref__", "attributes", "code", "combiner", "layout", "name", "old", "params")
 
     def __init__(
-        self, layout: Layout, combiner: str = "NAMED", old: Datatype | None = None,
-        params: dict[str, Any] | None = None, *, name: str = "", code: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        layout: Layout,
+        combiner: str = "NAMED",
+        old: Datatype | None = None,
+        params: dict[str, Any] | None = None,
+        *,
+        name: str = "",
+        code: str = "",
+    ) -> None:
         self.layout, self.combiner, self.old, self.params = layout, combiner, old, params or {}
         self.name, self.code = name, code
         self.attributes: dict[int, Any] = {}
@@ -173,8 +179,12 @@ class Datatype(Attributes, family=True):
     @classmethod
     def Match_size(cls, typeclass: int, size: int) -> Self:
         """The type of a class with a size."""
-        names = {C.TYPECLASS_LOGICAL: "LOGICAL", C.TYPECLASS_INTEGER: "INTEGER", C.TYPECLASS_REAL: "REAL",
-                 C.TYPECLASS_COMPLEX: "COMPLEX"}  # fmt: skip
+        names = {
+            C.TYPECLASS_LOGICAL: "LOGICAL",
+            C.TYPECLASS_INTEGER: "INTEGER",
+            C.TYPECLASS_REAL: "REAL",
+            C.TYPECLASS_COMPLEX: "COMPLEX",
+        }
         from .types import TYPES
 
         found = TYPES.get(f"{names.get(typeclass, '')}{size}")

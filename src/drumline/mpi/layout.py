@@ -128,9 +128,7 @@ class Layout:
         places = [np.arange(start, start + length, unit) for start, length in self.blocks]
         return unit, (np.concatenate(places) if places else np.empty(0, np.int64)) // unit
 
-    def _places(
-        self, memory: memoryview, base: int, count: int
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _places(self, memory: memoryview, base: int, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         unit, one = self._index
         shift = base % unit
         whole = (len(memory) - shift) // unit * unit

@@ -75,4 +75,3 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         made = self.view()
         made.flags.writeable = False
         return made
-

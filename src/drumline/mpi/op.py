@@ -30,9 +30,16 @@ class OpState:
     __slots__ = ("__weakref__", "array", "commutes", "function", "kinds", "made", "name", "torch")
 
     def __init__(
-        self, name: str, function: Callable[..., Any], array: Callable[..., Any] | None = None, torch_name: str = "",
-        kinds: str = "", *, made: bool = False, commutes: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        function: Callable[..., Any],
+        array: Callable[..., Any] | None = None,
+        torch_name: str = "",
+        kinds: str = "",
+        *,
+        made: bool = False,
+        commutes: bool = True,
+    ) -> None:
         self.name, self.function, self.array, self.torch = name, function, array, torch_name
         self.kinds, self.made, self.commutes = kinds, made, commutes
 
@@ -169,8 +176,15 @@ def _view(tensor: torch.Tensor) -> memoryview:
     return bytes_of(tensor)
 
 
-_WORDS = {"i": "whole numbers", "u": "whole numbers", "f": "numbers with fractions", "c": "complex numbers",
-          "b": "truth values", "B": "bytes", "2": "pairs of value and index"}  # fmt: skip
+_WORDS = {
+    "i": "whole numbers",
+    "u": "whole numbers",
+    "f": "numbers with fractions",
+    "c": "complex numbers",
+    "b": "truth values",
+    "B": "bytes",
+    "2": "pairs of value and index",
+}
 
 
 def check_type(op: Op, spot: Spot) -> None:
@@ -213,9 +227,13 @@ def _locate(better: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _define(
-    name: str, function: Callable[..., Any], array: Callable[..., Any], torch_name: str, kinds: str,
+    name: str,
+    function: Callable[..., Any],
+    array: Callable[..., Any],
+    torch_name: str,
+    kinds: str,
     commutes: bool = True,
-) -> Op:  # fmt: skip
+) -> Op:
     return Op._constant(name, OpState(name, function, array, torch_name, kinds, commutes=commutes))
 
 

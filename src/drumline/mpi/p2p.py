@@ -40,7 +40,8 @@ class PointToPoint(Handle):
             return rank
         if not 0 <= rank < state.size:
             raise MPIError(
-                C.ERR_RANK, f"rank {rank}",
+                C.ERR_RANK,
+                f"rank {rank}",
                 rule=f"0 <= rank < {state.size}{', ANY_SOURCE' if wild else ''} or PROC_NULL",
             )
         return state.members[rank]
@@ -109,9 +110,7 @@ class PointToPoint(Handle):
         """Send where the receive is known to be posted."""
         self._complete(self._isend(buf, dest, tag))
 
-    def Recv(
-        self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> None:
+    def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         """Receive; fewer elements than fit are fine, more are an error."""
         if source == C.PROC_NULL:
             self._complete(done_already(), status)
@@ -130,17 +129,28 @@ class PointToPoint(Handle):
         arrived(state, receive, spot, landing)
 
     def Sendrecv(
-        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = ANY_SOURCE,
-        recvtag: int = ANY_TAG, status: Status | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> None:
         """Send and receive at once."""
         receiving = self._irecv(recvbuf, source, recvtag)
         self._both(receiving, lambda: self._isend(sendbuf, dest, sendtag), status)
 
     def Sendrecv_replace(
-        self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG,
+        self,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
         status: Status | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Send what a buffer holds and receive into it."""
         spot = NOTHING if C.PROC_NULL in (dest, source) and buf is None else simple(buf, writable=True)
         data = memoryview(bytes(spot.data()))
@@ -184,9 +194,14 @@ class PointToPoint(Handle):
         return Request._of(self._irecv(buf, source, tag))
 
     def Isendrecv(
-        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = ANY_SOURCE,
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
         recvtag: int = ANY_TAG,
-    ) -> Request:  # fmt: skip
+    ) -> Request:
         """Start to send and receive at once."""
         return Request._of(_joined(self._irecv(recvbuf, source, recvtag), self._isend(sendbuf, dest, sendtag)))
 
@@ -256,9 +271,7 @@ class PointToPoint(Handle):
             return Message(MESSAGE_NO_PROC)
         return Message._of(Found(self._state, self._look(source, tag, status, block=True, take=True)))
 
-    def Improbe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Message | None:
+    def Improbe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message | None:
         """Keep a message for its finder, if there is one."""
         if source == C.PROC_NULL:
             return self.Mprobe(source, tag, status)
@@ -293,18 +306,22 @@ class PointToPoint(Handle):
         """Send an object; never waits."""
         self._ship(obj, dest, tag, copy=True)
 
-    def recv(
-        self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Any:
+    def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
         """Receive an object. `buf` is of no use, and kept for old programs."""
         if buf is not None:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
         return self._complete(self._fetch(source, tag, buf), status)
 
     def sendrecv(
-        self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = ANY_SOURCE,
-        recvtag: int = ANY_TAG, status: Status | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        sendobj: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> Any:
         """Send and receive an object at once."""
         receiving, sending = self._fetch(source, recvtag, recvbuf), self._ship(sendobj, dest, sendtag)
         self._complete(Pending(receiving.matching or sending.matching, (*receiving.items, *sending.items)))
@@ -330,6 +347,9 @@ class PointToPoint(Handle):
 def _joined(receiving: Pending, sending: Pending) -> Pending:
     """Both as one request; its status is the receive's."""
     return Pending(
-        receiving.matching or sending.matching, (*receiving.items, *sending.items), receiving.finish, receiving.tell,
+        receiving.matching or sending.matching,
+        (*receiving.items, *sending.items),
+        receiving.finish,
+        receiving.tell,
         receiving.cancel,
-    )  # fmt: skip
+    )

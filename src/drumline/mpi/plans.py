@@ -287,9 +287,10 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 def _same(gives: int, gets: int) -> None:
     if gives != gets:
         raise MPIError(
-            C.ERR_TRUNCATE, f"{gives} bytes are given where {gets} are expected",
+            C.ERR_TRUNCATE,
+            f"{gives} bytes are given where {gets} are expected",
             rule="in a collective, what is sent and what is received are of one size",
-        )  # fmt: skip
+        )
 
 
 def _alike(source: Spot, target: Spot) -> None:

@@ -19,10 +19,15 @@ class Pending:
     __slots__ = ("__weakref__", "cancel", "finish", "items", "matching", "start", "started", "tell", "wait")
 
     def __init__(
-        self, matching: Matching | None, items: Sequence[Item], finish: Callable[[], Any] = lambda: None,
-        tell: Callable[[Status], None] = Status._fill, cancel: Callable[[], object] = lambda: None,
-        start: Callable[[], Pending] | None = None, wait: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        matching: Matching | None,
+        items: Sequence[Item],
+        finish: Callable[[], Any] = lambda: None,
+        tell: Callable[[Status], None] = Status._fill,
+        cancel: Callable[[], object] = lambda: None,
+        start: Callable[[], Pending] | None = None,
+        wait: Callable[[], None] | None = None,
+    ) -> None:
         self.matching, self.items, self.finish, self.tell, self.cancel = matching, items, finish, tell, cancel
         self.start, self.wait = start, wait
         self.started = start is None
@@ -214,9 +219,7 @@ class Request(Handle, family=True):
         return cls._some(requests, statuses, poke=True) if any(r._active for r in requests) else (None, None)
 
     @classmethod
-    def _some(
-        cls, requests: Sequence[Request], statuses: Any, *, poke: bool = False
-    ) -> tuple[list[int], list[Any]]:
+    def _some(cls, requests: Sequence[Request], statuses: Any, *, poke: bool = False) -> tuple[list[int], list[Any]]:
         ready = _ready(requests, poke=poke)
         return ready, _finish_all(requests, ready, statuses)
 

@@ -46,9 +46,7 @@ class Channel:
         m = self.matching
         others = [(src, spot, spot.landing()) for src, spot in receives.items() if src != self.rank]
         coming = [m.receive(self.members[src], self._flat, tag, landing) for src, _, landing in others]
-        going = [
-            m.send(self.members[dst], self._flat, tag, data) for dst, data in sends.items() if dst != self.rank
-        ]
+        going = [m.send(self.members[dst], self._flat, tag, data) for dst, data in sends.items() if dst != self.rank]
         if self.rank in receives:
             _fits(self.rank, len(sends[self.rank]), receives[self.rank].nbytes)
             receives[self.rank].fill(sends[self.rank])
@@ -63,8 +61,9 @@ class Channel:
         coming = {s: m.receive(self.members[s], self._flat, tag, None) for s in sources if s != self.rank}
         going = [
             m.send(self.members[dst], self._flat, tag, memoryview(data))
-            for dst, data in sends.items() if dst != self.rank
-        ]  # fmt: skip
+            for dst, data in sends.items()
+            if dst != self.rank
+        ]
         m.wait(*coming.values(), *going)
         found = {src: receive.into for src, receive in coming.items() if receive.into is not None}
         if self.rank in sources:
@@ -75,9 +74,10 @@ class Channel:
 def _fits(src: int, came: int, room: int) -> None:
     if came != room:
         raise MPIError(
-            C.ERR_TRUNCATE, f"rank {src} sends {came} bytes where {room} are expected",
+            C.ERR_TRUNCATE,
+            f"rank {src} sends {came} bytes where {room} are expected",
             rule="in a collective, what is sent and what is received are of one size",
-        )  # fmt: skip
+        )
 
 
 class Job:

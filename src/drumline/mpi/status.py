@@ -26,9 +26,14 @@ class Status:
         return self
 
     def _fill(
-        self, source: int = C.ANY_SOURCE, tag: int = C.ANY_TAG, nbytes: int = 0, *, error: int = C.SUCCESS,
+        self,
+        source: int = C.ANY_SOURCE,
+        tag: int = C.ANY_TAG,
+        nbytes: int = 0,
+        *,
+        error: int = C.SUCCESS,
         cancelled: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._v[:] = array("q", (source, tag, error, cancelled, nbytes))
 
     def __eq__(self, other: object) -> bool:

@@ -23,15 +23,19 @@ def arrived(state: CommState, receive: Receive, spot: Spot, landing: memoryview)
         return
     if receive.truncated:
         raise MPIError(
-            C.ERR_TRUNCATE, f"a message of {receive.nbytes} bytes {_whence(state, receive)}",
-            rule=f"the buffer has room for {len(landing)}", fix="a larger buffer; Probe tells the size beforehand",
-        )  # fmt: skip
+            C.ERR_TRUNCATE,
+            f"a message of {receive.nbytes} bytes {_whence(state, receive)}",
+            rule=f"the buffer has room for {len(landing)}",
+            fix="a larger buffer; Probe tells the size beforehand",
+        )
     if receive.elements and spot.check and receive.elements != spot.check and receive.nbytes:
         name = spot.type.Get_name() or "the datatype given"
         raise MPIError(
-            C.ERR_TYPE, f"a message {_whence(state, receive)} has other elements than {name}",
-            rule="sender and receiver name the same type", fix="MPI.BYTE on both sides moves bytes as they are",
-        )  # fmt: skip
+            C.ERR_TYPE,
+            f"a message {_whence(state, receive)} has other elements than {name}",
+            rule="sender and receiver name the same type",
+            fix="MPI.BYTE on both sides moves bytes as they are",
+        )
     spot.land(landing, receive.nbytes)
 
 
@@ -50,9 +54,12 @@ def tell(state: CommState, receive: Receive, status: Status) -> None:
 def into_spot(state: CommState, receive: Receive, spot: Spot, landing: memoryview) -> Pending:
     """A receive into a buffer, as a request."""
     return Pending(
-        state.matching, (receive,), lambda: arrived(state, receive, spot, landing),
-        lambda status: tell(state, receive, status), lambda: state.matching.cancel(receive),
-    )  # fmt: skip
+        state.matching,
+        (receive,),
+        lambda: arrived(state, receive, spot, landing),
+        lambda status: tell(state, receive, status),
+        lambda: state.matching.cancel(receive),
+    )
 
 
 def into_object(state: CommState, receive: Receive) -> Pending:
@@ -62,9 +69,12 @@ def into_object(state: CommState, receive: Receive) -> Pending:
         return None if receive.cancelled else pickles.default.loads(receive.into)
 
     return Pending(
-        state.matching, (receive,), finish, lambda status: tell(state, receive, status),
+        state.matching,
+        (receive,),
+        finish,
+        lambda status: tell(state, receive, status),
         lambda: state.matching.cancel(receive),
-    )  # fmt: skip
+    )
 
 
 class Found:
@@ -83,9 +93,7 @@ class Message(Handle, family=True):
     _h: Found | None
 
     @classmethod
-    def Probe(
-        cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Self:
+    def Probe(cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Self:
         """Wait for a message and keep it."""
         return cls(comm.Mprobe(source, tag, status))
 

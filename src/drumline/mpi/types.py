@@ -57,8 +57,14 @@ _NUMBERS: list[tuple[str, str, torch.dtype | None]] = [
     ("DOUBLE_COMPLEX F_DOUBLE_COMPLEX COMPLEX16", "c16", torch.complex128),
 ]
 _ABSENT = "LOGICAL16 INTEGER16 REAL2 REAL16 COMPLEX4 COMPLEX32"
-_PAIRS = {"SHORT_INT": "h", "INT_INT TWOINT": "i", "LONG_INT": "l", "FLOAT_INT": "f", "DOUBLE_INT": "d",
-          "LONG_DOUBLE_INT": "g"}  # fmt: skip
+_PAIRS = {
+    "SHORT_INT": "h",
+    "INT_INT TWOINT": "i",
+    "LONG_INT": "l",
+    "FLOAT_INT": "f",
+    "DOUBLE_INT": "d",
+    "LONG_DOUBLE_INT": "g",
+}
 _CLASS = {"i": 1, "u": 2, "f": 3, "c": 4, "b": 5, "S": 1, "U": 6}
 
 TYPES: dict[str, Datatype] = {}

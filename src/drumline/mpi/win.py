@@ -39,9 +39,10 @@ class Win(WindowHandle, family=True):
         blocks = _blocks(disp * state.units[rank], n, datatype._layout)
         if sum(length for _, length in blocks) != origin.nbytes:
             raise MPIError(
-                C.ERR_ARG, f"{origin.nbytes} bytes here and {sum(length for _, length in blocks)} there",
+                C.ERR_ARG,
+                f"{origin.nbytes} bytes here and {sum(length for _, length in blocks)} there",
                 rule="origin and target hold the same data",
-            )  # fmt: skip
+            )
         state.touched.add(rank)
         return to, blocks, origin
 
@@ -100,9 +101,7 @@ class Win(WindowHandle, family=True):
         if target_rank != C.PROC_NULL:
             self._done(self._fetch(into, target_rank, target_disp, ACCUMULATE, op, bytes(data.data())))
 
-    def Compare_and_swap(
-        self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0
-    ) -> None:
+    def Compare_and_swap(self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0) -> None:
         """Write one element if the one there equals `compare`; read what was there before."""
         data, old = simple(origin, writable=False), simple(compare, writable=False)
         into = simple(result, writable=True)
@@ -127,9 +126,7 @@ class Win(WindowHandle, family=True):
         self.Accumulate(origin, target_rank, target, op)
         return Request._of(self._flushed(target_rank))
 
-    def Rget_accumulate(
-        self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM
-    ) -> Request:
+    def Rget_accumulate(self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM) -> Request:
         """A Get_accumulate that can be waited for."""
         return Request._of(self._get_accumulate(origin, result, target_rank, target, op))
 

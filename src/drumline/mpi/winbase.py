@@ -26,7 +26,7 @@ from .window import (
     Counter,
     Window,
     check_range,
-)  # fmt: skip
+)
 
 
 class WinState:
@@ -119,9 +119,12 @@ class WindowHandle(Attributes):
     def _predefined(self, keyval: int) -> Any:
         state = self._state
         return {
-            C.WIN_BASE: state.memory.address, C.WIN_SIZE: state.memory.nbytes, C.WIN_DISP_UNIT: state.unit,
-            C.WIN_CREATE_FLAVOR: state.flavor, C.WIN_MODEL: C.WIN_UNIFIED,
-        }.get(keyval)  # fmt: skip
+            C.WIN_BASE: state.memory.address,
+            C.WIN_SIZE: state.memory.nbytes,
+            C.WIN_DISP_UNIT: state.unit,
+            C.WIN_CREATE_FLAVOR: state.flavor,
+            C.WIN_MODEL: C.WIN_UNIFIED,
+        }.get(keyval)
 
     def tomemory(self) -> buffer:
         """This rank's memory."""

@@ -21,8 +21,21 @@ _HEAD = struct.Struct("<BBHI")
 """Operator, whether the old values are wanted, datatype, how many blocks of bytes."""
 _NAMES = sorted(name for name, kind in TYPES.items() if kind)
 _OPS = [
-    "MAX", "MIN", "SUM", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MAXLOC", "MINLOC", "REPLACE", "NO_OP",
-]  # fmt: skip
+    "MAX",
+    "MIN",
+    "SUM",
+    "PROD",
+    "LAND",
+    "LOR",
+    "LXOR",
+    "BAND",
+    "BOR",
+    "BXOR",
+    "MAXLOC",
+    "MINLOC",
+    "REPLACE",
+    "NO_OP",
+]
 
 Blocks = Sequence[tuple[int, int]]
 """(offset, bytes) in the target's memory."""

@@ -78,9 +78,11 @@ def join(transport: str) -> tuple[Matching, Callable[[], None]]:
     """The messages of this process, and how to end them. `transport` is what the user asked for, or empty."""
     if transport and transport not in TRANSPORTS:
         raise InputError(
-            f"{VARIABLE}={transport!r}", where="environment", rule=f"one of {', '.join(TRANSPORTS)}",
+            f"{VARIABLE}={transport!r}",
+            where="environment",
+            rule=f"one of {', '.join(TRANSPORTS)}",
             fix=nearest(transport, TRANSPORTS),
-        )  # fmt: skip
+        )
     where = place()
     if dist.is_initialized():
         where = Place(dist.get_rank(), dist.get_world_size(), where.local_rank, where.launcher)
@@ -88,9 +90,11 @@ def join(transport: str) -> tuple[Matching, Callable[[], None]]:
         return _over(ThreadPost())
     if transport == "threads":
         raise InputError(
-            f"{VARIABLE}=threads in {where.size} processes", where="environment",
-            rule="threads are ranks of one process", fix="drumline.mpi.run_threads(function, p)",
-        )  # fmt: skip
+            f"{VARIABLE}=threads in {where.size} processes",
+            where="environment",
+            rule="threads are ranks of one process",
+            fix="drumline.mpi.run_threads(function, p)",
+        )
     if transport == "mpi" or (not transport and through_mpi(where)):
         from ..comm.mpi.post import MpiPost
 
@@ -143,5 +147,3 @@ def run_threads(function: Callable[[Intracomm], T], p: int) -> list[T]:
             del _own.matching
 
     return run_posts(rank, p)
-
-

@@ -131,5 +131,3 @@ def _join(new: Graph, run: Sequence[Node], made: dict[Node, Node], constants: Ma
     for i, node in enumerate(outputs):
         made[node] = new.call_function(operator.getitem, (joined, i))
         made[node].meta.update({k: v for k, v in node.meta.items() if k != "shows"})
-
-

@@ -45,8 +45,9 @@ def _tried(node: Node, dims: int) -> bool:
             for start, n in ((0, 2), (2, SIDE - 2)):
                 cut = [a.narrow(dim, start, n) if isinstance(a, torch.Tensor) else a for a in inputs]
                 part = _run(node, cut, weight.narrow(dim, start, n))
-                if not all(torch.allclose(p, w.narrow(dim, start, n), 1e-12, 1e-14)
-                           for p, w in zip(part, whole, strict=True)):  # fmt: skip
+                if not all(
+                    torch.allclose(p, w.narrow(dim, start, n), 1e-12, 1e-14) for p, w in zip(part, whole, strict=True)
+                ):
                     return False
     except Exception:  # it asks for another shape or type: then it is not taken apart
         return False

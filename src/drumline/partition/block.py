@@ -82,9 +82,16 @@ def attend_backward(
     if _has_kernel(q, k, v, view):
         # The kernel knows lse in the type that it gave it in.
         found = _backward_cpu(
-            _four(gradient), _four(q), _four(k), _four(v), _four(out), lse.reshape(_four(q).shape[:-1]), 0.0,
-            view.offset == 0, scale=view.scale,
-        )  # fmt: skip
+            _four(gradient),
+            _four(q),
+            _four(k),
+            _four(v),
+            _four(out),
+            lse.reshape(_four(q).shape[:-1]),
+            0.0,
+            view.offset == 0,
+            scale=view.scale,
+        )
         dq, dk, dv = (g.to(kind).reshape(t.shape) for g, t in zip(found, (q, k, v), strict=True))
         return Gradients(dq, dk, dv, None)
     gradient, k, v = gradient.to(kind), k.to(kind), v.to(kind)

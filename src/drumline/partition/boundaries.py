@@ -88,8 +88,9 @@ def by_name(graph: Graph, names: Sequence[str], holders: set[str]) -> list[Key]:
         if name not in deeper:
             raise PlanError(
                 f"split={name}: the model runs no module of this name",
-                rule="split names modules that run, each of which begins a stage", fix=nearest(name, places),
-            )  # fmt: skip
+                rule="split names modules that run, each of which begins a stage",
+                fix=nearest(name, places),
+            )
         if name not in places:
             at = deeper[name]
             same = [e for e in entries(graph, holders) if e.position == at]
@@ -113,8 +114,9 @@ def balanced(graph: Graph, stages: int, holders: set[str], prices: Prices | None
     if layers < stages:
         raise PlanError(
             f"{stages} stages for a model of {layers} layer{'s' if layers != 1 else ''} with parameters",
-            rule=f"every stage has a layer of its own: {stages} > {layers}", fix=f"pp x virtual = {layers} or less",
-        )  # fmt: skip
+            rule=f"every stage has a layer of its own: {stages} > {layers}",
+            fix=f"pp x virtual = {layers} or less",
+        )
     price = _by_operator(prices, ends) if prices.segments else [FORWARD_AND_BACKWARD * cost_of(n) for n in nodes]
     sums, owns = ([0.0, *accumulate(numbers)] for numbers in (price, weights))
     sends = [prices.per_byte * size for size in _crossing(graph, nodes)]

@@ -43,8 +43,9 @@ def by_hand(captured: Captured, n: int, given: Mapping[str, str], weighings: Ite
         if not names:
             raise PlanError(
                 f"no parameter of the model is named {pattern!r}",
-                rule="a pattern matches at least one name", fix=nearest(pattern, parameters),
-            )  # fmt: skip
+                rule="a pattern matches at least one name",
+                fix=nearest(pattern, parameters),
+            )
         words |= dict.fromkeys(names, word)
     for name, word in words.items():
         _place(found, name, parameters[name], word, uses.get(parameters[name]), n)
@@ -65,8 +66,9 @@ def _place(found: ByHand, name: str, node: Node, word: str, use: Weighing | None
     if size % (segments * n):
         raise PlanError(
             f"{name} cannot be split by {word!r} over {n} ranks",
-            rule=f"{size} % ({segments} * {n}) == 0" if segments > 1 else f"{size} % {n} == 0", fix="whole",
-        )  # fmt: skip
+            rule=f"{size} % ({segments} * {n}) == 0" if segments > 1 else f"{size} % {n} == 0",
+            fix="whole",
+        )
     found.splits[node.name] = evenly(dim, size, n, segments)
     if kind == "column" and use is not None and use.bias is not None:
         found.splits[use.bias.name] = evenly(0, size, n, segments)
@@ -79,5 +81,5 @@ def _dim(name: str, kind: str, use: Weighing | None) -> int:
             f"{name} cannot be split as a {kind}",
             rule="columns and rows are weights of a linear layer or a convolution with one group",
             fix="rows (along dim 0), or whole",
-        )  # fmt: skip
+        )
     return dim

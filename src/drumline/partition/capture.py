@@ -71,8 +71,10 @@ def capture(
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    state = [mode.from_tensor(t.detach()) if not isinstance(t, FakeTensor) else t.detach()
-             for t in (*parameters.values(), *buffers.values())]  # fmt: skip
+    state = [
+        mode.from_tensor(t.detach()) if not isinstance(t, FakeTensor) else t.detach()
+        for t in (*parameters.values(), *buffers.values())
+    ]
     names = [*parameters, *buffers]
     outputs: dict[Call, tuple[Node | None, ...]] = {}
 

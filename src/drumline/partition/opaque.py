@@ -26,8 +26,9 @@ def opaque(model: nn.Module) -> Iterator[None]:
     """Around the capture of a model."""
     plain: Any = torch.autograd.Function.__dict__["apply"]
     hook: Any = torch.Tensor.register_hook
-    attributes = [(m, {k: (v, dict(v) if isinstance(v, dict) else None) for k, v in vars(m).items()})
-                  for m in model.modules()]  # fmt: skip
+    attributes = [
+        (m, {k: (v, dict(v) if isinstance(v, dict) else None) for k, v in vars(m).items()}) for m in model.modules()
+    ]
     for m in model.modules():
         if isinstance(m, _BatchNorm) and m.momentum is None and m.track_running_stats:
             m.momentum = AVERAGED

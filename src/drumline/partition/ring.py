@@ -28,10 +28,19 @@ from .way import Batch, Bounds, Pair, Ring
 
 
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, bounds: Bounds, axis: Axis, mask: Tensor | None = None,
-    is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0, enable_gqa: bool = False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bounds: Bounds,
+    axis: Axis,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
     q_bounds: Bounds | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """This rank's rows of `scaled_dot_product_attention` of the whole sequence.
 
     q, k, v are [..., heads, T_local, d]. Rank r has the keys and values of positions bounds[r] to bounds[r+1], and the
@@ -178,9 +187,18 @@ class _Backward:
     """
 
     def __init__(
-        self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, out: Tensor, lse: Tensor,
-        ring: Ring, how: _How, learned: bool,
-    ) -> None:  # fmt: skip
+        self,
+        gradient: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        out: Tensor,
+        lse: Tensor,
+        ring: Ring,
+        how: _How,
+        learned: bool,
+    ) -> None:
         self.gradient, self.q, self.mask, self.out, self.lse = gradient, q, mask, out, lse
         self.ring, self.how, self.kind = ring, how, exact(q.dtype)
         self.pair, self.found = Pair(k, v, ring, k.dtype), Pair(k, v, ring, self.kind)

@@ -56,9 +56,7 @@ class Flow:
     """From some input of the stage on: their backward is needed by the stage before."""
 
 
-def emit(
-    heads: Sequence[Node], members: Sequence[Node], results: Sequence[Node], modes: Modes, flow: Flow
-) -> Graph:
+def emit(heads: Sequence[Node], members: Sequence[Node], results: Sequence[Node], modes: Modes, flow: Flow) -> Graph:
     """The stage's own graph: parameters and buffers, inputs, operators in their order."""
     new = Graph()
     env: dict[Node, Node] = {}

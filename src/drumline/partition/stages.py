@@ -24,10 +24,18 @@ from .writes import writes
 
 aten = torch.ops.aten
 _NO_GRADIENT = (
-    aten.detach.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
-    aten.empty_like.default, aten.rand_like.default, aten.randn_like.default, aten.new_zeros.default,
-    aten.new_ones.default, aten.new_full.default, aten.new_empty.default,
-)  # fmt: skip
+    aten.detach.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.empty_like.default,
+    aten.rand_like.default,
+    aten.randn_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+    aten.new_empty.default,
+)
 """Operators whose floating results have no gradient. One too few costs a message of zeros, and is no error."""
 
 
@@ -49,9 +57,10 @@ def _checked(boundaries: Sequence[int], n: int) -> list[int]:
     ends = [0, *boundaries, n]
     if any(a >= b for a, b in pairwise(ends)):
         raise PlanError(
-            f"stages that begin at operators {list(boundaries)}", rule=f"0 < first < second < ... < {n} operators",
+            f"stages that begin at operators {list(boundaries)}",
+            rule=f"0 < first < second < ... < {n} operators",
             fix="fewer stages, or other boundaries",
-        )  # fmt: skip
+        )
     return ends[1:]
 
 
@@ -155,9 +164,10 @@ class _Cutter:
             raise PlanError(
                 f"stage {stage} reads {node.name}, which is a {type(_val(node)).__name__} that stage "
                 f"{self.home[node]} finds in the batch",
-                where=_where(node), rule="tensors go between stages, and numbers do not",
+                where=_where(node),
+                rule="tensors go between stages, and numbers do not",
                 fix="another boundary, or keep the number in a tensor",
-            )  # fmt: skip
+            )
 
     def _refuse_writes_across(self) -> None:
         """A write must be seen by all who read the memory afterwards: a stage sends when all its writes are done."""
@@ -167,18 +177,20 @@ class _Cutter:
             inside = root in self.home and self.home[root] == self.home[writer]
             if len(at) > 1 and not inside:
                 raise PlanError(
-                    f"{writer.name} writes into {root.name}, which stages {sorted(at)} have", where=_where(writer),
+                    f"{writer.name} writes into {root.name}, which stages {sorted(at)} have",
+                    where=_where(writer),
                     rule="what is written in place is made, written and (a buffer) read in one stage",
                     fix="another boundary, or an operator that is not in place",
-                )  # fmt: skip
+                )
 
     # -- the stages
 
     def _stage(self, t: int) -> Stage:
         parts = self.parts[t]
         # by position in the graph, which is the same on every rank
-        outputs, inputs, held = (sorted(nodes, key=self.position.__getitem__)
-                                 for nodes in (parts.outputs, parts.inputs, parts.held))  # fmt: skip
+        outputs, inputs, held = (
+            sorted(nodes, key=self.position.__getitem__) for nodes in (parts.outputs, parts.inputs, parts.held)
+        )
         results = outputs if t < self.last else list(self.results.args[0])
         given = {n for n in inputs if n in self.grad}
         members = [n for n in self.nodes if n in parts.members]

@@ -47,9 +47,16 @@ class Spans:
 
 
 def spanning_batch_norm(
-    x: torch.Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
-    momentum: float | torch.Tensor, eps: float, spans: Spans,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
+    training: bool,
+    momentum: float | torch.Tensor,
+    eps: float,
+    spans: Spans,
+) -> torch.Tensor:
     """Running statistics are whole, weights are of the channels that this rank has.
 
     A momentum that is a tensor is the number of batches so far, over all of which the statistics are averaged.

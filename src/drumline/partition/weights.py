@@ -33,9 +33,13 @@ class Weighing:
 
 
 CONVOLUTIONS = (
-    aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.conv1d.padding, aten.conv2d.padding,
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+    aten.conv1d.padding,
+    aten.conv2d.padding,
     aten.conv3d.padding,
-)  # fmt: skip
+)
 TURNED = (aten.t.default, aten.numpy_T.default, aten.mT.default, aten.transpose.int)
 TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 

@@ -54,9 +54,7 @@ def rebalance(x: torch.Tensor, dim: int, bounds: Bounds, new: Bounds, axis: Axis
     return x if bounds == new else window(x, dim, bounds, tuple(pairwise(new)), axis.with_halo)
 
 
-def begin(
-    x: torch.Tensor, dim: int, bounds: Bounds, wanted: Sequence[Spans], axis: Axis, fill: float = 0.0
-) -> Halo:
+def begin(x: torch.Tensor, dim: int, bounds: Bounds, wanted: Sequence[Spans], axis: Axis, fill: float = 0.0) -> Halo:
     """Send to the others what they want. The rows of this rank are at hand at once, those of others when asked for."""
     dim %= x.dim()
     assert len(bounds) == axis.size + 1 == len(wanted) + 1, f"{bounds} and {wanted} on {axis.size} ranks"

@@ -19,11 +19,26 @@ from .imported import Imported
 from .plan import Plan
 
 KINDS = {
-    "NO": "", "MULTI_GPU": "replicas", "MULTI_CPU": "replicas", "MULTI_XPU": "replicas", "MULTI_NPU": "replicas",
-    "MULTI_MLU": "replicas", "MULTI_MUSA": "replicas", "MULTI_SDAA": "replicas", "MULTI_HPU": "replicas",
-    "MULTI_NEURON": "replicas", "XLA": "replicas", "TPU": "replicas", "MPS": "", "DATA_PARALLEL": "replicas",
-    "MODEL_PARALLEL": "", "FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron", "TP": "tensor",
-}  # fmt: skip
+    "NO": "",
+    "MULTI_GPU": "replicas",
+    "MULTI_CPU": "replicas",
+    "MULTI_XPU": "replicas",
+    "MULTI_NPU": "replicas",
+    "MULTI_MLU": "replicas",
+    "MULTI_MUSA": "replicas",
+    "MULTI_SDAA": "replicas",
+    "MULTI_HPU": "replicas",
+    "MULTI_NEURON": "replicas",
+    "XLA": "replicas",
+    "TPU": "replicas",
+    "MPS": "",
+    "DATA_PARALLEL": "replicas",
+    "MODEL_PARALLEL": "",
+    "FSDP": "fsdp",
+    "DEEPSPEED": "deepspeed",
+    "MEGATRON_LM": "megatron",
+    "TP": "tensor",
+}
 """What the words of `distributed_type` mean for a plan."""
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -64,10 +79,15 @@ def read(source: str | Path | Mapping[str, Any], ranks: int) -> Imported:
     top.close(keys.TOP)
     free = ["micro"] if "micro" not in values or values["micro"] is None else []
     return Imported(
-        plan=Plan.from_table({k: v for k, v in values.items() if v is not None}, where), clip=clip,
-        auto=tuple(log.auto), free=tuple(free), stated=() if free else ("micro",), ignored=log.ignored,
-        unknown=log.unknown, notes=tuple(log.notes),
-    )  # fmt: skip
+        plan=Plan.from_table({k: v for k, v in values.items() if v is not None}, where),
+        clip=clip,
+        auto=tuple(log.auto),
+        free=tuple(free),
+        stated=() if free else ("micro",),
+        ignored=log.ignored,
+        unknown=log.unknown,
+        notes=tuple(log.notes),
+    )
 
 
 def _ranks(top: Reader, kind: str, ranks: int) -> None:
@@ -79,9 +99,10 @@ def _ranks(top: Reader, kind: str, ranks: int) -> None:
         top.ignore("num_processes", f"distributed_type {kind.upper()} is one rank")
     if ranks < 1 or (named is not None and named != ranks):
         raise InputError(
-            f"a config for {named or 'some'} ranks, read for {ranks}", where=f"{top.where}: num_processes",
+            f"a config for {named or 'some'} ranks, read for {ranks}",
+            where=f"{top.where}: num_processes",
             rule=f"num_processes({named}) != ranks({ranks})" if named else "there is at least one rank",
-        )  # fmt: skip
+        )
 
 
 def _sections(top: Reader, values: dict[str, Any], ranks: int, kind: str) -> float | None:
@@ -139,9 +160,7 @@ def _fsdp(part: Reader, values: dict[str, Any], nodes: int, ranks: int) -> None:
     if part.switch("fsdp_offload_params"):
         values["offload"] = "all" if values["zero"] == 3 else "optimizer" if values["zero"] else "none"
         if values["zero"] != 3:
-            part.log.notes.append(
-                f"offload={values['offload']}: parameters that are not sharded stay on the device"
-            )
+            part.log.notes.append(f"offload={values['offload']}: parameters that are not sharded stay on the device")
     if part.switch("fsdp_activation_checkpointing"):
         values["recompute"] = "full"
     part.close(keys.FSDP)
@@ -164,9 +183,10 @@ def _inside_nodes(part: Reader, values: dict[str, Any], nodes: int, ranks: int) 
     """A copy lies inside a node, and nodes are replicas of each other."""
     if ranks % nodes:
         raise InputError(
-            f"{ranks} ranks on {nodes} machines", where=f"{part.where}: num_machines",
+            f"{ranks} ranks on {nodes} machines",
+            where=f"{part.where}: num_machines",
             rule=f"a copy lies inside a machine: num_processes({ranks}) % num_machines({nodes}) != 0",
-        )  # fmt: skip
+        )
     if nodes > 1:
         values["shard"] = ranks // nodes
 
@@ -223,9 +243,10 @@ def _rest(part: Reader, values: dict[str, Any], ranks: int) -> None:
     others = sizes["tp"] * sizes["pp"] * sizes["cp"]
     if ranks % others:
         raise InputError(
-            f"{ranks} ranks for {', '.join(f'{key}={n}' for key, n in sizes.items())}", where=part.where,
+            f"{ranks} ranks for {', '.join(f'{key}={n}' for key, n in sizes.items())}",
+            where=part.where,
             rule=f"tp x pp x cp divides the ranks: {ranks} % {others} != 0",
-        )  # fmt: skip
+        )
     values["dp"] = ranks // others
 
 
@@ -239,9 +260,10 @@ def _axes(part: Reader, values: dict[str, Any], ranks: int, sharded: bool) -> No
         product *= n
     if product != ranks:
         raise InputError(
-            f"a mesh of {product} for {ranks} ranks", where=f"{part.where}: {part.path}",
+            f"a mesh of {product} for {ranks} ranks",
+            where=f"{part.where}: {part.path}",
             rule=" x ".join(f"{name}({n})" for name, n in sizes.items()) + f" != num_processes({ranks})",
-        )  # fmt: skip
+        )
     values["dp"] = sizes["dp_replicate"] * sizes["dp_shard"]
     values["tp"], values["cp"] = sizes["tp"], sizes["cp"] * sizes["sp"]
     if not sharded or sizes["dp_shard"] == 1:
@@ -293,7 +315,10 @@ def _merged(top: Reader, found: Imported) -> Imported:
     reason = "the file of deepspeed_config_file says it"
     top.close({**keys.TOP, **dict.fromkeys(("mixed_precision", "fp16", "fsdp_config", "megatron_lm_config"), reason)})
     return replace(
-        found, plan=replace(found.plan, compile=found.plan.compile or bool(compiled["compile"])),
-        ignored={**top.log.ignored, **found.ignored}, unknown={**top.log.unknown, **found.unknown},
-        notes=(*top.log.notes, *found.notes), auto=(*top.log.auto, *found.auto),
-    )  # fmt: skip
+        found,
+        plan=replace(found.plan, compile=found.plan.compile or bool(compiled["compile"])),
+        ignored={**top.log.ignored, **found.ignored},
+        unknown={**top.log.unknown, **found.unknown},
+        notes=(*top.log.notes, *found.notes),
+        auto=(*top.log.auto, *found.auto),
+    )

@@ -20,9 +20,11 @@ def read(source: str | Path | Mapping[str, Any], devices: int) -> Imported:
     ranks = accelerate.ranks_of(table, where)
     if ranks is not None and ranks > devices:
         raise InputError(
-            f"{where} is for {ranks} ranks", where=f"{where}: num_processes",
-            rule=f"a rank needs a device: num_processes({ranks}) > devices({devices})", fix=f"--devices {ranks}",
-        )  # fmt: skip
+            f"{where} is for {ranks} ranks",
+            where=f"{where}: num_processes",
+            rule=f"a rank needs a device: num_processes({ranks}) > devices({devices})",
+            fix=f"--devices {ranks}",
+        )
     return accelerate.read(source, ranks or devices)
 
 

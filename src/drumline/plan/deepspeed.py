@@ -20,18 +20,26 @@ from .plan import Plan
 
 FREE = {
     "gradient_accumulation_steps": "micro",
-    "bf16.enabled": "precision", "fp16.enabled": "precision", "torch_autocast.enabled": "precision",
-    "zero_optimization.stage": "zero", "zero_optimization.reduce_bucket_size": "bucket",
-    "zero_optimization.offload_optimizer.device": "offload", "zero_optimization.offload_param.device": "offload",
-    "tensor_parallel.autotp_size": "tp", "pipeline.stages": "pp", "expert_parallel.autoep_size": "ep",
-    "sequence_parallel_size": "cp", "zero_optimization.mics_shard_size": "shard",
-}  # fmt: skip
+    "bf16.enabled": "precision",
+    "fp16.enabled": "precision",
+    "torch_autocast.enabled": "precision",
+    "zero_optimization.stage": "zero",
+    "zero_optimization.reduce_bucket_size": "bucket",
+    "zero_optimization.offload_optimizer.device": "offload",
+    "zero_optimization.offload_param.device": "offload",
+    "tensor_parallel.autotp_size": "tp",
+    "pipeline.stages": "pp",
+    "expert_parallel.autoep_size": "ep",
+    "sequence_parallel_size": "cp",
+    "zero_optimization.mics_shard_size": "shard",
+}
 """The key of a plan that "auto" leaves open."""
 
 STATED = {
-    "train_batch_size": "batch_size", "train_micro_batch_size_per_gpu": "micro_size",
+    "train_batch_size": "batch_size",
+    "train_micro_batch_size_per_gpu": "micro_size",
     "gradient_accumulation_steps": "micro",
-}  # fmt: skip
+}
 
 
 def read(source: str | Path | Mapping[str, Any], ranks: int) -> Imported:
@@ -55,10 +63,20 @@ def read(source: str | Path | Mapping[str, Any], ranks: int) -> Imported:
     top.close(keys.TOP, keys.CHANGES)
     return Imported(
         plan=Plan.from_table({k: v for k, v in values.items() if v is not None}, where),
-        batch_size=batch, micro_size=micro_size, optimizer=optimizer, schedule=schedule, clip=clip, loss_scale=scale,
-        drop_last=drop_last, auto=tuple(log.auto), free=_free(top), stated=_stated(top), ignored=log.ignored,
-        unknown=log.unknown, notes=tuple(log.notes),
-    )  # fmt: skip
+        batch_size=batch,
+        micro_size=micro_size,
+        optimizer=optimizer,
+        schedule=schedule,
+        clip=clip,
+        loss_scale=scale,
+        drop_last=drop_last,
+        auto=tuple(log.auto),
+        free=_free(top),
+        stated=_stated(top),
+        ignored=log.ignored,
+        unknown=log.unknown,
+        notes=tuple(log.notes),
+    )
 
 
 def _free(top: Reader) -> tuple[str, ...]:
@@ -123,10 +141,11 @@ def _batch(top: Reader, dp: int, tp: int) -> tuple[int | None, int | None, int]:
     parts, rest = divmod(batch, (micro or 1) * (steps or 1) * dp)
     if rest or parts < 1 or (micro and steps and parts != 1):
         raise InputError(
-            f"a batch of {batch} on {dp} data-parallel ranks", where=f"{top.where}: train_batch_size",
+            f"a batch of {batch} on {dp} data-parallel ranks",
+            where=f"{top.where}: train_batch_size",
             rule=words.replace("(None)", "(a whole number)"),
             fix="give two of the three, and let the third follow" if micro and steps else "",
-        )  # fmt: skip
+        )
     if micro is None:
         return batch, parts, steps or 1
     return batch, micro, steps or parts
@@ -143,15 +162,18 @@ def _precision(top: Reader, values: dict[str, Any]) -> LossScale | None:
         wanted.append("fp16" if kind in ("fp16", "float16", "half") else "bf16" if kind != "fp32" else "fp32")
     if len(set(wanted)) > 1:
         raise InputError(
-            f"{' and '.join(wanted)} are both enabled", where=f"{top.where}: {wanted[0]}.enabled",
+            f"{' and '.join(wanted)} are both enabled",
+            where=f"{top.where}: {wanted[0]}.enabled",
             rule="a step computes in one type",
-        )  # fmt: skip
+        )
     values["precision"] = wanted[0] if wanted else "fp32"
     scale = LossScale(
-        half.number("loss_scale", least=0.0) or 0.0, _or(half.whole("initial_scale_power"), 16),
-        _or(half.whole("loss_scale_window", least=1), 1000), _or(half.whole("hysteresis", least=1), 2),
+        half.number("loss_scale", least=0.0) or 0.0,
+        _or(half.whole("initial_scale_power"), 16),
+        _or(half.whole("loss_scale_window", least=1), 1000),
+        _or(half.whole("hysteresis", least=1), 2),
         _or(half.number("min_loss_scale", least=0.0), 1.0),
-    )  # fmt: skip
+    )
     half.close(keys.FP16)
     brain.close(keys.BF16)
     cast.close({"lower_precision_safe_modules": "autocast decides by operator"})

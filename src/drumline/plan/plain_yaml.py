@@ -15,9 +15,10 @@ from typing import Any
 
 DEEPEST = 20
 _WORDS: dict[str, bool | None] = {
-    **dict.fromkeys(("", "~", "null"), None), **dict.fromkeys(("true", "yes", "on"), True),
+    **dict.fromkeys(("", "~", "null"), None),
+    **dict.fromkeys(("true", "yes", "on"), True),
     **dict.fromkeys(("false", "no", "off"), False),
-}  # fmt: skip
+}
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _REAL = re.compile(r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?")
 _OTHER_NUMBER = re.compile(r"[-+]?0[0-9xob_]+[0-9a-fA-F_]*|[-+]?[0-9]+(:[0-5]?[0-9])+|[-+]?\.(inf|nan)", re.I)

@@ -111,8 +111,9 @@ class Plan:
             near = min((m for n in small for m in (n, whole // n)), key=lambda n: (abs(n - self.ep), -n))
             raise PlanError(
                 f"ep={self.ep} with {key}={whole}",
-                rule=f"ep divides {key}, of whose ranks it is a part: {whole} % {self.ep} != 0", fix=f"ep={near}",
-            )  # fmt: skip
+                rule=f"ep divides {key}, of whose ranks it is a part: {whole} % {self.ep} != 0",
+                fix=f"ep={near}",
+            )
         if len(self.split) > 1 and not {"auto", *MEASURED}.isdisjoint(self.split):
             raise PlanError(
                 f"split={'+'.join(self.split)}", rule="split is auto, measured, or names of layers with + between them"
@@ -157,18 +158,24 @@ class Plan:
         """The ranks by axis, outermost first, so that tensor parallelism stays inside a node."""
         shard = self.shard or self.dp if self.zero else 1
         axes = (
-            ("pp", self.pp), ("replica", self.dp // shard), ("shard", shard),
-            ("tile", self.tile[0] * self.tile[1]), ("cp", self.cp), ("tp", self.tp),
-        )  # fmt: skip
+            ("pp", self.pp),
+            ("replica", self.dp // shard),
+            ("shard", shard),
+            ("tile", self.tile[0] * self.tile[1]),
+            ("cp", self.cp),
+            ("tp", self.tp),
+        )
         return Mesh(tuple((name, n) for name, n in axes if n > 1))
 
     @property
     def exact(self) -> bool:
         """Whether it computes what one device would, up to rounding."""
         return (
-            self.sync in ("allreduce", "server") and self.compress == "none"
-            and self.precision not in ("bf16-pure", "fp8") and self.halo
-        )  # fmt: skip
+            self.sync in ("allreduce", "server")
+            and self.compress == "none"
+            and self.precision not in ("bf16-pure", "fp8")
+            and self.halo
+        )
 
     @classmethod
     def parse(cls, text: str) -> Plan:
@@ -241,12 +248,11 @@ def _read(key: str, value: Any, where: str) -> Any:
         return str(value)
     except (ValueError, KeyError, TypeError):
         kind = {
-            "bucket": "a size such as 25MiB", "tile": "rows x columns such as 2x2",
+            "bucket": "a size such as 25MiB",
+            "tile": "rows x columns such as 2x2",
             **dict.fromkeys(_SWITCHES, "true or false"),
         }
-        raise PlanError(
-            f"{key}={value}", where=where, rule=f"{key} is {kind.get(key, 'a whole number')}"
-        ) from None
+        raise PlanError(f"{key}={value}", where=where, rule=f"{key} is {kind.get(key, 'a whole number')}") from None
 
 
 def _word(value: Any) -> str:

@@ -67,11 +67,19 @@ class Result:
     def plain(self) -> dict[str, object]:
         """For a JSON document."""
         return {
-            "collective": self.collective, "transport": self.transport, "algorithm": self.algorithm,
-            "segments": self.segments, "ranks": self.ranks, "bytes": self.bytes, "seconds": self.seconds,
-            "predicted_seconds": self.predicted_seconds, "algbw": self.algorithmic, "busbw": self.bus,
-            "spread": self.spread, **({"chosen": self.chosen} if self.chosen else {}),
-        }  # fmt: skip
+            "collective": self.collective,
+            "transport": self.transport,
+            "algorithm": self.algorithm,
+            "segments": self.segments,
+            "ranks": self.ranks,
+            "bytes": self.bytes,
+            "seconds": self.seconds,
+            "predicted_seconds": self.predicted_seconds,
+            "algbw": self.algorithmic,
+            "busbw": self.bus,
+            "spread": self.spread,
+            **({"chosen": self.chosen} if self.chosen else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +144,30 @@ def page(results: Sequence[Result], *, title: str, notes: Sequence[str] = ()) ->
     """One self-contained HTML page: time over size, a line for each algorithm, what was predicted dashed."""
     drawn = groups(results)
     head = tag(
-        "head", tag("meta", charset="utf-8"),
+        "head",
+        tag("meta", charset="utf-8"),
         Html(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", title), tag("link", rel="icon", href="data:,"), tag("style", Html(STYLE + _EXTRA)),
-    )  # fmt: skip
+        tag("title", title),
+        tag("link", rel="icon", href="data:,"),
+        tag("style", Html(STYLE + _EXTRA)),
+    )
     sections = [
         tag("section", tag("h2", f"{collective} over {transport}"), _chart(sizes, collective))
         for (transport, collective), sizes in drawn.items()
     ]
     body = tag(
         "body",
-        tag("header", tag("h1", tag("b", "drumline bench")), tag("p", title, class_="verdict"),
-            *(tag("p", note, class_="note") for note in notes)),
-        tag("main", *sections), tag("div", id="tip", role="status", hidden=True), tag("script", Html(SCRIPT)),
-    )  # fmt: skip
+        tag(
+            "header",
+            tag("h1", tag("b", "drumline bench")),
+            tag("p", title, class_="verdict"),
+            *(tag("p", note, class_="note") for note in notes),
+        ),
+        tag("main", *sections),
+        tag("div", id="tip", role="status", hidden=True),
+        tag("script", Html(SCRIPT)),
+    )
     return join(Html("<!doctype html>\n"), tag("html", head, body, lang="en"), Html("\n"))
 
 
@@ -180,32 +197,60 @@ def _chart(sizes: dict[int, list[Result]], collective: str) -> Html:
         priced = [(px(r.bytes), py(r.predicted_seconds)) for r in mine if r.predicted_seconds]
         curves.append(_polyline(priced, f"line priced {kind}"))
         drawn += [
-            tag("circle", tag("title", _tip(r)), cx=f"{px(r.bytes):.2f}%", cy=f"{py(r.seconds):.1f}", r=3,
-                class_=f"point {kind}")
+            tag(
+                "circle",
+                tag("title", _tip(r)),
+                cx=f"{px(r.bytes):.2f}%",
+                cy=f"{py(r.seconds):.1f}",
+                r=3,
+                class_=f"point {kind}",
+            )
             for r in mine
-        ]  # fmt: skip
+        ]
     stretched = tag(
         "svg", *curves, viewBox=f"0 0 100 {_HEIGHT}", preserveAspectRatio="none", width="100%", height=_HEIGHT
     )
     axis = [
-        tag("text", format_bytes(size), x=f"{px(size):.2f}%", y=_HEIGHT - 8,
-            text_anchor="start" if px(size) < 5 else "end" if px(size) > 95 else "middle")
+        tag(
+            "text",
+            format_bytes(size),
+            x=f"{px(size):.2f}%",
+            y=_HEIGHT - 8,
+            text_anchor="start" if px(size) < 5 else "end" if px(size) > 95 else "middle",
+        )
         for size in _marks(list(sizes))
-    ]  # fmt: skip
+    ]
     said = f"{collective}: from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}, {', '.join(labels)}."
     points = [[round(px(size), 3), "\n".join(_tip(r) for r in found[:6])] for size, found in sizes.items()]
     plot = tag(
-        "svg", tag("title", f"Time of {collective} over size"), tag("desc", said), *drawn[: high - low + 1], stretched,
-        *drawn[high - low + 1 :], *axis, tag("line", x1=0, x2=0, y1=6, y2=_HEIGHT - _FOOT, class_="cursor"),
-        width="100%", height=_HEIGHT, role="img", data_points=json.dumps(points),
-    )  # fmt: skip
-    left = tag("svg", *(
-        tag("text", format_seconds(10.0**k), x=52, y=f"{py(10.0**k) + 4:.1f}", text_anchor="end")
-        for k in range(low, high + 1)
-    ), width=60, height=_HEIGHT, aria_hidden="true")  # fmt: skip
-    legend = tag("ul", *(
-        tag("li", tag("span", class_=f"key {_kind(label, labels)}"), label) for label in labels
-    ), class_="legend")  # fmt: skip
+        "svg",
+        tag("title", f"Time of {collective} over size"),
+        tag("desc", said),
+        *drawn[: high - low + 1],
+        stretched,
+        *drawn[high - low + 1 :],
+        *axis,
+        tag("line", x1=0, x2=0, y1=6, y2=_HEIGHT - _FOOT, class_="cursor"),
+        width="100%",
+        height=_HEIGHT,
+        role="img",
+        data_points=json.dumps(points),
+    )
+    left = tag(
+        "svg",
+        *(
+            tag("text", format_seconds(10.0**k), x=52, y=f"{py(10.0**k) + 4:.1f}", text_anchor="end")
+            for k in range(low, high + 1)
+        ),
+        width=60,
+        height=_HEIGHT,
+        aria_hidden="true",
+    )
+    legend = tag(
+        "ul",
+        *(tag("li", tag("span", class_=f"key {_kind(label, labels)}"), label) for label in labels),
+        class_="legend",
+    )
     said = "Solid: measured, the slowest rank's median. Dashed: predicted from the links."
     return tag("figure", tag("div", left, tag("div", plot), class_="pair"), legend, tag("figcaption", said))
 

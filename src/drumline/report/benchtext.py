@@ -34,9 +34,12 @@ def _table(sizes: dict[int, list[Result]], *, width: int, details: bool) -> Rend
         named = [r for r in rows if details or r.algorithm != "auto"] or rows
         for r in named if details else named[:1]:
             cells = [
-                format_seconds(r.seconds), "" if r.predicted_seconds is None else format_seconds(r.predicted_seconds),
-                format_rate(r.algorithmic), format_rate(r.bus), f"{100 * r.spread:.0f}%",
-            ][:: 1 if not narrow else 5]  # fmt: skip
+                format_seconds(r.seconds),
+                "" if r.predicted_seconds is None else format_seconds(r.predicted_seconds),
+                format_rate(r.algorithmic),
+                format_rate(r.bus),
+                f"{100 * r.spread:.0f}%",
+            ][:: 1 if not narrow else 5]
             end = [_auto(rows, narrow=narrow)] if judged else []
             name = f"auto: {r.chosen}" if r.chosen else r.label
             table.add_row(format_bytes(size), Text(name), *cells, *end)

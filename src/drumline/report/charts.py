@@ -41,9 +41,14 @@ def memory_bars(bars: Sequence[tuple[str, dict[str, float], float]], limit: floa
         drawn.append(tag("text", f"limit {format_bytes(limit)}", x=x, y=11, text_anchor=side, class_="strong"))
     said = ", ".join(f"{title} {format_bytes(total)}" for title, _, total in bars)
     return tag(
-        "svg", tag("title", "Peak memory of the fullest rank by part"),
-        tag("desc", f"{said}; limit {format_bytes(limit)}."), *drawn, width="100%", height=y + 12, role="img",
-    )  # fmt: skip
+        "svg",
+        tag("title", "Peak memory of the fullest rank by part"),
+        tag("desc", f"{said}; limit {format_bytes(limit)}."),
+        *drawn,
+        width="100%",
+        height=y + 12,
+        role="img",
+    )
 
 
 def _segment(part: str, at: float, size: float, y: int, scale: float) -> Html:
@@ -76,9 +81,14 @@ Point = tuple[float, float, str]
 
 
 def line_chart(
-    title: str, points: Sequence[Point], *, form: Callable[[float], str],
-    levels: Sequence[tuple[float, str]] = (), zero: bool = False, height: int = 190,
-) -> Html:  # fmt: skip
+    title: str,
+    points: Sequence[Point],
+    *,
+    form: Callable[[float], str],
+    levels: Sequence[tuple[float, str]] = (),
+    zero: bool = False,
+    height: int = 190,
+) -> Html:
     """One line over the steps. `levels` are (value, class) of level lines; `zero` starts the scale at zero.
     Values far above the rest (a first step that warms up) are drawn at the upper edge."""
     finite = [(x, y, tip) for x, y, tip in points if math.isfinite(y)]
@@ -101,9 +111,13 @@ def line_chart(
         return 6 + (height - 32) * (1 - min(1.0, (y - low) / (top - low)))
 
     ticks = [low + i * step for i in range(round((top - low) / step) + 1)]
-    left = tag("svg", *(
-        tag("text", form(v), x=48, y=f"{py(v) + 4:.1f}", text_anchor="end") for v in ticks
-    ), width=56, height=height, aria_hidden="true")  # fmt: skip
+    left = tag(
+        "svg",
+        *(tag("text", form(v), x=48, y=f"{py(v) + 4:.1f}", text_anchor="end") for v in ticks),
+        width=56,
+        height=height,
+        aria_hidden="true",
+    )
     shown = _thinned(points)
     drawn = [tag("line", x1=0, x2="100%", y1=f"{py(v):.1f}", y2=f"{py(v):.1f}", class_="grid") for v in ticks]
     drawn += [_lines([p for p in shown if not p[1] > top], px, py, height)]
@@ -115,8 +129,9 @@ def line_chart(
     drawn.append(tag("line", x1=0, x2=0, y1=6, y2=height - 26, class_="cursor"))
     tips = json.dumps([[round(px(x), 3), tip] for x, _, tip in shown])
     said = f"From {form(finite[0][1])} at step {first:g} to {form(finite[-1][1])} at step {last:g}."
-    plot = tag("svg", tag("title", title), tag("desc", said), *drawn, width="100%", height=height, role="img",
-               data_points=tips)  # fmt: skip
+    plot = tag(
+        "svg", tag("title", title), tag("desc", said), *drawn, width="100%", height=height, role="img", data_points=tips
+    )
     return tag("div", left, tag("div", plot), class_="pair")
 
 
@@ -132,10 +147,15 @@ def _lines(points: Sequence[Point], px: Callable[[float], float], py: Callable[[
             pieces.append([])
     dots = [tag("circle", cx=f"{px(x):.3f}%", cy=f"{py(y):.2f}", r=2.2, class_="dot") for x, y, _ in alone]
     lines = [
-        tag("polyline", points=" ".join(piece), vector_effect="non-scaling-stroke",
-            class_="curve faint" if len(alone) <= 60 else "curve")
-        for piece in pieces if len(piece) > 1
-    ]  # fmt: skip
+        tag(
+            "polyline",
+            points=" ".join(piece),
+            vector_effect="non-scaling-stroke",
+            class_="curve faint" if len(alone) <= 60 else "curve",
+        )
+        for piece in pieces
+        if len(piece) > 1
+    ]
     stretched = tag("svg", *lines, viewBox=f"0 0 100 {height}", preserveAspectRatio="none", width="100%", height=height)
     return tag("g", stretched, *(dots if len(alone) <= 60 else []))
 

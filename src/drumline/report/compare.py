@@ -100,9 +100,15 @@ def _byte_unit(most: float) -> Unit:
 
 
 def _table(
-    what: str, predicted: dict[str, float], measured: dict[str, float], whole: tuple[float, float], *,
-    order: Sequence[str], unit: Unit, words: tuple[str, str],
-) -> Html:  # fmt: skip
+    what: str,
+    predicted: dict[str, float],
+    measured: dict[str, float],
+    whole: tuple[float, float],
+    *,
+    order: Sequence[str],
+    unit: Unit,
+    words: tuple[str, str],
+) -> Html:
     """Part, predicted, measured, difference in percent of the measured whole, and that as a bar."""
     name, size, digits = unit
     total = whole[1]
@@ -142,6 +148,10 @@ def _bar(share: float, edge: float) -> Html:
     size = min(1.0, abs(share) / edge) * 50
     x = 50 - size if share < 0 else 50
     return tag(
-        "svg", tag("rect", x=f"{x:.2f}%", y=4, width=f"{size:.2f}%", height=9, class_="under" if share < 0 else "over"),
-        tag("line", x1="50%", x2="50%", y1=0, y2=17, class_="rule"), width="100%", height=17, aria_hidden="true",
-    )  # fmt: skip
+        "svg",
+        tag("rect", x=f"{x:.2f}%", y=4, width=f"{size:.2f}%", height=9, class_="under" if share < 0 else "over"),
+        tag("line", x1="50%", x2="50%", y1=0, y2=17, class_="rule"),
+        width="100%",
+        height=17,
+        aria_hidden="true",
+    )

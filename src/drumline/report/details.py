@@ -49,15 +49,20 @@ def plan_section(run: Run) -> Html:
     """The keys of the plan, and the candidates it was chosen from."""
     set_here = run.plan.table()
     rows: list[list[Content]] = [
-        [tag("code", k), tag("code", cut(_word(v), 60)), MEANING.get(k, "")
-         + (f": {format_bytes(v)}" if k == "bucket" else "")]
+        [
+            tag("code", k),
+            tag("code", cut(_word(v), 60)),
+            MEANING.get(k, "") + (f": {format_bytes(v)}" if k == "bucket" else ""),
+        ]
         for k, v in set_here.items()
-    ]  # fmt: skip
+    ]
     rest = [f"{f.name}={_word(getattr(Plan(), f.name))}" for f in dataclasses.fields(Plan) if f.name not in set_here]
     keys = table((("key", "tight"), ("value", "tight"), ("meaning", "wide")), rows, caption="The keys of the plan")
-    exact = "exact: it computes what one device would, up to rounding" if run.plan.exact else (
-        "approximate: its result differs from that of one device by more than rounding"
-    )  # fmt: skip
+    exact = (
+        "exact: it computes what one device would, up to rounding"
+        if run.plan.exact
+        else ("approximate: its result differs from that of one device by more than rounding")
+    )
     layout = f"arranges the ranks as {run.plan.mesh}" if run.plan.ranks > 1 else "runs on one rank"
     lead = tag("p", names(str(run.plan)), f" {layout}. It is {exact}.")
     defaults = tag("p", "At their defaults: ", tag("code", ", ".join(rest)), ".", class_="note")
@@ -75,14 +80,26 @@ def _answer(run: Run) -> Html:
     longest = max((c.step_seconds for _, c in shown), default=0.0)
     rows: list[list[Content]] = []
     for i, c in shown:
-        rows.append([
-            i + 1, names(c.plan), format_seconds(c.step_seconds), _bar(c.step_seconds, longest),
-            format_bytes(c.memory_bytes), tag("span", "✓ fits", class_="good") if c.fits else tag(
-                "span", "✗ too large", class_="poor"),
-            cut(c.reason, 160),
-        ])  # fmt: skip
-    heads = (("", "num"), ("plan", "plan"), ("step", "num"), ("", "extra"), ("memory", "num right"), ("", "tight fit"),
-             ("reason", "wide"))  # fmt: skip
+        rows.append(
+            [
+                i + 1,
+                names(c.plan),
+                format_seconds(c.step_seconds),
+                _bar(c.step_seconds, longest),
+                format_bytes(c.memory_bytes),
+                tag("span", "✓ fits", class_="good") if c.fits else tag("span", "✗ too large", class_="poor"),
+                cut(c.reason, 160),
+            ]
+        )
+    heads = (
+        ("", "num"),
+        ("plan", "plan"),
+        ("step", "num"),
+        ("", "extra"),
+        ("memory", "num right"),
+        ("", "tight fit"),
+        ("reason", "wide"),
+    )
     marked = next((k for k, (i, _) in enumerate(shown) if i == chosen), -1)
     rest = len(found) - len(shown)
     fit = sum(c.fits for c in found)
@@ -109,8 +126,14 @@ def _word(value: object) -> str:
 
 def _bar(value: float, most: float) -> Html:
     share = f"{100 * value / most:.1f}%" if most > 0 else "0%"
-    return tag("svg", tag("rect", x=0, y=2, width=share, height=8, class_="bar"), width=72, height=12, class_="inline",
-               aria_hidden="true")  # fmt: skip
+    return tag(
+        "svg",
+        tag("rect", x=0, y=2, width=share, height=8, class_="bar"),
+        width=72,
+        height=12,
+        class_="inline",
+        aria_hidden="true",
+    )
 
 
 # ---- model
@@ -123,17 +146,33 @@ def model_section(profile: Profile) -> Html:
     rows: list[list[Content]] = []
     for layer, called, n in groups[:MOST_LAYERS]:
         flops = n * layer.flops().at(1)
-        rows.append([
-            join(tag("code", cut(called, 44)), f" {TIMES} {n}" if n > 1 else None), cut(layer.kind, 28),
-            f"{n * (layer.parameters + layer.frozen):,}", format_count(flops, "FLOP") if flops else "-",
-            _bar(flops, work), format_bytes(n * layer.saved.at(1)),
-        ])  # fmt: skip
+        rows.append(
+            [
+                join(tag("code", cut(called, 44)), f" {TIMES} {n}" if n > 1 else None),
+                cut(layer.kind, 28),
+                f"{n * (layer.parameters + layer.frozen):,}",
+                format_count(flops, "FLOP") if flops else "-",
+                _bar(flops, work),
+                format_bytes(n * layer.saved.at(1)),
+            ]
+        )
     saved = sum(x.saved.at(1) * x.repeats for x in profile.layers)
     total: list[Content] = [
-        "all", "", f"{profile.parameters:,}", format_count(work, "FLOP") if work else "-", "", format_bytes(saved)
-    ]  # fmt: skip
-    heads = (("layer", "plan"), ("kind", "extra"), ("parameters", "num"), ("work", "num"), ("", "extra"),
-             ("saved", "num"))  # fmt: skip
+        "all",
+        "",
+        f"{profile.parameters:,}",
+        format_count(work, "FLOP") if work else "-",
+        "",
+        format_bytes(saved),
+    ]
+    heads = (
+        ("layer", "plan"),
+        ("kind", "extra"),
+        ("parameters", "num"),
+        ("work", "num"),
+        ("", "extra"),
+        ("saved", "num"),
+    )
     frozen = profile.parameters - profile.trained
     lead = (
         f"{profile.name}: {_count(profile.parameters)} parameters"
@@ -144,9 +183,10 @@ def model_section(profile: Profile) -> Html:
     if len(groups) > MOST_LAYERS:
         said += f" {len(groups) - MOST_LAYERS} more rows are in profile.json."
     return join(
-        tag("p", lead, class_="lead"), table(heads, rows, caption="The model by layer", total=total),
+        tag("p", lead, class_="lead"),
+        table(heads, rows, caption="The model by layer", total=total),
         tag("p", " ".join((said, *profile.notes)), class_="note"),
-    )  # fmt: skip
+    )
 
 
 def _count(n: int) -> str:
@@ -191,16 +231,17 @@ def cluster_section(cluster: Cluster) -> Html:
         ["memory a rank", format_bytes(d.memory), cluster.origin_of("device.memory")],
         ["memory bandwidth", format_rate(d.bandwidth), cluster.origin_of("device.bandwidth")],
     ]
-    rows += [
-        [f"peak {k}", format_count(v, "FLOP/s"), cluster.origin_of(f"device.peak.{k}")] for k, v in d.peak.items()
-    ]
+    rows += [[f"peak {k}", format_count(v, "FLOP/s"), cluster.origin_of(f"device.peak.{k}")] for k, v in d.peak.items()]
     rows += [
         ["launch of an operator", format_seconds(d.launch), cluster.origin_of("device.launch")],
         ["taken by the framework", format_bytes(d.context), cluster.origin_of("device.context")],
         ["link in a node: alpha", format_seconds(cluster.node.link.alpha), cluster.origin_of("node.link.alpha")],
-        ["link in a node: bandwidth", format_rate(cluster.node.link.bandwidth),
-         cluster.origin_of("node.link.bandwidth")],
-    ]  # fmt: skip
+        [
+            "link in a node: bandwidth",
+            format_rate(cluster.node.link.bandwidth),
+            cluster.origin_of("node.link.bandwidth"),
+        ],
+    ]
     if cluster.network:
         link = cluster.network.link
         rows += [
@@ -213,15 +254,22 @@ def cluster_section(cluster: Cluster) -> Html:
     ]
     for c in d.curve:
         unit = "FLOP/s" if c.kernel in COMPUTE_KINDS else "B/s"
-        rows.append([
-            f"{c.kernel}, {c.dtype}: {len(c.sizes)} sizes", _range(c.rates, unit), cluster.origin_of("device.curve"),
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{c.kernel}, {c.dtype}: {len(c.sizes)} sizes",
+                _range(c.rates, unit),
+                cluster.origin_of("device.curve"),
+            ]
+        )
     for t in cluster.collective:
-        rows.append([
-            f"{t.collective} of {t.ranks} ranks over {t.transport}: {format_bytes(t.bytes[0])} to "
-            f"{format_bytes(t.bytes[-1])}",
-            f"{format_seconds(t.seconds[0])} to {format_seconds(t.seconds[-1])}", cluster.origin_of("collective"),
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{t.collective} of {t.ranks} ranks over {t.transport}: {format_bytes(t.bytes[0])} to "
+                f"{format_bytes(t.bytes[-1])}",
+                f"{format_seconds(t.seconds[0])} to {format_seconds(t.seconds[-1])}",
+                cluster.origin_of("collective"),
+            ]
+        )
     nodes = cluster.network.nodes if cluster.network else 1
     lead = (
         f"{cluster.name}: {cluster.devices} {TIMES} {d.name} in {nodes} {'node' if nodes == 1 else 'nodes'} "

@@ -30,22 +30,37 @@ def timelines(predicted: Timeline, measured: Timeline | None) -> Html:
     scale = max((t.seconds for t in both), default=0.0) * 1.005
     if scale <= 0:
         return tag("p", "Nothing was recorded on either timeline.", class_="note")
-    tools = tag("div", *(
-        tag("button", sign, type="button", data_zoom=factor, aria_label=label)
-        for sign, factor, label in (("\u2212", 0.5, "Zoom out"), ("+", 2, "Zoom in"), ("Fit", 0, "Show the whole step"))
-    ), class_="tools", hidden=True)  # fmt: skip
+    tools = tag(
+        "div",
+        *(
+            tag("button", sign, type="button", data_zoom=factor, aria_label=label)
+            for sign, factor, label in (
+                ("\u2212", 0.5, "Zoom out"),
+                ("+", 2, "Zoom in"),
+                ("Fit", 0, "Show the whole step"),
+            )
+        ),
+        class_="tools",
+        hidden=True,
+    )
     other = {t.origin: t for t in both}
     kinds = [k for k in _KINDS if any(phase_of(s.lane, s.name) == k for t in both for s in t.spans)]
-    legend = tag("ul", *(tag("li", swatch(k), _KINDS[k]) for k in kinds), tag("li", swatch("idle"), "idle"),
-                 class_="legend")  # fmt: skip
+    legend = tag(
+        "ul", *(tag("li", swatch(k), _KINDS[k]) for k in kinds), tag("li", swatch("idle"), "idle"), class_="legend"
+    )
     pictures = [_picture(t, scale, ends=[o.seconds for o in other.values() if o is not t]) for t in both]
     return join(tag("div", legend, tools, class_="row"), pictures, _remarks(both))
 
 
 _KINDS = {
-    "forward": "forward", "backward": "backward", "recompute": "recomputation", "optimizer": "optimizer",
-    "communication": "communication", "data": "data", "overhead": "other work",
-}  # fmt: skip
+    "forward": "forward",
+    "backward": "backward",
+    "recompute": "recomputation",
+    "optimizer": "optimizer",
+    "communication": "communication",
+    "data": "data",
+    "overhead": "other work",
+}
 
 
 def _picture(timeline: Timeline, scale: float, ends: list[float]) -> Html:
@@ -54,9 +69,16 @@ def _picture(timeline: Timeline, scale: float, ends: list[float]) -> Html:
     title = timeline.origin.capitalize()
     marks = [tag("line", x1=_x(e, scale), x2=_x(e, scale), y1=_AXIS - 4, y2=height, class_="end") for e in ends]
     plot = tag(
-        "svg", tag("title", f"{title} timeline of one step"), tag("desc", summary),
-        _axis(scale, height), *rows, *marks, width="100%", height=height, role="img",
-    )  # fmt: skip
+        "svg",
+        tag("title", f"{title} timeline of one step"),
+        tag("desc", summary),
+        _axis(scale, height),
+        *rows,
+        *marks,
+        width="100%",
+        height=height,
+        role="img",
+    )
     left = tag("svg", *names, width=_NAMES, height=height, aria_hidden="true")
     label = f"{title} timeline; scrolls sideways when zoomed"
     pan = tag("div", plot, class_="pan", tabindex="0", role="region", aria_label=label)
@@ -172,9 +194,11 @@ def _merged(spans: list[Span], scale: float) -> tuple[Span, ...]:
         for s, k in zip(spans, counts, strict=True):
             last = joined[-1] if joined else None
             if (
-                last and (last.rank, last.lane) == (s.rank, s.lane) and s.end - last.start < least
+                last
+                and (last.rank, last.lane) == (s.rank, s.lane)
+                and s.end - last.start < least
                 and phase_of(last.lane, last.name) == phase_of(s.lane, s.name)
-            ):  # fmt: skip
+            ):
                 joined[-1] = dataclasses.replace(last, end=max(last.end, s.end), bytes=last.bytes + s.bytes)
                 sizes[-1] += k
             else:
@@ -214,8 +238,17 @@ def _remarks(both: list[Timeline]) -> Html:
 
 PATTERN = tag(
     "svg",
-    tag("pattern", tag("path", d="M-1 1l2-2M0 6l6-6M5 7l2-2"), id="idle", width="6", height="6",
-        patternUnits="userSpaceOnUse"),
-    width="0", height="0", aria_hidden="true", class_="unseen",
-)  # fmt: skip
+    tag(
+        "pattern",
+        tag("path", d="M-1 1l2-2M0 6l6-6M5 7l2-2"),
+        id="idle",
+        width="6",
+        height="6",
+        patternUnits="userSpaceOnUse",
+    ),
+    width="0",
+    height="0",
+    aria_hidden="true",
+    class_="unseen",
+)
 """The hatching of idle time; it stands once on the page."""

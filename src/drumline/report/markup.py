@@ -65,7 +65,7 @@ def cut(text: str, length: int = 40) -> Html:
     if len(text) <= length:
         return escape(text)
     head = (length - 1) // 2
-    return tag("span", f"{text[:head]}…{text[len(text) - (length - 1 - head):]}", class_="cut", title=text)
+    return tag("span", f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}", class_="cut", title=text)
 
 
 def names(text: str, length: int = 90) -> Html:
@@ -76,27 +76,43 @@ def names(text: str, length: int = 90) -> Html:
 
 
 def table(
-    heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[Content]], *,
-    caption: str, total: Sequence[Content] = (), marked: int = -1, class_: str = "",
-) -> Html:  # fmt: skip
+    heads: Sequence[tuple[str, str]],
+    rows: Iterable[Sequence[Content]],
+    *,
+    caption: str,
+    total: Sequence[Content] = (),
+    marked: int = -1,
+    class_: str = "",
+) -> Html:
     """A table in a box that scrolls sideways when the screen is narrow. `heads` are (text, class of the column);
     the first cell of a row is its header; row `marked` stands out; `total` is the last row."""
 
     def row(cells: Sequence[Content], mark: str | None = None) -> Html:
-        return tag("tr", *(
-            tag("th" if i == 0 else "td", cell, scope="row" if i == 0 else None, class_=heads[i][1] or None)
-            for i, cell in enumerate(cells)
-        ), class_=mark)  # fmt: skip
+        return tag(
+            "tr",
+            *(
+                tag("th" if i == 0 else "td", cell, scope="row" if i == 0 else None, class_=heads[i][1] or None)
+                for i, cell in enumerate(cells)
+            ),
+            class_=mark,
+        )
 
     body = [row(cells, "marked" if i == marked else None) for i, cells in enumerate(rows)]
-    return tag("div", tag(
-        "table",
-        tag("caption", caption, class_="unseen"),
-        tag("thead", tag("tr", *(tag("th", text, scope="col", class_=kind or None) for text, kind in heads))),
-        tag("tbody", *body),
-        tag("tfoot", row(total)) if total else None,
-        class_=class_ or None,
-    ), class_="scroll", tabindex="0", role="region", aria_label=caption)  # fmt: skip
+    return tag(
+        "div",
+        tag(
+            "table",
+            tag("caption", caption, class_="unseen"),
+            tag("thead", tag("tr", *(tag("th", text, scope="col", class_=kind or None) for text, kind in heads))),
+            tag("tbody", *body),
+            tag("tfoot", row(total)) if total else None,
+            class_=class_ or None,
+        ),
+        class_="scroll",
+        tabindex="0",
+        role="region",
+        aria_label=caption,
+    )
 
 
 def swatch(kind: str) -> Html:

@@ -41,21 +41,35 @@ def page(run: Run) -> Html:
         ("Cluster", "The cluster", cluster_section(run.cluster)),
     )
     head = tag(
-        "head", tag("meta", charset="utf-8"),
+        "head",
+        tag("meta", charset="utf-8"),
         Html(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", f"{run.name}: {run.plan}"),
-        tag("link", rel="icon", href="data:,"), tag("style", Html(STYLE)),
-    )  # fmt: skip
+        tag("link", rel="icon", href="data:,"),
+        tag("style", Html(STYLE)),
+    )
     body = tag(
-        "body", PATTERN, _headline(run, [key for key, _, _ in sections]),
-        tag("main", *(
-            tag("section", tag("h2", title, id=f"title-{key.lower()}"), inside, id=key.lower(),
-                aria_labelledby=f"title-{key.lower()}")
-            for key, title, inside in sections
-        )),
-        _footer(run), tag("div", id="tip", role="status", hidden=True), tag("script", Html(SCRIPT)),
-    )  # fmt: skip
+        "body",
+        PATTERN,
+        _headline(run, [key for key, _, _ in sections]),
+        tag(
+            "main",
+            *(
+                tag(
+                    "section",
+                    tag("h2", title, id=f"title-{key.lower()}"),
+                    inside,
+                    id=key.lower(),
+                    aria_labelledby=f"title-{key.lower()}",
+                )
+                for key, title, inside in sections
+            ),
+        ),
+        _footer(run),
+        tag("div", id="tip", role="status", hidden=True),
+        tag("script", Html(SCRIPT)),
+    )
     return join(Html("<!doctype html>\n"), tag("html", head, body, lang="en"), Html("\n"))
 
 
@@ -105,16 +119,27 @@ def _numbers(run: Run) -> Html:
     used = f"{100 * (run.peak_bytes or e.memory_bytes) / e.memory_limit:.1f}% of the limit" if e.memory_limit else ""
     cards = tag(
         "div",
-        _card("Step time", format_seconds(run.step_seconds) if run.step_seconds else _NONE,
-              ["predicted ", format_seconds(e.step_seconds), " ", level(run.time_error, "too fast", "too slow")],
-              bound),
-        _card("Peak memory of a rank", format_bytes(run.peak_bytes) if run.peak_bytes else _NONE,
-              ["predicted ", format_bytes(e.memory_bytes), " ", level(run.memory_error, "too low", "too high")], used),
-        _card("Throughput", _rate(run.batch_size, run.step_seconds) or _NONE,
-              f"predicted {_rate(run.batch_size, e.step_seconds) or 'nothing'}",
-              f"{format_count(work, 'FLOP/s')} over {_ranks(run.ranks)}" if work else ""),
-        *_bubble(run), class_="cards",
-    )  # fmt: skip
+        _card(
+            "Step time",
+            format_seconds(run.step_seconds) if run.step_seconds else _NONE,
+            ["predicted ", format_seconds(e.step_seconds), " ", level(run.time_error, "too fast", "too slow")],
+            bound,
+        ),
+        _card(
+            "Peak memory of a rank",
+            format_bytes(run.peak_bytes) if run.peak_bytes else _NONE,
+            ["predicted ", format_bytes(e.memory_bytes), " ", level(run.memory_error, "too low", "too high")],
+            used,
+        ),
+        _card(
+            "Throughput",
+            _rate(run.batch_size, run.step_seconds) or _NONE,
+            f"predicted {_rate(run.batch_size, e.step_seconds) or 'nothing'}",
+            f"{format_count(work, 'FLOP/s')} over {_ranks(run.ranks)}" if work else "",
+        ),
+        *_bubble(run),
+        class_="cards",
+    )
     origin = f"The prediction comes from {e.origin}." if e.origin else ""
     corrected = f"It is {e.correction}; {format_seconds(e.raw_seconds)} without." if e.raw_seconds else ""
     said = [x for x in (origin, corrected, *e.notes) if x]
@@ -165,10 +190,16 @@ def _memory(run: Run) -> Html:
     if run.peak_bytes:
         bars.append(("Measured", ordered(run.memory_parts, MEMORY_PARTS) or {"other": run.peak_bytes}, run.peak_bytes))
     most = max(total for _, _, total in bars)
-    host = tag(
-        "p", f"Beside it, as predicted: {format_bytes(e.host_bytes)} in host memory, of {format_bytes(e.host_limit)} a "
-        "rank.", class_="note",
-    ) if e.host_bytes else None  # fmt: skip
+    host = (
+        tag(
+            "p",
+            f"Beside it, as predicted: {format_bytes(e.host_bytes)} in host memory, of {format_bytes(e.host_limit)} a "
+            "rank.",
+            class_="note",
+        )
+        if e.host_bytes
+        else None
+    )
     if most <= 0:
         return tag("p", "No memory was predicted, and none measured.", class_="lead")
     share = f"The limit of {format_bytes(e.memory_limit)} is "
@@ -180,7 +211,7 @@ def _memory(run: Run) -> Html:
         lead = f"{share}{format_bytes(most - e.memory_limit)} below the larger bar: it does not fit."
     return join(
         tag("p", lead, class_="lead"), tag("figure", memory_bars(bars, e.memory_limit)), memory_table(run), host
-    )  # fmt: skip
+    )
 
 
 def _history(run: Run) -> Html:
@@ -193,21 +224,35 @@ def _history(run: Run) -> Html:
         levels.append((run.step_seconds, "middle"))
     unit, scale = time_unit(run.step_seconds or run.estimate.step_seconds or 1.0)
     longest = max(run.steps, key=lambda s: s.seconds)
-    legend = tag("ul", tag("li", tag("span", class_="key guess"), "predicted"), tag(
-        "li", tag("span", class_="key"), "measured median after warm-up") if run.step_seconds else None,
-        tag("li", f"longest: step {longest.step}, {format_seconds(longest.seconds)}"), class_="legend")  # fmt: skip
+    legend = tag(
+        "ul",
+        tag("li", tag("span", class_="key guess"), "predicted"),
+        tag("li", tag("span", class_="key"), "measured median after warm-up") if run.step_seconds else None,
+        tag("li", f"longest: step {longest.step}, {format_seconds(longest.seconds)}"),
+        class_="legend",
+    )
     charts = tag(
         "div",
-        tag("figure", tag("h3", "Loss ", tag("small", _from_to(run))), line_chart(
-            "Loss over the steps", loss, form=lambda v: f"{v:.4g}")),
-        tag("figure", tag("h3", "Step time ", tag("small", f"in {unit}")), line_chart(
-            "Step time over the steps", time, form=lambda v: f"{v / scale:.4g}", levels=levels, zero=True), legend),
+        tag(
+            "figure",
+            tag("h3", "Loss ", tag("small", _from_to(run))),
+            line_chart("Loss over the steps", loss, form=lambda v: f"{v:.4g}"),
+        ),
+        tag(
+            "figure",
+            tag("h3", "Step time ", tag("small", f"in {unit}")),
+            line_chart("Step time over the steps", time, form=lambda v: f"{v / scale:.4g}", levels=levels, zero=True),
+            legend,
+        ),
         class_="charts",
-    )  # fmt: skip
+    )
     broken = next((s for s in run.steps if not math.isfinite(s.loss)), None)
     said = tag("p", f"The loss is no number from step {broken.step} on: {broken.loss}.") if broken else None
-    metrics = tag("dl", *((tag("dt", cut(k)), tag("dd", f"{v:.6g}")) for k, v in run.evaluation.items()),
-                  class_="facts") if run.evaluation else None  # fmt: skip
+    metrics = (
+        tag("dl", *((tag("dt", cut(k)), tag("dd", f"{v:.6g}")) for k, v in run.evaluation.items()), class_="facts")
+        if run.evaluation
+        else None
+    )
     return join(said, charts, tag("h3", "Evaluation") if metrics else None, metrics)
 
 

@@ -32,7 +32,7 @@ def short_name(name: str) -> str:
     for words in _PHASE.values():
         found = words.match(name)
         if found and found.end() < len(name) and not name[found.end()].isdigit():
-            return name[found.end():].strip(" :.-/") or name
+            return name[found.end() :].strip(" :.-/") or name
     return name
 
 

@@ -50,10 +50,12 @@ def profile_table(profile: Profile, *, width: int, n: int) -> RenderableType:
     for name, count, layer in folded(profile):
         label = name if count == 1 else f"{name} (x{count})"
         cells = [
-            format_count(layer.parameters + layer.frozen), format_count(layer.flops().at(n), "FLOP"),
-            format_count(layer.depth_forward + layer.depth_backward), format_bytes(layer.bytes().at(n)),
+            format_count(layer.parameters + layer.frozen),
+            format_count(layer.flops().at(n), "FLOP"),
+            format_count(layer.depth_forward + layer.depth_backward),
+            format_bytes(layer.bytes().at(n)),
             format_bytes(layer.saved.at(n)),
-        ]  # fmt: skip
+        ]
         kind = [layer.kind] if width >= NARROW + 20 else []
         table.add_row(label, *kind, *cells[:: 1 if width >= NARROW else 2])
     return table
@@ -139,4 +141,3 @@ def _named(run: list[Layer]) -> str:
         return first
     head, _, number = first.rpartition(".")
     return f"{head}.{number}-{int(number) + count - 1}" if number.isdigit() else first
-

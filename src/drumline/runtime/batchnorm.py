@@ -21,9 +21,17 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor,
-        variance: torch.Tensor, count: torch.Tensor, eps: float, group: dist.ProcessGroup, present: bool,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+        count: torch.Tensor,
+        eps: float,
+        group: dist.ProcessGroup,
+        present: bool,
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps), count)
         ctx.group, ctx.present = group, present
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)

@@ -38,9 +38,14 @@ if TYPE_CHECKING:
 
 
 def initialize(
-    job: Job, plan: Plan | str | None = None, *, dtype: torch.dtype | None = None, threads: int | None = None,
-    guards: Guards | None = None, flops_per_byte: float | None = None,
-) -> Engine:  # fmt: skip
+    job: Job,
+    plan: Plan | str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    threads: int | None = None,
+    guards: Guards | None = None,
+    flops_per_byte: float | None = None,
+) -> Engine:
     """Set a job up on this rank: under `drumline train`, torchrun, srun or mpiexec, in `dl.spawn`, or all alone.
 
     Without a plan, every rank is a replica. `dtype` casts the model and its data (verification uses float64). `guards`
@@ -71,18 +76,26 @@ def _check_world(job: Job, plan: Plan, ranks: int) -> None:
         )
     if plan.micro > job.batch_size:
         raise PlanError(
-            f"micro={plan.micro} for batches of {job.batch_size}", rule="every micro-batch has at least one sample",
+            f"micro={plan.micro} for batches of {job.batch_size}",
+            rule="every micro-batch has at least one sample",
             fix=f"micro={job.batch_size} or less",
-        )  # fmt: skip
+        )
 
 
 class Engine:
     """A job under a plan. Made by `initialize`."""
 
     def __init__(
-        self, job: Job, plan: Plan, *, where: Place, device: torch.device, dtype: torch.dtype | None,
-        guards: Guards | None = None, flops_per_byte: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        job: Job,
+        plan: Plan,
+        *,
+        where: Place,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        guards: Guards | None = None,
+        flops_per_byte: float | None = None,
+    ) -> None:
         self.job, self.plan, self.device, self.dtype = job, plan, device, dtype
         self.rank, self.ranks = where.rank, where.size
         self.steps = 0
@@ -121,9 +134,13 @@ class Engine:
         self.frozen = [p for p in pieces if p.name not in trained]
         """What this rank holds of the parameters that are not trained."""
         self.update = Update(
-            job, [p for p in pieces if p.name in trained], {k: v for k, v in self.kinds.items() if k in trained},
-            self.strategy, device=device, offload=plan.offload == "optimizer",
-        )  # fmt: skip
+            job,
+            [p for p in pieces if p.name in trained],
+            {k: v for k, v in self.kinds.items() if k in trained},
+            self.strategy,
+            device=device,
+            offload=plan.offload == "optimizer",
+        )
         self.scaler = LossScale() if plan.precision == "fp16" else None
         self.saver: Saver | None = None
         self.stream = Stream(

@@ -25,9 +25,7 @@ def evaluate(engine: Engine, dataset: Any = None) -> dict[str, float]:
     job = engine.job
     if dataset is None:
         dataset = guard(job.validation, "the job's validation()") if job.validation else engine.stream.dataset
-    stream = Stream(
-        job, check_dataset(dataset), dp=engine.data_ranks, index=engine.data_index, micro=engine.plan.micro
-    )
+    stream = Stream(job, check_dataset(dataset), dp=engine.data_ranks, index=engine.data_index, micro=engine.plan.micro)
     sums: dict[str, torch.Tensor] = {}
     engine.module.eval()
     try:

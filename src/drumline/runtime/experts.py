@@ -72,10 +72,11 @@ class SpreadExperts:
         # without shards, every rank of a copy has all parameters that are no experts: the first answers for them
         counts = index == 0 or self._plan.zero > 0
         parts = {
-            name: Part(name, rows.shape, rows.start) if (rows := sharded.parts.get(name))
+            name: Part(name, rows.shape, rows.start)
+            if (rows := sharded.parts.get(name))
             else Part(name, kinds[name].shape, counts=counts)
             for name, _ in model.named_parameters()
-        }  # fmt: skip
+        }
         why = "not known as experts: drumline.Experts is, and so are those of transformers 5"
         return Spread(kinds, trained, parts, dict.fromkeys(sharded.left, why))
 
@@ -98,17 +99,20 @@ def _check(model: nn.Module, plan: Plan) -> None:
             fits = [n for n in range(1, plan.dp + 1) if plan.dp % n == 0 and count % n == 0]
             near = min(fits, key=lambda n: (abs(n - plan.ep), -n))
             raise PlanError(
-                f"ep={plan.ep} for {count} experts", where=name,
-                rule=f"every rank has as many experts: {count} % {plan.ep} != 0", fix=f"ep={near}",
-            )  # fmt: skip
+                f"ep={plan.ep} for {count} experts",
+                where=name,
+                rule=f"every rank has as many experts: {count} % {plan.ep} != 0",
+                fix=f"ep={near}",
+            )
         for inner, m in module.named_modules(prefix=name):
             what = _holds(m)
             if what:
                 raise PlanError(
-                    f"an expert keeps {what}", where=inner,
+                    f"an expert keeps {what}",
+                    where=inner,
                     rule="an expert is its parameters, and treats every token by itself: so it can run on any rank",
                     fix="keep it outside of the experts, or leave out ep",
-                )  # fmt: skip
+                )
 
 
 def _holds(module: nn.Module) -> str:

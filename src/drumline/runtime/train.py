@@ -23,9 +23,7 @@ WARM_UP = 2
 Emit = Callable[[dict[str, Any]], None]
 
 
-def train(
-    engine: Engine, emit: Emit, *, steps: int, evaluate: bool, saves: Saves | None = None
-) -> dict[str, Any]:
+def train(engine: Engine, emit: Emit, *, steps: int, evaluate: bool, saves: Saves | None = None) -> dict[str, Any]:
     """One rank's whole run: `emit` gets a record per step from the first rank."""
     keeper = Keeper(engine, saves, lambda text: emit({"said": text})) if saves is not None else None
     if keeper is not None:
@@ -48,12 +46,21 @@ def train(
         if engine.rank == 0:
             emit(
                 {
-                    "step": batch.step, "loss": loss, "grad_norm": engine.grad_norm, "seconds": seconds[-1],
-                    "samples": batch.samples, "tokens": tokens(batch), "memory_bytes": _memory(engine, probe),
-                    "data_seconds": waits[-1], "probed": i == probed, "slowest": slow, "skipped": engine.skipped,
-                    "note": engine.note, "checkpoint_age": _checkpoint_age(engine),
+                    "step": batch.step,
+                    "loss": loss,
+                    "grad_norm": engine.grad_norm,
+                    "seconds": seconds[-1],
+                    "samples": batch.samples,
+                    "tokens": tokens(batch),
+                    "memory_bytes": _memory(engine, probe),
+                    "data_seconds": waits[-1],
+                    "probed": i == probed,
+                    "slowest": slow,
+                    "skipped": engine.skipped,
+                    "note": engine.note,
+                    "checkpoint_age": _checkpoint_age(engine),
                 }
-            )  # fmt: skip
+            )
         if keeper is not None and keeper.after_step():
             break
         asked = time.perf_counter()

@@ -18,9 +18,15 @@ class Update:
     """The optimizer on this rank's pieces, on the device or in host memory."""
 
     def __init__(
-        self, job: Job, pieces: list[Piece], kinds: Mapping[str, Kind], strategy: Strategy, *, device: torch.device,
+        self,
+        job: Job,
+        pieces: list[Piece],
+        kinds: Mapping[str, Kind],
+        strategy: Strategy,
+        *,
+        device: torch.device,
         offload: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._clip, self._strategy, self._device = job.clip, strategy, device
         self._here = pieces
         """What the strategy gives gradients to."""

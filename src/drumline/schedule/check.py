@@ -66,8 +66,10 @@ def prove(schedule: Schedule) -> Proof:
     start = [_Value(1 << rank, rank, rank, True, -1 - rank, -1) for rank in range(s.p)]
     state: _State = {
         (rank, chunk): start[rank]
-        for rank in range(s.p) for chunk in range(s.chunks) if s.contract.before(s, rank, chunk)
-    }  # fmt: skip
+        for rank in range(s.p)
+        for chunk in range(s.chunks)
+        if s.contract.before(s, rank, chunk)
+    }
     rounds = sends = 0
     for k, group in enumerate(s.rounds):
         _round(s, k, group, state, trees)

@@ -116,13 +116,15 @@ def collective_schedule(
     """The schedule of a collective by the names of the table; `per_node` neighbouring ranks share a host (all of p)."""
     if collective not in ALGORITHMS:
         raise InputError(
-            f"unknown collective {collective!r}", rule=f"known: {', '.join(ALGORITHMS)}",
+            f"unknown collective {collective!r}",
+            rule=f"known: {', '.join(ALGORITHMS)}",
             fix=nearest(collective, ALGORITHMS),
-        )  # fmt: skip
+        )
     known = ALGORITHMS[collective]
     if algorithm not in known:
         raise InputError(
-            f"unknown algorithm {algorithm!r} for {collective}", rule=f"known: {', '.join(known)}",
+            f"unknown algorithm {algorithm!r} for {collective}",
+            rule=f"known: {', '.join(known)}",
             fix=nearest(algorithm, known),
-        )  # fmt: skip
+        )
     return known[algorithm](p, root, p if per_node is None else per_node)

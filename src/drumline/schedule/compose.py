@@ -42,9 +42,12 @@ def segmented(schedule: Schedule, n: int) -> Schedule:
     if n == 1:
         return schedule
     return dataclasses.replace(
-        schedule, name=f"{schedule.name}/{n}", chunks=schedule.chunks * n, split=Cut(schedule.split, n),
+        schedule,
+        name=f"{schedule.name}/{n}",
+        chunks=schedule.chunks * n,
+        split=Cut(schedule.split, n),
         rounds=Rounds(_segmented, (schedule.rounds, n)),
-    )  # fmt: skip
+    )
 
 
 def reordered(schedule: Schedule, order: Sequence[int]) -> Schedule:
@@ -65,9 +68,11 @@ def reordered(schedule: Schedule, order: Sequence[int]) -> Schedule:
     chunks = tuple(_renamed_chunk(schedule, chunk, order) for chunk in range(schedule.chunks))
     root = order[schedule.root] if schedule.contract.rooted else schedule.root
     return dataclasses.replace(
-        schedule, name=f"{schedule.name} in another order", root=root,
+        schedule,
+        name=f"{schedule.name} in another order",
+        root=root,
         rounds=Rounds(_reordered, (schedule.rounds, order, chunks)),
-    )  # fmt: skip
+    )
 
 
 def placed(rounds: Iterable[Sequence[Send]], ranks: Sequence[int], chunks: _Spread) -> Iterator[list[Send]]:

@@ -94,26 +94,35 @@ ALL_GATHER = Contract(
     "all_gather", _own_share, _from_owner, "every rank ends with the share of every rank", chunk_names="shares"
 )
 REDUCE_SCATTER = Contract(
-    "reduce_scatter", _everything, _all_in_own_share, "rank r ends with share r of the sum over all ranks",
+    "reduce_scatter",
+    _everything,
+    _all_in_own_share,
+    "rank r ends with share r of the sum over all ranks",
     chunk_names="shares",
-)  # fmt: skip
+)
 BROADCAST = Contract("broadcast", _at_root, _from_root, "every rank ends with what the root holds", rooted=True)
 REDUCE = Contract("reduce", _everything, _all_at_root, "the root ends with the sum over all ranks", rooted=True)
 GATHER = Contract(
-    "gather", _own_share, _from_owner_at_root, "the root ends with the share of every rank", rooted=True,
+    "gather",
+    _own_share,
+    _from_owner_at_root,
+    "the root ends with the share of every rank",
+    rooted=True,
     chunk_names="shares",
-)  # fmt: skip
+)
 SCATTER = Contract(
-    "scatter", _at_root, _from_root_in_own_share, "rank r ends with share r of what the root holds", rooted=True,
+    "scatter",
+    _at_root,
+    _from_root_in_own_share,
+    "rank r ends with share r of what the root holds",
+    rooted=True,
     chunk_names="shares",
-)  # fmt: skip
+)
 ALL_TO_ALL = Contract(
     "all_to_all", _own_blocks, _blocks_for_me, "rank r ends with block r of every rank", chunk_names="pairs"
 )
 BARRIER = Contract("barrier", _everything, _all, "every rank ends having heard of every rank", idempotent=True)
-SCAN = Contract(
-    "scan", _everything, _up_to_me, "rank r ends with the sum over ranks 0 to r", chunk_names="line"
-)  # fmt: skip
+SCAN = Contract("scan", _everything, _up_to_me, "rank r ends with the sum over ranks 0 to r", chunk_names="line")
 EXSCAN = Contract(
     "exscan", _everything, _before_me, "rank r > 0 ends with the sum over ranks 0 to r-1", chunk_names="line"
-)  # fmt: skip
+)

@@ -95,10 +95,13 @@ def _halving_all_reduce(p: int) -> Iterator[list[Send]]:
         part //= 2
         # Who has the bit of this distance set keeps the upper half of its run.
         starts = [start + part * bool(v & distance) for v, start in enumerate(starts)]
-        ways.append([
-            Send(r, ranks[v ^ distance], c, True)
-            for v, r in enumerate(ranks) for c in range(starts[v ^ distance], starts[v ^ distance] + part)
-        ])  # fmt: skip
+        ways.append(
+            [
+                Send(r, ranks[v ^ distance], c, True)
+                for v, r in enumerate(ranks)
+                for c in range(starts[v ^ distance], starts[v ^ distance] + part)
+            ]
+        )
         distance *= 2
     yield from ways
     for sends in reversed(ways):
@@ -142,6 +145,8 @@ def _bruck_all_to_all(p: int) -> Iterator[list[Send]]:
         # A block with j ranks to go has gone the lower bits of j already.
         yield [
             Send((src + j % hop) % p, (src + j % hop + hop) % p, src * p + (src + j) % p, False)
-            for src in range(p) for j in range(p) if j & hop
-        ]  # fmt: skip
+            for src in range(p)
+            for j in range(p)
+            if j & hop
+        ]
         hop *= 2

@@ -97,8 +97,9 @@ def _binomial_gather(p: int, root: int) -> Iterator[list[Send]]:
     while size < p:
         yield [
             Send((root + r) % p, (root + r - size) % p, (root + c) % p, False)
-            for r in range(size, p, 2 * size) for c in range(r, min(r + size, p))
-        ]  # fmt: skip
+            for r in range(size, p, 2 * size)
+            for c in range(r, min(r + size, p))
+        ]
         size *= 2
 
 
@@ -117,11 +118,14 @@ def _double_tree(p: int) -> Iterator[list[Send]]:
     ups = []
     bit = 1
     while bit <= p:
-        ups.append([
-            Send(j - 1 + tree, up - 1 + tree, tree, True)
-            for tree in (0, 1) for j in range(1, p + 1 - tree)
-            if j & -j == bit and (up := _parent(j, bit, p - tree)) >= 1 - tree
-        ])  # fmt: skip
+        ups.append(
+            [
+                Send(j - 1 + tree, up - 1 + tree, tree, True)
+                for tree in (0, 1)
+                for j in range(1, p + 1 - tree)
+                if j & -j == bit and (up := _parent(j, bit, p - tree)) >= 1 - tree
+            ]
+        )
         bit *= 2
     ups = [sends for sends in ups if sends]
     yield from ups

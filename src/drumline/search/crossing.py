@@ -191,14 +191,16 @@ def slower(cluster: Cluster, factor: float) -> Cluster:
     """All messages take so many times as long, measured ones too."""
     network = cluster.network
     return replace(
-        cluster, stall=cluster.stall * factor, node=replace(cluster.node, link=_slow(cluster.node.link, factor)),
+        cluster,
+        stall=cluster.stall * factor,
+        node=replace(cluster.node, link=_slow(cluster.node.link, factor)),
         network=replace(network, link=_slow(network.link, factor)) if network else None,
         collective=_slow_tables(cluster.collective, factor),
         fewer={
             k: replace(f, stall=f.stall * factor, collective=_slow_tables(f.collective, factor))
             for k, f in cluster.fewer.items()
         },
-    )  # fmt: skip
+    )
 
 
 def _slow_tables(tables: tuple[Table, ...], factor: float) -> tuple[Table, ...]:
@@ -259,8 +261,10 @@ def _by_memory(cluster: Cluster, ranked: list[Scored]) -> list[Crossing]:
             front.append((plan, e, front[-1][1].memory_bytes if front else math.inf))
     winners = set(families_of(ranked[0][0]))
     found: dict[tuple[str, bool], Crossing] = {}
-    for below, points in ((False, [x for x in reversed(front) if x[1].memory_bytes > now]),
-                          (True, [x for x in front if x[2] <= now])):  # fmt: skip
+    for below, points in (
+        (False, [x for x in reversed(front) if x[1].memory_bytes > now]),
+        (True, [x for x in front if x[2] <= now]),
+    ):
         for plan, e, until in points:
             needed, next_needs = e.memory_bytes + context, until + context
             if next_needs < WIDE * needed:

@@ -43,9 +43,13 @@ def _doublings(most: int) -> Iterator[int]:
 
 
 def scaling(
-    profile: Profile, fleet: Cluster, *, devices: list[int] | None = None, precision: str | None = None,
+    profile: Profile,
+    fleet: Cluster,
+    *,
+    devices: list[int] | None = None,
+    precision: str | None = None,
     grow: bool = False,
-) -> list[Point]:  # fmt: skip
+) -> list[Point]:
     """The curve at a fixed batch (strong scaling), or with a batch that grows with the devices (`grow`, weak)."""
     points: list[Point] = []
     base: Point | None = None

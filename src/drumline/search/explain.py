@@ -70,9 +70,15 @@ def _way(c: Crossing, plan: str) -> str:
 
 
 def explain(
-    profile: Profile, cluster: Cluster, ranked: list[Scored], families: tuple[Family, ...] = (),
-    objective: str = "time", *, turns: bool = False, unfit: str = "",
-) -> str:  # fmt: skip
+    profile: Profile,
+    cluster: Cluster,
+    ranked: list[Scored],
+    families: tuple[Family, ...] = (),
+    objective: str = "time",
+    *,
+    turns: bool = False,
+    unfit: str = "",
+) -> str:
     """One paragraph: what bounds the step, how the winner uses the machine, what the others lack.
 
     `unfit` says how many of how many do not fit."""
@@ -111,10 +117,14 @@ def _bound(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> str:
 
 
 _BOUND = {
-    "products": "products of matrices", "memory": "the bandwidth of its memory", "launches": "the start of operators",
-    "communication": "messages that nothing hides", "bubble": "the bubble of its pipeline",
-    "optimizer": "the optimizer's update", "overhead": "what is between two steps",
-}  # fmt: skip
+    "products": "products of matrices",
+    "memory": "the bandwidth of its memory",
+    "launches": "the start of operators",
+    "communication": "messages that nothing hides",
+    "bubble": "the bubble of its pipeline",
+    "optimizer": "the optimizer's update",
+    "overhead": "what is between two steps",
+}
 
 
 def _idle(ranked: list[Scored], cluster: Cluster, objective: str) -> str:

@@ -35,7 +35,9 @@ def passed(fitting: Sequence[Scored], dry_run: DryRun | None) -> list[Scored]:
             break
     if failed and not kept:
         raise PlanError(
-            f"none of the {len(failed)} best plans passes its dry run", where=failed[0],
-            rule="a plan whose dry run fails is not proposed", fix="without --dry-run, the answer is the closed form's",
-        )  # fmt: skip
+            f"none of the {len(failed)} best plans passes its dry run",
+            where=failed[0],
+            rule="a plan whose dry run fails is not proposed",
+            fix="without --dry-run, the answer is the closed form's",
+        )
     return [*kept, *fitting[len(kept) + len(failed) :]]

@@ -63,19 +63,30 @@ def first_plan(profile: Profile, cluster: Cluster, precision: str) -> Plan:
 
 
 def fit(
-    profile: Profile, cluster: Cluster, plan: Plan, *, fleet: Cluster | None = None, tokens: int = 0,
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    *,
+    fleet: Cluster | None = None,
+    tokens: int = 0,
     shorter: Shorter | None = None,
-) -> Fit:  # fmt: skip
+) -> Fit:
     """How a plan fits. `tokens` and `shorter` are given where sequences of the model can be cut shorter."""
     e = prices(profile, cluster, plan.precision).estimate(plan)
     at_once, by = most_at_once(profile, cluster, plan.precision)
     tried = () if e.fits else tuple(_tried(profile, cluster, plan, fleet or cluster, tokens, shorter))
     return Fit(
-        plan=str(plan), fits=e.fits, memory_bytes=e.memory_bytes, memory_limit=e.memory_limit,
-        memory_parts={k: v for k, v in e.memory_parts.items() if v}, lacks_bytes=e.lacks[1],
-        largest_batch=largest_batch(profile, cluster, plan), largest_at_once=at_once, largest_plan=by,
+        plan=str(plan),
+        fits=e.fits,
+        memory_bytes=e.memory_bytes,
+        memory_limit=e.memory_limit,
+        memory_parts={k: v for k, v in e.memory_parts.items() if v},
+        lacks_bytes=e.lacks[1],
+        largest_batch=largest_batch(profile, cluster, plan),
+        largest_at_once=at_once,
+        largest_plan=by,
         changes=tuple(sorted(tried, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.lacks_bytes))),
-    )  # fmt: skip
+    )
 
 
 def largest_batch(profile: Profile, cluster: Cluster, plan: Plan) -> int:

@@ -121,10 +121,13 @@ class _Parts:
         p = self._plan.dp if kind == "all_reduce" and not self._plan.zero else self._plan.shards
         return [
             Term(
-                kind, f"{times} x {len(some)} messages {when}, {format_bytes(size)} in all, over {p} ranks"
-                f"{self._ring(kind, p)}", times * seconds, "s",
+                kind,
+                f"{times} x {len(some)} messages {when}, {format_bytes(size)} in all, over {p} ranks"
+                f"{self._ring(kind, p)}",
+                times * seconds,
+                "s",
             )
-        ]  # fmt: skip
+        ]
 
     def _ring(self, kind: str, p: int) -> str:
         """The closed form of a ring, where one link joins the ranks and nothing was measured."""
@@ -154,11 +157,13 @@ class _Parts:
         plan = self._plan
         return [
             Term(
-                f"{axis} {kind}", f"{plan.micro} x {count} messages of the layers, bytes a step and rank",
-                plan.micro * sizes[axis, kind] / plan.pp, "B",
+                f"{axis} {kind}",
+                f"{plan.micro} x {count} messages of the layers, bytes a step and rank",
+                plan.micro * sizes[axis, kind] / plan.pp,
+                "B",
             )
             for (axis, kind), count in counts.items()
-        ]  # fmt: skip
+        ]
 
     def held(self, part: str) -> str:
         """Of one part of the memory."""

@@ -75,9 +75,7 @@ def search(
     unfit = found.unfit if found.count else len(others)
     told = f"{unfit:,} of {count:,}" if unfit else ""
     text = explain(profile, cluster, ranked, families, objective, turns=turns, unfit=told)
-    answer = Answer(
-        rows, time.perf_counter() - start, text, objective, families, interrupted, count, found.says
-    )
+    answer = Answer(rows, time.perf_counter() - start, text, objective, families, interrupted, count, found.says)
     return answer, {e.plan: e for _, e in ranked}
 
 

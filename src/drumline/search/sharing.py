@@ -14,9 +14,13 @@ from ..units import format_bytes
 def how_it_shares(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> list[str]:
     """A sentence for each trade: what is sharded and when it travels, over whom, what is offloaded, what is cut."""
     return [
-        *_divides(profile, plan, cluster), *_pipeline(plan, e, cluster), *_shards(profile, plan),
-        *_hybrid(plan, cluster), *_host(plan, e), *_chunks(profile, plan),
-    ]  # fmt: skip
+        *_divides(profile, plan, cluster),
+        *_pipeline(plan, e, cluster),
+        *_shards(profile, plan),
+        *_hybrid(plan, cluster),
+        *_host(plan, e),
+        *_chunks(profile, plan),
+    ]
 
 
 def _divides(profile: Profile, plan: Plan, cluster: Cluster) -> list[str]:

@@ -187,4 +187,3 @@ class Shortlist:
         by = [self._steps.memory(p).total for p in plans] if sparing else self._steps.seconds(plans)
         for k in np.argsort(by, kind="stable")[:MOVED].tolist():
             yield plans[k], self._steps.estimate(plans[k])
-

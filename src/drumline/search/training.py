@@ -36,24 +36,32 @@ class Training:
 
 
 def training(
-    profile: Profile, plan: Plan, e: Estimate, *, tokens: float = 0.0, epochs: float = 0.0, samples: int = 0,
+    profile: Profile,
+    plan: Plan,
+    e: Estimate,
+    *,
+    tokens: float = 0.0,
+    epochs: float = 0.0,
+    samples: int = 0,
     price: float = 0.0,
-) -> Training:  # fmt: skip
+) -> Training:
     """So many tokens, or passes over so many samples. Devices that a plan leaves idle are not paid for."""
     each = tokens_of(profile)
     if tokens:
         if not each:
             raise InputError(
-                f"--tokens for {profile.name}", rule="its samples are no sequences of tokens",
+                f"--tokens for {profile.name}",
+                rule="its samples are no sequences of tokens",
                 fix="--epochs, with --samples for the size of the dataset",
-            )  # fmt: skip
+            )
         count = tokens / each
     else:
         if not samples:
             raise InputError(
-                f"--epochs {epochs:g} for {profile.name}", rule="how many samples are in the dataset is not known",
+                f"--epochs {epochs:g} for {profile.name}",
+                rule="how many samples are in the dataset is not known",
                 fix="--samples, such as 1281167",
-            )  # fmt: skip
+            )
         count = epochs * samples
     steps = max(1, math.ceil(count / profile.batch_size))
     seconds = steps * e.step_seconds
@@ -112,10 +120,14 @@ class Rates:
         k = self.batch / self.base_batch
         warm = f"{self.warmup} steps" if self.warmup else f"{WARM_EPOCHS} epochs"
         linear = f"linear, warm-up over {warm}" if k > 1 else "linear"
-        told = [
-            f"a batch of {self.batch} instead of {self.base_batch} (k = {k:g}): rate x {self.linear:.3g} with SGD "
-            f"({linear}), x {self.root:.3g} with Adam (square root, warm-up as before)"
-        ] if k != 1 else []  # fmt: skip
+        told = (
+            [
+                f"a batch of {self.batch} instead of {self.base_batch} (k = {k:g}): rate x {self.linear:.3g} with SGD "
+                f"({linear}), x {self.root:.3g} with Adam (square root, warm-up as before)"
+            ]
+            if k != 1
+            else []
+        )
         return "; ".join([*told, *self.warnings])
 
 

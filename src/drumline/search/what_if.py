@@ -15,9 +15,12 @@ from .prices import prices
 from .search import search
 
 SHORT = {
-    "devices": "how many devices", "memory": "memory of a device", "batch": "samples a step",
-    "link": "node.link.bandwidth", "network": "network.link.bandwidth",
-}  # fmt: skip
+    "devices": "how many devices",
+    "memory": "memory of a device",
+    "batch": "samples a step",
+    "link": "node.link.bandwidth",
+    "network": "network.link.bandwidth",
+}
 """Short keys of `--what-if`; all others are keys of the cluster, such as node.link.alpha."""
 
 
@@ -47,9 +50,7 @@ class Compared:
     """Seconds of the plan of before on the changed machines; 0 where it cannot run or does not fit there."""
 
 
-def with_changes(
-    profile: Profile, cluster: Cluster, fleet: Cluster, changes: Sequence[str]
-) -> tuple[Profile, Cluster]:
+def with_changes(profile: Profile, cluster: Cluster, fleet: Cluster, changes: Sequence[str]) -> tuple[Profile, Cluster]:
     """The model and the machines with every `KEY=VALUE` in place."""
     rest = []
     devices: int | None = None
@@ -79,9 +80,14 @@ def _whole(text: str, value: str, most: int) -> int:
 
 
 def compare(
-    profile: Profile, cluster: Cluster, fleet: Cluster, changes: Sequence[str], *, precision: str | None = None,
+    profile: Profile,
+    cluster: Cluster,
+    fleet: Cluster,
+    changes: Sequence[str],
+    *,
+    precision: str | None = None,
     objective: str = "time",
-) -> Compared:  # fmt: skip
+) -> Compared:
     """Both answers."""
     other, machines = with_changes(profile, cluster, fleet, changes)
     before = _side(profile, cluster, precision, objective)
@@ -105,6 +111,12 @@ def _side(profile: Profile, cluster: Cluster, precision: str | None, objective: 
         return Side("", 0.0, 0.0, 0.0, {}, cluster.devices, profile.batch_size, f"{e.what}: {e.rule}")
     best = estimates[answer.candidates[0].plan]
     return Side(
-        best.plan, best.step_seconds, profile.batch_size / best.step_seconds, best.memory_bytes,
-        {k: v for k, v in best.parts.items() if v}, cluster.devices, profile.batch_size, answer.explanation,
-    )  # fmt: skip
+        best.plan,
+        best.step_seconds,
+        profile.batch_size / best.step_seconds,
+        best.memory_bytes,
+        {k: v for k, v in best.parts.items() if v},
+        cluster.devices,
+        profile.batch_size,
+        answer.explanation,
+    )

@@ -69,9 +69,10 @@ def choose(
             reason = e
     if not found:
         raise reason or PlanError(
-            "nothing that the config leaves open gives a plan", where=f"plan {asked.plan}",
+            "nothing that the config leaves open gives a plan",
+            where=f"plan {asked.plan}",
             rule=f"a batch of {profile.batch_size} on {asked.plan.ranks} ranks",
-        )  # fmt: skip
+        )
     found.sort(key=lambda x: (not x[1].fits, x[1].step_seconds if x[1].fits else x[1].memory_bytes, x[0].ranks))
     return Within(profile, tuple(found))
 

@@ -27,8 +27,10 @@ def simulate_divided(profile: Profile, plan: Plan, cluster: Cluster, *, speed: f
     each = plan.ranks // plan.pp
     spans = tuple(
         Span(stage * each + i, lane, name, start / speed, end / speed, size)
-        for stage, rows in enumerate(by_stage) for i in range(each) for lane, name, start, end, size in rows
-    )  # fmt: skip
+        for stage, rows in enumerate(by_stage)
+        for i in range(each)
+        for lane, name, start, end, size in rows
+    )
     return Timeline("predicted", spans)
 
 

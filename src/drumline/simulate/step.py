@@ -29,9 +29,12 @@ def simulate_step(
     times = layer_times(profile, plan, cluster)
     for micro in range(plan.micro):
         _micro_batch(
-            lanes, times, reduces=reduced_often(plan) or micro == plan.micro - 1, ahead=asked_ahead(plan, cluster),
+            lanes,
+            times,
+            reduces=reduced_often(plan) or micro == plan.micro - 1,
+            ahead=asked_ahead(plan, cluster),
             label=f" m{micro}" if plan.micro > 1 else "",
-        )  # fmt: skip
+        )
         if reduced_often(plan):
             lanes.join()
         if plan.zero == 3:

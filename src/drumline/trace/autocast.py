@@ -18,11 +18,36 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions that autocast computes products in."""
 
 _WIDE = (
-    "layer_norm", "native_layer_norm", "group_norm", "logsumexp", "cumsum", "cumprod",
-    "exp", "log", "log1p", "expm1", "rsqrt", "reciprocal", "softplus", "pow.Tensor_Scalar", "pow.Tensor_Tensor",
-    "cosine_similarity", "nll_loss", "nll_loss_nd", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss",
-    "binary_cross_entropy_with_logits", "sum", "sum.dim_IntList", "prod", "norm.Scalar", "linalg_vector_norm",
-)  # fmt: skip
+    "layer_norm",
+    "native_layer_norm",
+    "group_norm",
+    "logsumexp",
+    "cumsum",
+    "cumprod",
+    "exp",
+    "log",
+    "log1p",
+    "expm1",
+    "rsqrt",
+    "reciprocal",
+    "softplus",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "cosine_similarity",
+    "nll_loss",
+    "nll_loss_nd",
+    "kl_div",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "mse_loss",
+    "binary_cross_entropy_with_logits",
+    "sum",
+    "sum.dim_IntList",
+    "prod",
+    "norm.Scalar",
+    "linalg_vector_norm",
+)
 """Operators that CUDA's autocast computes in fp32, and a CPU's in what it is given."""
 
 _TYPED = ("cumsum", "cumprod", "sum", "sum.dim_IntList", "prod")
@@ -89,9 +114,13 @@ def _softmax(name: str) -> Callable[..., Any]:
 
 
 def _cross_entropy(
-    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = 1,
-    ignore_index: int = -100, label_smoothing: float = 0.0,
-) -> Any:  # fmt: skip
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
     """A loss over logits is a log-softmax and what picks its values; as one operator it would be cast before."""
     with torch.autocast("cpu", enabled=False):
         operator = torch.ops.aten.cross_entropy_loss

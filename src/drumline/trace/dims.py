@@ -51,7 +51,15 @@ def _convolution(args: Any) -> tuple[int, ...]:
     outputs = w.shape[1] * groups if transposed else w.shape[0]
     return dims(
         Convolution(
-            x.shape[1], outputs, x.shape[2], x.shape[3], w.shape[2], w.shape[3], stride[0], stride[-1], groups,
+            x.shape[1],
+            outputs,
+            x.shape[2],
+            x.shape[3],
+            w.shape[2],
+            w.shape[3],
+            stride[0],
+            stride[-1],
+            groups,
             int(bias is not None),
         )
-    )  # fmt: skip
+    )

@@ -17,11 +17,12 @@ _TORCH = Path(torch.__file__).parent
 WATCHING = tuple(
     str(path)
     for path in (
-        Path(__file__).parent, *(Path(str(module.__file__)) for module in (contextlib, weakref)),
+        Path(__file__).parent,
+        *(Path(str(module.__file__)) for module in (contextlib, weakref)),
         *(_TORCH / name for name in ("overrides.py", "_ops.py", "_jit_internal.py", "compiler", "_library")),
         *(_TORCH / name for name in ("_subclasses", "utils/_python_dispatch.py")),
     )
-)  # fmt: skip
+)
 """Where the functions are from that a run without a trace does not enter."""
 
 

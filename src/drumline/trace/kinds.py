@@ -43,9 +43,15 @@ for _kind, _words in {
 
 
 _PICKS = {
-    "embedding": 0, "nll_loss_forward": 0, "nll_loss_backward": 1, "nll_loss2d_forward": 0, "nll_loss2d_backward": 1,
-    "index": 0, "index_select": 0, "gather": 0,
-}  # fmt: skip
+    "embedding": 0,
+    "nll_loss_forward": 0,
+    "nll_loss_backward": 1,
+    "nll_loss2d_forward": 0,
+    "nll_loss2d_backward": 1,
+    "index": 0,
+    "index_select": 0,
+    "gather": 0,
+}
 """Operators that read a few values of one argument: which one it is."""
 
 

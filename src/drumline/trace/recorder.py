@@ -311,11 +311,17 @@ class Recorder(TorchDispatchMode):
                 sizes = sizes_of(name, kind, args, kwargs, out)
                 seen.calls.append(
                     Call(
-                        name, kind, self._batch.amount(flops, int(4 * flops)), self._moved(name, args, inputs, outputs),
-                        made, number, self._dims(name, kind, args, kwargs), type_of(inputs, outputs),
+                        name,
+                        kind,
+                        self._batch.amount(flops, int(4 * flops)),
+                        self._moved(name, args, inputs, outputs),
+                        made,
+                        number,
+                        self._dims(name, kind, args, kwargs),
+                        type_of(inputs, outputs),
                         tuple(self._batch.amount(n, n) for n in sizes),
                     )
-                )  # fmt: skip
+                )
                 for t in rearranged(kind, inputs):
                     seen.calls.append(Call("contiguous", "transpose", 0j, 2 * self._size(t), dtype=type_of([t], [])))
                 if self._on_gpu and name == "convolution_backward" and args[10][2]:  # cuDNN has no gradient of a bias

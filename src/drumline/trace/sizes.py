@@ -79,9 +79,15 @@ def _convolution(x: Any, w: Any, y: Any, stride: Any, transposed: Any, groups: A
         x, y = y, x
     last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     return (
-        x.shape[0], w.shape[1], w.shape[0] // groups, math.prod(y.shape[2:]), math.prod(w.shape[2:]), max(stride),
-        groups, 2 if last else 1,
-    )  # fmt: skip
+        x.shape[0],
+        w.shape[1],
+        w.shape[0] // groups,
+        math.prod(y.shape[2:]),
+        math.prod(w.shape[2:]),
+        max(stride),
+        groups,
+        2 if last else 1,
+    )
 
 
 def _attention(kind: str, args: Any, kwargs: Any) -> tuple[int, ...]:

@@ -83,9 +83,14 @@ class _Way:
 
 
 def _record_any(
-    job: Job, model: nn.Module, specs: list[LayerSpec], mode: FakeTensorMode, sample: tuple[Any, Any], way: _Way,
+    job: Job,
+    model: nn.Module,
+    specs: list[LayerSpec],
+    mode: FakeTensorMode,
+    sample: tuple[Any, Any],
+    way: _Way,
     notes: list[str],
-) -> tuple[Recorder, Batch]:  # fmt: skip
+) -> tuple[Recorder, Batch]:
     """One forward and backward; a model that wants its batch to divide by 8 gets such a one."""
     held = [*model.parameters(), *model.buffers(), *tensors(sample)]
     dims = {d for t in held for d in t.shape}
@@ -105,9 +110,14 @@ def _record_any(
 
 
 def _record(
-    job: Job, model: nn.Module, specs: list[LayerSpec], mode: FakeTensorMode, sample: tuple[Any, Any], batch: Batch,
+    job: Job,
+    model: nn.Module,
+    specs: list[LayerSpec],
+    mode: FakeTensorMode,
+    sample: tuple[Any, Any],
+    batch: Batch,
     way: _Way,
-) -> Recorder:  # fmt: skip
+) -> Recorder:
     """One forward and backward."""
     n = batch.size
     value, target = fake_batch(job, mode, sample=sample, n=n)
@@ -200,18 +210,37 @@ def _ops(seen: Seen, phase: str, places: dict[int, _Place]) -> tuple[Op, ...]:
     alone = _Place()
     counts = Counter(
         (
-            c.name, c.kind, c.flops, c.bytes, c.output, places.get(c.number, alone), c.dims, i if c.dims else -1,
-            c.dtype, c.shape,
+            c.name,
+            c.kind,
+            c.flops,
+            c.bytes,
+            c.output,
+            places.get(c.number, alone),
+            c.dims,
+            i if c.dims else -1,
+            c.dtype,
+            c.shape,
         )
         for i, c in enumerate(seen.calls)
     )
     return tuple(
         Op(
-            name, kind, phase, affine(flops), affine(moved), k, output=affine(made + place.more), group=place.group,
-            again=place.again, handed=place.handed, dims=shape, dtype=dtype, shape=tuple(map(affine, sizes)),
+            name,
+            kind,
+            phase,
+            affine(flops),
+            affine(moved),
+            k,
+            output=affine(made + place.more),
+            group=place.group,
+            again=place.again,
+            handed=place.handed,
+            dims=shape,
+            dtype=dtype,
+            shape=tuple(map(affine, sizes)),
         )
         for (name, kind, flops, moved, made, place, shape, _, dtype, sizes), k in counts.items()
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +307,9 @@ class Moved(TorchDispatchMode):
             return out
         moved = sum(size_of(t) for t in tensors((args, kwargs or {}))) + sum(size_of(t) for t in tensors(out))
         if out is None:  # a fused kernel writes what it was given
-            moved += sum(size_of(t) for a, s in zip(args, func._schema.arguments, strict=False) if s.is_write
-                         for t in tensors(a))  # fmt: skip
+            moved += sum(
+                size_of(t) for a, s in zip(args, func._schema.arguments, strict=False) if s.is_write for t in tensors(a)
+            )
         self.bytes += moved
         self.calls += 1
         return out

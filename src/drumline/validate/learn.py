@@ -19,9 +19,15 @@ from .predict import memory, times
 from .sheets import best_of, types
 
 OWN = {
-    "products": 0.10, "products8": 0.10, "attention": 0.12, "attention_back": 0.12, "stream": 0.08, "link": 0.08,
-    "layer": 0.20, "network": 0.10,
-}  # fmt: skip
+    "products": 0.10,
+    "products8": 0.10,
+    "attention": 0.12,
+    "attention_back": 0.12,
+    "stream": 0.08,
+    "link": 0.08,
+    "layer": 0.20,
+    "network": 0.10,
+}
 """The constants that a chip has of its own, and how far they may be from the shared ones."""
 _AGAIN_STEPS = 8
 
@@ -128,11 +134,15 @@ def profiles_of(runs: Runs, fitted: Fitted, origin: str, error: float) -> Profil
     for kind in types():
         chip = SAME_CHIP.get(kind, kind)
         factors = _own_of(fitted, chip)
-        own = {k: _round(shared[k] * f * (best_of(kind) / REFERENCE if k == "products" else 1.0))
-               for k, f in factors.items()}  # fmt: skip
-        said = "not seen: what devices share, and the best published product" if not rows[chip] else (
-            f"fitted on {rows[chip]} published runs" + (f" of {chip}, the same chip" if chip != kind else "")
-        )  # fmt: skip
+        own = {
+            k: _round(shared[k] * f * (best_of(kind) / REFERENCE if k == "products" else 1.0))
+            for k, f in factors.items()
+        }
+        said = (
+            "not seen: what devices share, and the best published product"
+            if not rows[chip]
+            else (f"fitted on {rows[chip]} published runs" + (f" of {chip}, the same chip" if chip != kind else ""))
+        )
         devices[kind] = Device(origin=said, rows=rows[chip], constants=own)
     rounded = {k: _round(v) for k, v in shared.items()}
     return Profiles(shared=rounded, device=devices, origin=origin, error=_round(max(error, 1e-3)))

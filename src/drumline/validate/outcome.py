@@ -73,9 +73,7 @@ class Outcome:
             "seconds": self.taken,
         }
         if self.loso is not None:
-            found["loso"] = {
-                **_plain(self.loso), "groups": _plain_groups(self.ranked(loso=True), self.loso_groups)
-            }  # fmt: skip
+            found["loso"] = {**_plain(self.loso), "groups": _plain_groups(self.ranked(loso=True), self.loso_groups)}
         return found
 
 
@@ -93,11 +91,17 @@ def validate(path: str | Path, *, loso: bool = False, profiles: Profiles | None 
         out = _table(columns.sources, *without, columns.seconds, columns.memory)
         out_groups = tuple(groups(runs, without[0]))
     return Outcome(
-        runs=tuple(runs), skipped=tuple(skipped), seconds=seconds, bytes=taken,
+        runs=tuple(runs),
+        skipped=tuple(skipped),
+        seconds=seconds,
+        bytes=taken,
         here=_table(columns.sources, seconds, taken, columns.seconds, columns.memory),
-        groups=tuple(groups(runs, seconds)), loso=out, loso_groups=out_groups, profiles=given,
+        groups=tuple(groups(runs, seconds)),
+        loso=out,
+        loso_groups=out_groups,
+        profiles=given,
         taken=time.perf_counter() - begin,
-    )  # fmt: skip
+    )
 
 
 def fit_profiles(path: str | Path) -> Profiles:

@@ -40,9 +40,7 @@ def scatter(points: Sequence[tuple[str, float, float]], title: str) -> str:
         drawn.append(tag("text", _label(v), x=_LEFT - 8, y=_n(y(v) + 4), text_anchor="end"))
     for factor, kind in ((1.0, "i"), (1.25, "b"), (0.75, "b")):
         a, b = max(low, low / factor), min(high, high / factor)
-        drawn.append(
-            tag("line", x1=_n(x(a)), y1=_n(y(a * factor)), x2=_n(x(b)), y2=_n(y(b * factor)), class_=kind)
-        )
+        drawn.append(tag("line", x1=_n(x(a)), y1=_n(y(a * factor)), x2=_n(x(b)), y2=_n(y(b * factor)), class_=kind))
     for source, measured, predicted in points:
         tip = f"{source}\nmeasured {format_seconds(measured)}, predicted {format_seconds(predicted)}"
         drawn.append(
@@ -57,9 +55,17 @@ def scatter(points: Sequence[tuple[str, float, float]], title: str) -> str:
     height += 18 * len(legend) + 8
     width = _LEFT + _SIZE + 24
     picture = tag(
-        "svg", tag("title", title), tag("style", _STYLE), tag("rect", width=width, height=height, fill="#fff"), *drawn,
-        xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height}", width=width, height=height, role="img",
-    )  # fmt: skip
+        "svg",
+        tag("title", title),
+        tag("style", _STYLE),
+        tag("rect", width=width, height=height, fill="#fff"),
+        *drawn,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        role="img",
+    )
     return str(picture) + "\n"
 
 

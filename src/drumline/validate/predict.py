@@ -26,9 +26,7 @@ def times(runs: Runs, constants: Constants) -> StepTimes:
 
 def memory(runs: Runs, constants: Constants) -> StepMemory:
     """Bytes of every run by part, counted as its source counted them."""
-    return step_memory(
-        runs.models, runs.layouts, constants, counted=runs.kind, context=runs.context, first=runs.first
-    )
+    return step_memory(runs.models, runs.layouts, constants, counted=runs.kind, context=runs.context, first=runs.first)
 
 
 def predict(runs: Runs, profiles: Profiles) -> tuple[Array, Array]:

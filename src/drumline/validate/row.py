@@ -85,18 +85,41 @@ def run_of(cells: Cells, line: int) -> Run:
     gated, tied = _form(cells, family, (layers, hidden, heads, kv_heads, inner, vocabulary, sequence))
     masked = "bert" in family
     return Run(
-        line=line, source=cells.text("source"), name=cells.text("source_row"), year=cells.count("year"),
-        layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, inner=inner, gated=gated, tied=tied,
-        vocabulary=vocabulary, sequence=sequence, causal=not masked, predicted=_MASKED if masked else 1.0,
-        slice=slice_, micro=batch / (dp * slice_), sheet=sheet, node=domain,
+        line=line,
+        source=cells.text("source"),
+        name=cells.text("source_row"),
+        year=cells.count("year"),
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        inner=inner,
+        gated=gated,
+        tied=tied,
+        vocabulary=vocabulary,
+        sequence=sequence,
+        causal=not masked,
+        predicted=_MASKED if masked else 1.0,
+        slice=slice_,
+        micro=batch / (dp * slice_),
+        sheet=sheet,
+        node=domain,
         link=link_of(cells.text("intra_link"), sheet),
-        network=network_of(cells.text("inter_link"), sheet, node, domain), **axes,
-        zero=zero, shard=words.shard_of(cells.text("zero_fsdp"), dp, node), ep=1,
-        sequence_split=cells.text("sp").lower().startswith("yes") and axes["tp"] > 1, recompute=recompute,
-        order=words.schedule_of(cells.text("schedule"), axes["pp"], axes["virtual"]), software=software,
-        seconds=seconds, memory=memory, kind=_kind(cells.text("memory_kind")),
-        first="rank shown" in cells.text("memory_kind"), state=words.state_of(cells.text("note")),
-    )  # fmt: skip
+        network=network_of(cells.text("inter_link"), sheet, node, domain),
+        **axes,
+        zero=zero,
+        shard=words.shard_of(cells.text("zero_fsdp"), dp, node),
+        ep=1,
+        sequence_split=cells.text("sp").lower().startswith("yes") and axes["tp"] > 1,
+        recompute=recompute,
+        order=words.schedule_of(cells.text("schedule"), axes["pp"], axes["virtual"]),
+        software=software,
+        seconds=seconds,
+        memory=memory,
+        kind=_kind(cells.text("memory_kind")),
+        first="rank shown" in cells.text("memory_kind"),
+        state=words.state_of(cells.text("note")),
+    )
 
 
 def _sheet(cells: Cells) -> Sheet:
@@ -129,10 +152,19 @@ def _software(cells: Cells, sheet: Sheet) -> tuple[int, str, words.Software]:
     if precision is None or precision not in sheet.peaks:
         said, known = cells.text("precision"), ", ".join(sheet.peaks)
         raise Silent("precision", f"precision is {said!r}, {sheet.type} has {known}")
-    return zero, recompute, words.software_of(
-        precision=precision, words=cells.text("precision"), zero=zero, zero_text=cells.text("zero_fsdp"),
-        schedule=cells.text("schedule"), year=cells.count("year"), note=cells.text("note"),
-    )  # fmt: skip
+    return (
+        zero,
+        recompute,
+        words.software_of(
+            precision=precision,
+            words=cells.text("precision"),
+            zero=zero,
+            zero_text=cells.text("zero_fsdp"),
+            schedule=cells.text("schedule"),
+            year=cells.count("year"),
+            note=cells.text("note"),
+        ),
+    )
 
 
 def _believe(seconds: float | None, work: float, sheet: Sheet, precision: str) -> None:

@@ -45,9 +45,13 @@ def score(errors: Array) -> Score | None:
         return None
     size = np.abs(errors)
     return Score(
-        len(errors), float(size.mean()), float(np.median(size)), float(np.quantile(size, 0.9)), float(size.max()),
+        len(errors),
+        float(size.mean()),
+        float(np.median(size)),
+        float(np.quantile(size, 0.9)),
+        float(size.max()),
         float(errors.mean()),
-    )  # fmt: skip
+    )
 
 
 def relative(predicted: Array, measured: Array) -> Array:
@@ -85,18 +89,38 @@ def groups(runs: Sequence[Run], predicted: Array, *, least: int = 2) -> list[Gro
         chosen = measured[int(guess.argmin())]
         name = f"{first.layers} x {first.hidden}, {first.ranks} ranks, batch {first.batch}"
         found.append(
-            Group(first.source, name, len(rows), float(measured.max() / measured.min() - 1),
-                  spearman(guess, measured), float(chosen / measured.min() - 1))
-        )  # fmt: skip
+            Group(
+                first.source,
+                name,
+                len(rows),
+                float(measured.max() / measured.min() - 1),
+                spearman(guess, measured),
+                float(chosen / measured.min() - 1),
+            )
+        )
     return found
 
 
 def _job(r: Run) -> tuple[object, ...]:
     return (
-        r.source, r.layers, r.hidden, r.heads, r.kv_heads, r.inner, r.vocabulary, r.sequence, r.batch, r.ranks,
-        r.sheet.type, r.node, r.state, r.software.precision, r.software.gradient, r.software.fusion,
+        r.source,
+        r.layers,
+        r.hidden,
+        r.heads,
+        r.kv_heads,
+        r.inner,
+        r.vocabulary,
+        r.sequence,
+        r.batch,
+        r.ranks,
+        r.sheet.type,
+        r.node,
+        r.state,
+        r.software.precision,
+        r.software.gradient,
+        r.software.fusion,
         r.software.overlap_tp,
-    )  # fmt: skip
+    )
 
 
 def spearman(a: Array, b: Array) -> float:

@@ -11,10 +11,21 @@ from ..cost.closed.chips import SAME_CHIP, best_product, type_of
 from ..errors import InputError, nearest
 
 _CLUSTERS = {
-    "V100": "dgx-v100", "A100-40": "dgx-a100-40", "A100": "dgx-a100", "A100-PCIe": "one-a100", "A800": "a800",
-    "H100": "dgx-h100", "H100-PCIe": "one-h100-pcie", "H800": "h800", "H200": "dgx-h200", "B200": "hgx-b200",
-    "GB200": "gb200-nvl72", "MI250X": "mi250x", "MI300X": "mi300x", "RTX4090": "rtx4090",
-}  # fmt: skip
+    "V100": "dgx-v100",
+    "A100-40": "dgx-a100-40",
+    "A100": "dgx-a100",
+    "A100-PCIe": "one-a100",
+    "A800": "a800",
+    "H100": "dgx-h100",
+    "H100-PCIe": "one-h100-pcie",
+    "H800": "h800",
+    "H200": "dgx-h200",
+    "B200": "hgx-b200",
+    "GB200": "gb200-nvl72",
+    "MI250X": "mi250x",
+    "MI300X": "mi300x",
+    "RTX4090": "rtx4090",
+}
 _USUAL_WATTS = {"H100": 700.0}
 _PORTS = {"FDR": 56, "EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}
 """Gb/s of one InfiniBand port by its name."""

@@ -122,4 +122,4 @@ def _folded(text: str, width: int, *, indent: str = "  ") -> str:
 def _cut(text: str, length: int) -> str:
     """A name with its middle left out: sources that begin alike often end apart."""
     head = (length - 1) // 2
-    return text if len(text) <= length else f"{text[:head]}\u2026{text[len(text) - (length - 1 - head):]}"
+    return text if len(text) <= length else f"{text[:head]}\u2026{text[len(text) - (length - 1 - head) :]}"

@@ -13,11 +13,44 @@ from .cells import Cells, Silent
 from .row import Run, run_of
 
 COLUMNS = (
-    "source", "source_row", "year", "model_family", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn",
-    "vocab", "seq_len", "global_batch", "micro_batch", "gpu", "n_gpus", "gpus_per_node", "intra_link", "inter_link",
-    "tp", "pp", "vpp", "dp", "zero_fsdp", "cp", "sp", "ep", "recompute", "precision", "schedule", "iteration_time_s",
-    "tokens_per_s_per_gpu", "samples_per_s", "memory_gb_per_gpu", "memory_kind", "iter_s_derived", "note",
-)  # fmt: skip
+    "source",
+    "source_row",
+    "year",
+    "model_family",
+    "params_b",
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+    "seq_len",
+    "global_batch",
+    "micro_batch",
+    "gpu",
+    "n_gpus",
+    "gpus_per_node",
+    "intra_link",
+    "inter_link",
+    "tp",
+    "pp",
+    "vpp",
+    "dp",
+    "zero_fsdp",
+    "cp",
+    "sp",
+    "ep",
+    "recompute",
+    "precision",
+    "schedule",
+    "iteration_time_s",
+    "tokens_per_s_per_gpu",
+    "samples_per_s",
+    "memory_gb_per_gpu",
+    "memory_kind",
+    "iter_s_derived",
+    "note",
+)
 """What a file must have; other columns are not read."""
 
 
@@ -50,8 +83,11 @@ def read_runs(path: str | Path) -> tuple[list[Run], list[Skipped]]:
     for row in reader:
         line = reader.line_num
         if None in row or any(row[c] is None for c in COLUMNS):
-            raise InputError(f"a row with {'more' if None in row else 'fewer'} values than columns",
-                             where=f"{path}: line {line}", rule=f"{len(names)} values")  # fmt: skip
+            raise InputError(
+                f"a row with {'more' if None in row else 'fewer'} values than columns",
+                where=f"{path}: line {line}",
+                rule=f"{len(names)} values",
+            )
         cells = Cells(row, f"{path}: line {line}")
         try:
             runs.append(run_of(cells, line))

@@ -39,9 +39,16 @@ def precision_of(text: str) -> str | None:
     if "rowwise" in low:
         return "bf16"  # a scale for every row costs what fp8 gains
     for word, name in (
-        ("fp8", "fp8"), ("float8", "fp8"), ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("amp", "fp16"),
-        ("mixed", "fp16"), ("tf32", "tf32"), ("fp32", "fp32"),
-    ):  # fmt: skip
+        ("fp8", "fp8"),
+        ("float8", "fp8"),
+        ("bf16", "bf16"),
+        ("bfloat16", "bf16"),
+        ("fp16", "fp16"),
+        ("amp", "fp16"),
+        ("mixed", "fp16"),
+        ("tf32", "tf32"),
+        ("fp32", "fp32"),
+    ):
         if word in low:
             return name
     return None
@@ -123,8 +130,7 @@ def software_of(
         master=precision in ("bf16", "fp16", "fp8") and "pure" not in low and not fsdp,
         added=year >= _ADDED_SINCE and (zero == 0 or modern) and not plain and not copied,
         copied=copied,
-        overlap_dp=not apart and (
-            (zero == 3 and year >= _FUSED_SINCE) or sharded_optimizer or year >= _OVERLAP_SINCE + 1
-        ),
+        overlap_dp=not apart
+        and ((zero == 3 and year >= _FUSED_SINCE) or sharded_optimizer or year >= _OVERLAP_SINCE + 1),
         overlap_tp=not apart and (sharded_optimizer or "async tp" in said or "async tp" in low),
     )

@@ -39,18 +39,36 @@ def engine(seed: int = 0, *, width: int = 4, model: nn.Module | None = None, **c
     model = model or Model(width)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(
-        [{"params": [p for p in trained.values() if p.dim() > 1]},
-         {"params": [p for p in trained.values() if p.dim() <= 1], "weight_decay": 0.0}], lr=1e-2,
-    )  # fmt: skip
+        [
+            {"params": [p for p in trained.values() if p.dim() > 1]},
+            {"params": [p for p in trained.values() if p.dim() <= 1], "weight_decay": 0.0},
+        ],
+        lr=1e-2,
+    )
     fields = {
-        "model": model, "optimizer": optimizer, "schedule": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
+        "model": model,
+        "optimizer": optimizer,
+        "schedule": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
         "pieces": [Piece(n, tuple(p.shape), 0, p, everywhere=True) for n, p in trained.items()],
-        "frozen": [Piece(n, tuple(p.shape), 0, p, everywhere=True) for n, p in model.named_parameters() if n not in trained],
+        "frozen": [
+            Piece(n, tuple(p.shape), 0, p, everywhere=True) for n, p in model.named_parameters() if n not in trained
+        ],
         "kinds": {n: Kind(tuple(p.shape), p.dtype) for n, p in model.named_parameters()},
-        "strategy": SimpleNamespace(group=None, updated=lambda: None), "group": None, "device": torch.device("cpu"), "rank": 0, "ranks": 1,
-        "steps": 0, "position": 0, "plan": Plan(), "stream": SimpleNamespace(dataset=range(40)), "scaler": None, "split": None, "holds": None, "replica": True,
+        "strategy": SimpleNamespace(group=None, updated=lambda: None),
+        "group": None,
+        "device": torch.device("cpu"),
+        "rank": 0,
+        "ranks": 1,
+        "steps": 0,
+        "position": 0,
+        "plan": Plan(),
+        "stream": SimpleNamespace(dataset=range(40)),
+        "scaler": None,
+        "split": None,
+        "holds": None,
+        "replica": True,
         "job": SimpleNamespace(source="job.py:job", digest="d" * 64, seed=seed, batch_size=8),
-    }  # fmt: skip
+    }
     return SimpleNamespace(**{**fields, **changes})
 
 

@@ -68,14 +68,22 @@ def state(engine: dl.Engine) -> dict[str, Any]:
     found |= {f"buffer/{n}": b.cpu().clone() for n, b in engine.model.named_buffers()}
     keys = sorted({k for p in engine.pieces for k in engine.optimizer.state.get(p.value, {})} | {"exp_avg"})
     for key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-        held = [(p, engine.optimizer.state[p.value][key]) for p in engine.pieces if key in engine.optimizer.state.get(p.value, {})]
+        held = [
+            (p, engine.optimizer.state[p.value][key])
+            for p in engine.pieces
+            if key in engine.optimizer.state.get(p.value, {})
+        ]
         whole = assemble(engine.kinds, held, engine.strategy.group, engine.device)
         found |= {f"{key}/{n}": t.cpu() for n, t in whole.items()}
-    found["rates"] = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in engine.optimizer.param_groups]
+    found["rates"] = [
+        {k: v for k, v in g.items() if k not in ("params", "param_names")} for g in engine.optimizer.param_groups
+    ]
     found["schedule"] = engine.schedule.state_dict() if engine.schedule else None
     found["scaler"] = engine.scaler.state_dict() if engine.scaler else None
     found["steps"] = engine.steps, engine.position
-    found["counts"] = sorted({float(s["step"]) for p in engine.pieces if "step" in (s := engine.optimizer.state.get(p.value, {}))})
+    found["counts"] = sorted(
+        {float(s["step"]) for p in engine.pieces if "step" in (s := engine.optimizer.state.get(p.value, {}))}
+    )
     assert keys
     return found
 
@@ -177,7 +185,9 @@ def weights(name: str, plan: str, path: str, strict: bool = True) -> dict[str, t
     engine = engine_of(name, plan, seed=11)
     engine.load_weights(path, strict=strict)
     found = {n: t.cpu().clone() for n, t in engine.whole_parameters().items()}
-    return found | {n: b.cpu().clone() for n, b in engine.model.named_buffers()} | {"loss": torch.tensor(train(engine, 1))}
+    return (
+        found | {n: b.cpu().clone() for n, b in engine.model.named_buffers()} | {"loss": torch.tensor(train(engine, 1))}
+    )
 
 
 def ledger(plan: str, folder: str, steps: int) -> list[int]:

@@ -19,9 +19,16 @@ from drumline.runtime.optimizer import make_optimizer
 from drumline.runtime.strategies.pieces import Cut, Kind, Piece
 
 PLANS = {
-    "one": "dp=1", "tp": "tp=2", "tp=3": "tp=3", "pp": "pp=2", "tp and shards": "dp=2,zero=1,tp=2", "tp and copies": "dp=2,tp=2",
-    "pp and copies": "dp=2,pp=2", "shards": "dp=3,zero=1", "copies": "dp=2",
-}  # fmt: skip
+    "one": "dp=1",
+    "tp": "tp=2",
+    "tp=3": "tp=3",
+    "pp": "pp=2",
+    "tp and shards": "dp=2,zero=1,tp=2",
+    "tp and copies": "dp=2,tp=2",
+    "pp and copies": "dp=2,pp=2",
+    "shards": "dp=3,zero=1",
+    "copies": "dp=2",
+}
 SECOND = ("out", "narrow", "pixels", "late")
 """What the second stage holds; `token` is on both."""
 
@@ -50,9 +57,13 @@ def cuts(n: int) -> dict[str, Split]:
     """How n ranks split the parameters."""
     uneven = {2: (0, 2, 5), 3: (0, 1, 1, 5)}[n]
     return {
-        "token": Split(0, (even(7, n),)), "fused": Split(0, (even(6, n),) * 3), "fused_bias": Split(0, (even(6, n),) * 3),
-        "out": Split(1, (even(6, n),)), "narrow": Split(1, (even(4, n), even(3, n))), "pixels": Split(1, (uneven,)),
-    }  # fmt: skip
+        "token": Split(0, (even(7, n),)),
+        "fused": Split(0, (even(6, n),) * 3),
+        "fused_bias": Split(0, (even(6, n),) * 3),
+        "out": Split(1, (even(6, n),)),
+        "narrow": Split(1, (even(4, n), even(3, n))),
+        "pixels": Split(1, (uneven,)),
+    }
 
 
 def whole(seed: int) -> tuple[Model, dict[str, dict[str, torch.Tensor]]]:
@@ -95,7 +106,9 @@ def made_of(cut: Cut, tensor: torch.Tensor) -> torch.Tensor:
 def group_of(plan: Plan, rank: int) -> dist.ProcessGroup | None:
     """The ranks over which the pieces lie; made on all ranks."""
     mesh = plan.mesh
-    keys = {r: tuple(v for k, v in mesh.coordinate(r).items() if k not in ("pp", "shard", "tp")) for r in range(mesh.size)}
+    keys = {
+        r: tuple(v for k, v in mesh.coordinate(r).items() if k not in ("pp", "shard", "tp")) for r in range(mesh.size)
+    }
     if len(set(keys.values())) == mesh.size:
         return None
     groups = {key: kept_groups.group_of([r for r in keys if keys[r] == key]) for key in sorted(set(keys.values()))}
@@ -110,9 +123,15 @@ def engine(layout: str, seed: int) -> Any:
     kinds = {n: Kind(tuple(p.shape), p.dtype) for n, p in model.named_parameters()}
     trained = [p for p in held if p.value.requires_grad]
     job = SimpleNamespace(
-        source="", digest="", seed=0, batch_size=8, model=Model,
-        optimizer=lambda params: torch.optim.AdamW([{"params": [p for p in params if p.dim() > 1]}, {"params": [p for p in params if p.dim() < 2], "lr": 0.5}]),
-    )  # fmt: skip
+        source="",
+        digest="",
+        seed=0,
+        batch_size=8,
+        model=Model,
+        optimizer=lambda params: torch.optim.AdamW(
+            [{"params": [p for p in params if p.dim() > 1]}, {"params": [p for p in params if p.dim() < 2], "lr": 0.5}]
+        ),
+    )
     optimizer = make_optimizer(job, trained, {n: k for n, k in kinds.items() if n in states})  # type: ignore[arg-type]
     for piece in trained:
         parts = {k: piece.of(v).clone().view(piece.value.shape) for k, v in states[piece.name].items()}
@@ -125,11 +144,28 @@ def engine(layout: str, seed: int) -> Any:
     group = group_of(plan, rank)
     replica = all(v == 0 for k, v in plan.mesh.coordinate(rank).items() if k not in ("pp", "shard", "tp"))
     return SimpleNamespace(
-        model=model if layout in ("one", "copies", "shards") else holder, optimizer=optimizer, schedule=None, pieces=trained, frozen=[p for p in held if not p.value.requires_grad],
-        kinds=kinds, strategy=SimpleNamespace(group=group, updated=lambda: None), group=dist.group.WORLD, device=torch.device("cpu"),
-        rank=rank, ranks=plan.ranks, steps=3, position=4, plan=plan, stream=SimpleNamespace(dataset=range(9)), scaler=None, split=None if layout in ("one", "copies", "shards") else SimpleNamespace(template=Model()),
-        job=job, holds=None if stage is None else frozenset(here), replica=replica, saver=None,
-    )  # fmt: skip
+        model=model if layout in ("one", "copies", "shards") else holder,
+        optimizer=optimizer,
+        schedule=None,
+        pieces=trained,
+        frozen=[p for p in held if not p.value.requires_grad],
+        kinds=kinds,
+        strategy=SimpleNamespace(group=group, updated=lambda: None),
+        group=dist.group.WORLD,
+        device=torch.device("cpu"),
+        rank=rank,
+        ranks=plan.ranks,
+        steps=3,
+        position=4,
+        plan=plan,
+        stream=SimpleNamespace(dataset=range(9)),
+        scaler=None,
+        split=None if layout in ("one", "copies", "shards") else SimpleNamespace(template=Model()),
+        job=job,
+        holds=None if stage is None else frozenset(here),
+        replica=replica,
+        saver=None,
+    )
 
 
 def save(layout: str, folder: str, lost: str | None = None) -> list[str]:
@@ -158,7 +194,11 @@ def wrong(layout: str, folder: str, *, weights: bool = False) -> list[str]:
             found.append(piece.name)
         state = made.optimizer.state.get(piece.value, {})
         for key, value in states.get(piece.name, {}).items() if not weights else ():
-            if not torch.equal(state[key].reshape(-1), piece.of(value)) or state[key].shape != piece.value.shape or float(state["step"]) != 3.0:
+            if (
+                not torch.equal(state[key].reshape(-1), piece.of(value))
+                or state[key].shape != piece.value.shape
+                or float(state["step"]) != 3.0
+            ):
                 found.append(f"{key} of {piece.name}")
     for name, b in made.model.named_buffers():
         if not torch.equal(b, buffers[name]) and not (weights and name == "unkept"):

@@ -18,7 +18,17 @@ from drumline.launch import spawn
 from drumline.plan import Plan
 
 Worlds = Callable[[int], World]
-PLANS = ["dp=1", "dp=2", "dp=3,zero=1", "dp=4,zero=2,shard=2", "dp=2,zero=3", "dp=4,zero=3", "dp=4,zero=3,shard=2", "dp=2,chunk=2", "dp=2,zero=3,chunk=3"]
+PLANS = [
+    "dp=1",
+    "dp=2",
+    "dp=3,zero=1",
+    "dp=4,zero=2,shard=2",
+    "dp=2,zero=3",
+    "dp=4,zero=3",
+    "dp=4,zero=3,shard=2",
+    "dp=2,chunk=2",
+    "dp=2,zero=3,chunk=3",
+]
 
 
 def run(world: Worlds, plan: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -53,7 +63,9 @@ def test_saved_on_fewer_loaded_on_four(world: Worlds, tmp_path: Path, plan: str)
             equal(state, found)
 
 
-@pytest.mark.parametrize("plan", ["dp=1", "dp=2,micro=2", "dp=2,zero=1", "dp=2,zero=3", "dp=2,zero=3,precision=bf16", "dp=2,zero=1,chunk=2"])
+@pytest.mark.parametrize(
+    "plan", ["dp=1", "dp=2,micro=2", "dp=2,zero=1", "dp=2,zero=3", "dp=2,zero=3,precision=bf16", "dp=2,zero=1,chunk=2"]
+)
 @pytest.mark.parametrize("name", ["dropout", *(pytest.param(n, marks=pytest.mark.slow) for n in ("cnn", "gpt"))])
 def test_k_restart_k_is_2k(world: Worlds, tmp_path: Path, name: str, plan: str) -> None:
     for k in (1, 3):

@@ -123,8 +123,17 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "stale shard": (stale, f"{SHARD} is damaged"),
     "missing manifest": (lambda d: (d / "manifest.json").unlink(), "manifest.json is missing"),
     "missing sums": (lambda d: (d / "SHA256SUMS").unlink(), "SHA256SUMS is missing"),
-    "edited manifest": (lambda d: (d / "manifest.json").write_bytes(b" " + (d / "manifest.json").read_bytes()), "manifest.json or SHA256SUMS is damaged"),
-    "not JSON": (lambda d: ((d / "manifest.json").write_text("{"), (d / "SHA256SUMS").write_text(hashlib.sha256(b"{").hexdigest() + "  manifest.json\n")), "manifest.json is damaged"),
+    "edited manifest": (
+        lambda d: (d / "manifest.json").write_bytes(b" " + (d / "manifest.json").read_bytes()),
+        "manifest.json or SHA256SUMS is damaged",
+    ),
+    "not JSON": (
+        lambda d: (
+            (d / "manifest.json").write_text("{"),
+            (d / "SHA256SUMS").write_text(hashlib.sha256(b"{").hexdigest() + "  manifest.json\n"),
+        ),
+        "manifest.json is damaged",
+    ),
     "another version": (edit(lambda m: m.update(version=9)), "manifest.json has version 9"),
     "another format": (edit(lambda m: m.update(format="x")), "is no manifest of a checkpoint"),
     "unknown key": (edit(lambda m: m.update(zeal=1)), "unknown key 'zeal'"),

@@ -156,7 +156,9 @@ def test_the_disk_has_room_again(tmp_path: Path) -> None:
     saver = Saver(engine, tmp_path, disk=disk)
     disk.at = disk.count
     assert saver.save(wait=False) is None
-    with pytest.raises(GaveUp, match=r"step 0 was not saved: No space left on device(.|\n)*from before are as they were"):
+    with pytest.raises(
+        GaveUp, match=r"step 0 was not saved: No space left on device(.|\n)*from before are as they were"
+    ):
         saver.save(wait=False)
     disk.at = None
     saver.save(wait=False)

@@ -20,9 +20,23 @@ from drumline.runtime.checkpoint.codec import decode, encode
 from drumline.runtime.checkpoint.during import Keeper, Saves
 
 VALUES = [
-    None, True, 3, 2**70, 0.1, math.inf, -math.inf, "text", [1, (2, [3.5])], {"a": (1,)}, {1: 2, None: 3}, {"~": "marked"},
-    Counter({3: 1}), deque([1, 2]), (), {},
-]  # fmt: skip
+    None,
+    True,
+    3,
+    2**70,
+    0.1,
+    math.inf,
+    -math.inf,
+    "text",
+    [1, (2, [3.5])],
+    {"a": (1,)},
+    {1: 2, None: 3},
+    {"~": "marked"},
+    Counter({3: 1}),
+    deque([1, 2]),
+    (),
+    {},
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=str)
@@ -127,7 +141,11 @@ def restarted(tmp_path: Path, optimizer: Maker, schedule: Callable[[Any], Any] |
         ours, theirs = straight.optimizer.state[a], second.optimizer.state[b]
         assert ours.keys() == theirs.keys()
         for key, value in ours.items():
-            assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs[key])) if value is not None else theirs[key] is None
+            assert (
+                torch.equal(torch.as_tensor(value), torch.as_tensor(theirs[key]))
+                if value is not None
+                else theirs[key] is None
+            )
             assert not isinstance(value, torch.Tensor) or value.shape == theirs[key].shape, key
 
 
@@ -159,7 +177,10 @@ def test_a_run_goes_on_when_a_save_fails(tmp_path: Path) -> None:
     engine.saver._disk = good
     assert not keeper.after_step()
     keeper.end()
-    assert said == ["step 1 was not saved: No space left on device; it is tried again", f"saved: {tmp_path / 'step-00000002'}"]
+    assert said == [
+        "step 1 was not saved: No space left on device; it is tried again",
+        f"saved: {tmp_path / 'step-00000002'}",
+    ]
 
 
 def test_a_run_is_asked_to_stop(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ WAYS = {
     "gpt": ["dp=1", "tp=2", "dp=2,zero=3", "pp=2,micro=2", "cp=2", "dp=2,zero=1,tp=2", "dp=1"],
     "partial": ["tp=2", "pp=2,micro=2", "dp=2,zero=1", "tp=2"],
     "pictures": ["pp=2,micro=2", "tile=2x1", "dp=2", "dp=2,tile=2x1", "pp=2,micro=2"],
-}  # fmt: skip
+}
 """Jobs, and plans one after the other."""
 LONG = ["tp=2", "dp=2,zero=1", "dp=2,tp=2", "pp=2,tp=2,micro=2", "dp=2,zero=3", "dp=2,pp=2,micro=2", "tp=2"]
 
@@ -41,16 +41,23 @@ def equal(state: dict[str, Any], found: dict[str, Any]) -> None:
             assert value == state[name], name
 
 
-@pytest.mark.parametrize(("name", "way"), [
-    *WAYS.items(), pytest.param("gpt", LONG, marks=pytest.mark.slow),
-], ids=lambda x: x if isinstance(x, str) else len(x))  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *WAYS.items(),
+        pytest.param("gpt", LONG, marks=pytest.mark.slow),
+    ],
+    ids=lambda x: x if isinstance(x, str) else len(x),
+)
 def test_from_plan_to_plan(world: Worlds, tmp_path: Path, name: str, way: list[str]) -> None:
     """Parameters, buffers, optimizer state, rates and schedule; every rank of every plan."""
     first, *others = way
     told = run(world, first, on_ranks.save, name, first, str(tmp_path / "0"), 2)
     state = {k: v for part in told for k, v in part.items()}
     for i, plan in enumerate(others):
-        for found in run(world, plan, on_ranks.passed_on, name, plan, str(tmp_path / str(i)), str(tmp_path / str(i + 1))):
+        for found in run(
+            world, plan, on_ranks.passed_on, name, plan, str(tmp_path / str(i)), str(tmp_path / str(i + 1))
+        ):
             equal(state, found)
 
 
@@ -79,5 +86,7 @@ def test_weights_in_and_out(world: Worlds, tmp_path: Path, plan: str) -> None:
 @pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2"])
 def test_a_state_beside_tensors_is_refused(world: Worlds, tmp_path: Path, plan: str) -> None:
     for told in run(world, plan, on_ranks.refused_to_save, plan, str(tmp_path)):
-        assert told.startswith("InputError: module 'counter' keeps a state beside its tensors, by get_extra_state()\n  where: plan")
+        assert told.startswith(
+            "InputError: module 'counter' keeps a state beside its tensors, by get_extra_state()\n  where: plan"
+        )
         assert "try:   keep it in a buffer" in told

@@ -60,7 +60,10 @@ def test_weights_and_export(world: Worlds, tmp_path: Path, layout: str) -> None:
     torch.save(model.state_dict(), tmp_path / "w.pt")
     for source in (checkpoint, exported, tmp_path / "w.pt"):
         for other in ("tp", "tp and shards", "pp"):
-            assert not any(world(Plan.parse(on_ranks.PLANS[other]).ranks).run(weights, other, str(source))), (source, other)
+            assert not any(world(Plan.parse(on_ranks.PLANS[other]).ranks).run(weights, other, str(source))), (
+                source,
+                other,
+            )
 
 
 def weights(layout: str, path: str) -> list[str]:
@@ -76,7 +79,9 @@ def test_the_format_of_before(world: Worlds, tmp_path: Path) -> None:
         boxed = {name for name, entry in manifest["tensors"].items() if "boxes" in entry}
         assert manifest["version"] == version and bool(boxed) == (version == 2)
         if boxed:  # rows are runs, as of a sharded parameter
-            assert {n for n in boxed if n.startswith("model/")} == {f"model/{n}" for n in ("fused", "fused_bias", "out", "narrow", "pixels")}
+            assert {n for n in boxed if n.startswith("model/")} == {
+                f"model/{n}" for n in ("fused", "fused_bias", "out", "narrow", "pixels")
+            }
 
 
 def test_the_work_is_divided(world: Worlds, tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def damaged(path: Path, change: Callable[[list[dict[str, object]]], object]) -> 
         (lambda b: b[1]["runs"].pop(), r"\(3..6 of dim 1\)' has 0 of its 12 numbers"),
         (lambda b: b[1]["box"].update(more=1), "unknown key 'more'"),
     ],
-)  # fmt: skip
+)
 def test_damage(world: Worlds, tmp_path: Path, change: Callable[[object], object], text: str) -> None:
     run(world, "tp", on_ranks.save, str(tmp_path))
     [path] = tmp_path.glob("step-*")
@@ -127,7 +132,12 @@ def test_damage(world: Worlds, tmp_path: Path, change: Callable[[object], object
 # -- boxes
 
 
-SHAPES = [((6, 4), 1, ((0, 1, 4),)), ((2, 3, 8), 1, ((0, 2, 3),)), ((4, 9), 1, ((0, 2, 5), (0, 3, 4))), ((9, 2), 0, ((0, 2, 5), (0, 3, 4)))]
+SHAPES = [
+    ((6, 4), 1, ((0, 1, 4),)),
+    ((2, 3, 8), 1, ((0, 2, 3),)),
+    ((4, 9), 1, ((0, 2, 5), (0, 3, 4))),
+    ((9, 2), 0, ((0, 2, 5), (0, 3, 4))),
+]
 
 
 def copy(whole: torch.Tensor, at: int, room: torch.Tensor) -> None:

@@ -192,7 +192,9 @@ def test_no_weights(tmp_path: Path, text: str) -> None:
         load_weights(fakes.engine(), tmp_path / text)
 
 
-@pytest.mark.parametrize("plan", ["dp=1", "dp=2", "dp=3,zero=1", "dp=2,zero=3", "dp=2,zero=1,chunk=2", "dp=4,zero=3,shard=2"])
+@pytest.mark.parametrize(
+    "plan", ["dp=1", "dp=2", "dp=3,zero=1", "dp=2,zero=3", "dp=2,zero=1,chunk=2", "dp=4,zero=3,shard=2"]
+)
 @pytest.mark.parametrize("name", ["gpt", "cnn", "partial"])
 def test_into_any_plan(world: Worlds, tmp_path: Path, name: str, plan: str) -> None:
     """The weights of one model, drawn with another seed, and the loss of its next step."""

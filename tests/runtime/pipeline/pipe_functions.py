@@ -120,9 +120,14 @@ def vee(p: int, m: int) -> Pipeline:
 
 
 ORDERS: dict[str, Callable[[int, int], Pipeline]] = {
-    "gpipe": gpipe, "naive": naive, "1f1b": one_f_one_b, "apart": apart, "weights last": weights_last,
-    "rounds": rounds, "vee": vee,
-}  # fmt: skip
+    "gpipe": gpipe,
+    "naive": naive,
+    "1f1b": one_f_one_b,
+    "apart": apart,
+    "weights last": weights_last,
+    "rounds": rounds,
+    "vee": vee,
+}
 
 
 class Setup:
@@ -201,11 +206,17 @@ def train(name: str, order: Pipeline, sizes: Sequence[int], reads: str = "all", 
     mine = {n for s in here.mine for n in here.cut.stages[s].buffers}
     moved = [error(b, buffers[n]) for n, b in here.model.named_buffers() if n in mine]
     return {
-        "gradients": gradients, "losses": [(float(a), float(b)) for a, b in result.losses], "serial": serial,
-        "peak": result.peak, "buffers": max(moved, default=0.0), "last": events, "stages": here.mine,
-        "shared": sorted(here.cut.shared), "bytes": here.wires.bytes,
+        "gradients": gradients,
+        "losses": [(float(a), float(b)) for a, b in result.losses],
+        "serial": serial,
+        "peak": result.peak,
+        "buffers": max(moved, default=0.0),
+        "last": events,
+        "stages": here.mine,
+        "shared": sorted(here.cut.shared),
+        "bytes": here.wires.bytes,
         "changed": {n: error(before[n], here.model.get_parameter(n).grad) for n in before},
-    }  # fmt: skip
+    }
 
 
 def evaluate(name: str, order: Pipeline, sizes: Sequence[int]) -> dict[str, Any]:

@@ -38,9 +38,12 @@ def job(seconds: tuple[float, ...], samples: int = 4) -> dl.Job:
     draw = torch.Generator().manual_seed(0)
     data = torch.utils.data.TensorDataset(*(torch.randn(samples, WIDTH, generator=draw) for _ in range(2)))
     return dl.Job(
-        model=partial(Layers, seconds), loss=F.mse_loss, optimizer=partial(torch.optim.SGD, lr=1e-3),
-        data=lambda: data, batch_size=samples,
-    )  # fmt: skip
+        model=partial(Layers, seconds),
+        loss=F.mse_loss,
+        optimizer=partial(torch.optim.SGD, lr=1e-3),
+        data=lambda: data,
+        batch_size=samples,
+    )
 
 
 def lanes(seconds: tuple[float, ...], plan: str, steps: int) -> list[Lane]:

@@ -27,9 +27,12 @@ def check(results: list[dict[str, Any]], steps: int = 1) -> None:
 
 @pytest.mark.parametrize(
     ("name", "order"),
-    [(name, order) if name in ("lm", "two") or order == "vee" else pytest.param(name, order, marks=pytest.mark.slow)
-     for name in MODELS for order in on.ORDERS],
-)  # fmt: skip
+    [
+        (name, order) if name in ("lm", "two") or order == "vee" else pytest.param(name, order, marks=pytest.mark.slow)
+        for name in MODELS
+        for order in on.ORDERS
+    ],
+)
 def test_two_ranks(world: Any, name: str, order: str) -> None:
     check(world(2).run(on.train, name, on.ORDERS[order](2, 4), [3, 3, 3, 3]))
 
@@ -37,7 +40,15 @@ def test_two_ranks(world: Any, name: str, order: str) -> None:
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
     ("order", "virtual"),
-    [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero-bubble", 1), ("zero-bubble", 2)],
+    [
+        ("naive", 1),
+        ("gpipe", 1),
+        ("1f1b", 1),
+        ("interleaved", 2),
+        ("interleaved", 3),
+        ("zero-bubble", 1),
+        ("zero-bubble", 2),
+    ],
 )
 def test_orders_of_plans(world: Any, order: str, virtual: int, ranks: int) -> None:
     """What the checker proves of an order is what its run holds."""
@@ -99,9 +110,14 @@ def test_peak_of_held_forwards(world: Any) -> None:
     """GPipe holds all, 1F1B as many as there are stages behind, naive one; W keeps what B would free."""
     peaks = {n: [r["peak"] for r in world(2).run(on.train, "mlp", on.ORDERS[n](2, 4), [2] * 4)] for n in on.ORDERS}
     assert peaks == {
-        "gpipe": [4, 4], "naive": [1, 1], "1f1b": [2, 1], "apart": [3, 2], "weights last": [4, 4], "rounds": [8, 8],
+        "gpipe": [4, 4],
+        "naive": [1, 1],
+        "1f1b": [2, 1],
+        "apart": [3, 2],
+        "weights last": [4, 4],
+        "rounds": [8, 8],
         "vee": [8, 8],
-    }  # fmt: skip
+    }
 
 
 def test_chance_depends_on_stage_and_micro_batch_alone(world: Any) -> None:
@@ -124,8 +140,22 @@ def test_evaluation(world: Any) -> None:
 def test_hooks_see_every_action(world: Any) -> None:
     first, last = world(2).run(on.record, on.apart(2, 2), 2)
     assert first == [
-        "+F0", "seed 0 0", "-F0", "+F1", "seed 0 1", "-F1", "+B0", "-B0", "+B1", "-B1", "+W0", "-W0", "+W1", "-W1", "last 0",
-    ]  # fmt: skip
+        "+F0",
+        "seed 0 0",
+        "-F0",
+        "+F1",
+        "seed 0 1",
+        "-F1",
+        "+B0",
+        "-B0",
+        "+B1",
+        "-B1",
+        "+W0",
+        "-W0",
+        "+W1",
+        "-W1",
+        "last 0",
+    ]
     assert last[:5] == ["+F0", "seed 1 0", "-F0", "+B0", "-B0"] and last[-1] == "last 1"
 
 
@@ -163,5 +193,7 @@ def test_wrong_orders_are_refused(world: Any) -> None:
 
 
 def test_other_shapes_are_refused(world: Any) -> None:
-    with pytest.raises(PlanError, match=r"0 of micro-batch 0 is torch.float64 \[3, 6\], and was captured as .* \[2, 6\]"):
+    with pytest.raises(
+        PlanError, match=r"0 of micro-batch 0 is torch.float64 \[3, 6\], and was captured as .* \[2, 6\]"
+    ):
         world(1).run(on.other_shapes, one_f_one_b(1, 1))

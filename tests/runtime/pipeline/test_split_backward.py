@@ -36,7 +36,9 @@ def through(cut: Cut, leaves: list[torch.Tensor], *, split: bool) -> float:
     values: dict[tuple[int, int], torch.Tensor] = {}
     held, inputs = [], []
     for stage in cut.stages:
-        given = [values[s.stage, s.output].detach() if isinstance(s, From) else leaves[int(s.name)] for s in stage.inputs]
+        given = [
+            values[s.stage, s.output].detach() if isinstance(s, From) else leaves[int(s.name)] for s in stage.inputs
+        ]
         for x, s in zip(given, stage.inputs, strict=True):
             if isinstance(s, From):
                 x.requires_grad_(cut.stages[s.stage].outputs[s.output].grad)

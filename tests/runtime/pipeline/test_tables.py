@@ -20,7 +20,9 @@ def tables(order: Pipeline, name: str = "skip", reads: Any = "all") -> Tables:
     return Tables(order, [made] * order.micros, reads=reads)
 
 
-@pytest.mark.parametrize(("order", "virtual"), [("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2)])
+@pytest.mark.parametrize(
+    ("order", "virtual"), [("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2)]
+)
 def test_both_sides_know_the_sequence(order: str, virtual: int) -> None:
     made = tables(pipeline_order(order, 3, 4, virtual), reads="first")
     listed = 0

@@ -55,9 +55,16 @@ class Matching:
     # -- what ranks do ----------------------------------------------------------------------------------------------
 
     def send(
-        self, dst: int, context: int, tag: int, body: memoryview, *, sync: bool = False, copy: bool = False,
+        self,
+        dst: int,
+        context: int,
+        tag: int,
+        body: memoryview,
+        *,
+        sync: bool = False,
+        copy: bool = False,
         elements: int = 0,
-    ) -> Sending:  # fmt: skip
+    ) -> Sending:
         """Start a message. With `copy` its memory is free at once; with `sync` it is done when a receive has met it."""
         if copy:
             body = memoryview(bytes(body))
@@ -76,9 +83,7 @@ class Matching:
                 sending.out = _FREE
             return sending
 
-    def receive(
-        self, src: int, context: int, tag: int, into: memoryview | None, among: Sequence[int] = ()
-    ) -> Receive:
+    def receive(self, src: int, context: int, tag: int, into: memoryview | None, among: Sequence[int] = ()) -> Receive:
         """Post a receive. `among` are the ranks that may send to a wildcard."""
         receive = Receive(context, src, tag, into, among or range(self.size))
         self._enter()
@@ -98,9 +103,7 @@ class Matching:
             self._progress(0.0)
             return self._queues.find(context, src, tag, take=take)
 
-    def wait_probe(
-        self, src: int, context: int, tag: int, among: Sequence[int] = (), *, take: bool = False
-    ) -> Arrival:
+    def wait_probe(self, src: int, context: int, tag: int, among: Sequence[int] = (), *, take: bool = False) -> Arrival:
         """The same, when there is one."""
         found: list[Arrival] = []
 

@@ -138,11 +138,13 @@ class Watch:
             self._told.clear()
             self._next = now + _AGAIN
             return
-        body = json.dumps({
-            "moves": {rank: state.moves for rank, state in circle.items()},
-            "lines": {rank: state.lines for rank, state in circle.items()},
-            "left": sorted(set().union(*(s.peers for s in circle.values())) & self.left),
-        }).encode()
+        body = json.dumps(
+            {
+                "moves": {rank: state.moves for rank, state in circle.items()},
+                "lines": {rank: state.lines for rank, state in circle.items()},
+                "left": sorted(set().union(*(s.peers for s in circle.values())) & self.left),
+            }
+        ).encode()
         for rank in circle:
             if rank != self.rank:
                 self._say(rank, "verdict", body)
@@ -182,9 +184,13 @@ class Watch:
         frames = sys._current_frames()
         peers = {peer for w in waits for item in w.items if not item.done for peer in item.peers}
         return _State(
-            moves=self.moves, stuck=bool(waits) and not self._busy(), peers=tuple(sorted(peers)),
-            lines=tuple(self._line(w, frames) for w in waits), sent=tuple(self.sent), got=tuple(self.got),
-        )  # fmt: skip
+            moves=self.moves,
+            stuck=bool(waits) and not self._busy(),
+            peers=tuple(sorted(peers)),
+            lines=tuple(self._line(w, frames) for w in waits),
+            sent=tuple(self.sent),
+            got=tuple(self.got),
+        )
 
     def _busy(self) -> bool:
         """Whether a thread may still send: one that has before, or, beside a main thread that has, any at all."""

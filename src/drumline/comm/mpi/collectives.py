@@ -23,21 +23,47 @@ _PIECE = 1 << 28
 """Elements of a reduction that go at once."""
 
 _TYPES = {
-    torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.complex64: "C_FLOAT_COMPLEX",
-    torch.complex128: "C_DOUBLE_COMPLEX", torch.int8: "INT8_T", torch.int16: "INT16_T", torch.int32: "INT32_T",
-    torch.int64: "INT64_T", torch.uint8: "UINT8_T", torch.uint16: "UINT16_T", torch.uint32: "UINT32_T",
-    torch.uint64: "UINT64_T", torch.bool: "C_BOOL",
-}  # fmt: skip
+    torch.float32: "FLOAT",
+    torch.float64: "DOUBLE",
+    torch.complex64: "C_FLOAT_COMPLEX",
+    torch.complex128: "C_DOUBLE_COMPLEX",
+    torch.int8: "INT8_T",
+    torch.int16: "INT16_T",
+    torch.int32: "INT32_T",
+    torch.int64: "INT64_T",
+    torch.uint8: "UINT8_T",
+    torch.uint16: "UINT16_T",
+    torch.uint32: "UINT32_T",
+    torch.uint64: "UINT64_T",
+    torch.bool: "C_BOOL",
+}
 _HALF = (torch.float16, torch.bfloat16)
 """Types that MPI lacks: summed in float32 and rounded once."""
 _OPS = {
-    "sum": "SUM", "avg": "SUM", "product": "PROD", "max": "MAX", "min": "MIN", "land": "LAND", "lor": "LOR",
-    "lxor": "LXOR", "band": "BAND", "bor": "BOR", "bxor": "BXOR",
-}  # fmt: skip
+    "sum": "SUM",
+    "avg": "SUM",
+    "product": "PROD",
+    "max": "MAX",
+    "min": "MIN",
+    "land": "LAND",
+    "lor": "LOR",
+    "lxor": "LXOR",
+    "band": "BAND",
+    "bor": "BOR",
+    "bxor": "BXOR",
+}
 _OF_TRUTH = {
-    "sum": "LOR", "max": "LOR", "lor": "LOR", "bor": "LOR", "product": "LAND", "min": "LAND", "land": "LAND",
-    "band": "LAND", "lxor": "LXOR", "bxor": "LXOR",
-}  # fmt: skip
+    "sum": "LOR",
+    "max": "LOR",
+    "lor": "LOR",
+    "bor": "LOR",
+    "product": "LAND",
+    "min": "LAND",
+    "land": "LAND",
+    "band": "LAND",
+    "lxor": "LXOR",
+    "bxor": "LXOR",
+}
 """What torch's operators are on truth values."""
 
 

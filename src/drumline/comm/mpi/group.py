@@ -59,9 +59,10 @@ def _members(store: dist.Store, rank: int, size: int) -> Any:
     everyone = world()
     if everyone.Get_size() < size:
         raise InputError(
-            f"a group of {size} ranks, but MPI knows {everyone.Get_size()}", rule="MPI's ranks are started by mpiexec",
+            f"a group of {size} ranks, but MPI knows {everyone.Get_size()}",
+            rule="MPI's ranks are started by mpiexec",
             fix=f"mpiexec -n {size} python ...",
-        )  # fmt: skip
+        )
     store.set(f"mpi/{rank}", str(everyone.Get_rank()))
     ranks = [int(store.get(f"mpi/{r}")) for r in range(size)]
     return everyone.Create_group(everyone.Get_group().Incl(ranks))

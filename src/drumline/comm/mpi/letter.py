@@ -79,8 +79,9 @@ def receive(comm: Any, tensor: Tensor, src: int, tag: int, *, timeout: float) ->
     if src < 0 and len(pieces) > 1:
         raise InputError(
             f"a message of {tensor.numel() * tensor.element_size()} bytes from anybody",
-            rule=f"messages above {_PIECE} bytes come in pieces, which have one sender", fix="name the sender",
-        )  # fmt: skip
+            rule=f"messages above {_PIECE} bytes come in pieces, which have one sender",
+            fix="name the sender",
+        )
     source = load().ANY_SOURCE if src < 0 else src
     requests = [comm.Irecv([piece, load().BYTE], source, tag) for piece in pieces]
     what = f"rank {comm.Get_rank()} could not receive from {'anybody' if src < 0 else f'rank {src}'}"

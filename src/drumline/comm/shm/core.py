@@ -20,10 +20,22 @@ if TYPE_CHECKING:
     from .python import PythonCore
 
 DTYPES = {
-    torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3, torch.int8: 4, torch.uint8: 5,
-    torch.int16: 6, torch.int32: 7, torch.int64: 8, torch.bool: 9, torch.complex64: 10, torch.complex128: 11,
-    torch.uint16: 12, torch.uint32: 13, torch.uint64: 14,
-}  # fmt: skip
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.float16: 2,
+    torch.bfloat16: 3,
+    torch.int8: 4,
+    torch.uint8: 5,
+    torch.int16: 6,
+    torch.int32: 7,
+    torch.int64: 8,
+    torch.bool: 9,
+    torch.complex64: 10,
+    torch.complex128: 11,
+    torch.uint16: 12,
+    torch.uint32: 13,
+    torch.uint64: 14,
+}
 """The numbers by which core.c knows types."""
 OPS = {"sum": 0, "product": 1, "min": 2, "max": 3, "band": 4, "bor": 5, "bxor": 6, "avg": 7}
 """The numbers by which core.c knows operators."""
@@ -107,10 +119,22 @@ class Core(CoreBase):
         crowded = segment.size > (os.cpu_count() or 1)
         self._slow = native.SLOW(self.look)
         self._group = native.Group(
-            base=segment.base, p=self.size, r=self.rank, small=SMALL, slot=SLOT, ring=at.ring,
-            control_at=at.control_at, small_at=at.small_at, in_at=at.in_at, out_at=at.out_at, ring_at=at.ring_at,
-            spin_ns=0 if crowded else _SPIN, yield_ns=_YIELD, slice_ms=self.SLICE, slow=self._slow,
-        )  # fmt: skip
+            base=segment.base,
+            p=self.size,
+            r=self.rank,
+            small=SMALL,
+            slot=SLOT,
+            ring=at.ring,
+            control_at=at.control_at,
+            small_at=at.small_at,
+            in_at=at.in_at,
+            out_at=at.out_at,
+            ring_at=at.ring_at,
+            spin_ns=0 if crowded else _SPIN,
+            yield_ns=_YIELD,
+            slice_ms=self.SLICE,
+            slow=self._slow,
+        )
         self._g = ctypes.byref(self._group)
         self._many = ctypes.c_void_p * self.size
         self._counts = ctypes.c_uint64 * self.size
@@ -118,30 +142,53 @@ class Core(CoreBase):
     def all_reduce(self, tensor: Tensor, op: str, root: int, call: Call) -> None:
         """In place, on all ranks (root -1) or on the root alone. The tensor is contiguous, as everywhere here."""
         self._run(
-            self._c.dl_all_reduce, tensor.data_ptr(), tensor.numel(), tensor.element_size(), DTYPES[tensor.dtype],
-            OPS[op], root, call.signature, call.site,
-        )  # fmt: skip
+            self._c.dl_all_reduce,
+            tensor.data_ptr(),
+            tensor.numel(),
+            tensor.element_size(),
+            DTYPES[tensor.dtype],
+            OPS[op],
+            root,
+            call.signature,
+            call.site,
+        )
 
     def reduce_scatter(self, blocks: Sequence[Tensor], out: Tensor, op: str, call: Call) -> None:
         """`out` becomes block `rank` of the reduction of everybody's blocks."""
         self._run(
-            self._c.dl_reduce_scatter, self._pointers(blocks), out.data_ptr(), out.numel(), out.element_size(),
-            DTYPES[out.dtype], OPS[op], call.signature, call.site,
-        )  # fmt: skip
+            self._c.dl_reduce_scatter,
+            self._pointers(blocks),
+            out.data_ptr(),
+            out.numel(),
+            out.element_size(),
+            DTYPES[out.dtype],
+            OPS[op],
+            call.signature,
+            call.site,
+        )
 
     def spread(self, mine: Tensor | None, counts: Sequence[int], to: Sequence[Tensor | None], call: Call) -> None:
         """`counts[s]` bytes of every rank s arrive in `to[s]`, where there is one; `mine` are this rank's."""
         self._run(
-            self._c.dl_spread, None if mine is None else mine.data_ptr(), self._counts(*counts), self._pointers(to),
-            call.signature, call.site,
-        )  # fmt: skip
+            self._c.dl_spread,
+            None if mine is None else mine.data_ptr(),
+            self._counts(*counts),
+            self._pointers(to),
+            call.signature,
+            call.site,
+        )
 
     def exchange(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None], call: Call) -> None:
         """`out[s]` goes to rank s, `into[s]` arrives from it; None is nothing. This rank's own part is not copied."""
         self._run(
-            self._c.dl_exchange, self._pointers(out), self._bytes(out), self._pointers(into), self._bytes(into),
-            call.signature, call.site,
-        )  # fmt: skip
+            self._c.dl_exchange,
+            self._pointers(out),
+            self._bytes(out),
+            self._pointers(into),
+            self._bytes(into),
+            call.signature,
+            call.site,
+        )
 
     def barrier(self, call: Call) -> None:
         """Return when all ranks have come."""

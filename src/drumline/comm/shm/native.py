@@ -27,15 +27,24 @@ class Group(ctypes.Structure):
 
     _fields_ = (
         ("base", ctypes.c_void_p),
-        ("p", ctypes.c_int32), ("r", ctypes.c_int32),
-        ("small", ctypes.c_uint64), ("slot", ctypes.c_uint64), ("ring", ctypes.c_uint64),
-        ("control_at", ctypes.c_uint64), ("small_at", ctypes.c_uint64), ("in_at", ctypes.c_uint64),
-        ("out_at", ctypes.c_uint64), ("ring_at", ctypes.c_uint64),
-        ("tick", ctypes.c_uint32), ("step", ctypes.c_uint32),
-        ("spin_ns", ctypes.c_uint32), ("yield_ns", ctypes.c_uint32), ("slice_ms", ctypes.c_uint32),
+        ("p", ctypes.c_int32),
+        ("r", ctypes.c_int32),
+        ("small", ctypes.c_uint64),
+        ("slot", ctypes.c_uint64),
+        ("ring", ctypes.c_uint64),
+        ("control_at", ctypes.c_uint64),
+        ("small_at", ctypes.c_uint64),
+        ("in_at", ctypes.c_uint64),
+        ("out_at", ctypes.c_uint64),
+        ("ring_at", ctypes.c_uint64),
+        ("tick", ctypes.c_uint32),
+        ("step", ctypes.c_uint32),
+        ("spin_ns", ctypes.c_uint32),
+        ("yield_ns", ctypes.c_uint32),
+        ("slice_ms", ctypes.c_uint32),
         ("crossed", ctypes.c_uint32),
         ("slow", SLOW),
-    )  # fmt: skip
+    )
 
 
 class NotNative(Exception):
@@ -106,8 +115,12 @@ def _compile(path: Path) -> None:
 def _typed(core: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes what the functions take."""
     group, pointer, i32, u32, u64 = (
-        ctypes.POINTER(Group), ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64,
-    )  # fmt: skip
+        ctypes.POINTER(Group),
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_uint32,
+        ctypes.c_uint64,
+    )
     for name, result, arguments in (
         ("dl_all_reduce", i32, (group, pointer, u64, u64, i32, i32, i32, u64, u64)),
         ("dl_reduce_scatter", i32, (group, pointer, pointer, u64, u64, i32, i32, u64, u64)),

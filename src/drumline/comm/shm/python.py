@@ -24,9 +24,15 @@ _ENTER, _IN, _OUT, _DONE, _BELL = (16 * i for i in range(5))
 _CALL = 40
 """Where its two calls are, in words of eight bytes: signature, site, steps."""
 _FOLDS: dict[str, Callable[..., Tensor]] = {
-    "sum": torch.add, "avg": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum,
-    "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
-}  # fmt: skip
+    "sum": torch.add,
+    "avg": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
 
 
 class PythonCore(CoreBase):
@@ -130,8 +136,9 @@ class PythonCore(CoreBase):
         into[self.rank] = blocks[self.rank]
         self.exchange(
             [None if s == self.rank else b for s, b in enumerate(blocks)],
-            [None if s == self.rank else b for s, b in enumerate(into)], call,
-        )  # fmt: skip
+            [None if s == self.rank else b for s, b in enumerate(into)],
+            call,
+        )
         out.copy_(_fold([block.view(-1) for block in into], op).view(out.shape))
 
     def spread(self, mine: Tensor | None, counts: Sequence[int], to: Sequence[Tensor | None], call: Call) -> None:

@@ -112,9 +112,12 @@ class Segment:
             store.set("segment", json.dumps({"problem": problem}))
             raise NoSharedMemory(problem) from None
         place = {
-            "pid": os.getpid(), "fd": fd, "host": host_id(), "nonce": secrets.token_hex(16),
+            "pid": os.getpid(),
+            "fd": fd,
+            "host": host_id(),
+            "nonce": secrets.token_hex(16),
             "compiled": self._compiled(),
-        }  # fmt: skip
+        }
         self.compiled = bool(place["compiled"])
         os.pwrite(fd, str(place["nonce"]).encode(), 0)
         store.set("segment", json.dumps(place))

@@ -158,7 +158,13 @@ def _barrier(e: ShmEngine, source: Tensor | None, target: Tensor | None, op: str
 
 
 _NATIVE: dict[str, Callable[[ShmEngine, Tensor | None, Tensor | None, str, int], None]] = {
-    "all_reduce": _all_reduce, "reduce": _reduce, "broadcast": _broadcast, "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter, "gather": _gather, "scatter": _scatter, "all_to_all": _all_to_all,
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
     "barrier": _barrier,
-}  # fmt: skip
+}

@@ -12,9 +12,15 @@ from torch import Tensor
 from .errors import GroupInputError
 
 _NAMES = {
-    "SUM": "sum", "AVG": "avg", "PRODUCT": "product", "MIN": "min", "MAX": "max", "BAND": "band", "BOR": "bor",
+    "SUM": "sum",
+    "AVG": "avg",
+    "PRODUCT": "product",
+    "MIN": "min",
+    "MAX": "max",
+    "BAND": "band",
+    "BOR": "bor",
     "BXOR": "bxor",
-}  # fmt: skip
+}
 _SUM = dist.ReduceOp.SUM
 _OPS = {kind: _NAMES[name] for name, kind in dist.ReduceOp.RedOpType.__members__.items() if name in _NAMES}
 

@@ -11,9 +11,21 @@ from .inputs import Machines
 from .profiles import REFERENCE, Device, Profiles, load_profiles
 
 TYPES = (
-    "V100", "A100-40", "A100", "A100-PCIe", "A800", "H100", "H100-PCIe", "H800", "H200", "B200", "GB200", "MI250X",
-    "MI300X", "RTX4090",
-)  # fmt: skip
+    "V100",
+    "A100-40",
+    "A100",
+    "A100-PCIe",
+    "A800",
+    "H100",
+    "H100-PCIe",
+    "H800",
+    "H200",
+    "B200",
+    "GB200",
+    "MI250X",
+    "MI300X",
+    "RTX4090",
+)
 SAME_CHIP = {"A100-40": "A100", "A800": "A100", "H800": "H100", "H200": "H100"}
 """Device types that are the same chip as another one, with other memory or links: they share its profile."""
 
@@ -60,8 +72,14 @@ def machines_for(cluster: Cluster, precision: str) -> Machines:
     half = device.peak.get("bf16", device.peak.get("fp16", device.peak[precision]))
     link = cluster.network.link if cluster.network else cluster.node.link
     return Machines.of(
-        peak=device.peak[precision], peak16=half if precision == "fp8" else device.peak[precision],
-        bandwidth=device.bandwidth, memory=device.memory, link=cluster.node.link.bandwidth,
-        node=cluster.node.devices, network=link.bandwidth, start=cluster.node.link.alpha, start_network=link.alpha,
+        peak=device.peak[precision],
+        peak16=half if precision == "fp8" else device.peak[precision],
+        bandwidth=device.bandwidth,
+        memory=device.memory,
+        link=cluster.node.link.bandwidth,
+        node=cluster.node.devices,
+        network=link.bandwidth,
+        start=cluster.node.link.alpha,
+        start_network=link.alpha,
         power=1.0,
-    )  # fmt: skip
+    )

@@ -95,10 +95,31 @@ NAMES = tuple(f.name for f in fields(Constants) if f.name not in MEMORY)
 """The constants that time reads."""
 PRIOR = {f.name: float(f.default) for f in fields(Constants)}  # type: ignore[arg-type]  # every field has a number
 WIDTH = dict.fromkeys((*NAMES, *MEMORY), 0.35) | {
-    "spare": 0.6, "spare_eager": 0.6, "communicator": 0.6,
-    "products": 0.08, "products8": 0.12, "stream": 0.15, "attention": 0.2, "attention_back": 0.2, "link": 0.15,
-    "network": 0.2, "depth": 0.5, "wave": 0.7, "layer": 0.25, "link_half": 0.4, "head": 0.8, "message": 0.7,
-    "exposed_dp": 0.6, "exposed_tp": 0.5, "exposed_pp": 0.6, "hop": 0.7, "step": 0.5, "straggle": 0.7,
-    "passes": 0.2, "hooks": 0.7, "power": 0.5, "misaligned": 0.5,
-}  # fmt: skip
+    "spare": 0.6,
+    "spare_eager": 0.6,
+    "communicator": 0.6,
+    "products": 0.08,
+    "products8": 0.12,
+    "stream": 0.15,
+    "attention": 0.2,
+    "attention_back": 0.2,
+    "link": 0.15,
+    "network": 0.2,
+    "depth": 0.5,
+    "wave": 0.7,
+    "layer": 0.25,
+    "link_half": 0.4,
+    "head": 0.8,
+    "message": 0.7,
+    "exposed_dp": 0.6,
+    "exposed_tp": 0.5,
+    "exposed_pp": 0.6,
+    "hop": 0.7,
+    "step": 0.5,
+    "straggle": 0.7,
+    "passes": 0.2,
+    "hooks": 0.7,
+    "power": 0.5,
+    "misaligned": 0.5,
+}
 """How far a constant may be from its prior, as a standard deviation of its logarithm."""

@@ -33,9 +33,7 @@ def as_run(constants: Constants, profile: Profile, model: Models, cluster: Clust
 
 def passes(block: Layer, model: Models) -> float:
     """What all but products and attention move in a traced block, forward and backward, over what must move."""
-    moved = sum(
-        op.bytes.per_sample * op.count for op in block.ops if not op.kind.startswith(("matmul", "attention"))
-    )
+    moved = sum(op.bytes.per_sample * op.count for op in block.ops if not op.kind.startswith(("matmul", "attention")))
     heads = (model.heads + 2.0 * model.kv_heads) * model.head
     inner = (1.0 + model.gated) * model.inner
     must = sum(

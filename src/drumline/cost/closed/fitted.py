@@ -58,9 +58,7 @@ def fitted_for(profile: Profile, cluster: Cluster, precision: str) -> FittedStep
 class FittedSteps:
     """Prices plans of one precision for a transformer on a cluster."""
 
-    def __init__(
-        self, profile: Profile, cluster: Cluster, precision: str, model: Models, profiles: Profiles
-    ) -> None:
+    def __init__(self, profile: Profile, cluster: Cluster, precision: str, model: Models, profiles: Profiles) -> None:
         self._profile, self._cluster, self._precision = profile, cluster, precision
         self._model, self._profiles = model, profiles
         self._steps = Steps(profile, cluster, precision)
@@ -170,12 +168,19 @@ class FittedSteps:
             del parts["bubble"]
         memory, device = self.memory(plan), self._cluster.device
         return Estimate(
-            plan=str(plan), step_seconds=sum(parts.values()), parts=parts, memory_bytes=memory.total,
-            memory_parts=memory.parts(), memory_limit=self._limit,
-            hidden_seconds=float(times.hidden[i]), error=self._profiles.error, origin=self.origin,
-            notes=self._notes(plan), host_bytes=host_bytes(self._profile, plan),
+            plan=str(plan),
+            step_seconds=sum(parts.values()),
+            parts=parts,
+            memory_bytes=memory.total,
+            memory_parts=memory.parts(),
+            memory_limit=self._limit,
+            hidden_seconds=float(times.hidden[i]),
+            error=self._profiles.error,
+            origin=self.origin,
+            notes=self._notes(plan),
+            host_bytes=host_bytes(self._profile, plan),
             host_limit=host_of(device).memory if plan.offload != "none" else 0.0,
-        )  # fmt: skip
+        )
 
     @property
     def origin(self) -> str:
@@ -204,6 +209,4 @@ def parts_of(times: StepTimes, i: int) -> dict[str, float]:
     """One step's seconds by the parts of an `Estimate`."""
     own = {k: float(getattr(times, k)[i]) for k in ("forward", "backward", "recompute", "bubble")}
     sent = sum(float(getattr(times, k)[i]) for k in _SENT)
-    return {
-        **own, "communication": sent, "optimizer": float(times.optimizer[i]), "overhead": float(times.overhead[i])
-    }  # fmt: skip
+    return {**own, "communication": sent, "optimizer": float(times.optimizer[i]), "overhead": float(times.overhead[i])}

@@ -43,14 +43,20 @@ class StepMemory:
 
 
 def step_memory(
-    models: Models, layouts: Layouts, c: Constants, *,
-    counted: Array | float = ALLOCATED, context: Array | float = 0.0, first: Array | float = 0.0,
-) -> StepMemory:  # fmt: skip
+    models: Models,
+    layouts: Layouts,
+    c: Constants,
+    *,
+    counted: Array | float = ALLOCATED,
+    context: Array | float = 0.0,
+    first: Array | float = 0.0,
+) -> StepMemory:
     """Bytes of the fullest stage, or of the first where `first` is 1, as far as they are `counted`.
 
     `context` is what the framework takes by itself."""
-    counted, context, first = (np.broadcast_to(np.asarray(x, dtype=np.float64), layouts.tp.shape)
-                               for x in (counted, context, first))  # fmt: skip
+    counted, context, first = (
+        np.broadcast_to(np.asarray(x, dtype=np.float64), layouts.tp.shape) for x in (counted, context, first)
+    )
     held = stages(models, layouts)
     alone = layouts.pp == 1
     whole, left = kept_per_token(models, layouts)

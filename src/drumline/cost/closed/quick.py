@@ -81,12 +81,19 @@ def _alike(profile: Profile, model: Models, rows: Rows, layouts: Layouts, plan: 
     none = np.zeros_like(n)
     working = np.maximum(at("blocks", "working"), at("head", "working"))
     both = at("embedding", "saved") + at("head", "saved")
-    choices = np.stack([
-        stage(held.first, one * (tables[0] + np.where(alone, tables[1], 0.0)), in_flight(layouts, 0),
-              np.where(alone, both, at("embedding", "saved")), np.where(alone, working, at("blocks", "working"))),
-        np.where(rows.pp > 2, stage(held.inner, none, in_flight(layouts, 1), none, at("blocks", "working")), 0.0),
-        np.where(alone, 0.0, stage(held.last, one * last, one, at("head", "saved"), working)),
-    ])  # fmt: skip
+    choices = np.stack(
+        [
+            stage(
+                held.first,
+                one * (tables[0] + np.where(alone, tables[1], 0.0)),
+                in_flight(layouts, 0),
+                np.where(alone, both, at("embedding", "saved")),
+                np.where(alone, working, at("blocks", "working")),
+            ),
+            np.where(rows.pp > 2, stage(held.inner, none, in_flight(layouts, 1), none, at("blocks", "working")), 0.0),
+            np.where(alone, 0.0, stage(held.last, one * last, one, at("head", "saved"), working)),
+        ]
+    )
     largest = max(x.largest for x in local.profile.layers)
     sent = np.where((rows.zero == 2) & (rows.dp > 1), IN_FLIGHT * max(float(Plan().bucket), _SINGLE * largest), 0.0)
     # zero=3 has a unit in 16 bits twice, and its gradients, beside the ends

@@ -80,10 +80,19 @@ def step_times(models: Models, layouts: Layouts, machines: Machines, c: Constant
     slower = c.straggle * np.log2(np.maximum(1.0, layouts.ranks / machines.node))
     step = forward + backward + again + m * count * (tp + cp + ep) + pipe + bubble + optimizer + dp
     return StepTimes(
-        forward=forward, backward=backward, recompute=again, tp=m * count * tp, cp=m * count * cp, ep=m * count * ep,
-        pp=pipe, dp=dp, bubble=bubble, optimizer=optimizer, overhead=c.step + slower * step,
+        forward=forward,
+        backward=backward,
+        recompute=again,
+        tp=m * count * tp,
+        cp=m * count * cp,
+        ep=m * count * ep,
+        pp=pipe,
+        dp=dp,
+        bubble=bubble,
+        optimizer=optimizer,
+        overhead=c.step + slower * step,
         hidden=sent - dp + m * (count * (tp / exposed - tp + t.cp - cp) + t.pipe) - pipe,
-    )  # fmt: skip
+    )
 
 
 def _accumulate(layouts: Layouts, machines: Machines, c: Constants, held: Stages) -> Array:
@@ -101,9 +110,7 @@ def _update(layouts: Layouts, machines: Machines, c: Constants, held: Stages) ->
     return c.update * UPDATE_BYTES * own / (machines.bandwidth * c.stream)
 
 
-def _replicas(
-    layouts: Layouts, t: Traffic, c: Constants, whole: Array, p: Pieces, held: Stages
-) -> tuple[Array, Array]:
+def _replicas(layouts: Layouts, t: Traffic, c: Constants, whole: Array, p: Pieces, held: Stages) -> tuple[Array, Array]:
     """(what replicas send each other of parameters and gradients, what the step waits for of it).
 
     zero=3 gathers twice and scatters once a micro-batch; others send once a step, or gradients in every micro-batch,

@@ -81,9 +81,13 @@ def traffic(models: Models, layouts: Layouts, machines: Machines, c: Constants, 
         return half_ring(size, ring, ring_in, rings, machines, c, calls=units)
 
     across = half_ring(
-        layouts.wire * held / np.maximum(1.0, ring), replicas / ring, np.ones_like(ring),
-        np.minimum(machines.node, layouts.ranks), machines, c,
-    )  # fmt: skip
+        layouts.wire * held / np.maximum(1.0, ring),
+        replicas / ring,
+        np.ones_like(ring),
+        np.minimum(machines.node, layouts.ranks),
+        machines,
+        c,
+    )
     whole = over(layouts.wire * held)
     kept = (layouts.zero >= 1) & (layouts.scattered > 0)
     scatter = np.where(kept, whole + 2.0 * np.where(replicas > ring, across, 0.0), 2.0 * whole)

@@ -30,10 +30,14 @@ def transformer_of(profile: Profile) -> Models | None:
     if not maps or len(last) != 1 or any(p.rows != core.tokens for p in (*maps, *last)):
         return None
     return _model(
-        maps, core, last[0], layers=sum(x.repeats for x, _ in blocks), tied=head.tied > 0,
+        maps,
+        core,
+        last[0],
+        layers=sum(x.repeats for x, _ in blocks),
+        tied=head.tied > 0,
         # a model of the zoo counts all pairs; a trace that hands a mask over has a kernel that computes all of them
         causal=formula or core.causal > 0,
-    )  # fmt: skip
+    )
 
 
 def _model(
@@ -49,9 +53,20 @@ def _model(
     if rest or core.width * core.heads != hidden or not 1 <= kv_heads <= core.heads or core.heads % kv_heads:
         return None
     return Models.of(
-        layers=layers, hidden=hidden, heads=core.heads, kv_heads=kv_heads, inner=inner, gated=gated,
-        vocabulary=last.outputs, tied=tied, sequence=core.tokens, causal=causal, predicted=1, experts=1, active=1,
-    )  # fmt: skip
+        layers=layers,
+        hidden=hidden,
+        heads=core.heads,
+        kv_heads=kv_heads,
+        inner=inner,
+        gated=gated,
+        vocabulary=last.outputs,
+        tied=tied,
+        sequence=core.tokens,
+        causal=causal,
+        predicted=1,
+        experts=1,
+        active=1,
+    )
 
 
 def _cores(layer: Layer) -> list[Attention]:

@@ -1,6 +1,6 @@
 """Fits the constants of wires anew and writes the file that ships.
 
-    python -m drumline.cost.fabric published_collectives.csv -o src/drumline/cluster/wires.toml
+python -m drumline.cost.fabric published_collectives.csv -o src/drumline/cluster/wires.toml
 """
 
 from __future__ import annotations

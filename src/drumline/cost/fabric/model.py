@@ -46,25 +46,32 @@ class Fabric:
         for key, link in (("node.link", inside), ("network.link", network.link if network else None)):
             if link is not None and not link.wire:
                 raise InputError(
-                    f"{cluster.name} does not say what its {key} is made of", where=f"{key}.wire",
+                    f"{cluster.name} does not say what its {key} is made of",
+                    where=f"{key}.wire",
                     rule=f"one of {', '.join(wires().wire)}",
-                )  # fmt: skip
+                )
         made = cls(cluster.node.devices, inside.bandwidth, inside.wire, cluster.node.reduces)
         if network is None:
             return made
         return cls(
-            made.devices, made.inside, made.inside_wire, made.reduces, network.link.bandwidth, network.link.wire,
+            made.devices,
+            made.inside,
+            made.inside_wire,
+            made.reduces,
+            network.link.bandwidth,
+            network.link.wire,
             network.ports,
-        )  # fmt: skip
+        )
 
 
 def fabric_seconds(collective: str, p: int, m: float, fabric: Fabric, known: Wires | None = None) -> float:
     """The time of a collective of m bytes (of the whole buffer) over p devices that fill nodes in order."""
     if collective not in COLLECTIVES:
         raise InputError(
-            f"unknown collective {collective!r}", rule=f"known: {', '.join(COLLECTIVES)}",
+            f"unknown collective {collective!r}",
+            rule=f"known: {', '.join(COLLECTIVES)}",
             fix=nearest(collective, COLLECTIVES),
-        )  # fmt: skip
+        )
     if p < 1 or m < 0:
         raise InputError(f"{collective} of {m:g} bytes over {p} ranks", rule="ranks >= 1, bytes >= 0")
     if p == 1:

@@ -13,9 +13,16 @@ from .model import COLLECTIVES, Fabric, wire_share
 from .words import across_link, inside_link, stated
 
 NEEDED = (
-    "source", "collective", "n_gpus", "gpus_per_node", "intra_link", "inter_link", "size_bytes", "time_us",
+    "source",
+    "collective",
+    "n_gpus",
+    "gpus_per_node",
+    "intra_link",
+    "inter_link",
+    "size_bytes",
+    "time_us",
     "busbw_GBps",
-)  # fmt: skip
+)
 """Columns without which a file is not one of collectives; more may stand beside them."""
 
 
@@ -66,18 +73,21 @@ def read_rows(path: str | Path) -> tuple[list[Row], list[Skipped]]:
     for name in NEEDED:
         if name not in columns:
             raise InputError(
-                f"column {name!r} is missing", where=f"{path}, line 1", rule=f"it has {', '.join(columns)}",
+                f"column {name!r} is missing",
+                where=f"{path}, line 1",
+                rule=f"it has {', '.join(columns)}",
                 fix=nearest(name, columns),
-            )  # fmt: skip
+            )
     rows: list[Row] = []
     skipped: list[Skipped] = []
     for record in reader:
         line = reader.line_num
         if None in record or None in record.values():
             raise InputError(
-                "a row with another number of values than there are columns", where=f"{path}, line {line}",
+                "a row with another number of values than there are columns",
+                where=f"{path}, line {line}",
                 rule=f"{len(columns)} values",
-            )  # fmt: skip
+            )
         try:
             rows.append(_row(record, line, str(path)))
         except ValueError as e:
@@ -98,9 +108,10 @@ def _row(record: dict[str, str], line: int, path: str) -> Row:
             value = float("nan")
         if not 0 <= value < float("inf"):
             raise InputError(
-                f"{column}: {text[:60]!r} is not a number", where=f"{path}, line {line}: {column}",
+                f"{column}: {text[:60]!r} is not a number",
+                where=f"{path}, line {line}: {column}",
                 rule="a number, not negative, or nothing",
-            )  # fmt: skip
+            )
         return value
 
     values = {column: number(column) for column in ("n_gpus", "gpus_per_node", "size_bytes", "time_us", "busbw_GBps")}
@@ -134,7 +145,5 @@ def _fabric(record: dict[str, str], p: int, devices: int) -> Fabric:
         if not stated(record["inter_link"]):
             raise ValueError("inter_link is not stated")
         across = across_link(record["inter_link"])
-        made = Fabric(
-            devices, made.inside, made.inside_wire, made.reduces, across.bandwidth, across.wire, across.ports
-        )
+        made = Fabric(devices, made.inside, made.inside_wire, made.reduces, across.bandwidth, across.wire, across.ports)
     return made

@@ -28,10 +28,16 @@ def examine(on_topic: Callable[[str], None] = lambda topic: None) -> list[Findin
 
     found: list[Finding] = []
     looks: dict[str, Callable[[], Iterator[Finding]]] = {
-        "devices": hardware.devices, "memory": hardware.memory, "shared memory": hardware.shared_memory,
-        "limits": hardware.limits, "disk": hardware.disk, "network": surroundings.network,
-        "clock": surroundings.clock, "versions": surroundings.versions, "terminal": surroundings.terminal,
-    }  # fmt: skip
+        "devices": hardware.devices,
+        "memory": hardware.memory,
+        "shared memory": hardware.shared_memory,
+        "limits": hardware.limits,
+        "disk": hardware.disk,
+        "network": surroundings.network,
+        "clock": surroundings.clock,
+        "versions": surroundings.versions,
+        "terminal": surroundings.terminal,
+    }
     for topic, look in looks.items():
         on_topic(topic)
         found += look()

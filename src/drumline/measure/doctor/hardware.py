@@ -111,8 +111,13 @@ def limits() -> Iterator[Finding]:
     """Of this process and its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = 0 <= soft < _FILES
-    yield Finding("limits", "open files", _limit(soft), "note" if few else "ok",
-                  f"ulimit -n {hard if hard > 0 else 65536}" if few else "")  # fmt: skip
+    yield Finding(
+        "limits",
+        "open files",
+        _limit(soft),
+        "note" if few else "ok",
+        f"ulimit -n {hard if hard > 0 else 65536}" if few else "",
+    )
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     ceiling = cgroup.process_limit()
     least = min((n for n in (processes, ceiling) if n is not None and n >= 0), default=-1)
@@ -122,8 +127,13 @@ def limits() -> Iterator[Finding]:
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     fabric = Path("/sys/class/infiniband")
     tight = locked >= 0 and fabric.is_dir() and any(fabric.iterdir())
-    yield Finding("limits", "locked memory", _limit(locked, size=True), "note" if tight else "ok",
-                  "ulimit -l unlimited: the network adapters need it" if tight else "")  # fmt: skip
+    yield Finding(
+        "limits",
+        "locked memory",
+        _limit(locked, size=True),
+        "note" if tight else "ok",
+        "ulimit -l unlimited: the network adapters need it" if tight else "",
+    )
     stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
     small = 0 <= stack < 1 << 20
     remedy = "ulimit -s 8192" if small else ""

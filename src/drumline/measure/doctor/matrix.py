@@ -69,9 +69,12 @@ def columns() -> list[Column]:
 
 
 def try_column(
-    column: Column, *, on_trial: Callable[[Trial], None] = lambda trial: None, seconds: float = 60.0,
+    column: Column,
+    *,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+    seconds: float = 60.0,
     operations: Mapping[str, Operation] = OPERATIONS,
-) -> list[Trial]:  # fmt: skip
+) -> list[Trial]:
     """Try all operations; a column that takes longer than `seconds` is left where it stands."""
     if column.backend != "mpi" and not column.missing:
         server()
@@ -100,9 +103,13 @@ def try_column(
 
 
 def _once(
-    column: Column, operations: Mapping[str, Operation], note: Callable[[str, str, str], None], patience: float, *,
+    column: Column,
+    operations: Mapping[str, Operation],
+    note: Callable[[str, str, str], None],
+    patience: float,
+    *,
     last: bool,
-) -> tuple[int, bool]:  # fmt: skip
+) -> tuple[int, bool]:
     """One start of the ranks, until all is tried or something breaks them: how many operations were tried, and whether
     the next one is worth another try, which it never is after the last."""
     with tempfile.TemporaryDirectory(prefix="drumline-doctor-") as folder:

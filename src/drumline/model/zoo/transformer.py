@@ -156,9 +156,17 @@ def _block(z: Shape, s: int, *, separate: bool = False) -> tuple[Part, ...]:
         other = linear(s, h, h, keep=False).beside
         maps = (linear(s, h, h), other, other)
     return (
-        norm(s, h), *maps, attention(s, h, h, z.heads), linear(s, h, h), add(s * h),
-        norm(s, h), linear(s, h, f), activation("gelu", s * f), linear(s, f, h), add(s * h),
-    )  # fmt: skip
+        norm(s, h),
+        *maps,
+        attention(s, h, h, z.heads),
+        linear(s, h, h),
+        add(s * h),
+        norm(s, h),
+        linear(s, h, f),
+        activation("gelu", s * f),
+        linear(s, f, h),
+        add(s * h),
+    )
 
 
 def _gated_block(z: Shape, s: int) -> tuple[Part, ...]:
@@ -167,12 +175,23 @@ def _gated_block(z: Shape, s: int) -> tuple[Part, ...]:
     kv = z.kv_heads * (h // z.heads)
     key = linear(s, h, kv, bias=False, keep=False).beside
     return (
-        norm(s, h, root_mean_square=True), linear(s, h, h, bias=False), key, key,
-        copy("rotary", s * h), copy("rotary", s * kv).beside,
-        attention(s, h, kv, z.heads), linear(s, h, h, bias=False), add(s * h),
-        norm(s, h, root_mean_square=True), linear(s, h, f, bias=False), linear(s, h, f, bias=False, keep=False).beside,
-        activation("silu", s * f), multiply(s * f), linear(s, f, h, bias=False), add(s * h),
-    )  # fmt: skip
+        norm(s, h, root_mean_square=True),
+        linear(s, h, h, bias=False),
+        key,
+        key,
+        copy("rotary", s * h),
+        copy("rotary", s * kv).beside,
+        attention(s, h, kv, z.heads),
+        linear(s, h, h, bias=False),
+        add(s * h),
+        norm(s, h, root_mean_square=True),
+        linear(s, h, f, bias=False),
+        linear(s, h, f, bias=False, keep=False).beside,
+        activation("silu", s * f),
+        multiply(s * f),
+        linear(s, f, h, bias=False),
+        add(s * h),
+    )
 
 
 def _patches(t: int, patch: int, h: int) -> Part:
@@ -184,11 +203,16 @@ def _patches(t: int, patch: int, h: int) -> Part:
     conv = tuple(
         op(
             "convolution" if x.phase == "forward" else "convolution_backward",
-            "conv" if x.phase == "forward" else "conv_backward", x.phase,
-            flops=x.flops.per_sample, fixed=x.bytes.fixed, per_sample=x.bytes.per_sample, made=x.output.per_sample,
+            "conv" if x.phase == "forward" else "conv_backward",
+            x.phase,
+            flops=x.flops.per_sample,
+            fixed=x.bytes.fixed,
+            per_sample=x.bytes.per_sample,
+            made=x.output.per_sample,
         )
-        for x in projection.ops if x.kind == "matmul"
-    )  # fmt: skip
+        for x in projection.ops
+        if x.kind == "matmul"
+    )
     return Part(
         (*conv, token),
         weights=(*projection.weights, h),

@@ -18,9 +18,16 @@ aten = torch.ops.aten
 
 
 def own_heads(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, p: float, causal: bool,
-    scale: float | None, grouped: bool, index: int,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    p: float,
+    causal: bool,
+    scale: float | None,
+    grouped: bool,
+    index: int,
+) -> torch.Tensor:
     """Attention of this rank's heads or samples; its dropout is its own."""
     run = aten.scaled_dot_product_attention.default
     if p == 0.0 or isinstance(q, FakeTensor):
@@ -31,9 +38,18 @@ def own_heads(
 
 @rule(aten.scaled_dot_product_attention.default)
 def attention(
-    at: Pass, node: Node, q: Value, k: Value, v: Value, mask: Value | None = None, p: float = 0.0,
-    causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    p: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
     """q, k, v: (samples, heads, tokens, width)."""
     if any(x.dim != q.dim for x in (k, v)) or q.dim < 3:
         return NotImplemented
@@ -73,9 +89,17 @@ def _heads(q: Value, k: Value, split: Split, grouped: bool) -> tuple[Split, Spli
 
 
 def _sequence(
-    at: Pass, node: Node, q: Value, k: Value, v: Value, mask: Value | None, p: float, causal: bool,
-    scale: float | None, grouped: bool,
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    p: float,
+    causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> Any:
     """Each rank has some of the tokens: keys and values go round, or are gathered where the ring cannot serve."""
     dim = q.dim - 2
     for x in (q, k, v):
@@ -94,7 +118,16 @@ def _sequence(
         made = at.call(own_heads, q, at.enter(k), at.enter(v), mask, p, causal, scale, grouped, at.axis.index)
         return at.value(made, q.layout)
     made = at.call(
-        ring_attention, q, k, v, mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped,
-        q_bounds=q.split.bounds, bounds=k.split.bounds, axis=at.axis,
-    )  # fmt: skip
+        ring_attention,
+        q,
+        k,
+        v,
+        mask=mask,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=grouped,
+        q_bounds=q.split.bounds,
+        bounds=k.split.bounds,
+        axis=at.axis,
+    )
     return at.value(made, q.layout)

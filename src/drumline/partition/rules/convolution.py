@@ -25,13 +25,24 @@ _TRANSPOSED = {1: aten.conv_transpose1d.default, 2: aten.conv_transpose2d.input,
 
 
 @rule(
-    aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.conv1d.padding, aten.conv2d.padding,
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+    aten.conv1d.padding,
+    aten.conv2d.padding,
     aten.conv3d.padding,
-)  # fmt: skip
+)
 def conv(
-    at: Pass, node: Node, x: Value, w: Value, b: Value | None = None, stride: Any = 1, padding: Any = 0,
-    dilation: Any = 1, groups: int = 1,
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    x: Value,
+    w: Value,
+    b: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
     """x: (samples, inputs, ...), w: (outputs, inputs / groups, ...)."""
     if x.dim != w.dim:
         return NotImplemented
@@ -43,9 +54,17 @@ def conv(
 
 @rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 def conv_transpose(
-    at: Pass, node: Node, x: Value, w: Value, b: Value | None = None, stride: Any = 1, padding: Any = 0,
-    output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    x: Value,
+    w: Value,
+    b: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
     """x: (samples, inputs, ...), w: (inputs, outputs / groups, ...)."""
     if x.dim != w.dim:
         return NotImplemented
@@ -177,9 +196,17 @@ def _along(
 
 
 def _along_transposed(
-    at: Pass, node: Node, x: Value, w: Value, b: Value | None, stride: Any, padding: Any, output_padding: Any,
-    groups: int, dilation: Any,
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    x: Value,
+    w: Value,
+    b: Value | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: int,
+    dilation: Any,
+) -> Any:
     """The rows that reach this rank's outputs, spread without cropping in that dim, and cropped to the outputs."""
     if len(x.split.cuts) > 1:
         return NotImplemented
@@ -187,9 +214,7 @@ def _along_transposed(
     k = dim - 2
     kernel, strides, steps = tuple(w.whole[2:]), each(stride, n), each(dilation, n)
     sides, further = list(each(padding, n)), list(each(output_padding, n))
-    plan = slide_transposed(
-        x.split.bounds, kernel[k], strides[k], sides[k], node.meta["val"].shape[dim], steps[k]
-    )
+    plan = slide_transposed(x.split.bounds, kernel[k], strides[k], sides[k], node.meta["val"].shape[dim], steps[k])
     split = Split(dim, (plan.bounds,))
     (first, last), (a, z) = plan.wanted[at.axis.index], plan.out(at.axis.index)
     start = first * strides[k] - sides[k] if first < last else a

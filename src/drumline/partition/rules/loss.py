@@ -21,10 +21,15 @@ MEAN, SUM = 1, 2
 
 
 @rule(
-    aten.mse_loss.default, aten.l1_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default,
-    aten.binary_cross_entropy_with_logits.default, aten.binary_cross_entropy.default, aten.soft_margin_loss.default,
+    aten.mse_loss.default,
+    aten.l1_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.huber_loss.default,
+    aten.binary_cross_entropy_with_logits.default,
+    aten.binary_cross_entropy.default,
+    aten.soft_margin_loss.default,
     aten.kl_div.default,
-)  # fmt: skip
+)
 def term_by_term(at: Pass, node: Node, x: Value, y: Value, *args: Any, **kwargs: Any) -> Any:
     """A term for each number: their sum is added up, and a mean divides by the whole count."""
     names = [a.name for a in node.target._schema.arguments][2:]  # type: ignore[union-attr]
@@ -44,9 +49,15 @@ def term_by_term(at: Pass, node: Node, x: Value, y: Value, *args: Any, **kwargs:
 
 @rule(aten.cross_entropy_loss.default)
 def cross_entropy(
-    at: Pass, node: Node, x: Value, y: Value, weight: Value | None = None, reduction: int = MEAN, ignore: int = -100,
+    at: Pass,
+    node: Node,
+    x: Value,
+    y: Value,
+    weight: Value | None = None,
+    reduction: int = MEAN,
+    ignore: int = -100,
     smoothing: float = 0.0,
-) -> Any:  # fmt: skip
+) -> Any:
     """Classes lie in dim 1 (dim 0 of one sample)."""
     classes = 1 if x.dim > 1 else 0
     if x.layout is not None and x.layout.dim == classes:
@@ -89,9 +100,7 @@ def nll(
     return at.value(total, None)
 
 
-def terms(
-    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None, ignore: int, by_index: bool
-) -> torch.Tensor:
+def terms(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None, ignore: int, by_index: bool) -> torch.Tensor:
     """What a mean divides by: the targets that count, or their weights."""
     if not by_index:
         return torch.full((), x.numel() / x.shape[1], dtype=x.dtype, device=x.device)
@@ -112,9 +121,16 @@ def spread_terms(at: Pass, node: Node, x: Value, y: Value, weight: Value | None,
 
 
 def _by_classes(
-    at: Pass, node: Node, x: Value, y: Value, weight: Value | None, reduction: int, ignore: int, smoothing: float,
+    at: Pass,
+    node: Node,
+    x: Value,
+    y: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore: int,
+    smoothing: float,
     classes: int,
-) -> Any:  # fmt: skip
+) -> Any:
     """Each rank has some of the classes: neither the logits nor their softmax is ever whole."""
     if weight is not None or y.dim == x.dim or len(x.split.cuts) > 1:
         return NotImplemented
@@ -141,9 +157,16 @@ class _ClassParallel(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, y: torch.Tensor, start: int, size: int, dim: int, ignore: int, smoothing: float,
+        ctx: Any,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        start: int,
+        size: int,
+        dim: int,
+        ignore: int,
+        smoothing: float,
         axis: Axis,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         counts = y != ignore
         if only_shapes(x):
             ctx.save_for_backward(x)
@@ -174,5 +197,3 @@ class _ClassParallel(torch.autograd.Function):
         slope = soft - (1 - ctx.smoothing) * hit - ctx.smoothing / ctx.size
         slope = slope * (gradient.to(soft.dtype) * counts).unsqueeze(-1)
         return slope.to(ctx.dtype).movedim(-1, ctx.dim), *([None] * 7)
-
-

@@ -21,9 +21,15 @@ aten = torch.ops.aten
 
 @rule(aten.layer_norm.default)
 def layer_norm(
-    at: Pass, node: Node, x: Value, shape: Sequence[int], weight: Value | None = None, bias: Value | None = None,
-    eps: float = 1e-5, cudnn: bool = True,
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    x: Value,
+    shape: Sequence[int],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Any:
     """Over the last dims."""
     if x.layout is None:
         return NotImplemented
@@ -80,9 +86,15 @@ def _for_channels(at: Pass, x: Value, *weights: Value | None) -> list[Value | No
 
 @rule(aten.group_norm.default)
 def group_norm(
-    at: Pass, node: Node, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None,
-    eps: float = 1e-5, cudnn: bool = True,
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    x: Value,
+    groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Any:
     """Whole groups are local; groups that are cut, and images, have statistics over the ranks."""
     if x.layout is None:
         return NotImplemented
@@ -112,9 +124,17 @@ def _cut_groups(
 
 @rule(group_norm_over)
 def spread_group_norm(
-    at: Pass, node: Node, x: Value, weight: Value | None, bias: Value | None, groups: int, eps: float, first: int,
-    channels: int, axes: tuple[Axis, ...],
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    groups: int,
+    eps: float,
+    first: int,
+    channels: int,
+    axes: tuple[Axis, ...],
+) -> Any:
     """Of a graph that was spread before: one more axis, or some of the groups."""
     if x.layout is None:
         return NotImplemented
@@ -136,18 +156,36 @@ def spread_group_norm(
 
 @rule(aten.batch_norm.default)
 def batch_norm(
-    at: Pass, node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None,
-    training: bool, momentum: float, eps: float, cudnn: bool,
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
+) -> Any:
     """As one that spans nobody yet."""
     return spread_batch_norm(at, node, x, weight, bias, mean, var, training, momentum, eps, Spans())
 
 
 @rule(spanning_batch_norm)
 def spread_batch_norm(
-    at: Pass, node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None,
-    training: bool, momentum: float, eps: float, spans: Spans,
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    spans: Spans,
+) -> Any:
     """Over samples and space the statistics span the axis; channels are each rank's own. Running ones stay whole."""
     if x.layout is None or any(v is not None and v.layout is not None for v in (mean, var)):
         return NotImplemented
@@ -164,9 +202,18 @@ def spread_batch_norm(
 
 @rule(aten.instance_norm.default)
 def norm_of_instances(
-    at: Pass, node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None,
-    use_input: bool, momentum: float, eps: float, cudnn: bool,
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    use_input: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
+) -> Any:
     """Space: statistics over the ranks. Samples and channels: local, where there are no running statistics."""
     if x.layout is None:
         return NotImplemented
@@ -179,9 +226,18 @@ def norm_of_instances(
 
 @rule(instance_norm)
 def spread_instance_norm(
-    at: Pass, node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None,
-    use_input: bool, momentum: float, eps: float, axes: tuple[Axis, ...],
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    use_input: bool,
+    momentum: float,
+    eps: float,
+    axes: tuple[Axis, ...],
+) -> Any:
     """Of a graph that was spread before: one more axis, or some of the samples or channels."""
     if x.layout is None or (x.split.dim < 2 and not (mean is None and var is None)):
         return NotImplemented

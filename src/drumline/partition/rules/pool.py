@@ -23,9 +23,15 @@ _MAX = {1: aten.max_pool1d.default, 2: aten.max_pool2d.default, 3: aten.max_pool
 
 @rule(*_MAX.values())
 def max_pool(
-    at: Pass, node: Node, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+    at: Pass,
+    node: Node,
+    x: Value,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
     ceil: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Rows beyond the image are lower than any other."""
     n = _dims(operator_of(node))
     if x.split.dim < x.dim - n:
@@ -61,9 +67,16 @@ def max_poolwith_places(at: Pass, node: Node, x: Value, kernel: Any, *args: Any)
 
 @rule(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
 def avg_pool(
-    at: Pass, node: Node, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False,
-    include_pad: bool = True, divisor: int | None = None,
-) -> Any:  # fmt: skip
+    at: Pass,
+    node: Node,
+    x: Value,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil: bool = False,
+    include_pad: bool = True,
+    divisor: int | None = None,
+) -> Any:
     """The operator sees no padding along the split dim: rows that had some are scaled to their true counts."""
     n, operator = _dims(operator_of(node)), operator_of(node)
     more = () if n == 1 else (divisor,)

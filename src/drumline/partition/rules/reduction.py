@@ -54,11 +54,24 @@ def over_all(at: Pass, node: Node, x: Value, *, dtype: Any = None) -> Any:
 
 
 @rule(
-    aten.softmax.int, aten.log_softmax.int, aten._softmax.default, aten._log_softmax.default, aten.logsumexp.default,
-    aten.amax.default, aten.amin.default, aten.argmax.default, aten.var.correction, aten.std.correction, aten.any.dim,
-    aten.all.dim, aten.prod.dim_int, aten.var.dim, aten.std.dim, aten.linalg_vector_norm.default,
+    aten.softmax.int,
+    aten.log_softmax.int,
+    aten._softmax.default,
+    aten._log_softmax.default,
+    aten.logsumexp.default,
+    aten.amax.default,
+    aten.amin.default,
+    aten.argmax.default,
+    aten.var.correction,
+    aten.std.correction,
+    aten.any.dim,
+    aten.all.dim,
+    aten.prod.dim_int,
+    aten.var.dim,
+    aten.std.dim,
+    aten.linalg_vector_norm.default,
     aten.norm.ScalarOpt_dim,
-)  # fmt: skip
+)
 def along(at: Pass, node: Node, x: Value, *args: Any, **kwargs: Any) -> Any:
     """Along dims that are not split."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]

@@ -29,10 +29,18 @@ def _local(shape: Sequence[int], split: Split, index: int) -> list[int]:
 
 
 @rule(
-    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.unflatten.int,
-    aten.view_as.default, aten.reshape_as.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+    aten.view_as.default,
+    aten.reshape_as.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
     aten.unsqueeze.default,
-)  # fmt: skip
+)
 def view(at: Pass, node: Node, x: Value, *_: Any, **__: Any) -> Any:
     """To the local shape of the result, if one of its dims carries the split."""
     if not isinstance(x, Value) or x.layout is None:
@@ -193,9 +201,7 @@ def split(at: Pass, node: Node, x: Value, _: Any, dim: int = 0) -> Any:
 
 def _items(at: Pass, made: Node, node: Node, split_of: Any) -> list[Value]:
     wholes = node.meta["val"]
-    return [
-        Value(at.call(operator.getitem, made, i), split_of(i), wholes[i].shape) for i in range(len(wholes))
-    ]
+    return [Value(at.call(operator.getitem, made, i), split_of(i), wholes[i].shape) for i in range(len(wholes))]
 
 
 def _grouped(whole: Split, sizes: Sequence[int]) -> list[Split] | None:

@@ -83,10 +83,13 @@ def highest(at: Pass, node: Node, x: Value, size: Sequence[int], *args: Any) -> 
 # -- padding
 
 _PADS: dict[Any, str] = {
-    aten.reflection_pad1d.default: "reflect", aten.reflection_pad2d.default: "reflect",
-    aten.reflection_pad3d.default: "reflect", aten.replication_pad1d.default: "replicate",
-    aten.replication_pad2d.default: "replicate", aten.replication_pad3d.default: "replicate",
-}  # fmt: skip
+    aten.reflection_pad1d.default: "reflect",
+    aten.reflection_pad2d.default: "reflect",
+    aten.reflection_pad3d.default: "reflect",
+    aten.replication_pad1d.default: "replicate",
+    aten.replication_pad2d.default: "replicate",
+    aten.replication_pad3d.default: "replicate",
+}
 
 
 @rule(aten.pad.default)
@@ -186,12 +189,17 @@ def grid_sampler(at: Pass, node: Node, x: Value, grid: Value, *args: Any) -> Any
 # -- interpolation
 
 _RESIZES: dict[Any, tuple[str, int]] = {
-    aten.upsample_nearest1d: ("nearest", 1), aten.upsample_nearest2d: ("nearest", 2),
-    aten.upsample_nearest3d: ("nearest", 3), aten._upsample_nearest_exact1d: ("nearest-exact", 1),
-    aten._upsample_nearest_exact2d: ("nearest-exact", 2), aten._upsample_nearest_exact3d: ("nearest-exact", 3),
-    aten.upsample_linear1d: ("linear", 1), aten.upsample_bilinear2d: ("linear", 2),
-    aten.upsample_trilinear3d: ("linear", 3), aten.upsample_bicubic2d: ("cubic", 2),
-}  # fmt: skip
+    aten.upsample_nearest1d: ("nearest", 1),
+    aten.upsample_nearest2d: ("nearest", 2),
+    aten.upsample_nearest3d: ("nearest", 3),
+    aten._upsample_nearest_exact1d: ("nearest-exact", 1),
+    aten._upsample_nearest_exact2d: ("nearest-exact", 2),
+    aten._upsample_nearest_exact3d: ("nearest-exact", 3),
+    aten.upsample_linear1d: ("linear", 1),
+    aten.upsample_bilinear2d: ("linear", 2),
+    aten.upsample_trilinear3d: ("linear", 3),
+    aten.upsample_bicubic2d: ("cubic", 2),
+}
 
 
 @rule(*(packet.vec for packet in _RESIZES), *(packet.default for packet in _RESIZES))

@@ -27,9 +27,19 @@ Local = Callable[[torch.Tensor], torch.Tensor]
 
 
 def conv(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers | str,
-    dilation: Numbers, groups: int, dim: int, bounds: Bounds, axis: Axis, *, overlap: bool = True,
-) -> tuple[torch.Tensor, Bounds]:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Numbers,
+    padding: Numbers | str,
+    dilation: Numbers,
+    groups: int,
+    dim: int,
+    bounds: Bounds,
+    axis: Axis,
+    *,
+    overlap: bool = True,
+) -> tuple[torch.Tensor, Bounds]:
     """This rank's rows of the convolution, and the bounds of the output. `dim` is the split dim of x, a spatial one."""
     n = weight.dim() - 2
     dim %= x.dim()
@@ -60,9 +70,18 @@ def conv(
 
 
 def conv_of_window(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers,
-    dilation: Numbers, groups: int, dim: int, bounds: Bounds, wanted: Sequence[Span], axis: Axis,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Numbers,
+    padding: Numbers,
+    dilation: Numbers,
+    groups: int,
+    dim: int,
+    bounds: Bounds,
+    wanted: Sequence[Span],
+    axis: Axis,
+) -> torch.Tensor:
     """A convolution, without padding along `dim`, of the rows that each rank wants: the interior while they travel."""
     n = weight.dim() - 2
     at = dim - (x.dim() - n)
@@ -83,9 +102,18 @@ def conv_of_window(
 
 
 def conv_transpose(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers,
-    output_padding: Numbers, groups: int, dilation: Numbers, dim: int, bounds: Bounds, axis: Axis,
-) -> tuple[torch.Tensor, Bounds]:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Numbers,
+    padding: Numbers,
+    output_padding: Numbers,
+    groups: int,
+    dilation: Numbers,
+    dim: int,
+    bounds: Bounds,
+    axis: Axis,
+) -> tuple[torch.Tensor, Bounds]:
     """This rank's rows of the transposed convolution, and the bounds of the output."""
     n = weight.dim() - 2
     dim %= x.dim()
@@ -155,9 +183,16 @@ def _overlapped(halo: Halo, local: Local, dim: int, out: Span, inner: Span, reac
 
 
 def _shape_transposed(
-    x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    further: Sequence[int], groups: int, at: int, rows: int,
-) -> list[int]:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    further: Sequence[int],
+    groups: int,
+    at: int,
+    rows: int,
+) -> list[int]:
     n = weight.dim() - 2
     sizes = [
         (x.shape[i - n] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (weight.shape[2 + i] - 1) + further[i] + 1

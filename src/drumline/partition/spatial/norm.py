@@ -56,17 +56,32 @@ def group_norm(
 
 
 def group_norm_over(
-    x: torch.Tensor, weight: Maybe, bias: Maybe, groups: int, eps: float, first: int, channels: int,
+    x: torch.Tensor,
+    weight: Maybe,
+    bias: Maybe,
+    groups: int,
+    eps: float,
+    first: int,
+    channels: int,
     axes: Sequence[Axis],
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """With statistics over all ranks of the axes. `first` is this rank's first of the `channels` of the whole."""
     return _normalized(x, weight, bias, eps, Pool(first, channels // groups, groups, False, tuple(axes)))[0]
 
 
 def batch_norm(
-    x: torch.Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
-    momentum: float, eps: float, axes: Sequence[Axis], *, present: bool = True,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
+    training: bool,
+    momentum: float,
+    eps: float,
+    axes: Sequence[Axis],
+    *,
+    present: bool = True,
+) -> torch.Tensor:
     """With statistics over all ranks of the axes; the running ones advance as torch's own do."""
     if not training:
         if x.numel() == 0:
@@ -79,9 +94,16 @@ def batch_norm(
 
 
 def instance_norm(
-    x: torch.Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, use_input: bool,
-    momentum: float, eps: float, axes: Sequence[Axis],
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
+    use_input: bool,
+    momentum: float,
+    eps: float,
+    axes: Sequence[Axis],
+) -> torch.Tensor:
     """Each channel of each sample for itself, over all ranks of the axes."""
     if not use_input:
         return batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps, axes)
@@ -209,9 +231,12 @@ def _statistics(wide: torch.Tensor, pool: Pool) -> tuple[torch.Tensor, torch.Ten
 
 
 def _merged(
-    mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor],
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    count: torch.Tensor,
+    total: Callable[[torch.Tensor], torch.Tensor],
     back: Callable[[torch.Tensor], torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The statistics of what `total` puts together."""
     whole = total(count)
     some = whole.clamp(min=1)
@@ -224,9 +249,13 @@ def _over_ranks(table: torch.Tensor) -> torch.Tensor:
 
 
 def _advance(
-    running_mean: Maybe, running_var: Maybe, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor,
+    running_mean: Maybe,
+    running_var: Maybe,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    count: torch.Tensor,
     momentum: float,
-) -> None:  # fmt: skip
+) -> None:
     """Running statistics, the mean over the samples where each has its own."""
     with torch.no_grad():
         if running_mean is not None:

@@ -21,20 +21,27 @@ from .slide import Slide, ceil_div, each, nothing, settled, slide, spans
 
 _MAX: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE: dict[int, Callable[..., Any]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-_TO_MAX: dict[int, Callable[..., Any]] = {
-    1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d
-}  # fmt: skip
+_TO_MAX: dict[int, Callable[..., Any]] = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
 _TO_AVERAGE: dict[int, Callable[..., Any]] = {
-    1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d
-}  # fmt: skip
+    1: F.adaptive_avg_pool1d,
+    2: F.adaptive_avg_pool2d,
+    3: F.adaptive_avg_pool3d,
+}
 
 Numbers = int | Sequence[int]
 
 
 def max_pool(
-    x: torch.Tensor, kernel: Sequence[int], stride: Numbers, padding: Numbers, dilation: Numbers, ceil: bool, dim: int,
-    bounds: Bounds, axis: Axis,
-) -> tuple[torch.Tensor, Bounds]:  # fmt: skip
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Numbers,
+    padding: Numbers,
+    dilation: Numbers,
+    ceil: bool,
+    dim: int,
+    bounds: Bounds,
+    axis: Axis,
+) -> tuple[torch.Tensor, Bounds]:
     """This rank's rows of the maxima, and their bounds. No stride: the kernel's size."""
     n, dim = len(kernel), dim % x.dim()
     at = dim - (x.dim() - n)
@@ -49,9 +56,17 @@ def max_pool(
 
 
 def avg_pool(
-    x: torch.Tensor, kernel: Sequence[int], stride: Numbers, padding: Numbers, ceil: bool, include_pad: bool,
-    divisor: int | None, dim: int, bounds: Bounds, axis: Axis,
-) -> tuple[torch.Tensor, Bounds]:  # fmt: skip
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Numbers,
+    padding: Numbers,
+    ceil: bool,
+    include_pad: bool,
+    divisor: int | None,
+    dim: int,
+    bounds: Bounds,
+    axis: Axis,
+) -> tuple[torch.Tensor, Bounds]:
     """This rank's rows of the averages, and their bounds."""
     n, dim = len(kernel), dim % x.dim()
     at = dim - (x.dim() - n)
@@ -210,9 +225,14 @@ def seen_rows(bounds: Bounds, axis: Axis) -> tuple[int, int]:
 
 
 def _pooled(
-    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    ceil: bool, at: int,
-) -> list[int]:  # fmt: skip
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil: bool,
+    at: int,
+) -> list[int]:
     """The shape of a pooled tensor whose split dim has no rows."""
     n = len(kernel)
     geometry = zip(x.shape[x.dim() - n :], kernel, stride, padding, padding, dilation, strict=True)

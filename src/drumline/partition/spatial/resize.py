@@ -22,12 +22,17 @@ from .slide import nothing, settled, spans
 
 _aten = torch.ops.aten
 _OPERATORS: dict[tuple[str, int], Callable[..., Any]] = {
-    ("nearest", 1): _aten.upsample_nearest1d, ("nearest", 2): _aten.upsample_nearest2d,
-    ("nearest", 3): _aten.upsample_nearest3d, ("nearest-exact", 1): _aten._upsample_nearest_exact1d,
-    ("nearest-exact", 2): _aten._upsample_nearest_exact2d, ("nearest-exact", 3): _aten._upsample_nearest_exact3d,
-    ("linear", 1): _aten.upsample_linear1d, ("linear", 2): _aten.upsample_bilinear2d,
-    ("linear", 3): _aten.upsample_trilinear3d, ("cubic", 2): _aten.upsample_bicubic2d,
-}  # fmt: skip
+    ("nearest", 1): _aten.upsample_nearest1d,
+    ("nearest", 2): _aten.upsample_nearest2d,
+    ("nearest", 3): _aten.upsample_nearest3d,
+    ("nearest-exact", 1): _aten._upsample_nearest_exact1d,
+    ("nearest-exact", 2): _aten._upsample_nearest_exact2d,
+    ("nearest-exact", 3): _aten._upsample_nearest_exact3d,
+    ("linear", 1): _aten.upsample_linear1d,
+    ("linear", 2): _aten.upsample_bilinear2d,
+    ("linear", 3): _aten.upsample_trilinear3d,
+    ("cubic", 2): _aten.upsample_bicubic2d,
+}
 _CUBIC = -0.75
 """The free coefficient of the cubic kernel, as torch has it."""
 
@@ -36,9 +41,15 @@ Taps = tuple[tuple[int, float], ...]
 
 
 def resize(
-    x: torch.Tensor, size: Sequence[int], mode: str, align: bool, scales: Sequence[float | None], dim: int,
-    bounds: Bounds, axis: Axis,
-) -> tuple[torch.Tensor, Bounds]:  # fmt: skip
+    x: torch.Tensor,
+    size: Sequence[int],
+    mode: str,
+    align: bool,
+    scales: Sequence[float | None],
+    dim: int,
+    bounds: Bounds,
+    axis: Axis,
+) -> tuple[torch.Tensor, Bounds]:
     """This rank's rows of the interpolated image, and their bounds.
 
     `size` is the whole output's, `scales` are what the user gave instead, or None, per spatial dim. `mode` is nearest,
@@ -80,9 +91,16 @@ def around(mode: str, bounds: Bounds, axis: Axis) -> tuple[Span, ...]:
 
 
 def _enlarged(
-    x: torch.Tensor, size: Sequence[int], mode: str, scales: Sequence[float | None], at: int, dim: int, bounds: Bounds,
-    axis: Axis, factor: int,
-) -> tuple[torch.Tensor, Bounds]:  # fmt: skip
+    x: torch.Tensor,
+    size: Sequence[int],
+    mode: str,
+    scales: Sequence[float | None],
+    at: int,
+    dim: int,
+    bounds: Bounds,
+    axis: Axis,
+    factor: int,
+) -> tuple[torch.Tensor, Bounds]:
     """All dims at once by torch's own operator, on a part with a halo that is cut off again."""
     n, wanted = len(size), around(mode, bounds, axis)
     rows = window(x, dim, bounds, wanted, axis)

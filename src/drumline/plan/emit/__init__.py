@@ -16,9 +16,12 @@ from .value import Emitted, Setting, Transformer
 __all__ = ["TOOLS", "Emitted", "Setting", "Transformer", "emit"]
 
 TOOLS: dict[str, Callable[[Plan, Setting], Emitted]] = {
-    "deepspeed": _deepspeed, "accelerate": _accelerate, "torchtitan": _torchtitan, "fabric": _fabric,
+    "deepspeed": _deepspeed,
+    "accelerate": _accelerate,
+    "torchtitan": _torchtitan,
+    "fabric": _fabric,
     "megatron": _megatron,
-}  # fmt: skip
+}
 
 
 def emit(tool: str, plan: Plan, setting: Setting) -> Emitted:

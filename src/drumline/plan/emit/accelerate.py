@@ -70,11 +70,14 @@ def _fsdp(sheet: Sheet) -> dict[str, Any]:
     if (plan.tp > 1 or plan.cp > 1) and plan.shards == 1:
         sheet.cannot("tp" if plan.tp > 1 else "cp", "beside it FSDP2 shards over at least two ranks: dp=2 or more")
     fsdp = {
-        "fsdp_version": 2, "fsdp_reshard_after_forward": True, "fsdp_offload_params": plan.offload == "all",
-        "fsdp_activation_checkpointing": plan.recompute == "full", "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": True,
+        "fsdp_offload_params": plan.offload == "all",
+        "fsdp_activation_checkpointing": plan.recompute == "full",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         "fsdp_cpu_ram_efficient_loading": False,
         **_units(sheet),
-    }  # fmt: skip
+    }
     table: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": dict(sorted(fsdp.items()))}
     if plan.shards != plan.ranks:
         sizes = {"dp_replicate": plan.dp // plan.shards, "dp_shard": plan.shards, "tp": plan.tp, "cp": plan.cp}
@@ -93,8 +96,9 @@ def _units(sheet: Sheet) -> dict[str, Any]:
         sheet.notes.append("units: by the model's _no_split_modules; else name fsdp_transformer_layer_cls_to_wrap")
         return {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     return {
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap": setting.block,
-    }  # fmt: skip
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_transformer_layer_cls_to_wrap": setting.block,
+    }
 
 
 def _deepspeed(sheet: Sheet) -> dict[str, Any]:
@@ -111,10 +115,12 @@ def _deepspeed(sheet: Sheet) -> dict[str, Any]:
         table = f'{{"zero_optimization": {{"stage": {plan.zero}, "reduce_bucket_size": {plan.bucket // 4}}}, ...}}'
         sheet.in_script("bucket", f"Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config={table}))")
     config: dict[str, Any] = {
-        "gradient_accumulation_steps": plan.micro, "zero_stage": plan.zero, "zero3_init_flag": plan.zero == 3,
+        "gradient_accumulation_steps": plan.micro,
+        "zero_stage": plan.zero,
+        "zero3_init_flag": plan.zero == 3,
         "offload_optimizer_device": "none" if plan.offload == "none" else "cpu",
         "offload_param_device": "cpu" if plan.offload == "all" else "none",
-    }  # fmt: skip
+    }
     if sheet.setting.clip:
         config["gradient_clipping"] = sheet.setting.clip
     return {"distributed_type": "DEEPSPEED", "deepspeed_config": dict(sorted(config.items()))}
@@ -139,9 +145,13 @@ def _recompute_in_script(sheet: Sheet) -> None:
 def _launch(sheet: Sheet) -> dict[str, Any]:
     setting, plan = sheet.setting, sheet.plan
     table: dict[str, Any] = {
-        "machine_rank": 0, "main_training_function": "main", "num_machines": setting.nodes,
-        "num_processes": plan.ranks, "same_network": True, "use_cpu": setting.device == "cpu",
-    }  # fmt: skip
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "num_machines": setting.nodes,
+        "num_processes": plan.ranks,
+        "same_network": True,
+        "use_cpu": setting.device == "cpu",
+    }
     if setting.nodes > 1:
         table |= {"rdzv_backend": "c10d", "main_process_ip": "127.0.0.1", "main_process_port": 29500}
         sheet.notes.append("nodes: put the first node's address into main_process_ip, and each node's own machine_rank")

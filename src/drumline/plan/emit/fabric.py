@@ -158,18 +158,28 @@ def _text(sheet: Sheet, program: _Program, told: str) -> str:
     single = plan.ranks == 1 and name == "DDPStrategy"
     strategy = '"auto"' if single else f"{name}({words})"
     lines = [
-        f'"""Lightning Fabric for {plan}, a batch of {setting.batch_size}; from `drumline plan --emit fabric`."""', "",
-        *comment(told).splitlines(), *([""] if told else []),
+        f'"""Lightning Fabric for {plan}, a batch of {setting.batch_size}; from `drumline plan --emit fabric`."""',
+        "",
+        *comment(told).splitlines(),
+        *([""] if told else []),
         *(["from collections.abc import Callable", ""] if name == "ModelParallelStrategy" else []),
-        *(["import torch"] if program.arguments else []), "from lightning.fabric import Fabric",
+        *(["import torch"] if program.arguments else []),
+        "from lightning.fabric import Fabric",
         *([] if single else [f"from lightning.fabric.strategies import {name}"]),
         *(["from torch.distributed.device_mesh import DeviceMesh"] if name == "ModelParallelStrategy" else []),
-        "", f"BATCH_PER_RANK = {sheet.share}", f"MICRO_BATCHES = {plan.micro}",
-        *(f"{key} = {pprint.pformat(value, sort_dicts=False)}" for key, value in program.constants.items()), "", "",
+        "",
+        f"BATCH_PER_RANK = {sheet.share}",
+        f"MICRO_BATCHES = {plan.micro}",
+        *(f"{key} = {pprint.pformat(value, sort_dicts=False)}" for key, value in program.constants.items()),
+        "",
+        "",
         f"def make_fabric({', '.join(program.arguments)}) -> Fabric:",
         "    return Fabric(",
-        f'        accelerator="{setting.device}",', f"        devices={-(-plan.ranks // setting.nodes)},",
-        f"        num_nodes={setting.nodes},", f'        precision="{PRECISIONS[plan.precision]}",',
-        f"        strategy={strategy},", "    )",
-    ]  # fmt: skip
+        f'        accelerator="{setting.device}",',
+        f"        devices={-(-plan.ranks // setting.nodes)},",
+        f"        num_nodes={setting.nodes},",
+        f'        precision="{PRECISIONS[plan.precision]}",',
+        f"        strategy={strategy},",
+        "    )",
+    ]
     return "\n".join(lines) + "\n"

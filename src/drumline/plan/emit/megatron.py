@@ -19,9 +19,13 @@ def emit(plan: Plan, setting: Setting) -> Emitted:
         f"--context-parallel-size {plan.cp}" if plan.cp > 1 else "",
         f"--expert-model-parallel-size {plan.ep}" if plan.ep > 1 else "",
         f"--micro-batch-size {sheet.share} --global-batch-size {setting.batch_size}",
-        _sharding(sheet), _messages(sheet), _precision(sheet), _recompute(sheet), _training(sheet),
+        _sharding(sheet),
+        _messages(sheet),
+        _precision(sheet),
+        _recompute(sheet),
+        _training(sheet),
         _model(sheet),
-    ]  # fmt: skip
+    ]
     if plan.tp > 1 or plan.cp > 1:
         sheet.notes.append("environment: before Blackwell GPUs, tp and cp want CUDA_DEVICE_MAX_CONNECTIONS=1")
     if setting.device == "cpu":

@@ -25,9 +25,12 @@ def emit(plan: Plan, setting: Setting) -> Emitted:
 
     sheet = Sheet("torchtitan", plan, setting)
     table = {
-        "model": _model(sheet), "training": _training(sheet), "parallelism": _parallelism(sheet),
-        "activation_checkpoint": _recompute(sheet), "compile": {"enable": plan.compile},
-    }  # fmt: skip
+        "model": _model(sheet),
+        "training": _training(sheet),
+        "parallelism": _parallelism(sheet),
+        "activation_checkpoint": _recompute(sheet),
+        "compile": {"enable": plan.compile},
+    }
     sheet.says("compile")
     if setting.optimizer is not None:
         table["optimizer"] = _optimizer(sheet)
@@ -67,12 +70,13 @@ def _training(sheet: Sheet) -> dict[str, Any]:
     if not setting.clip:
         sheet.notes.append("clipping: torchtitan clips always; no gradient reaches a norm of 1e9")
     table: dict[str, Any] = {
-        "local_batch_size": local, "global_batch_size": setting.batch_size,
+        "local_batch_size": local,
+        "global_batch_size": setting.batch_size,
         "max_norm": setting.clip or 1e9,
         "enable_cpu_offload": plan.offload == "all",
         "dtype": "bfloat16" if plan.precision == "bf16-pure" else "float32",
         "mixed_precision_param": "float32" if plan.precision == "fp32" else "bfloat16",
-    }  # fmt: skip
+    }
     if setting.shape is not None:
         table["seq_len"] = setting.shape.sequence
     if setting.steps:
@@ -93,10 +97,13 @@ def _parallelism(sheet: Sheet) -> dict[str, Any]:
         sheet.cannot("ep", "its experts lie over the ranks that share a sharded copy: zero=2 or 3")
     shards = plan.shards if plan.zero else 1
     table: dict[str, Any] = {
-        "data_parallel_replicate_degree": plan.dp // shards, "data_parallel_shard_degree": shards,
-        "tensor_parallel_degree": plan.tp, "context_parallel_degree": plan.cp, "pipeline_parallel_degree": plan.pp,
+        "data_parallel_replicate_degree": plan.dp // shards,
+        "data_parallel_shard_degree": shards,
+        "tensor_parallel_degree": plan.tp,
+        "context_parallel_degree": plan.cp,
+        "pipeline_parallel_degree": plan.pp,
         "expert_parallel_degree": plan.ep,
-    }  # fmt: skip
+    }
     if plan.zero:
         table["fsdp_reshard_after_forward"] = "always" if plan.zero == 3 else "never"
     if plan.pp > 1:

@@ -118,10 +118,11 @@ class Sheet:
         share, rest = divmod(batch, plan.dp * plan.micro)
         if rest or not share:
             raise PlanError(
-                f"a batch of {batch} under {plan}", where=f"{self.tool}'s batch per rank",
+                f"a batch of {batch} under {plan}",
+                where=f"{self.tool}'s batch per rank",
                 rule=f"every rank has as many samples: {batch} % (dp({plan.dp}) x micro({plan.micro})) != 0",
                 fix=f"--batch {max(1, round(batch / (plan.dp * plan.micro))) * plan.dp * plan.micro}",
-            )  # fmt: skip
+            )
         return share
 
     def says(self, *keys: str) -> None:
@@ -151,9 +152,10 @@ class Sheet:
             words = dict(part.split("=", 1) for part in str(self.plan).split(","))
             parts = {f"{key}={words.get(key, getattr(self.plan, key))}": why for key, why in self._lost.items()}
             raise PlanError(
-                f"{self.tool} cannot express {', '.join(parts)}", where=f"plan {self.plan}",
+                f"{self.tool} cannot express {', '.join(parts)}",
+                where=f"plan {self.plan}",
                 rule="; ".join(f"{part}: {why}" for part, why in parts.items()),
-            )  # fmt: skip
+            )
         return Emitted(self.tool, text, self.script, idle, tuple(self.notes))
 
 

@@ -40,26 +40,54 @@ _LOG = logging.getLogger("drumline")
 
 @overload
 def initialize(
-    job: Job, plan: Plan | str | None = None, *, dtype: torch.dtype | None = None, threads: int | None = None,
+    job: Job,
+    plan: Plan | str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    threads: int | None = None,
     guards: Guards | None = None,
-) -> Engine: ...  # fmt: skip
+) -> Engine: ...
 
 
 @overload
 def initialize(
-    job: None = None, plan: Plan | str | None = None, *, model: nn.Module, optimizer: Any = None, data: Any = None,
-    config: Config | None = None, loss: Callable[..., Any] | None = None, scheduler: Any = None,
-    collate: Callable[[list[Any]], Any] | None = None, steps: int | None = None, seed: int = 0, workers: int = 0,
-    dtype: torch.dtype | None = None, threads: int | None = None, guards: Guards | None = None,
-) -> Made: ...  # fmt: skip
+    job: None = None,
+    plan: Plan | str | None = None,
+    *,
+    model: nn.Module,
+    optimizer: Any = None,
+    data: Any = None,
+    config: Config | None = None,
+    loss: Callable[..., Any] | None = None,
+    scheduler: Any = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    workers: int = 0,
+    dtype: torch.dtype | None = None,
+    threads: int | None = None,
+    guards: Guards | None = None,
+) -> Made: ...
 
 
 def initialize(
-    job: Job | None = None, plan: Plan | str | None = None, *, model: nn.Module | None = None, optimizer: Any = None,
-    data: Any = None, config: Config | None = None, loss: Callable[..., Any] | None = None, scheduler: Any = None,
-    collate: Callable[[list[Any]], Any] | None = None, steps: int | None = None, seed: int = 0, workers: int = 0,
-    dtype: torch.dtype | None = None, threads: int | None = None, guards: Guards | None = None,
-) -> Engine | Made:  # fmt: skip
+    job: Job | None = None,
+    plan: Plan | str | None = None,
+    *,
+    model: nn.Module | None = None,
+    optimizer: Any = None,
+    data: Any = None,
+    config: Config | None = None,
+    loss: Callable[..., Any] | None = None,
+    scheduler: Any = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    workers: int = 0,
+    dtype: torch.dtype | None = None,
+    threads: int | None = None,
+    guards: Guards | None = None,
+) -> Engine | Made:
     """Set training up on this rank: under `drumline run`, torchrun, srun or mpiexec, in `dl.spawn`, or all alone.
 
     Either a job, and the plan to run it under: gives the engine. Or a model that was made already, with a DeepSpeed
@@ -72,10 +100,11 @@ def initialize(
         given = (model, optimizer, data, config, loss, scheduler, collate)
         if not isinstance(job, Job) or any(value is not None for value in given):
             raise JobError(
-                f"initialize({type(job).__name__}, ...) with parts of a job beside it" if isinstance(job, Job)
+                f"initialize({type(job).__name__}, ...) with parts of a job beside it"
+                if isinstance(job, Job)
                 else f"initialize() was given a {type(job).__name__} for a job",
                 rule="either initialize(job, plan), or initialize(model=, optimizer=, data=, config=)",
-            )  # fmt: skip
+            )
         return core.initialize(job, plan, dtype=dtype, threads=threads, guards=guards)
     if not isinstance(model, nn.Module):
         raise JobError(f"initialize(model={type(model).__name__})", rule="model is a torch.nn.Module")
@@ -117,9 +146,11 @@ def _refuse_split_models(plan: Plan) -> None:
         rule = "a plan that splits the model runs model and loss as one graph of operators, and a loop has its own loss"
     if what:
         raise PlanError(
-            f"forward, backward and step, one by one, with {what}", where=f"plan {plan}", rule=rule,
+            f"forward, backward and step, one by one, with {what}",
+            where=f"plan {plan}",
+            rule=rule,
             fix="write a Job, and call engine.step(batch): it does the same under every plan",
-        )  # fmt: skip
+        )
 
 
 def _say(imported: Imported) -> None:
@@ -138,9 +169,18 @@ def _say(imported: Imported) -> None:
 
 
 def _job(
-    imported: Imported, where: str, model: nn.Module, optimizer: Any, data: Any, loss: Any, scheduler: Any,
-    collate: Any, steps: int | None, seed: int, workers: int,
-) -> Job:  # fmt: skip
+    imported: Imported,
+    where: str,
+    model: nn.Module,
+    optimizer: Any,
+    data: Any,
+    loss: Any,
+    scheduler: Any,
+    collate: Any,
+    steps: int | None,
+    seed: int,
+    workers: int,
+) -> Job:
     """The job that has these parts."""
     plan = imported.plan
     if optimizer is None:
@@ -155,22 +195,32 @@ def _job(
         scheduler = named_curve(imported.schedule.kind, imported.schedule.params, f"{where}: scheduler", steps)
     elif isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise JobError(
-            "ReduceLROnPlateau cannot be stepped by the engine", rule="it wants a metric; the others want a step alone",
+            "ReduceLROnPlateau cannot be stepped by the engine",
+            rule="it wants a metric; the others want a step alone",
             fix="leave scheduler= away, make it on the optimizer that initialize returns, and step it yourself",
-        )  # fmt: skip
+        )
     elif scheduler is not None and hasattr(scheduler, "step"):
         scheduler = GivenScheduler(scheduler)
     if data is not None and imported.batch_size is None:
         raise JobError(
-            "the size of a batch is not known", where=where,
+            "the size of a batch is not known",
+            where=where,
             fix="train_batch_size or train_micro_batch_size_per_gpu in the config; without data= it is your loop's",
-        )  # fmt: skip
+        )
     dataset = NoData() if data is None else check_dataset(data)
     return Job(
-        model=Given(model), loss=loss or Absent("loss"), optimizer=optimizer, data=lambda: dataset,
-        batch_size=imported.batch_size or plan.micro * plan.dp, schedule=scheduler, clip=imported.clip, seed=seed,
-        collate=collate, workers=workers, steps=steps or 100,
-    )  # fmt: skip
+        model=Given(model),
+        loss=loss or Absent("loss"),
+        optimizer=optimizer,
+        data=lambda: dataset,
+        batch_size=imported.batch_size or plan.micro * plan.dp,
+        schedule=scheduler,
+        clip=imported.clip,
+        seed=seed,
+        collate=collate,
+        workers=workers,
+        steps=steps or 100,
+    )
 
 
 @torch.no_grad()

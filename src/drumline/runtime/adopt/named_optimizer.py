@@ -16,9 +16,16 @@ OPTIMIZERS: dict[str, Any] = {name.lower(): getattr(torch.optim, name) for name 
 """By name, in small letters, as DeepSpeed compares them. All of them are element-wise."""
 
 OF_DEEPSPEED = {
-    "lamb": "Lamb", "lion": "Lion", "muon": "Muon", "onebitadam": "OneBitAdam", "onebitlamb": "OneBitLamb",
-    "zerooneadam": "ZeroOneAdam", "muadam": "MuAdam", "muadamw": "MuAdamW", "musgd": "MuSGD",
-}  # fmt: skip
+    "lamb": "Lamb",
+    "lion": "Lion",
+    "muon": "Muon",
+    "onebitadam": "OneBitAdam",
+    "onebitlamb": "OneBitLamb",
+    "zerooneadam": "ZeroOneAdam",
+    "muadam": "MuAdam",
+    "muadamw": "MuAdamW",
+    "musgd": "MuSGD",
+}
 """Those that torch has not, or has in another way."""
 
 _HABITS = frozenset({"torch_adam", "adam_w_mode", "bias_correction", "max_grad_norm"})
@@ -30,15 +37,18 @@ def named_optimizer(named: Named, where: str) -> Callable[[Any], torch.optim.Opt
     kind, params = named.kind.lower(), dict(named.params)
     if kind in OF_DEEPSPEED:
         raise JobError(
-            f"the optimizer {OF_DEEPSPEED[kind]} is DeepSpeed's own", where=f"{where}: optimizer.type",
+            f"the optimizer {OF_DEEPSPEED[kind]} is DeepSpeed's own",
+            where=f"{where}: optimizer.type",
             fix="make the optimizer yourself, and give it as optimizer=; or AdamW in the config",
-        )  # fmt: skip
+        )
     if kind not in OPTIMIZERS:
         known = [c.__name__ for c in OPTIMIZERS.values()]
         raise JobError(
-            f"unknown optimizer {named.kind!r}", where=f"{where}: optimizer.type", rule=", ".join(known),
+            f"unknown optimizer {named.kind!r}",
+            where=f"{where}: optimizer.type",
+            rule=", ".join(known),
             fix=nearest(named.kind, known),
-        )  # fmt: skip
+        )
     if kind == "adam" and params.get("adam_w_mode", True):
         kind = "adamw"  # so does DeepSpeed: its Adam decays weights as AdamW does, unless told otherwise
     if kind == "adamw" and not params.get("torch_adam"):
@@ -52,9 +62,10 @@ def named_optimizer(named: Named, where: str) -> Callable[[Any], torch.optim.Opt
     for key in params:
         if key not in known and key not in _HABITS:
             raise JobError(
-                f"unknown key {key!r} of the optimizer {named.kind}", where=f"{where}: optimizer.params.{key}",
+                f"unknown key {key!r} of the optimizer {named.kind}",
+                where=f"{where}: optimizer.params.{key}",
                 fix=nearest(key, known),
-            )  # fmt: skip
+            )
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in params.items() if k in known}
 
     def make(parameters: Any) -> torch.optim.Optimizer:

@@ -35,7 +35,7 @@ from .manifest import (
     check_entry,
     key_of,
     sums,
-)  # fmt: skip
+)
 from .shard import FileRecord, Stored, write_tensors
 from .view import Held
 
@@ -72,13 +72,14 @@ def write_part(disk: Disk, order: Order) -> None:
     tensors = [Stored(key_of(h.entry, h.begins), h.tensor.dtype, (h.tensor.numel(),), (h.tensor,)) for h in order.held]
     record = write_tensors(disk, order.temporary / name, tensors)
     part = {
-        "file": name, "bytes": record.bytes, "sha256": record.sha256,
+        "file": name,
+        "bytes": record.bytes,
+        "sha256": record.sha256,
         "runs": [[h.entry, h.start, h.tensor.numel(), _as_list(h.box)] for h in order.held],
-        "entries": {
-            h.entry: [list(h.shape), dtype_name(h.tensor.dtype), h.kept] for h in (*order.held, *order.empty)
-        },
-        "groups": order.groups, "numbers": order.numbers,
-    }  # fmt: skip
+        "entries": {h.entry: [list(h.shape), dtype_name(h.tensor.dtype), h.kept] for h in (*order.held, *order.empty)},
+        "groups": order.groups,
+        "numbers": order.numbers,
+    }
     disk.replace_file(_part(order.temporary, order.rank), json.dumps(part).encode(), "new")
 
 
@@ -108,10 +109,11 @@ def _wait(order: Order, rank: int, abort: threading.Event) -> dict[str, Any]:
             end = min(end, time.monotonic() + GRACE)
         if abort.is_set() or time.monotonic() > end:
             raise GaveUp(
-                f"rank {rank} did not write its part", where=str(order.temporary),
+                f"rank {rank} did not write its part",
+                where=str(order.temporary),
                 rule=f"within {order.patience:g} s, or {GRACE:g} s after the end of the program",
                 fix="a folder that all ranks share",
-            )  # fmt: skip
+            )
         abort.wait(nap)
         nap = min(0.1, nap * 1.5)
     part: dict[str, Any] = json.loads(path.read_bytes())
@@ -146,9 +148,14 @@ def _merge(order: Order, parts: list[dict[str, Any]]) -> Manifest:
         check_entry(name, entry, records, str(order.temporary))
     made = tuple(Group(tuple(names), values) for names, values in groups)
     return Manifest(
-        format=FORMAT, version=BOXES if any(e.boxes for e in tensors.values()) else VERSION, world=order.world,
-        files=records, tensors=tensors, optimizer=Optimizer(order.optimizer, made, numbers), **order.about,
-    )  # fmt: skip
+        format=FORMAT,
+        version=BOXES if any(e.boxes for e in tensors.values()) else VERSION,
+        world=order.world,
+        files=records,
+        tensors=tensors,
+        optimizer=Optimizer(order.optimizer, made, numbers),
+        **order.about,
+    )
 
 
 def _entry(
@@ -181,6 +188,8 @@ def as_error(e: BaseException, step: int, folder: Path) -> DrumlineError:
     reason = os.strerror(e.errno) if isinstance(e, OSError) and e.errno else f"{type(e).__name__}: {e}"
     where = str(e.filename) if isinstance(e, OSError) and e.filename else str(folder)
     return GaveUp(
-        f"step {step} was not saved: {reason}", where=where, rule="the checkpoints from before are as they were",
+        f"step {step} was not saved: {reason}",
+        where=where,
+        rule="the checkpoints from before are as they were",
         fix="make room, or mend the disk; the next save tries again",
-    )  # fmt: skip
+    )

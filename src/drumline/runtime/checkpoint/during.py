@@ -133,7 +133,8 @@ def steps_left(engine: Engine, steps: int) -> int:
     """How many of a job's steps are left to train; none is refused."""
     if engine.position >= steps:
         raise InputError(
-            f"the checkpoint is at step {engine.position}, and the job has {steps}", rule="a step is left to train",
+            f"the checkpoint is at step {engine.position}, and the job has {steps}",
+            rule="a step is left to train",
             fix=f"--steps with more than {engine.position}",
-        )  # fmt: skip
+        )
     return steps - engine.position

@@ -45,9 +45,11 @@ def export(
     if temporary.exists():
         disk.remove_all(temporary)
     disk.make_folder(temporary)
-    names = [SINGLE] if len(shards) == 1 else [
-        f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)
-    ]  # fmt: skip
+    names = (
+        [SINGLE]
+        if len(shards) == 1
+        else [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    )
     metadata = {"format": "pt"} | ({} if each else ties)
     for name, shard in zip(names, shards, strict=True):
         write_tensors(disk, temporary / name, shard, metadata if len(shards) == 1 else {"format": "pt"})

@@ -1,9 +1,9 @@
 """The folder of a run's checkpoints: which are there, which is the newest, and which may go.
 
-    LATEST                 the name of the newest complete one
-    LOCK                   who writes here
-    step-00000120/         manifest.json, SHA256SUMS, rank-00000.safetensors, ...
-    .writing-NONCE-.../    a save that has not ended; removed by the next job that writes here
+LATEST                 the name of the newest complete one
+LOCK                   who writes here
+step-00000120/         manifest.json, SHA256SUMS, rank-00000.safetensors, ...
+.writing-NONCE-.../    a save that has not ended; removed by the next job that writes here
 """
 
 from __future__ import annotations

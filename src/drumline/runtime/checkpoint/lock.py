@@ -82,9 +82,10 @@ class Lock:
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
         return InputError(
             f"another job writes checkpoints to {self._path.parent}: {who}, seen {max(0.0, self._age()):.0f} s ago",
-            where=str(self._path), rule="one job writes to a folder at a time",
+            where=str(self._path),
+            rule="one job writes to a folder at a time",
             fix="finish_saves() of the engine that saves there" if own else "another folder, or end that job",
-        )  # fmt: skip
+        )
 
 
 def check_shared(folder: Path, nonce: str, rank: int) -> None:
@@ -97,9 +98,10 @@ def check_shared(folder: Path, nonce: str, rank: int) -> None:
         if time.monotonic() > end:
             raise InputError(
                 f"rank {rank} on {platform.node()} does not see what the first rank wrote to {folder}",
-                where=str(folder / LOCK), rule="all ranks share the folder of the checkpoints",
+                where=str(folder / LOCK),
+                rule="all ranks share the folder of the checkpoints",
                 fix="a folder on a file system that all hosts mount",
-            )  # fmt: skip
+            )
         time.sleep(0.05)
 
 

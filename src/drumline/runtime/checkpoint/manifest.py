@@ -152,10 +152,11 @@ def parse(text: bytes, path: Path) -> Manifest:
         raise CorruptFile(f"{path} is no manifest of a checkpoint", where=str(path), rule=f"format is {FORMAT!r}")
     if data.get("version") not in (VERSION, BOXES):
         raise CorruptFile(
-            f"{path.name} has version {data.get('version')!r}", where=str(path),
+            f"{path.name} has version {data.get('version')!r}",
+            where=str(path),
             rule=f"this program reads {VERSION} and {BOXES}",
             fix="load it with the release that wrote it",
-        )  # fmt: skip
+        )
     manifest = files.from_plain(Manifest, data, str(path), CorruptFile)
     for name in manifest.files:
         if not _PLAIN.match(name):
@@ -189,9 +190,10 @@ def _check_boxes(name: str, entry: Entry, where: str) -> None:
     fits = whole and all(b.box.dim == dim and b.box.ranges for b in entry.boxes) and ends[-1] == entry.shape[dim]
     if not fits or any(start != end or stop <= start for end, (start, stop) in zip(ends, ranges, strict=False)):
         raise CorruptFile(
-            f"the boxes of {name!r} do not cover it", where=where,
+            f"the boxes of {name!r} do not cover it",
+            where=where,
             rule=f"its shape is {entry.shape}, and along one dim every place is in one box",
-        )  # fmt: skip
+        )
 
 
 def _check_runs(
@@ -201,9 +203,11 @@ def _check_runs(
     for file, start, length in runs:
         if file not in records:
             raise CorruptFile(
-                f"{name!r} lies in {file!r}, which the manifest does not list", where=where,
-                rule="every file has its size and digest", fix=nearest(file, records),
-            )  # fmt: skip
+                f"{name!r} lies in {file!r}, which the manifest does not list",
+                where=where,
+                rule="every file has its size and digest",
+                fix=nearest(file, records),
+            )
         if start != place or length < 1:
             raise CorruptFile(f"number {place} of {name!r} is in no file", where=where, rule=f"next is number {start}")
         place += length
@@ -217,9 +221,10 @@ def check_file(folder: Path, name: str, record: FileRecord) -> None:
     if found != record:
         rule = f"{record.bytes} bytes with the digest {record.sha256[:16]}"
         raise CorruptFile(
-            f"{name} is damaged", where=str(folder / name),
+            f"{name} is damaged",
+            where=str(folder / name),
             rule=f"{rule}; it has {found.bytes} and {found.sha256[:16]}",
-        )  # fmt: skip
+        )
 
 
 def _bytes(path: Path) -> bytes:

@@ -46,16 +46,18 @@ def compare(wanted: Kinds, saved: Kinds, where: str) -> list[str]:
     if missing or extra:
         parts = [f"{_some(names)} {word}" for names, word in ((missing, "missing"), (extra, "unknown")) if names]
         raise InputError(
-            f"another model: in {where} {' and '.join(parts)}", where=where,
+            f"another model: in {where} {' and '.join(parts)}",
+            where=where,
             rule="every parameter and buffer of the model is there, and no other",
             fix=nearest(missing[0], extra) if missing and extra else "",
-        )  # fmt: skip
+        )
     for name, (shape, _) in wanted.items():
         if tuple(saved[name][0]) != tuple(shape):
             raise InputError(
-                f"another model: {_plain(name)!r} has the shape {tuple(saved[name][0])} in {where}", where=where,
+                f"another model: {_plain(name)!r} has the shape {tuple(saved[name][0])} in {where}",
+                where=where,
                 rule=f"the model's has {tuple(shape)}",
-            )  # fmt: skip
+            )
     changed = {(saved[n][1], dtype) for n, (_, dtype) in wanted.items() if saved[n][1] != dtype}
     return [f"numbers are converted from {old} to {new}" for old, new in sorted(changed)]
 
@@ -90,8 +92,9 @@ def check_optimizer(manifest: Manifest, engine: Engine) -> None:
             if entry.shape != tuple(piece.shape) and not piece.is_whole:
                 raise InputError(
                     f"the optimizer's state {name!r} has the shape {entry.shape}, and cannot be cut as its parameter",
-                    rule="sharded plans need a state of the parameter's shape", fix="a plan with zero=0",
-                )  # fmt: skip
+                    rule="sharded plans need a state of the parameter's shape",
+                    fix="a plan with zero=0",
+                )
 
 
 def states(manifest: Manifest) -> dict[str, dict[str, str]]:

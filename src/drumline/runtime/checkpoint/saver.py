@@ -175,13 +175,19 @@ class Saver:
             held += share(view.common(engine), view.Copies(engine.ranks, engine.rank))
             held += view.own(engine, outline)
             order = commit.Order(
-                folder=self.folder, temporary=self.folder / f".writing-{self._nonce}-{engine.steps:08d}",
-                rank=engine.rank, world=engine.ranks, held=self._block.copy(held) if copy else held,
-                empty=view.empty(engine, outline), names=view.names(engine, outline), groups=view.groups(engine),
+                folder=self.folder,
+                temporary=self.folder / f".writing-{self._nonce}-{engine.steps:08d}",
+                rank=engine.rank,
+                world=engine.ranks,
+                held=self._block.copy(held) if copy else held,
+                empty=view.empty(engine, outline),
+                names=view.names(engine, outline),
+                groups=view.groups(engine),
                 numbers=view.numbers(engine) if self._copies.index == 0 else {},
-                about=about(engine, outline) if engine.rank == 0 else {}, optimizer=type(engine.optimizer).__name__,
+                about=about(engine, outline) if engine.rank == 0 else {},
+                optimizer=type(engine.optimizer).__name__,
                 patience=self._patience,
-            )  # fmt: skip
+            )
         except DrumlineError as e:
             return None, e
         except OSError as e:
@@ -246,16 +252,20 @@ def about(engine: Engine, outline: view.Outline) -> dict[str, Any]:
                 raise InputError(f"the {key} has no state_dict()", rule="what is saved must be able to say its state")
             state[key] = encode(part.state_dict(), f"the {key}'s state")
     return {
-        "step": engine.steps, "plan": str(engine.plan),
+        "step": engine.steps,
+        "plan": str(engine.plan),
         "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "job": {"source": job.source, "digest": job.digest},
         "versions": {"drumline": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "data": {
-            "position": engine.position, "seed": job.seed, "batch_size": job.batch_size,
+            "position": engine.position,
+            "seed": job.seed,
+            "batch_size": job.batch_size,
             **({"samples": len(dataset)} if dataset is not None else {}),
         },
-        "tied": outline.tied, "state": state,
-    }  # fmt: skip
+        "tied": outline.tied,
+        "state": state,
+    }
 
 
 def _extra(engine: Engine, outline: view.Outline) -> dict[str, Any]:

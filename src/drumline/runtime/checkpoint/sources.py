@@ -139,9 +139,17 @@ class Safetensors(Source):
 
 
 _LIKE = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
 
 
 @torch.no_grad()
@@ -184,9 +192,11 @@ def _state_dict(path: Path) -> dict[str, torch.Tensor]:
         held = _load(path)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as e:
         raise CorruptFile(
-            f"{path.name} is no file of tensors", where=str(path), rule=f"{str(e).strip().splitlines()[0][:200]}",
+            f"{path.name} is no file of tensors",
+            where=str(path),
+            rule=f"{str(e).strip().splitlines()[0][:200]}",
             fix="save model.state_dict() alone, or convert it to safetensors where you trust it",
-        ) from None  # fmt: skip
+        ) from None
     for key in ("state_dict", "model", "module"):
         if isinstance(held, dict) and isinstance(held.get(key), dict):
             held = held[key]

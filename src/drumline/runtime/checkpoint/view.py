@@ -224,10 +224,11 @@ def extra_modules(engine: Engine, outline: Outline) -> dict[str, nn.Module]:
     for name in outline.extra:
         if name not in here or type(here[name]).get_extra_state is nn.Module.get_extra_state:
             raise InputError(
-                f"module {name!r} keeps a state beside its tensors, by get_extra_state()", where=f"plan {engine.plan}",
+                f"module {name!r} keeps a state beside its tensors, by get_extra_state()",
+                where=f"plan {engine.plan}",
                 rule="a plan that splits the model runs its operators without its modules, and would lose the state",
                 fix="keep it in a buffer, or a plan without tp, cp, tile and pp",
-            )  # fmt: skip
+            )
     return {name: here[name] for name in outline.extra}
 
 

@@ -63,8 +63,9 @@ def match(engine: Engine, source: Source, where: str, *, strict: bool) -> dict[s
     if strict:
         compare(
             {f"model/{n}": k for n, k in wanted.items()},
-            {f"model/{n}": k for n, k in (saved | {n: source.kinds[n] for n in unknown}).items()}, where,
-        )  # fmt: skip
+            {f"model/{n}": k for n, k in (saved | {n: source.kinds[n] for n in unknown}).items()},
+            where,
+        )
     else:
         compare({f"model/{n}": k for n, k in present.items()}, {f"model/{n}": saved[n] for n in present}, where)
         if not found:
@@ -96,9 +97,10 @@ def _fill_one(source: Source, names: list[str], start: int, out: torch.Tensor, b
         _fill_box(source, other, start, again, box)
         if not torch.equal(out, again):
             raise InputError(
-                f"{names[0]!r} and {other!r} differ", rule="the model has one weight for both names",
+                f"{names[0]!r} and {other!r} differ",
+                rule="the model has one weight for both names",
                 fix="untie them in the model, or leave one of them out",
-            )  # fmt: skip
+            )
 
 
 def _fill_box(source: Source, name: str, start: int, out: torch.Tensor, box: Box | None) -> None:

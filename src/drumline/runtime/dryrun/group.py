@@ -45,9 +45,10 @@ def fake_world(rank: int, size: int, book: Book) -> Iterator[None]:
     """This process as one rank of a world that is not there."""
     if dist.is_initialized():
         raise InputError(
-            "a dry run in a process that has a process group", rule="a dry run makes groups of its own, of other sizes",
+            "a dry run in a process that has a process group",
+            rule="a dry run makes groups of its own, of other sizes",
             fix="dry_run() before initialize(), or in another process",
-        )  # fmt: skip
+        )
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     _BOOK.append(book)

@@ -14,11 +14,25 @@ from torch.utils._pytree import tree_map
 from ...trace.kinds import kind_of, tensors
 from ...trace.running import with_values
 
-ASKED = frozenset({
-    "conv", "conv_backward", "attention", "attention_backward", "norm", "norm_backward", "batch_norm",
-    "batch_norm_backward", "softmax", "softmax_backward", "reduce", "gather", "gather_backward", "pool",
-    "pool_backward",
-})  # fmt: skip
+ASKED = frozenset(
+    {
+        "conv",
+        "conv_backward",
+        "attention",
+        "attention_backward",
+        "norm",
+        "norm_backward",
+        "batch_norm",
+        "batch_norm_backward",
+        "softmax",
+        "softmax_backward",
+        "reduce",
+        "gather",
+        "gather_backward",
+        "pool",
+        "pool_backward",
+    }
+)
 """Kinds of operators that may take memory for themselves; what products take is kept, and known by `measure`."""
 
 

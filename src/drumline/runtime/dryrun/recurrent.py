@@ -51,9 +51,12 @@ class Gradients:
 
 
 KINDS = (
-    Gradients(True, False, True), Gradients(True, False, False), Gradients(True, True, True),
-    Gradients(True, True, False), Gradients(False, True, True),
-)  # fmt: skip
+    Gradients(True, False, True),
+    Gradients(True, False, False),
+    Gradients(True, True, True),
+    Gradients(True, True, False),
+    Gradients(False, True, True),
+)
 
 
 class StandIns:
@@ -93,9 +96,15 @@ class Asked:
     """A layer like one of the model's, with values, alone on the GPU."""
 
     def __init__(
-        self, module: nn.RNNBase, name: str, given: Sequence[torch.Tensor], device: torch.device, precision: str, *,
+        self,
+        module: nn.RNNBase,
+        name: str,
+        given: Sequence[torch.Tensor],
+        device: torch.device,
+        precision: str,
+        *,
         apart: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._name, self._device, self._precision, self._apart = name, device, precision, apart
         self._kind, self._made_by = _made_by(module)
         notice(module)

@@ -62,8 +62,14 @@ def dry_run(
     with _quietly(), _as_gpu(plan) if emulated else nullcontext():
         for rank in kinds_of_ranks(plan) if ranks is None else ranks:
             one = _One(
-                replace(job, data=lambda: data), plan, rank, "cpu" if emulated else kind, stands_for, sample,
-                min(job.batch_size, len(data)), emulated=emulated,
+                replace(job, data=lambda: data),
+                plan,
+                rank,
+                "cpu" if emulated else kind,
+                stands_for,
+                sample,
+                min(job.batch_size, len(data)),
+                emulated=emulated,
             )
             found.append(one.run())
             notes.update(dict.fromkeys(one.notes))
@@ -134,9 +140,17 @@ class _One:
     """One rank."""
 
     def __init__(
-        self, job: Job, plan: Plan, rank: int, device: str, backend: str, sample: tuple[Any, Any], samples: int, *,
+        self,
+        job: Job,
+        plan: Plan,
+        rank: int,
+        device: str,
+        backend: str,
+        sample: tuple[Any, Any],
+        samples: int,
+        *,
         emulated: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plan, self.rank, self.sample, self.samples = plan, rank, sample, samples
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self.mode = RunningMode(allow_non_fake_inputs=True)
@@ -176,15 +190,14 @@ class _One:
             except Exception as e:
                 raise PlanError(
                     f"the dry run of {self.plan} failed on rank {self.rank}: {type(e).__name__}: "
-                    f"{(str(e).strip().splitlines() or [''])[0][:300]}", where=line_of(e),
+                    f"{(str(e).strip().splitlines() or [''])[0][:300]}",
+                    where=line_of(e),
                     rule="the engine's own step runs on tensors without values",
-                ) from e  # fmt: skip
+                ) from e
 
     def _engine(self) -> DryEngine:
         where = Place(self.rank, self.plan.processes)
-        return DryEngine(
-            self.book, self.alive, self.job, self.plan, where=where, device=self.device, dtype=None
-        )
+        return DryEngine(self.book, self.alive, self.job, self.plan, where=where, device=self.device, dtype=None)
 
     def _steps(self, engine: DryEngine) -> Rank:
         for _ in range(self._warm(engine)):
@@ -201,11 +214,17 @@ class _One:
         state = [t for values in engine.optimizer.state.values() for t in tensors(values)]
         host = 0 if kind == "cpu" else storage_bytes([*state, *(p.value for p in engine.pieces)], "cpu")
         return Rank(
-            self.rank, tuple(self.book.messages), storage_bytes(engine.model.parameters(), kind),
-            storage_bytes(engine.model.buffers(), kind), engine.gradients, storage_bytes(state, kind),
-            storage_bytes(tensors([(m.input, m.target) for m in batch.micros]), kind), self.alive.most,
-            self.alive.most_phase, host,
-        )  # fmt: skip
+            self.rank,
+            tuple(self.book.messages),
+            storage_bytes(engine.model.parameters(), kind),
+            storage_bytes(engine.model.buffers(), kind),
+            engine.gradients,
+            storage_bytes(state, kind),
+            storage_bytes(tensors([(m.input, m.target) for m in batch.micros]), kind),
+            self.alive.most,
+            self.alive.most_phase,
+            host,
+        )
 
     def _warm(self, engine: DryEngine) -> int:
         """Steps before the one that is looked at: the first makes the optimizer's state. In the second, DDP settles its
@@ -232,4 +251,3 @@ def _resident(engine: DryEngine) -> list[Any]:
     """What is there before the step, beside what operators of the warm-up made."""
     state = [t for values in engine.optimizer.state.values() for t in tensors(values)]
     return [*engine.model.parameters(), *engine.model.buffers(), *state]
-

@@ -90,9 +90,13 @@ def investigate(engine: Engine, batch: Batch, loss: float, norm: float) -> Culpr
     # every stage has the batch, but the first one reads its input
     reads = engine.split is None or not engine.split.places.pipelined or 0 in engine.split.places.mine
     mine = dataclasses.replace(
-        seen, weights=weights, inputs=_bad_inputs(batch) if reads else (), first_loss=first_loss, reduced=reduced,
+        seen,
+        weights=weights,
+        inputs=_bad_inputs(batch) if reads else (),
+        first_loss=first_loss,
+        reduced=reduced,
         samples=_samples(engine, batch),
-    )  # fmt: skip
+    )
     told = tell_all(dataclasses.asdict(mine), engine.group, engine.device)
     communicates = engine.spans or engine.split is not None
     return explain([_read(t) for t in told], batch.step, loss, norm, communicates=communicates)
@@ -241,9 +245,13 @@ class _Watch:
         """What was seen."""
         output, order = self._output or (self._mask if self._last_bad else None) or (None, 0)
         return Finding(
-            self._engine.rank, output=output, order=order, loss=self._loss, gradients=tuple(self._gradients),
+            self._engine.rank,
+            output=output,
+            order=order,
+            loss=self._loss,
+            gradients=tuple(self._gradients),
             gradient_order=self._first_gradient,
-        )  # fmt: skip
+        )
 
     def _begins(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:

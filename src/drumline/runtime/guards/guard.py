@@ -43,9 +43,10 @@ class Guards:
     def __post_init__(self) -> None:
         if self.nonfinite not in POLICIES:
             raise InputError(
-                f"nonfinite={self.nonfinite}", rule=f"nonfinite is {' or '.join(POLICIES)}",
+                f"nonfinite={self.nonfinite}",
+                rule=f"nonfinite is {' or '.join(POLICIES)}",
                 fix=nearest(str(self.nonfinite), POLICIES),
-            )  # fmt: skip
+            )
         for key, least in (("patience", 1), ("vote", 0)):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -60,10 +61,11 @@ class Guard:
     def __init__(self, guards: Guards, plan: Plan) -> None:
         if guards.nonfinite == "skip" and plan.compress == "powersgd":
             raise PlanError(
-                "nonfinite=skip with compress=powersgd", where=f"plan {plan}",
+                "nonfinite=skip with compress=powersgd",
+                where=f"plan {plan}",
                 rule="what a bad gradient leaves over is added to all later ones, so no later step would be finite",
                 fix="nonfinite=stop, or compress=fp16",
-            )  # fmt: skip
+            )
         self.guards = guards
         self.skipped: list[Culprit] = []
         """Every step that was skipped, and why."""

@@ -131,8 +131,9 @@ def noise_scale(engine: Engine, batches: int = 16, parts: int = 4) -> Noise:
     if engine.plan.compress != "none":
         raise PlanError(
             f"the noise of gradients with compress={engine.plan.compress}",
-            rule="compressed gradients carry an error of their own from step to step", fix="compress=none",
-        )  # fmt: skip
+            rule="compressed gradients carry an error of their own from step to step",
+            fix="compress=none",
+        )
     buffers = [(b, b.clone()) for b in engine.model.buffers()]
     position, norm = engine.position, engine.grad_norm
     try:

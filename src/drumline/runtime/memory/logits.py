@@ -222,9 +222,15 @@ def _clone(x: Logits, **kwargs: Any) -> Any:
 
 
 def _cross_entropy(
-    x: Logits, target: Any, weight: T | None = None, size_average: Any = None, ignore_index: int = -100,
-    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
-) -> Any:  # fmt: skip
+    x: Logits,
+    target: Any,
+    weight: T | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
     hidden, moment = _hidden(x), x._moment
     by_class = isinstance(target, torch.Tensor) and not target.is_floating_point() and target.shape == hidden.shape[:-1]
     old = size_average is not None or reduce is not None
@@ -233,9 +239,14 @@ def _cross_entropy(
         return NotImplemented
     with moment.again(hidden.device):
         loss = cross_entropy(
-            moment.head.scorers(), hidden, target, weight=weight, ignore_index=ignore_index, reduction=reduction,
+            moment.head.scorers(),
+            hidden,
+            target,
+            weight=weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
             label_smoothing=label_smoothing,
-        )  # fmt: skip
+        )
     return loss if moment.autocast is not None else loss.to(x._like.dtype)
 
 
@@ -253,15 +264,26 @@ def _get(name: str) -> Any:
 
 
 _SHAPE = (
-    T.size, T.dim, T.numel, T.nelement, T.stride, T.is_contiguous, T.is_floating_point, T.is_complex, T.element_size,
-    _get("shape"), _get("dtype"), _get("ndim"),
-)  # fmt: skip
+    T.size,
+    T.dim,
+    T.numel,
+    T.nelement,
+    T.stride,
+    T.is_contiguous,
+    T.is_floating_point,
+    T.is_complex,
+    T.element_size,
+    _get("shape"),
+    _get("dtype"),
+    _get("ndim"),
+)
 """What the tensor without memory can answer."""
 
 _PLACE = (
-    T.get_device, *map(_get, ("device", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_nested")),
+    T.get_device,
+    *map(_get, ("device", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_nested")),
     *map(_get, ("requires_grad", "grad_fn", "is_leaf", "is_quantized")),
-)  # fmt: skip
+)
 """What the hidden states answer as the logits would."""
 
 _LAZY: dict[Any, Callable[..., Any]] = {

@@ -22,9 +22,15 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, index: torch.Tensor,
-        here: torch.Tensor, dtype: torch.dtype | None, total: bool,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        index: torch.Tensor,
+        here: torch.Tensor,
+        dtype: torch.dtype | None,
+        total: bool,
+    ) -> torch.Tensor:
         logits = _logits(hidden, weight, bias, dtype)
         picked = logits.gather(1, index[:, None]).squeeze(1).masked_fill(~here, 0.0)
         added = logits.sum(1) if total else torch.zeros_like(picked)
@@ -53,9 +59,14 @@ class _Scores(torch.autograd.Function):
 
 
 def scores(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, index: torch.Tensor, here: torch.Tensor,
-    *, total: bool,
-) -> torch.Tensor:  # fmt: skip
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    index: torch.Tensor,
+    here: torch.Tensor,
+    *,
+    total: bool,
+) -> torch.Tensor:
     """The three numbers per token of one part; `index` is the target's row in it, where it is `here`."""
     dtype = None
     if torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64:
@@ -66,9 +77,15 @@ def scores(
 
 
 def cross_entropy(
-    parts: Sequence[tuple[range, Scorer]], hidden: torch.Tensor, target: torch.Tensor, *,
-    weight: torch.Tensor | None, ignore_index: int, reduction: str, label_smoothing: float,
-) -> torch.Tensor:  # fmt: skip
+    parts: Sequence[tuple[range, Scorer]],
+    hidden: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> torch.Tensor:
     """What `F.cross_entropy` gives for the logits of all parts: hidden (tokens, width), target (tokens)."""
     words = parts[-1][0].stop
     counts = target != ignore_index

@@ -29,10 +29,14 @@ from .recompute import first_time, once_more, recompute_layer, recomputed_layers
 MOST_LOOKS = 64
 """A layer without a backward, because nothing in it is trained, is watched so many times and then left alone."""
 
-SAC_IGNORED_OPS.update({
-    torch.ops.profiler._record_function_enter_new.default, torch.ops.profiler._record_function_exit._RecordFunction,
-    torch.ops.profiler._record_function_enter.default, torch.ops.profiler._record_function_exit.default,
-})  # fmt: skip
+SAC_IGNORED_OPS.update(
+    {
+        torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+        torch.ops.profiler._record_function_enter.default,
+        torch.ops.profiler._record_function_exit.default,
+    }
+)
 """Names for the profiler are no results: a sharded part inside of a layer opens others the second time."""
 
 Moved = list[tuple[torch.Tensor, torch.Tensor]]
@@ -205,8 +209,9 @@ class _Kept:
         if self._asked:
             raise PlanError(
                 f"recompute=selective: a second backward through layer {self.layer.name}",
-                rule="what is kept is given to one backward, and then forgotten", fix="recompute=full, or one backward",
-            )  # fmt: skip
+                rule="what is kept is given to one backward, and then forgotten",
+                fix="recompute=full, or one backward",
+            )
         self._asked = True
         if any(t._version != v for t, v in zip(tensors(list(self._results.values())), self._versions, strict=True)):
             raise self._changed("after its forward")

@@ -105,9 +105,15 @@ def _look_up(weight: torch.Tensor, bias: _Bias, rows: range, tokens: torch.Tenso
 
 
 def _scores(
-    weight: torch.Tensor, bias: _Bias, rows: range, hidden: torch.Tensor, biased: bool, index: torch.Tensor,
-    here: torch.Tensor, total: bool,
-) -> torch.Tensor:  # fmt: skip
+    weight: torch.Tensor,
+    bias: _Bias,
+    rows: range,
+    hidden: torch.Tensor,
+    biased: bool,
+    index: torch.Tensor,
+    here: torch.Tensor,
+    total: bool,
+) -> torch.Tensor:
     return scores(hidden, weight, bias if biased else None, index, here, total=total)
 
 

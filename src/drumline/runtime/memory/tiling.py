@@ -172,10 +172,10 @@ def _heads(model: nn.Module, choice: Choice) -> set[int]:
     linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
     tied = {id(_weight(m)) for m in choice.cut.values() if isinstance(m, nn.Embedding)}
     return {
-        id(m) for m in choice.cut.values()
-        if isinstance(m, nn.Linear) and m.out_features > m.in_features
-        and (id(m.weight) in tied or m is linears[-1])
-    }  # fmt: skip
+        id(m)
+        for m in choice.cut.values()
+        if isinstance(m, nn.Linear) and m.out_features > m.in_features and (id(m.weight) in tied or m is linears[-1])
+    }
 
 
 # -- how

@@ -45,9 +45,14 @@ class Facts:
         """From the values that a run is planned with."""
         work = profile.flops()
         return cls(
-            steps, plan.ranks, estimate.step_seconds, work.fixed, work.per_sample,
-            peak_of(cluster, plan.precision), estimate.memory_limit,
-        )  # fmt: skip
+            steps,
+            plan.ranks,
+            estimate.step_seconds,
+            work.fixed,
+            work.per_sample,
+            peak_of(cluster, plan.precision),
+            estimate.memory_limit,
+        )
 
 
 def peak_of(cluster: Cluster, precision: str) -> float | None:
@@ -83,7 +88,11 @@ class Log:
         rank, phase, factor = self._slowest or (None, "", None)
         tflops = (f.work + f.work_per_sample * samples) / f.ranks / seconds if f.work_per_sample and seconds else None
         return StepRecord(
-            told["step"], told["loss"], told["grad_norm"], seconds, samples,
+            told["step"],
+            told["loss"],
+            told["grad_norm"],
+            seconds,
+            samples,
             memory_bytes=self._memory,
             memory_share=self._memory / f.memory_limit if f.memory_limit and self._memory else None,
             samples_per_second=samples / seconds / f.ranks if seconds else 0.0,
@@ -94,9 +103,13 @@ class Log:
             drift=usual / self.predicted - 1 if self.predicted else None,
             eta_seconds=max(0, f.steps - told["step"] - 1) * (usual + data),
             data_share=data / (data + seconds) if data + seconds else 0.0,
-            slowest_rank=rank, slowest_phase=phase, slowest_factor=factor,
-            skipped=told.get("skipped", 0), checkpoint_age=told.get("checkpoint_age"), note=told.get("note", ""),
-        )  # fmt: skip
+            slowest_rank=rank,
+            slowest_phase=phase,
+            slowest_factor=factor,
+            skipped=told.get("skipped", 0),
+            checkpoint_age=told.get("checkpoint_age"),
+            note=told.get("note", ""),
+        )
 
 
 def words(r: StepRecord, steps: int) -> list[str]:

@@ -60,8 +60,10 @@ class Probe:
         peak = torch.cuda.max_memory_allocated() if cuda else held["all"] + _allocated(profiler)
         self.peak_bytes = float(peak)
         self.parts = {
-            "parameters": held["parameters"], "gradients": self._gradients, "optimizer": held["optimizer"],
-        }  # fmt: skip
+            "parameters": held["parameters"],
+            "gradients": self._gradients,
+            "optimizer": held["optimizer"],
+        }
         self.parts["activations"] = max(0.0, self.peak_bytes - sum(self.parts.values()))
         self._build(start, profiler)
         return self.loss
@@ -83,8 +85,10 @@ class Probe:
             sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
             buckets = float(sum(int(n) for n in str(sizes).replace(",", " ").split()))
         return {
-            "parameters": parameters, "optimizer": optimizer, "all": parameters + optimizer + inputs + buckets,
-        }  # fmt: skip
+            "parameters": parameters,
+            "optimizer": optimizer,
+            "all": parameters + optimizer + inputs + buckets,
+        }
 
     def _ready(self) -> None:
         engine = self._engine

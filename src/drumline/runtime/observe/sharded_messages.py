@@ -48,9 +48,13 @@ class _Gather(_Told):
 
 class _Scatter(_Told):
     def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any,
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
         async_op: bool = False,
-    ) -> dist.Work | None:  # fmt: skip
+    ) -> dist.Work | None:
         def send() -> Any:
             return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 

@@ -85,8 +85,9 @@ class Filling:
                 if id(tensor) not in self._constants:
                     raise TraceError(
                         f"{type(self.template).__name__} uses a tensor that is no parameter, buffer or attribute",
-                        rule="what a model reads can be found in its modules", fix="register it as a buffer",
-                    )  # fmt: skip
+                        rule="what a model reads can be found in its modules",
+                        fix="register it as a buffer",
+                    )
                 tensor = self._constants[id(tensor)]
             found[name] = tensor.to(self.device)
         return found

@@ -26,9 +26,7 @@ class Groups:
 
     def __init__(self, plan: Plan, rank: int) -> None:
         shards = plan.shards
-        self.sizes = dict(
-            zip(AXES, (plan.pp, plan.dp // shards, shards, *plan.tile, plan.cp, plan.tp), strict=True)
-        )
+        self.sizes = dict(zip(AXES, (plan.pp, plan.dp // shards, shards, *plan.tile, plan.cp, plan.tp), strict=True))
         self.rank = rank
         self.at = self._place(rank)
         """This rank's index along every axis."""

@@ -67,17 +67,25 @@ class SplitModel:
     """The model of one rank."""
 
     def __init__(
-        self, job: Job, plan: Plan, groups: Groups, device: torch.device, dtype: torch.dtype | None,
-        watch: Callable[..., Any] | None = None, flops_per_byte: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        job: Job,
+        plan: Plan,
+        groups: Groups,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        watch: Callable[..., Any] | None = None,
+        flops_per_byte: float | None = None,
+    ) -> None:
         self.plan, self.groups, self.device, self.dtype = plan, groups, device, dtype
         self.spreader = Spreader(plan, groups, device, watch)
         self._captures = Captures(job, plan, device, dtype)
         self.template = self._captures.template
         """The user's module, on tensors without values: what is captured."""
-        self.layers = frozenset(
-            spec.name for spec in recomputed_layers(self.template, "full")
-        ) if plan.recompute == "full" else frozenset()  # fmt: skip
+        self.layers = (
+            frozenset(spec.name for spec in recomputed_layers(self.template, "full"))
+            if plan.recompute == "full"
+            else frozenset()
+        )
         """The layers that are computed again in the backward."""
         self._ready: dict[Any, Ready] = {}
         self._seen: Callable[[int, Shown, torch.Tensor], None] | None = None
@@ -137,7 +145,10 @@ class SplitModel:
         self._count = 0
 
     def train(
-        self, micros: Sequence[Micro], factor: float, seed: Callable[[int, int], None],
+        self,
+        micros: Sequence[Micro],
+        factor: float,
+        seed: Callable[[int, int], None],
         phase: Callable[[str], AbstractContextManager[None]],
     ) -> tuple[Sequence[tuple[torch.Tensor, ...]], bool]:
         """All micro-batches through the stages, forwards and backwards; the losses that this rank has."""
@@ -183,9 +194,12 @@ class SplitModel:
         return MicroBatch(ready.stages, {str(i): t for i, t in enumerate(tensors)})
 
     def _runner(
-        self, seed: Callable[[int, int], None], phase: Callable[[str], AbstractContextManager[None]], *,
+        self,
+        seed: Callable[[int, int], None],
+        phase: Callable[[str], AbstractContextManager[None]],
+        *,
         timed: bool = True,
-    ) -> Runner:  # fmt: skip
+    ) -> Runner:
         assert self._pipe is not None
         names = {"F": "forward", "B": "backward", "W": "backward"}
 
@@ -238,12 +252,17 @@ class SplitModel:
         """What runs a micro-batch, and its tensors."""
         batch = (to_device(micro.input, self.device, self.dtype), to_device(micro.target, self.device, self.dtype))
         leaves, _ = flatten(batch)
-        key = (training, micro.samples, *((tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else repr(v)
-                                          for v in leaves))  # fmt: skip
+        key = (
+            training,
+            micro.samples,
+            *((tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else repr(v) for v in leaves),
+        )
         if key not in self._ready:
             with self._captures.mode:
-                fake = [torch.empty(v.shape, dtype=v.dtype, device=v.device) if isinstance(v, torch.Tensor) else v
-                        for v in leaves]  # fmt: skip
+                fake = [
+                    torch.empty(v.shape, dtype=v.dtype, device=v.device) if isinstance(v, torch.Tensor) else v
+                    for v in leaves
+                ]
             self._ready[key] = self._made(flatten(batch)[1](fake), micro.samples, training)
         ready = self._ready[key]
         return ready, self._own([v for v in leaves if isinstance(v, torch.Tensor)], ready)
@@ -274,8 +293,9 @@ class SplitModel:
         if strange:
             raise PlanError(
                 f"a micro-batch of this shape needs {strange[0]} in another stage than the first one",
-                rule="a stage holds the parameters that the first batch needs there", fix="split= at other modules",
-            )  # fmt: skip
+                rule="a stage holds the parameters that the first batch needs there",
+                fix="split= at other modules",
+            )
         if self.layers:
             again = [replace(s, graph=self._again(s.graph, constants)) if s.graph else s for s in stages.stages]
             stages = replace(stages, stages=tuple(again))

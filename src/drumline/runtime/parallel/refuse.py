@@ -25,10 +25,11 @@ def uneven_heads(plan: Plan, captured: Captured, choice: Choice) -> None:
     near = min((k for k in range(1, shared + 1) if shared % k == 0), key=lambda k: (abs(k - n), -k))
     same = math.gcd(shared, n)
     raise PlanError(
-        f"tp={n} cannot share the {wrong[1]} heads of {wrong[0] or 'the model'}", where=f"plan {plan}",
+        f"tp={n} cannot share the {wrong[1]} heads of {wrong[0] or 'the model'}",
+        where=f"plan {plan}",
         rule=f"every rank has whole heads: {wrong[1]} % {n} != 0",
         fix=f"tp={near}, or on as many ranks {replace(plan, tp=same, dp=plan.dp * n // same)}",
-    )  # fmt: skip
+    )
 
 
 def check_names(plan: Plan) -> None:
@@ -36,10 +37,12 @@ def check_names(plan: Plan) -> None:
     names, stages = plan.begins, plan.pp * plan.virtual
     if len(names) != stages - 1:
         raise PlanError(
-            f"split={'+'.join(names)} makes {len(names) + 1} stages, and the plan has {stages}", where=f"plan {plan}",
+            f"split={'+'.join(names)} makes {len(names) + 1} stages, and the plan has {stages}",
+            where=f"plan {plan}",
             rule=f"split names where every stage but the first begins: pp({plan.pp}) x virtual({plan.virtual}) - 1 = "
-            f"{stages - 1}", fix=str(replace(plan, split=names[: stages - 1] if len(names) >= stages else ())),
-        )  # fmt: skip
+            f"{stages - 1}",
+            fix=str(replace(plan, split=names[: stages - 1] if len(names) >= stages else ())),
+        )
 
 
 @contextmanager

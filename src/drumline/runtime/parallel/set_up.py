@@ -19,22 +19,33 @@ from .model import SplitModel
 
 
 def set_up(
-    job: Job, plan: Plan, rank: int, device: torch.device, dtype: torch.dtype | None,
+    job: Job,
+    plan: Plan,
+    rank: int,
+    device: torch.device,
+    dtype: torch.dtype | None,
     flops_per_byte: float | None = None,
-) -> Held:  # fmt: skip
+) -> Held:
     """This rank's part of the model, and the strategy that adds up its gradients."""
     world = dist.group.WORLD
     assert world is not None
     groups = Groups(plan, rank)
     record = Recorder(rank, device, world)
     split = SplitModel(
-        job, plan, groups, device, dtype, watch=lambda axis, name, t: record.message(name, t),
+        job,
+        plan,
+        groups,
+        device,
+        dtype,
+        watch=lambda axis, name, t: record.message(name, t),
         flops_per_byte=flops_per_byte,
-    )  # fmt: skip
+    )
     strategy = FlatShard(
-        plan, groups.group(["shard"]), groups.group(["replica", *COPIES]),
+        plan,
+        groups.group(["shard"]),
+        groups.group(["replica", *COPIES]),
         split=groups.group(["pp", "shard", "tp"]),
-    )  # fmt: skip
+    )
     if split.spreader.summands:  # what the tensor-parallel ranks have whole, for work that they share
         reach = Reach(groups.group(["shard"]), groups.group(["replica", *COPIES, "tp"]))
         strategy.keep_apart(split.spreader.summands, reach)

@@ -111,7 +111,7 @@ class Spreader:
                     f"tp={self.plan.tp}: no layer of this model can be split over {self.plan.tp} ranks",
                     rule="; ".join(f"{k}: {v}" for k, v in list(self.choice.left.items())[:3]),
                     fix="tp=1, and dp or pp",
-                )  # fmt: skip
+                )
 
     @with_values()
     def spread(self, captured: Captured, *, present: bool = True) -> Spread:
@@ -166,16 +166,21 @@ class Spreader:
     def _seeds(self, name: str, axis: Axis, graph: Graph) -> dict[str, Split]:
         heads = [n for n in graph.nodes if n.op == "placeholder"]
         if name == "tp":
-            return {n.name: self.splits[n.meta["name"]] for n in heads
-                    if n.meta["role"] == "parameter" and n.meta["name"] in self.splits}  # fmt: skip
+            return {
+                n.name: self.splits[n.meta["name"]]
+                for n in heads
+                if n.meta["role"] == "parameter" and n.meta["name"] in self.splits
+            }
         leaves = [n for n in heads if n.meta["role"] == "batch"]
         found = self._tokens(leaves, axis) if name == "cp" else self._images(leaves, name, axis)
         if not found:
             what = "tokens: an input of (samples, tokens, ...)" if name == "cp" else "images: an input of four dims"
             raise PlanError(
-                f"{AXIS_KEYS[name]} for a batch without {what}", where=f"plan {self.plan}",
-                rule="the plan splits what is there", fix=str(whole(self.plan)),
-            )  # fmt: skip
+                f"{AXIS_KEYS[name]} for a batch without {what}",
+                where=f"plan {self.plan}",
+                rule="the plan splits what is there",
+                fix=str(whole(self.plan)),
+            )
         return found
 
     def _images(self, leaves: Sequence[Any], name: str, axis: Axis) -> dict[str, Split]:
@@ -190,9 +195,10 @@ class Spreader:
             if (node in images or dense) and shape[-back] in sizes:
                 if shape[-back] < axis.size:
                     raise PlanError(
-                        f"tile: {shape[-back]} {name} over {axis.size} ranks", rule="every tile has a row and a column",
+                        f"tile: {shape[-back]} {name} over {axis.size} ranks",
+                        rule="every tile has a row and a column",
                         fix=f"at most {shape[-back]} tiles that way",
-                    )  # fmt: skip
+                    )
                 found[node.name] = Split(len(shape) - back, (even(shape[-back], axis.size),))
         return found
 
@@ -202,8 +208,9 @@ class Spreader:
         if not lengths:
             return {}
         if lengths[0] < axis.size:
-            raise PlanError(f"cp={axis.size} for {lengths[0]} tokens", rule="every rank has a token",
-                            fix=f"cp={lengths[0]} or less")  # fmt: skip
+            raise PlanError(
+                f"cp={axis.size} for {lengths[0]} tokens", rule="every rank has a token", fix=f"cp={lengths[0]} or less"
+            )
         return {
             n.name: Split(1, (even(lengths[0], axis.size),))
             for n in leaves

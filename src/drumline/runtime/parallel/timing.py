@@ -97,8 +97,9 @@ class _Segment:
             value = self._like(node.meta["val"])
             is_parameter = node.meta["role"] == "parameter"
             put(self.root, name, nn.Parameter(value, requires_grad=node.meta["trained"]) if is_parameter else value)
-        constants = {k: self._like(t) if isinstance(t, FakeTensor) else t.to(self.device)
-                     for k, t in captured.constants.items()}  # fmt: skip
+        constants = {
+            k: self._like(t) if isinstance(t, FakeTensor) else t.to(self.device) for k, t in captured.constants.items()
+        }
         self.stage = made.bind([index], self.root, constants).stages[index]
         self.inputs = self._inputs()
 

@@ -112,7 +112,5 @@ def bubble_of_order(order: Pipeline, ranks: Sequence[Sequence[Lane]]) -> float |
     for lane in (lane for lanes in ranks for lane in lanes):
         for name, seconds in lane.actions.items():
             found.setdefault(name, []).append(seconds)
-    times = {
-        kind: [statistics.median(found.get(f"{kind}{s}", (0.0,))) for s in range(order.stages)] for kind in "FBW"
-    }
+    times = {kind: [statistics.median(found.get(f"{kind}{s}", (0.0,))) for s in range(order.stages)] for kind in "FBW"}
     return play(order, forward=times["F"], backward=times["B"], weight=times["W"]).bubble if found else None

@@ -58,9 +58,15 @@ class Step:
     """One step of one rank, with backwards where there is a factor for the loss."""
 
     def __init__(
-        self, wires: Wires, hooks: Hooks, tables: Tables, micros: Sequence[MicroBatch], *,
-        factor: float | None, ahead: int,
-    ) -> None:  # fmt: skip
+        self,
+        wires: Wires,
+        hooks: Hooks,
+        tables: Tables,
+        micros: Sequence[MicroBatch],
+        *,
+        factor: float | None,
+        ahead: int,
+    ) -> None:
         self.hooks, self.tables, self.micros, self.factor, self.ahead = hooks, tables, micros, factor, ahead
         self.rank, self.device = wires.rank, wires.device
         self.lane = tables.order.lanes[self.rank]

@@ -27,15 +27,20 @@ class Wires:
     """The lines of one rank to the others of its pipeline."""
 
     def __init__(
-        self, group: dist.ProcessGroup, back: dist.ProcessGroup | None = None, *,
-        device: torch.device | None = None, follow: Follow | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        group: dist.ProcessGroup,
+        back: dist.ProcessGroup | None = None,
+        *,
+        device: torch.device | None = None,
+        follow: Follow | None = None,
+    ) -> None:
         """`group` carries what goes to higher ranks, `back` what goes to lower ones: the same unless on nccl."""
         if back is None and backend_of(group) == "nccl":
             raise PlanError(
-                "a pipeline on nccl with one process group", rule="nccl has no tags: each direction has its own group",
+                "a pipeline on nccl with one process group",
+                rule="nccl has no tags: each direction has its own group",
                 fix="give `back`, a second group of the same ranks",
-            )  # fmt: skip
+            )
         self.group, self.back, self.follow = group, back or group, follow
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.device = device or torch.device("cpu")
@@ -125,6 +130,8 @@ def _named(what: str, peer: int) -> Iterator[None]:
         yield
     except RuntimeError as e:
         raise GaveUp(
-            what, where=str(e).split("\n")[0], rule="every rank runs its lane to the end",
+            what,
+            where=str(e).split("\n")[0],
+            rule="every rank runs its lane to the end",
             fix=f"see what rank {peer} says",
-        ) from e  # fmt: skip
+        ) from e

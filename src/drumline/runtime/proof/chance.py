@@ -67,9 +67,17 @@ def without_chance(model: nn.Module) -> Iterator[Certain]:
 
 
 _DROPOUTS = {
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
-    torch.dropout, torch.dropout_, torch.feature_dropout, torch.alpha_dropout,
-}  # fmt: skip
+    F.dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    F.alpha_dropout,
+    F.feature_alpha_dropout,
+    torch.dropout,
+    torch.dropout_,
+    torch.feature_dropout,
+    torch.alpha_dropout,
+}
 
 
 def _full(middle: float) -> Callable[..., torch.Tensor]:
@@ -131,9 +139,17 @@ def _gumbel(
 
 
 _MIDDLES: dict[Any, Callable[..., torch.Tensor]] = {
-    torch.randn: _full(0.0), torch.rand: _full(0.5), torch.randn_like: _like(0.0), torch.rand_like: _like(0.5),
-    torch.randint: _whole_number, torch.randint_like: _whole_number,
-    torch.Tensor.normal_: _normal, torch.Tensor.uniform_: _uniform, torch.Tensor.exponential_: _exponential,
-    torch.Tensor.bernoulli_: _kept, torch.bernoulli: _flipped, torch.Tensor.bernoulli: _flipped,
+    torch.randn: _full(0.0),
+    torch.rand: _full(0.5),
+    torch.randn_like: _like(0.0),
+    torch.rand_like: _like(0.5),
+    torch.randint: _whole_number,
+    torch.randint_like: _whole_number,
+    torch.Tensor.normal_: _normal,
+    torch.Tensor.uniform_: _uniform,
+    torch.Tensor.exponential_: _exponential,
+    torch.Tensor.bernoulli_: _kept,
+    torch.bernoulli: _flipped,
+    torch.Tensor.bernoulli: _flipped,
     F.gumbel_softmax: _gumbel,
-}  # fmt: skip
+}

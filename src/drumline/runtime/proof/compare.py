@@ -155,9 +155,7 @@ def compare_gradients(
     return None
 
 
-def _slices_error(
-    slices: list[torch.Tensor], whole: torch.Tensor | None, scale: float, floor: float
-) -> float | None:
+def _slices_error(slices: list[torch.Tensor], whole: torch.Tensor | None, scale: float, floor: float) -> float | None:
     """The error of slices laid side by side along the dim that counts samples; None where they cannot be."""
     if whole is None or not slices:
         return None

@@ -151,9 +151,14 @@ def _compare(engine: Engine, steps: int, truth: Outcome | None, notes: set[str])
     # a gradient seen by a rank is that of its own loss, which counts `ranks` times (they are averaged)
     finding = compare_outputs(outputs, theirs.witness.outputs, bound, share)
     finding = finding or compare_gradients(
-        output_gradients, mine.witness.gradients[0], theirs.witness, scale=_scale(engine), bound=bound,
-        clipped=engine.job.clip is not None, share=share,
-    )  # fmt: skip
+        output_gradients,
+        mine.witness.gradients[0],
+        theirs.witness,
+        scale=_scale(engine),
+        bound=bound,
+        clipped=engine.job.clip is not None,
+        share=share,
+    )
     if finding is None and parts.get("parameters", 0.0) > bound:
         final = settled(mine.parameters, theirs.parameters, theirs.witness.largest)
         worst = max(final, key=lambda k: largest_error({k: final[k]}, {k: theirs.parameters[k]}))
@@ -168,8 +173,9 @@ def _raised(computed: str, plan: Plan, rounding: Mapping[str, float], bounds: Ma
     return {
         f"in {computed} one device's own {part} are {rounding[part]:.1e} off float64, so the plan's may be "
         f"{bounds[part]:.1e} off one device's, not {plain:g}"
-        for part in rounding if bounds[part] > plain
-    }  # fmt: skip
+        for part in rounding
+        if bounds[part] > plain
+    }
 
 
 def computed_in(engine: Engine) -> str:
@@ -269,8 +275,15 @@ def run_one_device(engine: Engine, steps: int, *, exact: bool = False) -> Outcom
     scale = engine.scaler.scale / engine.job.batch_size if engine.scaler and not exact else 1.0
     with contexts:
         losses, model = run_reference(
-            engine.job, micro=engine.plan.micro, steps=steps, device=engine.device, scale=scale,
-            dtype=torch.float64 if exact else engine.dtype, precision="fp32" if exact else engine.plan.precision,
-            prepare=prepare, before_micro=before_micro, before_update=before_update,
-        )  # fmt: skip
+            engine.job,
+            micro=engine.plan.micro,
+            steps=steps,
+            device=engine.device,
+            scale=scale,
+            dtype=torch.float64 if exact else engine.dtype,
+            precision="fp32" if exact else engine.plan.precision,
+            prepare=prepare,
+            before_micro=before_micro,
+            before_update=before_update,
+        )
     return Outcome(losses, {k: p.detach() for k, p in model.named_parameters()}, witness)

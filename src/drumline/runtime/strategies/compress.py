@@ -24,9 +24,14 @@ def compress(model: DistributedDataParallel, how: str, group: dist.ProcessGroup)
         model.register_comm_hook(group, default_hooks.fp16_compress_hook)
     elif how == "powersgd":
         state = powerSGD_hook.PowerSGDState(
-            process_group=group, matrix_approximation_rank=RANK, start_powerSGD_iter=START, min_compression_rate=1.5,
-            use_error_feedback=True, warm_start=True, random_seed=0,
-        )  # fmt: skip
+            process_group=group,
+            matrix_approximation_rank=RANK,
+            start_powerSGD_iter=START,
+            min_compression_rate=1.5,
+            use_error_feedback=True,
+            warm_start=True,
+            random_seed=0,
+        )
         if next(model.parameters()).device.type == "cpu":
             powerSGD_hook.dist = _Waiting()  # type: ignore[assignment]  # the one way into torch's own
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

@@ -43,9 +43,13 @@ class FlatShard(Strategy):
     """Whole parameters on every rank, equal flat shards of optimizer state and, with `zero=2`, of gradients."""
 
     def __init__(
-        self, plan: Plan, shard: dist.ProcessGroup | None, replica: dist.ProcessGroup | None, *,
+        self,
+        plan: Plan,
+        shard: dist.ProcessGroup | None,
+        replica: dist.ProcessGroup | None,
+        *,
         split: dist.ProcessGroup | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.group = split or shard
         self._reach = self._reach_apart = Reach(shard, replica)
         self._apart: frozenset[str] = frozenset()
@@ -84,12 +88,16 @@ class FlatShard(Strategy):
         order = {name: i for i, (name, _) in enumerate(self._model.named_parameters())}
         frozen = [
             Piece(
-                name, tuple(p.shape), 0, p, everywhere=not self._splits,
+                name,
+                tuple(p.shape),
+                0,
+                p,
+                everywhere=not self._splits,
                 counts=not self._splits or self._reach_of(name).index == 0,
             )
             for name, p in self._model.named_parameters()
             if not p.requires_grad
-        ]  # fmt: skip
+        ]
         return sorted([*(piece for piece, _, _ in self._pieces), *frozen], key=lambda piece: order[piece.name])
 
     # -- the backward

@@ -95,7 +95,6 @@ class Piece:
             return flat[self.start : self.stop]
         return torch.cat([flat[a : a + n] for a, _, n in self.runs()] or [flat[:0]])
 
-
     def put(self, flat: torch.Tensor, values: torch.Tensor) -> None:
         """Write its numbers to where they lie in the flattened parameter."""
         if self.cut is not None and self.start == 0 and values.numel() == math.prod(self.cut.shape(self.shape)):
@@ -132,11 +131,17 @@ def rename(pieces: Iterable[Piece], parts: Mapping[str, Part]) -> list[Piece]:
     """The pieces under the names of the user's model, where some of its parameters were cut into parts."""
     return [
         replace(
-            p, name=part.name, shape=part.shape, start=part.start + p.start, cut=part.cut,
+            p,
+            name=part.name,
+            shape=part.shape,
+            start=part.start + p.start,
+            cut=part.cut,
             counts=part.counts and p.counts,
-        ) if (part := parts.get(p.name)) else p
+        )
+        if (part := parts.get(p.name))
+        else p
         for p in pieces
-    ]  # fmt: skip
+    ]
 
 
 def kinds_of(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, Kind]:

@@ -87,9 +87,12 @@ class Shard(Strategy):
     @with_values()  # of a thousand ranks, torch makes a thousand parts of every parameter here
     def _shard(self, module: nn.Module, *, reshard: bool | None) -> FSDPModule:
         return fully_shard(
-            module, mesh=self._mesh, reshard_after_forward=reshard, mp_policy=self._policy,
+            module,
+            mesh=self._mesh,
+            reshard_after_forward=reshard,
+            mp_policy=self._policy,
             offload_policy=self._offload,
-        )  # fmt: skip
+        )
 
     def _see(self, root: FSDPModule) -> None:
         """Let every rank send the same, whatever its backward reached, and remember what it did reach."""
@@ -186,9 +189,10 @@ def _told(forward: Callable[..., Any]) -> Callable[..., Any]:
             if "mixed torch.Tensor and DTensor" not in str(e):
                 raise
             raise PlanError(
-                "the model reads a weight while the layer that holds it does not run", where=line_of(e),
+                "the model reads a weight while the layer that holds it does not run",
+                where=line_of(e),
                 rule="under zero=3 a layer's weights are there while it runs, and are shards at other times",
                 fix="zero=2; or give initialize() the data as well: such reads are then seen before, and allowed",
-            ) from e  # fmt: skip
+            ) from e
 
     return run

@@ -85,9 +85,11 @@ def _no_deadlock(pipeline: Pipeline) -> None:
         need = next(n for n in head.needs(pipeline.stages) if n not in done)
         rank = homes[need.stage]
     raise _broken(
-        pipeline, f"deadlock: {head} of stage {head.stage} waits for {need} of stage {need.stage}", last,
+        pipeline,
+        f"deadlock: {head} of stage {head.stage} waits for {need} of stage {need.stage}",
+        last,
         f"what an action needs comes before it; rank {rank} is at {waiting[rank]} of stage {waiting[rank].stage}",
-    )  # fmt: skip
+    )
 
 
 def _in_flight(pipeline: Pipeline) -> tuple[int, ...]:

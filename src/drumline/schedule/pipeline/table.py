@@ -44,9 +44,10 @@ def check_order(name: str, ranks: int, micros: int, virtual: int = 1) -> None:
     known = ORDERS[name].virtual
     if known and virtual not in known:
         raise InputError(
-            f"{name} with {virtual} stages a rank", rule=f"{name} takes virtual={' or '.join(map(str, known))}",
+            f"{name} with {virtual} stages a rank",
+            rule=f"{name} takes virtual={' or '.join(map(str, known))}",
             fix=f"schedule=interleaved takes virtual={virtual}",
-        )  # fmt: skip
+        )
 
 
 @lru_cache(maxsize=64)
