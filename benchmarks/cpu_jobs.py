@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from gpt_task import GPT, Size, Tokens, loss_of
 from torch import nn
 
-from drumline.job import Job
+from drumline.core.job import Job
 
 NAMES = ("gpt", "cnn", "mlp", "unet", "lstm", "moe")
 KEPT = 4

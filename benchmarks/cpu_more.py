@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from cpu_jobs import Samples, job_of
 from torch import nn
 
-from drumline.job import Job
+from drumline.core.job import Job
 
 NAMES = ("gru", "vgg", "encoder", "autoencoder", "both_ways", "apart", "mixer", "cardinal", "decoder", "tagger")
 

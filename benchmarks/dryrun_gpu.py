@@ -31,11 +31,11 @@ from gpt_task import GPT, Size, Tokens, loss_of
 from torch import nn
 
 import drumline as dl
-from drumline.measure.host import measure_workspace
+from drumline.measurement.host import measure_workspace
 from drumline.runtime.dryrun import Rank, dry_run
 from drumline.runtime.dryrun.alive import Alive, storage_bytes
 from drumline.runtime.engine import Engine, initialize
-from drumline.trace.kinds import tensors
+from drumline.tracing.kinds import tensors
 
 BOUND = 0.05
 ALL = ("dp=1", "dp=1,precision=bf16", "dp=1,micro=2", "dp=1,zero=3")

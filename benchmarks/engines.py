@@ -36,7 +36,7 @@ from engine_peers.by_hand import LABELS  # noqa: E402  # the path comes first
 from engine_peers.contest import ALONE, DRUMLINE, HAND, SHM, Found, contest, shares  # noqa: E402
 from engine_peers.ratios import ratio  # noqa: E402
 
-from drumline.launch import run_ranks  # noqa: E402
+from drumline.launchers import run_ranks  # noqa: E402
 
 NEEDED = {"DeepSpeed": "deepspeed", "Accelerate": "accelerate", "Lightning Fabric": "lightning_fabric"}
 INSTALL = (

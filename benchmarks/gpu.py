@@ -27,12 +27,12 @@ from gpu_models.own import GPT
 from torch import nn
 
 import drumline as dl
-from drumline.cluster import load
-from drumline.cost import estimate
+from drumline.clusters import load
+from drumline.core.units import format_bytes, format_seconds
+from drumline.costs import estimate
 from drumline.runtime.engine import initialize
 from drumline.runtime.proof.verify import verify
-from drumline.trace import trace
-from drumline.units import format_bytes, format_seconds
+from drumline.tracing import trace
 
 CAPS = {"states": 5 * 2**30, "layer": 3 * 2**29}
 

@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drumline.measure.blocks import Attention, Residual
-from drumline.measure.clock import settle
+from drumline.measurement.blocks import Attention, Residual
+from drumline.measurement.clock import settle
 
 WARM, WIDTH, BLOCKS = 3, 64, 6
 PARTS = ("operator", "attention", "cast", "view", "function")

@@ -24,16 +24,16 @@ import torch
 import torch.distributed as dist
 from layout_tasks import RANKS, TASKS, Task, priced
 
-from drumline.cluster import Cluster
+from drumline.clusters import Cluster
 from drumline.comm.environment import connect, disconnect
-from drumline.cost import Steps
-from drumline.errors import PlanError
-from drumline.measure.machine import measure_rank, to_cluster
-from drumline.plan import Plan
+from drumline.core.errors import PlanError
+from drumline.core.units import format_rate, format_seconds
+from drumline.costs import Steps
+from drumline.measurement.machine import measure_rank, to_cluster
+from drumline.planner import search
+from drumline.plans import Plan
 from drumline.runtime.engine import initialize
-from drumline.search import search
-from drumline.trace import trace
-from drumline.units import format_rate, format_seconds
+from drumline.tracing import trace
 
 TRIED, SLOW, HOPELESS = 3, 1.6, 3.0
 """Steps of every plan, after one to warm up. Where that one took so much of the fastest plan's time, one more is

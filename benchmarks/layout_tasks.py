@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from drumline.cost import Steps
-from drumline.errors import PlanError
-from drumline.plan import Plan
-from drumline.plan.combinations import refusal
+from drumline.core.errors import PlanError
+from drumline.costs import Steps
+from drumline.plans import Plan
+from drumline.plans.combinations import refusal
 
 RANKS, PER_HOST = 4, 2
 ORDERS = (("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2), ("zero-bubble", 2))
@@ -36,7 +36,7 @@ class Task:
         import torch
         from gpt_task import ADAMW, GPT, Size, Tokens, loss_of
 
-        from drumline.job import Job
+        from drumline.core.job import Job
 
         return Job(
             model=partial(GPT, Size(self.context, self.width, self.heads, self.blocks)),

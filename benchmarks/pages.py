@@ -28,8 +28,8 @@ from engine_peers.ratios import ratio
 from split_contest.page import paste
 
 from drumline.comm.pages import OFF
-from drumline.launch import run_ranks
-from drumline.units import format_seconds
+from drumline.core.units import format_seconds
+from drumline.launchers import run_ranks
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "runs.md"
@@ -38,7 +38,7 @@ STEPS, NOT_COUNTED = 16, 4
 
 def timed(emit: Callable[[dict[str, Any]], None], name: str) -> tuple[float, float]:
     """On every rank: the median step of a job, and the pages that it makes."""
-    from drumline.job import Job
+    from drumline.core.job import Job
     from drumline.runtime.engine import initialize
 
     engine = initialize(Job.load(f"{HERE / 'cpu_jobs.py'}:{name}"), threads=1)

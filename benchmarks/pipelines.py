@@ -29,12 +29,12 @@ from split_contest.page import paste
 from torch import nn
 
 from drumline.comm.environment import connect
-from drumline.cost.lanes import play
-from drumline.cost.pipeline import peak_bytes
-from drumline.job import Job
-from drumline.launch import run_ranks
+from drumline.core.job import Job
+from drumline.costs.lanes import play
+from drumline.costs.pipeline import peak_bytes
+from drumline.launchers import run_ranks
 from drumline.runtime.engine import Engine, initialize
-from drumline.schedule.pipeline import Pipeline, pipeline_order
+from drumline.schedules.pipeline import Pipeline, pipeline_order
 
 RANKS, LAYERS, WIDTH = 4, 8, 16384
 BYTES = 4 * WIDTH

@@ -31,15 +31,15 @@ from cpu_unseen import NAMES as UNSEEN
 from split_contest.page import paste
 
 from drumline.cli.measure import measure_now
-from drumline.cluster import Cluster, Device
-from drumline.cost import Estimate, estimate
-from drumline.cost.learnt import Observed, learnt, observe
-from drumline.job import Job
-from drumline.launch import run_ranks
-from drumline.model import Profile
-from drumline.plan import Plan
-from drumline.trace import trace
-from drumline.units import format_seconds
+from drumline.clusters import Cluster, Device
+from drumline.core.job import Job
+from drumline.core.units import format_seconds
+from drumline.costs import Estimate, estimate
+from drumline.costs.learnt import Observed, learnt, observe
+from drumline.launchers import run_ranks
+from drumline.models import Profile
+from drumline.plans import Plan
+from drumline.tracing import trace
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "validate-here.md"

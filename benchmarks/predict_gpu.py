@@ -30,13 +30,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpu_models.table import TABLE, Entry
 
 import drumline as dl
-from drumline.cluster import Cluster
-from drumline.cost import estimate
-from drumline.cost.pace import at_pace
-from drumline.measure.starts import host_pace
-from drumline.model import Profile
+from drumline.clusters import Cluster
+from drumline.costs import estimate
+from drumline.costs.pace import at_pace
+from drumline.measurement.starts import host_pace
+from drumline.models import Profile
 from drumline.runtime.engine import initialize
-from drumline.trace import trace
+from drumline.tracing import trace
 
 STEPS, WARM = 20, 4
 CAP = 24 * 2**30

@@ -30,13 +30,13 @@ from split_contest.page import paste
 
 from drumline.cli.measure import measure_now
 from drumline.cli.splitting import best, can_split
-from drumline.cluster import Cluster
-from drumline.errors import PlanError, TraceError
-from drumline.job import Job
-from drumline.plan import Plan
-from drumline.search import search
-from drumline.trace import trace
-from drumline.units import format_seconds
+from drumline.clusters import Cluster
+from drumline.core.errors import PlanError, TraceError
+from drumline.core.job import Job
+from drumline.core.units import format_seconds
+from drumline.planner import search
+from drumline.plans import Plan
+from drumline.tracing import trace
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "regret.md"

@@ -43,8 +43,8 @@ def look() -> float:
     """On a rank: the logarithm of what a product and a stream take."""
     import torch
 
-    from drumline.measure.pace import PRODUCTS
-    from drumline.measure.pulse import looks
+    from drumline.measurement.pace import PRODUCTS
+    from drumline.measurement.pulse import looks
 
     seen = looks(torch.device("cpu"), LOOKS)
     product, stream = (statistics.median(math.log(s[k]) for s in seen) for k in ("matmul", "pointwise"))

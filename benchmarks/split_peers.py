@@ -21,7 +21,7 @@ from split_contest.contest import Case, Found, contest, profiled
 from split_contest.page import paste
 from split_contest.work import BLOCKS
 
-from drumline.launch import run_ranks
+from drumline.launchers import run_ranks
 
 DRUMLINE, SHM, HAND, PLAIN = "Drumline", "Drumline, shm", "by hand", "by hand, whole sequences between blocks"
 OWN = {DRUMLINE: "by_drumline:make", SHM: "by_drumline:make_shm"}

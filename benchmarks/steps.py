@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from drumline.launch import run_ranks
+from drumline.launchers import run_ranks
 
 
 def steps_of(strategy: str, group: Any, width: int, depth: int, batch: int) -> Callable[[], None]:

@@ -28,8 +28,8 @@ from split_contest.page import paste
 from torch import nn
 
 from drumline.comm.environment import connect
-from drumline.job import Job
-from drumline.launch import run_ranks
+from drumline.core.job import Job
+from drumline.launchers import run_ranks
 from drumline.partition.layout import even
 from drumline.partition.window import rows_sent
 from drumline.runtime.engine import Engine, initialize

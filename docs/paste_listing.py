@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drumline.schedule.listing import pasted
+from drumline.schedules.listing import pasted
 
 DOCUMENT = Path(__file__).with_name("collectives.md")
 

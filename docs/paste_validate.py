@@ -9,8 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-from drumline.validate import Outcome, validate
-from drumline.validate.scores import Score
+from drumline.validation import Outcome, validate
+from drumline.validation.scores import Score
 
 DOCUMENT = Path(__file__).with_name("validate.md")
 

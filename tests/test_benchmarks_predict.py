@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from drumline.cluster import Cluster, load
-from drumline.cost import estimate
-from drumline.cost.learnt import observe
-from drumline.job import Job
-from drumline.model import Profile, zoo
-from drumline.plan import Plan
+from drumline.clusters import Cluster, load
+from drumline.core.job import Job
+from drumline.costs import estimate
+from drumline.costs.learnt import observe
+from drumline.models import Profile, zoo
+from drumline.plans import Plan
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -75,7 +75,7 @@ def test_the_page_has_its_marks() -> None:
 def test_the_jobs_can_be_traced(name: str) -> None:
     import cpu_jobs
 
-    from drumline.trace import trace
+    from drumline.tracing import trace
 
     assert name in cpu_jobs.NAMES
     job = Job.load(f"{BENCHMARKS / 'cpu_jobs.py'}:{name}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.plan import Plan
+from drumline.plans import Plan
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from drumline import errors
+from drumline.core import errors
 
 TREE = [
     (errors.DrumlineError, 1, Exception),

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
 def told(name: str) -> tuple[list[str], list[str]]:
-    """The command and the output that an example's docstring has, both indented."""
+    """The command and the output that an example's docstring has, one after the other."""
     text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()), clean=False) or ""
-    blocks = [block for block in text.split("\n\n") if block.startswith("    ")]
-    command, output = blocks
-    return command.split(), [line[4:] for line in output.splitlines()]
+    blocks = [textwrap.dedent(block).rstrip() for block in text.split("\n\n")]
+    first = next(i for i, block in enumerate(blocks) if block.startswith("drumline "))
+    return blocks[first].split(), blocks[first + 1].splitlines()
 
 
 def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import ConfigDict
 
-from drumline import files
-from drumline.errors import CorruptFile, InputError, PlanError
+from drumline.core import files
+from drumline.core.errors import CorruptFile, InputError, PlanError
 
 
 @dataclass(frozen=True)

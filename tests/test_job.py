@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from drumline import Job
-from drumline.errors import JobError
-from drumline.job import guard
+from drumline.core.errors import JobError
+from drumline.core.job import guard
 
 FILE = """
 import drumline as dl

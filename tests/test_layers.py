@@ -1,4 +1,4 @@
-"""The one-way order of the rooms: a room imports only from rooms before it, and torch begins at `data`."""
+"""The one-way order of the rooms: a room imports only from rooms before it, and torch begins at `datasets`."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "drumline"
 
 ORDER = [
-    {"errors", "units", "files"},
-    {"mesh", "timeline", "job"},
-    {"schedule"},
-    {"cluster"},
-    {"model"},
-    {"plan"},
-    {"cost"},
-    {"search"},
-    {"simulate"},
-    {"report"},
-    {"validate"},
-    {"data"},
-    {"trace"},
+    {"core"},
+    {"schedules"},
+    {"clusters"},
+    {"models"},
+    {"plans"},
+    {"costs"},
+    {"planner"},
+    {"simulator"},
+    {"reports"},
+    {"validation"},
+    {"datasets"},
+    {"tracing"},
     {"comm"},
     {"mpi", "MPI"},
     {"partition"},
     {"runtime"},
-    {"measure"},
-    {"launch"},
+    {"measurement"},
+    {"launchers"},
     {"cli"},
 ]
-TORCH_BEGINS = "data"
-ARRAYS = ("cost/closed", "validate", "search/whole.py", "search/shortlist.py")
+TORCH_BEGINS = "datasets"
+ARRAYS = ("costs/closed", "validation", "planner/whole.py", "planner/shortlist.py")
 """Where numpy is imported at once before torch begins; elsewhere there, only where it is used."""
 LEVEL = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 
@@ -91,7 +90,7 @@ def test_a_room_imports_only_from_rooms_before_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_torch_begins_at_data(path: Path) -> None:
+def test_torch_begins_at_datasets(path: Path) -> None:
     room = room_of(path)
     if room in LEVEL and LEVEL[room] < LEVEL[TORCH_BEGINS]:
         heavy = [m for m, typing in imports(path) if m.split(".")[0] == "torch" and not typing]

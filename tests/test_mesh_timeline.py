@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline import Mesh, Span, Timeline
-from drumline.errors import CorruptFile
+from drumline.core.errors import CorruptFile
 
 MESH = Mesh((("pp", 2), ("shard", 3), ("tp", 2)))
 meshes = st.lists(st.integers(1, 4), max_size=4).map(lambda ns: Mesh(tuple((f"a{i}", n) for i, n in enumerate(ns))))

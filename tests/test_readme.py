@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.cluster import Cluster
-from drumline.cluster.spec import HAND
+from drumline.clusters import Cluster
+from drumline.clusters.spec import HAND
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

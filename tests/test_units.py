@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline import units
+from drumline.core import units
 
 
 @pytest.mark.parametrize(

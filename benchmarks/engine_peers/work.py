@@ -16,8 +16,8 @@ from gpt_task import VOCABULARY, Tokens
 from gpt_task import loss_of as loss_of
 from torch import nn
 
-from drumline.data import Batch, Stream
-from drumline.job import Job
+from drumline.core.job import Job
+from drumline.datasets import Batch, Stream
 
 CONTEXT, WIDTH, HEADS, BLOCKS = 32, 384, 6, 6
 KEPT = 8

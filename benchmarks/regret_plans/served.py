@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from drumline.launch import run_ranks
+from drumline.launchers import run_ranks
 
 ENGINES: dict[str, Any] = {}
 """On a rank: the engines that it has, by job and plan."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from drumline.job import Job
+from drumline.core.job import Job
 from drumline.runtime.engine import initialize
 
 from .served import ENGINES

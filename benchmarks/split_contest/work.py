@@ -11,8 +11,8 @@ import torch
 from gpt_task import ADAMW, GPT, Size, Tokens, loss_of
 from gpt_task import CLIP as CLIP
 
-from drumline.data import Batch, Stream
-from drumline.job import Job
+from drumline.core.job import Job
+from drumline.datasets import Batch, Stream
 
 SIZE = Size(context=64, width=384, heads=6, blocks=6)
 """About 10.9 million parameters."""

@@ -10,25 +10,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .errors import DrumlineError
-from .job import Job
-from .mesh import Mesh
-from .timeline import Span, Timeline
+from .core.errors import DrumlineError
+from .core.job import Job
+from .core.mesh import Mesh
+from .core.timeline import Span, Timeline
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from .clusters import Cluster
     from .comm.environment import rank_zero_first
-    from .cost import Estimate
-    from .launch import spawn
-    from .model import Profile
+    from .costs import Estimate
+    from .launchers import spawn
+    from .models import Profile
     from .partition.experts import Experts
-    from .plan import Plan
+    from .plans import Plan
     from .runtime.adopt.compat import initialize
     from .runtime.dryrun import dry_run
     from .runtime.engine import Engine
     from .runtime.guards.guard import Guards
     from .runtime.learning import rates
-    from .trace import trace as profile
+    from .tracing import trace as profile
 
 __version__ = "0.1.0"
 
@@ -54,19 +54,19 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Cluster": "cluster.Cluster",
+    "Cluster": "clusters.Cluster",
     "Engine": "runtime.engine.Engine",
-    "Estimate": "cost.Estimate",
+    "Estimate": "costs.Estimate",
     "Experts": "partition.experts.Experts",
     "Guards": "runtime.guards.guard.Guards",
-    "Plan": "plan.Plan",
-    "Profile": "model.Profile",
+    "Plan": "plans.Plan",
+    "Profile": "models.Profile",
     "dry_run": "runtime.dryrun.dry_run",
     "initialize": "runtime.adopt.compat.initialize",
-    "profile": "trace.trace",
+    "profile": "tracing.trace",
     "rank_zero_first": "comm.environment.rank_zero_first",
     "rates": "runtime.learning.rates",
-    "spawn": "launch.spawn",
+    "spawn": "launchers.spawn",
 }
 """Where each name lives. None of them is the name of a room, which would hide it."""
 

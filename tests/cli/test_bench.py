@@ -15,15 +15,15 @@ import torch
 from command import here
 
 from drumline.cli.benchargs import parse_sizes
-from drumline.cluster import Cluster, Device, Link, Node, Table
+from drumline.clusters import Cluster, Device, Link, Node, Table
 from drumline.comm import Communicator, Transport, run_threads
-from drumline.errors import InputError, VerificationError
-from drumline.measure.bench import bench_threads
-from drumline.measure.benchconfig import Config, Outcome, parse_algorithm
-from drumline.measure.collectives import Bench, Case, whole_bytes
-from drumline.measure.tables import tables, with_tables
-from drumline.report.bench import Result, page, summary, verdicts
-from drumline.schedule import ALGORITHMS
+from drumline.core.errors import InputError, VerificationError
+from drumline.measurement.bench import bench_threads
+from drumline.measurement.benchconfig import Config, Outcome, parse_algorithm
+from drumline.measurement.collectives import Bench, Case, whole_bytes
+from drumline.measurement.tables import tables, with_tables
+from drumline.reports.bench import Result, page, summary, verdicts
+from drumline.schedules import ALGORITHMS
 
 CLUSTER = Cluster("here", Device("core", "cpu", 1e9, 1e10, {"fp32": 1e10}, 1e-6), Node(2, Link(1e-5, 1e9)))
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from command import here
 
-from drumline.cluster import Cluster, Device, Link, Node
+from drumline.clusters import Cluster, Device, Link, Node
 
 MACHINE = Cluster(
     "here",
@@ -117,7 +117,7 @@ class TestPlan:
     def test_writes_the_plan(self, tmp_path: Path) -> None:
         out = tmp_path / "plan.toml"
         done = here("plan", "llama:8b", "--cluster", "dgx-h100", "--devices", 8, "-o", out, "--json")
-        from drumline.plan import Plan
+        from drumline.plans import Plan
 
         assert str(Plan.load(out)) == json.loads(done.stdout)["plans"][0]["plan"]
 
@@ -182,7 +182,7 @@ class TestBadInput:
         ],
     )
     def test_cluster_file(self, tmp_path: Path, old: str, new: str, words: list[str]) -> None:
-        good = (ROOT / "src/drumline/cluster/catalogue/dgx-h100.toml").read_text()
+        good = (ROOT / "src/drumline/clusters/catalogue/dgx-h100.toml").read_text()
         assert old in good
         (tmp_path / "c.toml").write_text(good.replace(old, new, 1))
         text = refused(2, "plan", "gpt:7b", "--cluster", "c.toml", cwd=tmp_path)

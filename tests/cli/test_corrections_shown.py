@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from command import here
 
-from drumline.cluster import Cluster, Device, Link, Node
+from drumline.clusters import Cluster, Device, Link, Node
 
 JOB = """
 import torch

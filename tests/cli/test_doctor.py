@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from drumline.cli import app
-from drumline.measure import doctor
-from drumline.measure.doctor import Finding
+from drumline.measurement import doctor
+from drumline.measurement.doctor import Finding
 
 TOPICS = ("devices", "memory", "shared memory", "limits", "disk", "network", "clock", "versions", "terminal")
 

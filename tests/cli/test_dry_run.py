@@ -74,7 +74,7 @@ def test_the_finalists_are_looked_at(folder: Path) -> None:
 
 def test_a_plan_that_fails_is_not_proposed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one fails; the answer is the best of the others, and says why."""
-    from drumline.errors import PlanError
+    from drumline.core.errors import PlanError
     from drumline.runtime import dryrun
 
     plain, seen = dryrun.dry_run, []

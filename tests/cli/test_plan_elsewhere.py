@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from command import here
 
-from drumline.plan import Plan
-from drumline.plan.config import read
+from drumline.plans import Plan
+from drumline.plans.config import read
 
-CONFIGS = Path(__file__).parents[1] / "plan" / "configs"
+CONFIGS = Path(__file__).parents[1] / "plans" / "configs"
 CLUSTER = ("--cluster", "dgx-h100", "--devices", "8")
 JOB = """
 import torch

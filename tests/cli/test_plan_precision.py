@@ -32,16 +32,16 @@ def test_models_of_the_zoo_are_scaled() -> None:
 
 def test_the_plan_is_priced_by_that_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, however many candidates there are."""
-    import drumline.search
+    import drumline.planner
 
     seen = []
-    real = drumline.search.search
+    real = drumline.planner.search
 
     def search(profile, cluster, **more):  # type: ignore[no-untyped-def]  # passed on
         seen.append(profile.precision)
         return real(profile, cluster, **more)
 
-    monkeypatch.setattr("drumline.search.search", search)
+    monkeypatch.setattr("drumline.planner.search", search)
     result = CliRunner().invoke(app, ["plan", JOB, "--cluster", "dgx-a100", "--devices", "2", "--json"])
     assert result.exit_code == 0, result.output
     assert seen == ["bf16"]

@@ -14,13 +14,13 @@ from drumline.cli import app
 from drumline.cli.checkpoints import Checkpoints, goes_on
 from drumline.cli.plan import host_bytes
 from drumline.cli.verify import workers
-from drumline.cost import Estimate
-from drumline.cost.interval import save_interval
-from drumline.errors import InputError
-from drumline.model.selective import choices
-from drumline.model.zoo import profile as zoo_profile
-from drumline.plan import Plan
-from drumline.report.text import estimate_lines
+from drumline.core.errors import InputError
+from drumline.costs import Estimate
+from drumline.costs.interval import save_interval
+from drumline.models.selective import choices
+from drumline.models.zoo import profile as zoo_profile
+from drumline.plans import Plan
+from drumline.reports.text import estimate_lines
 from drumline.runtime.checkpoint.during import Saves
 
 

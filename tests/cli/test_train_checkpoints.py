@@ -18,7 +18,7 @@ from torch import nn
 from drumline.cli.checkpoints import Checkpoints
 from drumline.cli.export import export
 from drumline.cli.train import train_now
-from drumline.errors import InputError
+from drumline.core.errors import InputError
 
 JOB = """
 import time, torch

@@ -111,7 +111,7 @@ def test_what_is_refused(folder: Path, arguments: tuple[str, ...], words: str) -
 def test_threads_are_one_process(folder: Path) -> None:
     """`backend=threads` is started as one rank, and held as such."""
     from drumline.cli.verify import verify_now
-    from drumline.plan import Plan
+    from drumline.plans import Plan
 
     example = Path(__file__).parents[2] / "examples" / "gpt.py"
     assert verify_now(str(example), Plan.parse("dp=2,backend=threads"), steps=2).passed

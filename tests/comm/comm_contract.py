@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from drumline.comm import OPERATORS, Communicator, Operator
-from drumline.errors import InputError
-from drumline.schedule import ALGORITHMS, Traffic, collective_schedule, segmented
+from drumline.core.errors import InputError
+from drumline.schedules import ALGORITHMS, Traffic, collective_schedule, segmented
 
 Check = Callable[[Communicator], None]
 SIZES = (0, 1, 2, 7, 24, 1000)

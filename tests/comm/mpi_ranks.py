@@ -21,7 +21,7 @@ from drumline.comm.mpi.collectives import SMALL, MpiCollectives, can_reduce
 from drumline.comm.mpi.post import EAGER
 from drumline.comm.mpi.transport import MpiPost, MpiTransport
 from drumline.comm.mpi.world import world
-from drumline.errors import GaveUp, InputError
+from drumline.core.errors import GaveUp, InputError
 
 
 def the_contract() -> None:

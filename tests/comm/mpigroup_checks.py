@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from drumline.comm.mpi.world import load
-from drumline.errors import InputError
-from drumline.measure.doctor.trials import OPERATIONS, PAIRS
+from drumline.core.errors import InputError
+from drumline.measurement.doctor.trials import OPERATIONS, PAIRS
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from drumline.comm import Communicator, Operator
-from drumline.schedule import ALGORITHMS
+from drumline.schedules import ALGORITHMS
 
 TABLE = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from world import World
 
-from drumline.cluster import Link
+from drumline.clusters import Link
 from drumline.comm import Communicator, TorchTransport, Transport, run_threads
 from drumline.comm.calls import Crossings, ranks_text
-from drumline.errors import DrumlineError, GaveUp, InputError
+from drumline.core.errors import DrumlineError, GaveUp, InputError
 
 SECONDS = {2: 1.0, 3: 10.0, 4: 10.0}
 """By ranks: within a second where nothing else runs meanwhile, and elsewhere long before the timeout of 20 s."""

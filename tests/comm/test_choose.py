@@ -11,15 +11,15 @@ import plain
 import pytest
 import torch
 
-from drumline import files
-from drumline.cluster import Cluster, Device, Link, Network, Node, Table
-from drumline.cluster.spec import Pair
+from drumline.clusters import Cluster, Device, Link, Network, Node, Table
+from drumline.clusters.spec import Pair
 from drumline.comm import Communicator, Transport, run_threads
 from drumline.comm.choose import ASSUMED, Chooser
-from drumline.cost.collectives import price
-from drumline.cost.links import Links
-from drumline.errors import ClusterError, InputError
-from drumline.schedule import ALGORITHMS, collective_schedule, prove, segmented
+from drumline.core import files
+from drumline.core.errors import ClusterError, InputError
+from drumline.costs.collectives import price
+from drumline.costs.links import Links
+from drumline.schedules import ALGORITHMS, collective_schedule, prove, segmented
 
 LINK = Link(2e-5, 3e9)
 SIZES = tuple(8.0 * 4**k for k in range(12))

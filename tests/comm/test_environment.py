@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drumline.comm.environment import Place, connect, place
-from drumline.errors import InputError
+from drumline.core.errors import InputError
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}

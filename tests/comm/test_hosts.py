@@ -13,7 +13,7 @@ import torch.distributed as dist
 from drumline.comm import Communicator, ThreadTransport, TorchTransport, Transport, run_threads
 from drumline.comm.hostnative import SEGMENT
 from drumline.comm.hosts import Hosts, HostTransport, find_hosts, host_digest, host_id, hosts, per_node
-from drumline.errors import InputError
+from drumline.core.errors import InputError
 from drumline.runtime.groups import group_of
 
 

@@ -19,7 +19,7 @@ from drumline.comm.mail.message import ANY
 from drumline.comm.mail.post import Post
 from drumline.comm.mail.threads import run_posts
 from drumline.comm.mail.transport import MailTransport
-from drumline.errors import GaveUp, InputError
+from drumline.core.errors import GaveUp, InputError
 
 Fn = Callable[[Matching], Any]
 

@@ -9,7 +9,7 @@ import mpiexec
 import pytest
 
 from drumline.comm.mpi import world as mpiworld
-from drumline.errors import InputError
+from drumline.core.errors import InputError
 
 MESSAGES = (
     "the_contract",

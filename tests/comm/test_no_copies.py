@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from drumline.comm import Communicator, Pending, Transport, run_threads
-from drumline.schedule import Send, ring_all_reduce
+from drumline.schedules import Send, ring_all_reduce
 
 
 class Loan:

@@ -14,7 +14,7 @@ from world import World
 from drumline.comm.mail.gloo import GlooPost
 from drumline.comm.mail.post import Post
 from drumline.comm.mail.threads import run_posts
-from drumline.errors import GaveUp
+from drumline.core.errors import GaveUp
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 5])

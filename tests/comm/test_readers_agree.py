@@ -7,12 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from drumline.cluster import Link
+from drumline.clusters import Link
 from drumline.comm import Communicator, Transport, run_threads
 from drumline.comm.executor import execute, program, whole_layout
-from drumline.cost.collectives import price
-from drumline.cost.forms import CLOSED_FORMS, RUNS_AHEAD
-from drumline.schedule import (
+from drumline.core.timeline import Timeline
+from drumline.costs.collectives import price
+from drumline.costs.forms import CLOSED_FORMS, RUNS_AHEAD
+from drumline.schedules import (
     ALGORITHMS,
     Schedule,
     Send,
@@ -22,8 +23,7 @@ from drumline.schedule import (
     ring_all_reduce,
     segmented,
 )
-from drumline.simulate import replay
-from drumline.timeline import Timeline
+from drumline.simulator import replay
 
 NAMES = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]
 SIZES = (0, 1, 5, 64, 2520, 4099)

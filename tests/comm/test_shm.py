@@ -22,7 +22,7 @@ from world import World
 
 from drumline.comm import Communicator, ShmTransport
 from drumline.comm.shm import ShmEngine, ShmPost
-from drumline.errors import GaveUp, InputError
+from drumline.core.errors import GaveUp, InputError
 
 _made: dict[str, object] = {}
 

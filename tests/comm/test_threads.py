@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from drumline.comm import Communicator, Operator, Transport, run_threads
-from drumline.errors import GaveUp, InputError
-from drumline.schedule import ring_all_reduce
+from drumline.core.errors import GaveUp, InputError
+from drumline.schedules import ring_all_reduce
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, *(pytest.param(p, marks=pytest.mark.slow) for p in (6, 7, 8, 9, 16))])

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from drumline.comm.torchgroup.errors import for_torch
-from drumline.errors import DrumlineError, GaveUp, InputError
+from drumline.core.errors import DrumlineError, GaveUp, InputError
 
 COMMAND = Path(__file__).parents[2] / "benchmarks" / "torch_group_tests.py"
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from world import World
 
 from drumline.comm import Communicator, TorchTransport
-from drumline.errors import GaveUp, InputError
+from drumline.core.errors import GaveUp, InputError
 
 Worlds = Callable[[int], World]
 

@@ -11,7 +11,7 @@ from mpi_checks import caught, everywhere, run
 
 from drumline import MPI
 from drumline.mpi import run_threads
-from drumline.schedule import ALGORITHMS, collective_schedule, prove
+from drumline.schedules import ALGORITHMS, collective_schedule, prove
 
 
 def movement(comm: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from mpi_checks import caught, in_processes
 
 from drumline import MPI
-from drumline.errors import GaveUp, InputError
+from drumline.core.errors import GaveUp, InputError
 from drumline.mpi import run_threads
 
 

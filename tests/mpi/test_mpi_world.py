@@ -16,7 +16,7 @@ import mpiexec
 from mpi_checks import in_processes
 from world import World
 
-from drumline.errors import InputError
+from drumline.core.errors import InputError
 from drumline.mpi import world as mpi_world
 
 HELLO = """

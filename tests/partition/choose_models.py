@@ -17,7 +17,7 @@ from drumline.partition.choose import choose
 from drumline.partition.moves import Axis, part_of
 from drumline.partition.program import Holder, Program, put, splits_of
 from drumline.partition.spread import Pass
-from drumline.trace.fake import fake_mode
+from drumline.tracing.fake import fake_mode
 
 WORDS = 64
 _SIZES = {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -28,7 +28,7 @@ from drumline.partition.spatial.pieces import hollow
 from drumline.partition.spread import Pass
 from drumline.partition.window import rebalance, route, window, windows
 from drumline.runtime.groups import group_of
-from drumline.trace.fake import fake_mode
+from drumline.tracing.fake import fake_mode
 
 SAMPLES = 3
 STEPS = 2

@@ -21,7 +21,7 @@ from image_functions import (
 from drumline.partition.capture import capture
 from drumline.partition.moves import Axis
 from drumline.partition.statistics import span
-from drumline.trace.fake import fake_mode
+from drumline.tracing.fake import fake_mode
 
 
 def _group_of_all() -> Axis:

@@ -16,7 +16,7 @@ from drumline.partition.layout import Split, even
 from drumline.partition.overlap import join
 from drumline.partition.shared_gradients import leave_summands
 from drumline.partition.spread import Pass
-from drumline.trace.fake import fake_mode
+from drumline.tracing.fake import fake_mode
 
 CLASSES = 4
 

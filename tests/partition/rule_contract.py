@@ -19,7 +19,7 @@ from drumline.partition.layout import Split, even
 from drumline.partition.moves import Axis, part_of
 from drumline.partition.program import Holder, Program, put
 from drumline.partition.spread import Pass
-from drumline.trace.fake import fake_mode
+from drumline.tracing.fake import fake_mode
 
 NEAR = 1e-12
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from rule_contract import Case, captured_of
 from torch import nn
 
-from drumline.errors import TraceError
+from drumline.core.errors import TraceError
 from drumline.partition.capture import capture
-from drumline.trace.fake import fake_mode
+from drumline.tracing.fake import fake_mode
 
 aten = torch.ops.aten
 

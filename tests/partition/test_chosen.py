@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from world import World
 
-from drumline.errors import PlanError
+from drumline.core.errors import PlanError
 from drumline.partition.choose import Choice, choose
 from drumline.partition.layout import Split, evenly
 from drumline.partition.moves import Axis

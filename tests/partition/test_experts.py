@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from world import World
 
-from drumline.errors import JobError, PlanError
+from drumline.core.errors import JobError, PlanError
 from drumline.partition.experts import Away, Experts, Rows, shard_experts
 from drumline.partition.moves import Axis
 

@@ -13,7 +13,7 @@ from world import World
 from drumline.partition import moves
 from drumline.partition.layout import Split
 from drumline.partition.moves import Axis
-from drumline.trace.fake import fake_mode
+from drumline.tracing.fake import fake_mode
 
 Worlds = Callable[[int], World]
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import drumline as dl
-from drumline.errors import DrumlineError
-from drumline.plan import Plan
+from drumline.core.errors import DrumlineError
+from drumline.plans import Plan
 from drumline.runtime.engine import initialize
 from drumline.runtime.proof.verify import verify
 

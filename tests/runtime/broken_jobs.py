@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import drumline as dl
-from drumline.plan import Plan
+from drumline.plans import Plan
 from drumline.runtime.proof.verify import verify
 
 _REFERENCE = {"running": False}

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields, replace
 import parity
 import small_jobs
 
-from drumline.errors import PlanError
-from drumline.plan import Plan
-from drumline.plan.combinations import FREE, HELD, conflict, refusal
+from drumline.core.errors import PlanError
+from drumline.plans import Plan
+from drumline.plans.combinations import FREE, HELD, conflict, refusal
 from drumline.runtime.proof.judge import COMPUTES
 
 RANKS = (1, 2, 3, 4)

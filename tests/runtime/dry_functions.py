@@ -18,7 +18,7 @@ import drumline as dl
 from drumline.runtime.dryrun import dry_run
 from drumline.runtime.dryrun.alive import Alive, storage_bytes
 from drumline.runtime.engine import Engine, initialize
-from drumline.trace.kinds import tensors
+from drumline.tracing.kinds import tensors
 
 NAMES = {
     "allreduce_": "all_reduce",

@@ -16,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
-from drumline.errors import GaveUp
+from drumline.core.errors import GaveUp
 from drumline.runtime.engine import Engine, initialize
 from drumline.runtime.weights import seeded_model
 
@@ -175,7 +175,7 @@ def weights_after_initialize(name: str) -> bool:
     """Sharded weights, put together, against the serial model's; also where units are small and rows do not divide."""
     expected = dict(seeded_model(small_jobs.make(name)).named_parameters())
     buffers = dict(seeded_model(small_jobs.make(name)).named_buffers())
-    with mock.patch("drumline.trace.layers.LEAST_UNIT", 40):
+    with mock.patch("drumline.tracing.layers.LEAST_UNIT", 40):
         engine = initialize(small_jobs.make(name), f"dp={dist.get_world_size()},zero=3")
     found = dict(engine.model.named_parameters())
     assert list(found) == list(expected)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import drumline as dl
-from drumline.errors import GaveUp
-from drumline.plan import Plan
+from drumline.core.errors import GaveUp
+from drumline.plans import Plan
 from drumline.runtime.guards.culprit import investigate
 from drumline.runtime.proof.verify import Verification, verify
 

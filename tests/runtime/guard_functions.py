@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 import drumline as dl
-from drumline.data.stream import split
-from drumline.errors import GaveUp
+from drumline.core.errors import GaveUp
+from drumline.datasets.stream import split
 from drumline.runtime.engine import Engine, initialize
 from drumline.runtime.guards.guard import Guards, drifted, nothing_to_compare
 

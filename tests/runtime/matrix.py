@@ -34,8 +34,8 @@ from cells import Cell
 from references import reference
 from world import LARGEST, World
 
-from drumline.errors import PlanError
-from drumline.plan import Plan
+from drumline.core.errors import PlanError
+from drumline.plans import Plan
 from drumline.runtime.proof.judge import BOUNDS, COMPRESSED, bounds_of, errors_of, limits_of, worst_of
 from drumline.runtime.proof.verify import engine_of, run_plan
 from drumline.runtime.unused import unused_parameters

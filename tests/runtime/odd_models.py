@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from drumline.plan import Plan
+from drumline.plans import Plan
 from drumline.runtime.proof.verify import verify
 
 
@@ -190,7 +190,7 @@ ODD = (Twice, Lists, Reads, Norm1d, FrozenNorm, Pair, Listed, Counting, Encoder,
 def run(model: type[nn.Module], plan: str) -> tuple[Any, list[str]]:
     """On every rank: the verification, and what was warned of."""
     job = small_jobs.make("mlp", model=model, clip=None, **_CHANGES.get(model, {}))
-    with warnings.catch_warnings(record=True) as told, mock.patch("drumline.trace.layers.LEAST_UNIT", 40):
+    with warnings.catch_warnings(record=True) as told, mock.patch("drumline.tracing.layers.LEAST_UNIT", 40):
         warnings.simplefilter("always")
         result = verify(job, Plan.parse(plan), steps=3)
     return result, [str(w.message) for w in told]

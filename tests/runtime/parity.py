@@ -13,9 +13,9 @@ from unittest import mock
 import small_jobs
 import torch
 
-from drumline.errors import PlanError
-from drumline.plan import Plan
-from drumline.plan.combinations import FREE, HELD, refusal
+from drumline.core.errors import PlanError
+from drumline.plans import Plan
+from drumline.plans.combinations import FREE, HELD, refusal
 from drumline.runtime.engine import initialize
 from drumline.runtime.proof.reference import run_reference
 from drumline.runtime.proof.verify import Verification, verify
@@ -145,7 +145,7 @@ def plan_of(row: Row) -> Plan:
 @contextmanager
 def as_in_life(plan: str) -> Iterator[None]:
     """Small layers are shards of their own, as large ones are; torch may warn of what is its own or does no harm."""
-    with mock.patch("drumline.trace.layers.LEAST_UNIT", 40), warnings.catch_warnings():
+    with mock.patch("drumline.tracing.layers.LEAST_UNIT", 40), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # no loss here writes to it
         if "compile=true" in plan:
             warnings.simplefilter("ignore")  # torch's compiler reads what it warns of

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 import small_jobs
 from cells import Cell, Fate, not_here, refused
 
-from drumline.errors import PlanError
-from drumline.plan import Plan
-from drumline.plan.combinations import HELD
+from drumline.core.errors import PlanError
+from drumline.plans import Plan
+from drumline.plans.combinations import HELD
 from drumline.runtime.proof.judge import COMPUTES
 
 RANKS = (2, 4, 8)

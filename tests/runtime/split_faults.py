@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from drumline.partition import window
 from drumline.partition.spatial import norm
-from drumline.plan import Plan
+from drumline.plans import Plan
 from drumline.runtime.parallel import model as split_model
 from drumline.runtime.parallel.spreading import Spreader
 from drumline.runtime.proof import verify as proof

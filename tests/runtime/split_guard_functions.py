@@ -9,7 +9,7 @@ import small_jobs
 import torch
 from torch import nn
 
-from drumline.errors import GaveUp
+from drumline.core.errors import GaveUp
 from drumline.runtime.engine import Engine, initialize
 from drumline.runtime.guards.guard import Guards, drifted, nothing_to_compare
 

@@ -8,7 +8,7 @@ import small_jobs
 import torch
 from torch import nn
 
-from drumline.plan import Plan
+from drumline.plans import Plan
 from drumline.runtime.proof.verify import verify
 
 

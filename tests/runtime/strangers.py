@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from drumline.plan import Plan
+from drumline.plans import Plan
 from drumline.runtime.proof.verify import Verification, verify
 
 WORDS = hf_jobs.WORDS
@@ -202,7 +202,7 @@ _JOBS: dict[Any, dict[str, Any]] = {
 def run(model: Any, plan: str, steps: int = 3) -> Verification | None:
     """On every rank: verify a model under a plan; small layers are units, as large ones are."""
     job = small_jobs.make("mlp", model=model, clip=None, **_JOBS.get(model, {}))
-    with mock.patch("drumline.trace.layers.LEAST_UNIT", 40):
+    with mock.patch("drumline.tracing.layers.LEAST_UNIT", 40):
         return verify(job, Plan.parse(plan), steps=steps)
 
 

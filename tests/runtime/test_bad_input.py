@@ -11,7 +11,7 @@ import small_jobs
 import torch
 from world import World
 
-from drumline.errors import JobError
+from drumline.core.errors import JobError
 from drumline.runtime.engine import initialize
 
 Worlds = Callable[[int], World]

@@ -13,7 +13,7 @@ import pytest
 from command import here
 from world import World
 
-from drumline.errors import InputError, PlanError, TraceError
+from drumline.core.errors import InputError, PlanError, TraceError
 
 Worlds = Callable[[int], World]
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from world import World
 
-from drumline.plan import Plan
-from drumline.report.division import Division, division_of
+from drumline.plans import Plan
+from drumline.reports.division import Division, division_of
 from drumline.runtime.engine import initialize
 from drumline.runtime.proof.verify import verify
 from drumline.runtime.train import train

@@ -16,8 +16,8 @@ from torch import nn
 from world import World
 
 import drumline as dl
-from drumline.errors import InputError, PlanError, TraceError
-from drumline.plan import Plan
+from drumline.core.errors import InputError, PlanError, TraceError
+from drumline.plans import Plan
 from drumline.runtime.dryrun import DryRun, dry_run, kinds_of_ranks
 from drumline.runtime.dryrun.kernels import Kernels
 

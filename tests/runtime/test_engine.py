@@ -15,8 +15,8 @@ import small_jobs
 import torch
 from world import World
 
-from drumline.errors import JobError, PlanError
-from drumline.plan import Plan
+from drumline.core.errors import JobError, PlanError
+from drumline.plans import Plan
 
 Worlds = Callable[[int], World]
 PLANS = ["dp=1", "dp=2", "dp=3,micro=2", "dp=4,zero=3", "dp=2,zero=3,recompute=full,micro=3", "dp=1,zero=3"]

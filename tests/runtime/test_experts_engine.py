@@ -17,10 +17,10 @@ import torch
 from world import World
 
 import drumline as dl
-from drumline.errors import PlanError
+from drumline.core.errors import PlanError
 from drumline.partition.experts import Experts
-from drumline.plan import Plan
-from drumline.plan.combinations import check, conflict
+from drumline.plans import Plan
+from drumline.plans.combinations import check, conflict
 
 Worlds = Callable[..., World]
 IMPORTS = 200.0

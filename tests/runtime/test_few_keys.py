@@ -11,10 +11,10 @@ import split_cost_functions as functions
 from cells import Cell
 from world import World
 
-from drumline.cost.divide import divide
-from drumline.cost.roles import COLUMN, ROW, roles_of
-from drumline.plan import Plan
-from drumline.trace import trace
+from drumline.costs.divide import divide
+from drumline.costs.roles import COLUMN, ROW, roles_of
+from drumline.plans import Plan
+from drumline.tracing import trace
 
 Worlds = Callable[[int], World]
 JOB = "keys"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from world import World
 
-from drumline.errors import GaveUp
+from drumline.core.errors import GaveUp
 from drumline.runtime.engine import initialize
 from drumline.runtime.scaler import LossScale
 

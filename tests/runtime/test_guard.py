@@ -11,8 +11,8 @@ import pytest
 import torch
 from world import World
 
-from drumline.errors import InputError, PlanError
-from drumline.plan import Plan
+from drumline.core.errors import InputError, PlanError
+from drumline.plans import Plan
 from drumline.runtime.guards.culprit import Finding, blamed, explain
 from drumline.runtime.guards.digest import CHUNK, digest
 from drumline.runtime.guards.guard import Guard, Guards, Spikes

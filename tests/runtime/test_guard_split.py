@@ -10,7 +10,7 @@ import split_guard_functions as on_ranks
 import torch
 from world import World
 
-from drumline.plan import Plan
+from drumline.plans import Plan
 from drumline.runtime.guards.digest import vote_by_name
 
 Worlds = Callable[..., World]

@@ -19,11 +19,11 @@ from rich.console import Console
 
 from drumline.cli.screen import Screen
 from drumline.cli.train import Shown
-from drumline.cluster import load
-from drumline.data.stream import Stream
-from drumline.errors import CorruptFile, InputError
-from drumline.report import StepRecord
-from drumline.report.steps import earlier_steps, read_steps, step_line
+from drumline.clusters import load
+from drumline.core.errors import CorruptFile, InputError
+from drumline.datasets.stream import Stream
+from drumline.reports import StepRecord
+from drumline.reports.steps import earlier_steps, read_steps, step_line
 from drumline.runtime.observe.log import Facts, Log, fit, fold, peak_of, words
 from drumline.runtime.observe.sinks import JsonFile, JsonStream, TensorBoard, Wandb, numbers
 from drumline.runtime.observe.slowest import compare
@@ -133,7 +133,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, width: int, terminal: bool, **options
         no_color=True,
         legacy_windows=False,
     )
-    monkeypatch.setattr("drumline.report.text.console", lambda **_: console)
+    monkeypatch.setattr("drumline.reports.text.console", lambda **_: console)
     return Screen(100, quiet=False, **options), out
 
 

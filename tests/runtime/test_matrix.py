@@ -13,8 +13,8 @@ import small_jobs
 from cells import Cell
 from world import World
 
-from drumline.plan import Plan
-from drumline.plan.combinations import HELD, refusal
+from drumline.plans import Plan
+from drumline.plans.combinations import HELD, refusal
 
 Worlds = Callable[[int], World]
 

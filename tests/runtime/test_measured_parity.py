@@ -9,7 +9,7 @@ import pytest
 import small_jobs
 from world import World
 
-from drumline.plan import Plan
+from drumline.plans import Plan
 from drumline.runtime.engine import initialize
 
 Worlds = Callable[[int], World]

@@ -13,8 +13,8 @@ import split_cells
 from cells import Cell
 from world import World
 
-from drumline.plan import Plan
-from drumline.plan.combinations import FREE, HELD
+from drumline.plans import Plan
+from drumline.plans.combinations import FREE, HELD
 
 Worlds = Callable[[int], World]
 STEPS = 3

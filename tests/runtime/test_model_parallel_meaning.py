@@ -11,7 +11,7 @@ import split_functions as on_ranks
 import torch
 from world import World
 
-from drumline.plan import Plan
+from drumline.plans import Plan
 
 Worlds = Callable[[int], World]
 

@@ -11,8 +11,8 @@ import torch
 import triple_functions as on_ranks
 from world import World
 
-from drumline.errors import JobError, PlanError
-from drumline.plan import Plan
+from drumline.core.errors import JobError, PlanError
+from drumline.plans import Plan
 from drumline.runtime.learning.noise import Noise, NoiseAverage, Norms, judge
 
 D, SIGMA = 5, 2.0

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 from world import World
 
-from drumline.errors import PlanError
+from drumline.core.errors import PlanError
 
 Worlds = Callable[[int], World]
 

@@ -10,7 +10,7 @@ import small_jobs
 import torch
 from world import World
 
-from drumline.plan.combinations import FREE, HELD, refusal
+from drumline.plans.combinations import FREE, HELD, refusal
 from drumline.runtime.proof.verify import Verification
 
 Worlds = Callable[[int], World]

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from drumline.cost import batch as scaling
-from drumline.errors import JobError
+from drumline.core.errors import JobError
+from drumline.costs import batch as scaling
 from drumline.runtime.learning import deepspeed_rates, rates
 
 CURVES: list[rates.Curve] = [

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from drumline.comm.environment import disconnect
-from drumline.errors import JobError
+from drumline.core.errors import JobError
 from drumline.runtime.dryrun import dry_run
 from drumline.runtime.dryrun.alive import Alive
 from drumline.runtime.dryrun.recurrent import KINDS, Gradients, Needs, StandIns
 from drumline.runtime.engine import initialize
-from drumline.trace.running import RunningMode
+from drumline.tracing.running import RunningMode
 
 CPU = torch.device("cpu")
 LAYERS = {

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from world import World
 
-from drumline.plan import Plan
-from drumline.trace.warned import let_weights_lie_apart
+from drumline.plans import Plan
+from drumline.tracing.warned import let_weights_lie_apart
 
 Worlds = Callable[[int], World]
 

@@ -14,10 +14,10 @@ from command import here
 from torch import nn
 
 from drumline.cli.splitting import best
-from drumline.errors import DrumlineError, PlanError, TraceError
-from drumline.plan import Plan
+from drumline.core.errors import DrumlineError, PlanError, TraceError
+from drumline.planner.answer import Answer, Candidate
+from drumline.plans import Plan
 from drumline.runtime.parallel.rehearsal import rehearse
-from drumline.search.answer import Answer, Candidate
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from world import World
 
-from drumline.cost.memory import peak_memory
-from drumline.errors import PlanError
-from drumline.model import Profile
-from drumline.model.selective import choices
-from drumline.plan import Plan, check
+from drumline.core.errors import PlanError
+from drumline.costs.memory import peak_memory
+from drumline.models import Profile
+from drumline.models.selective import choices
+from drumline.plans import Plan, check
 from drumline.runtime.memory.recompute import recompute
 from drumline.runtime.memory.selective import MOST_LOOKS, SelectiveLayer, recompute_selectively
-from drumline.trace import trace
+from drumline.tracing import trace
 
 WIDE = 96
 """Rows long enough that a CPU keeps their products."""

@@ -10,11 +10,11 @@ import pytest
 import split_cost_functions as functions
 from world import World
 
-from drumline.cluster import load
-from drumline.cost.divided import Divided
-from drumline.cost.layers import largest_share
-from drumline.plan import Plan
-from drumline.trace import trace
+from drumline.clusters import load
+from drumline.costs.divided import Divided
+from drumline.costs.layers import largest_share
+from drumline.plans import Plan
+from drumline.tracing import trace
 
 Worlds = Callable[[int], World]
 CLUSTER = load("dgx-h100")

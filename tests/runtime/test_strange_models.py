@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from world import World
 
-from drumline.errors import PlanError, TraceError
+from drumline.core.errors import PlanError, TraceError
 from drumline.runtime.proof.chance import without_chance
 
 Worlds = Callable[[int], World]

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from world import World
 
-from drumline.errors import JobError, TraceError
+from drumline.core.errors import JobError, TraceError
 from drumline.runtime.proof.witness import Exact
-from drumline.trace.fake import fake_mode
-from drumline.trace.grouped import GroupedProduct, group_in_any_type
+from drumline.tracing.fake import fake_mode
+from drumline.tracing.grouped import GroupedProduct, group_in_any_type
 
 Worlds = Callable[[int], World]
 needs_transformers = pytest.mark.skipif(bool(hf_jobs.missing()), reason=hf_jobs.missing())

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from world import World
 
-from drumline.errors import JobError, PlanError
+from drumline.core.errors import JobError, PlanError
 from drumline.runtime.engine import initialize
 
 Worlds = Callable[[int], World]

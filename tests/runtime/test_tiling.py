@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from world import World
 
-from drumline.errors import PlanError
-from drumline.plan import Plan
+from drumline.core.errors import PlanError
+from drumline.plans import Plan
 from drumline.runtime.memory.tiled import PartOf
 from drumline.runtime.memory.tiling import choose, parts_of, tile
 from drumline.runtime.strategies.pieces import Part

@@ -17,8 +17,8 @@ from world import World
 
 import drumline as dl
 from drumline.comm.environment import disconnect
-from drumline.errors import GaveUp, InputError, JobError, PlanError
-from drumline.plan.deepspeed import Named
+from drumline.core.errors import GaveUp, InputError, JobError, PlanError
+from drumline.plans.deepspeed import Named
 from drumline.runtime.adopt.given import Given
 from drumline.runtime.adopt.named_optimizer import named_optimizer
 from drumline.runtime.unused import unused_parameters
@@ -307,7 +307,7 @@ def test_the_loader(world: Worlds, drop: bool) -> None:
 
 
 def test_keys_without_effect_are_told(world: Worlds, caplog: pytest.LogCaptureFixture) -> None:
-    from drumline.plan.deepspeed import read
+    from drumline.plans.deepspeed import read
     from drumline.runtime.adopt.compat import _say
 
     with caplog.at_level(logging.INFO, logger="drumline"):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import triple_functions as on_ranks
 
 import drumline as dl
-from drumline.data import Loader, Stream
+from drumline.datasets import Loader, Stream
 from drumline.runtime.learning.noise import noise_scale
 
 pytestmark = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from world import World
 
-from drumline.plan import Plan
+from drumline.plans import Plan
 
 Worlds = Callable[[int], World]
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from conftest import left_behind
 from world import Hang, RankFailed, World
 
-from drumline.errors import PlanError
+from drumline.core.errors import PlanError
 
 Worlds = Callable[[int], World]
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from drumline.runtime.memory.tiling import parts_of, tile
 from drumline.runtime.strategies.pieces import Part
-from drumline.trace.fake import call
+from drumline.tracing.fake import call
 
 WORDS = 40
 Step = Callable[[nn.Module, Any, torch.Tensor], torch.Tensor]

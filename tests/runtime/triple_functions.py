@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import drumline as dl
-from drumline.data import split
-from drumline.data.stream import Stream
+from drumline.datasets import split
+from drumline.datasets.stream import Stream
 from drumline.runtime.guards.guard import Guards
 
 DOUBLE = torch.float64

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from ..errors import DrumlineError
+from ..core.errors import DrumlineError
 from .bench import bench
 from .demo import demo
 from .doctor import doctor

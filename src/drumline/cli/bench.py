@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from ..units import format_bytes, format_rate, format_seconds
+from ..core.errors import InputError
+from ..core.units import format_bytes, format_rate, format_seconds
 from .benchargs import TRANSPORTS, algorithms_of, cluster_of, collectives_of, dtype_of, parse_sizes, transports_of
 
 if TYPE_CHECKING:
-    from ..measure.benchconfig import Config, Outcome
-    from ..report.bench import Result
+    from ..measurement.benchconfig import Config, Outcome
+    from ..reports.bench import Result
 
 
 def bench(
@@ -42,7 +42,7 @@ def bench(
     if listing:
         _list(names, ranks, as_json=as_json)
         return
-    from ..measure.benchconfig import Config
+    from ..measurement.benchconfig import Config
 
     config = Config(
         names,
@@ -71,9 +71,9 @@ def measured(config: Config, ranks: int, *, quiet: bool) -> Outcome | None:
     from dataclasses import replace
 
     from ..comm.environment import disconnect, place
-    from ..launch import run_ranks
-    from ..measure.bench import bench_rank, bench_threads
-    from ..measure.benchconfig import Outcome
+    from ..launchers import run_ranks
+    from ..measurement.bench import bench_rank, bench_threads
+    from ..measurement.benchconfig import Outcome
 
     outcome, where = Outcome(), place()
     between = tuple(t for t in config.transports if t != "threads")
@@ -99,7 +99,7 @@ def measured(config: Config, ranks: int, *, quiet: bool) -> Outcome | None:
 
 def document(outcome: Outcome) -> dict[str, Any]:
     """What `--json` prints."""
-    from ..report.bench import verdicts
+    from ..reports.bench import verdicts
 
     return {
         "results": [r.plain() for r in outcome.results],
@@ -135,7 +135,7 @@ class _Progress:
         if not self._quiet and sys.stderr.isatty():
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-            from ..report.text import console
+            from ..reports.text import console
 
             columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
             self._bar = Progress(*columns, console=console(stderr=True), transient=True)
@@ -159,8 +159,8 @@ class _Progress:
 
 
 def _list(names: tuple[str, ...], ranks: int, *, as_json: bool) -> None:
-    from ..schedule.listing import HEADS
-    from ..schedule.listing import listing as rows_of
+    from ..schedules.listing import HEADS
+    from ..schedules.listing import listing as rows_of
     from .common import print_json
 
     rows = [row for row in rows_of(ranks) if row.collective in names]
@@ -169,7 +169,7 @@ def _list(names: tuple[str, ...], ranks: int, *, as_json: bool) -> None:
         return
     from rich.table import Table
 
-    from ..report.text import NARROW, console
+    from ..reports.text import NARROW, console
 
     out = console()
     table = Table(box=None, pad_edge=False, padding=(0, 1 if out.width < NARROW else 2, 0, 0), show_edge=False)
@@ -182,9 +182,9 @@ def _list(names: tuple[str, ...], ranks: int, *, as_json: bool) -> None:
 
 
 def _print(outcome: Outcome, *, details: bool) -> None:
-    from ..report.bench import summary
-    from ..report.benchtext import bench_tables
-    from ..report.text import console
+    from ..reports.bench import summary
+    from ..reports.benchtext import bench_tables
+    from ..reports.text import console
 
     out = console()
     for name, (link, error) in outcome.links.items():
@@ -213,16 +213,16 @@ def _write(outcome: Outcome, ranks: int, save: str | None, picture: str | None, 
     stamp = f"measured {when} on {platform.node()}, {ranks} ranks, by drumline bench"
     said: Callable[[str], None] = lambda text: None if quiet else print(text, file=sys.stderr)  # noqa: E731
     if save is not None:
-        from ..cluster import Cluster
-        from ..measure.tables import with_tables
+        from ..clusters import Cluster
+        from ..measurement.tables import with_tables
         from .common import this_machine
 
         base = Cluster.load(save) if Path(save).exists() else this_machine(ranks, say=not quiet)
         with_tables(base, outcome, stamp).save(save)
         said(f"tables written to {save}")
     if picture is not None:
-        from .. import files
-        from ..report.bench import page, summary
+        from ..core import files
+        from ..reports.bench import page, summary
 
         title = f"Collectives of {ranks} ranks: {_headline(outcome.results)}"
         files.write_text(picture, page(outcome.results, title=title, notes=[stamp, summary(outcome.results)]))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..errors import InputError, nearest
-from ..units import format_bytes, parse_bytes
+from ..core.errors import InputError, nearest
+from ..core.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
+    from ..clusters import Cluster
 
 TRANSPORTS = ("threads", "gloo", "shm", "nccl", "mpi")
 _FACTOR = 8
@@ -38,8 +38,8 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 def collectives_of(names: Iterable[str]) -> tuple[str, ...]:
     """Those that were named, or all."""
-    from ..measure.benchconfig import MESSAGES
-    from ..schedule import ALGORITHMS
+    from ..measurement.benchconfig import MESSAGES
+    from ..schedules import ALGORITHMS
 
     known = (*MESSAGES, *ALGORITHMS)
     chosen = tuple(dict.fromkeys(names)) or known
@@ -53,8 +53,8 @@ def collectives_of(names: Iterable[str]) -> tuple[str, ...]:
 
 def algorithms_of(text: str, collectives: tuple[str, ...]) -> tuple[str, ...]:
     """Names between commas, each known to at least one of the collectives."""
-    from ..measure.benchconfig import parse_algorithm
-    from ..schedule import ALGORITHMS
+    from ..measurement.benchconfig import parse_algorithm
+    from ..schedules import ALGORITHMS
 
     if text == "all":
         return ("all",)
@@ -83,7 +83,7 @@ def transports_of(text: str) -> tuple[str, ...]:
 
 def dtype_of(name: str) -> str:
     """A type of elements."""
-    from ..measure.benchconfig import DTYPES
+    from ..measurement.benchconfig import DTYPES
 
     if name not in DTYPES:
         raise InputError(f"--dtype {name}", rule=f"known: {', '.join(DTYPES)}", fix=nearest(name, DTYPES))
@@ -92,6 +92,6 @@ def dtype_of(name: str) -> str:
 
 def cluster_of(name: str | None) -> Cluster | None:
     """The file, or one of the catalogue."""
-    from ..cluster import load
+    from ..clusters import load
 
     return None if name is None else load(name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..core.errors import InputError
 
 if TYPE_CHECKING:
     from ..runtime.checkpoint.during import Saves
@@ -44,8 +44,8 @@ class Checkpoints:
         """How often to save, when a save has kept the training waiting for `stall` seconds; nothing where none has."""
         if not self.every or not stall or not step:
             return ""
-        from ..cost.interval import save_interval
-        from ..units import format_seconds
+        from ..core.units import format_seconds
+        from ..costs.interval import save_interval
 
         mtbf = self._mtbf()
         best = save_interval(stall, mtbf)
@@ -56,7 +56,7 @@ class Checkpoints:
         )
 
     def _mtbf(self) -> float:
-        from ..units import parse_seconds
+        from ..core.units import parse_seconds
 
         try:
             found = parse_seconds(self.mtbf)

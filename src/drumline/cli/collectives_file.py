@@ -6,20 +6,20 @@ import csv
 import dataclasses
 import io
 
-from ..files import read_text
+from ..core.files import read_text
 
 
 def has_collectives(file: str) -> bool:
     """Whether a file's columns are those of published collectives."""
-    from ..cost.fabric.rows import is_collectives
+    from ..costs.fabric.rows import is_collectives
 
     return is_collectives(next(csv.reader(io.StringIO(read_text(file))), []))
 
 
 def validate_collectives_file(file: str, *, loso: bool, as_json: bool) -> None:
     """Predict every row, and say how far off."""
-    from ..cost.fabric import validate_collectives
-    from ..report.text import console
+    from ..costs.fabric import validate_collectives
+    from ..reports.text import console
     from .common import print_json
 
     found = validate_collectives(file, leave_one_out=loso)

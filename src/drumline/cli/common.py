@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError, nearest
+from ..core.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
-    from ..model import Profile
-    from ..plan import Plan
+    from ..clusters import Cluster
+    from ..models import Profile
+    from ..plans import Plan
 
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="What if: node.link.bandwidth=400GB/s (again and again).")
@@ -38,19 +38,19 @@ def profile_of(target: str, *, batch: int | None = None, precision: str = "", de
     import dataclasses
 
     if is_job(target):
-        from ..job import Job
-        from ..trace import trace
-        from ..trace.autocast import HALVES
+        from ..core.job import Job
+        from ..tracing import trace
+        from ..tracing.autocast import HALVES
 
         half = precision in HALVES
         profile = trace(Job.load(target), precision=precision, device=device) if half else trace(Job.load(target))
         return profile if batch is None else dataclasses.replace(profile, batch_size=batch)
     if target.endswith(".json"):
-        from ..model import Profile
+        from ..models import Profile
 
         profile = Profile.load(target)
         return profile if batch is None else dataclasses.replace(profile, batch_size=batch)
-    from ..model import zoo
+    from ..models import zoo
 
     if not zoo.is_zoo(target):
         raise InputError(
@@ -70,9 +70,9 @@ def profile_in(target: str, profile: Profile, precision: str, device: str) -> Pr
 
     if not is_job(target) or profile.precision:
         return profile
-    from ..job import Job
-    from ..trace import trace
-    from ..trace.autocast import HALVES
+    from ..core.job import Job
+    from ..tracing import trace
+    from ..tracing.autocast import HALVES
 
     if precision not in HALVES:
         return profile
@@ -87,9 +87,9 @@ def cluster_of(
 
     Second, what it was taken from: with as many devices as there may be. `changes` are what `--set` asks for.
     """
-    from ..cluster import load
-    from ..cost.what_if import what_if
-    from ..units import parse_bytes
+    from ..clusters import load
+    from ..core.units import parse_bytes
+    from ..costs.what_if import what_if
 
     if devices is not None and devices < 1:
         raise InputError(f"--devices {devices}", rule="at least one device")
@@ -104,7 +104,7 @@ def cluster_of(
 
 def this_machine(ranks: int | None, *, say: bool = True) -> Cluster:
     """This machine with that many ranks, from the cache or measured now."""
-    from ..cluster import Cluster
+    from ..clusters import Cluster
     from .measure import measure_now
 
     ranks = max(ranks or 1, local_devices())
@@ -140,7 +140,7 @@ def cached(ranks: int) -> Path:
 
 def plan_of(text: str) -> Plan:
     """A plan from the notation or from a file."""
-    from ..plan import Plan
+    from ..plans import Plan
 
     return Plan.load(text) if text.endswith(".toml") else Plan.parse(text)
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import DrumlineError, InputError
+from ..core.errors import DrumlineError, InputError
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
-    from ..cost import Estimate
-    from ..model import Profile
-    from ..plan import Plan
-    from ..report import Run
-    from ..timeline import Timeline
+    from ..clusters import Cluster
+    from ..core.timeline import Timeline
+    from ..costs import Estimate
+    from ..models import Profile
+    from ..plans import Plan
+    from ..reports import Run
 
 LEAST_STEPS = 3
 """Counted steps, after warm-up and the recorded one, below which a run teaches nothing."""
@@ -31,7 +31,7 @@ NoCorrections = Annotated[
 
 def cluster_file(name: str | None, devices: int | None) -> Path | None:
     """The file that `cluster_of` reads for these; none for a name of the catalogue, which is no machine of ours."""
-    from ..cluster import catalogue
+    from ..clusters import catalogue
     from .common import cached, local_devices
 
     if name is None:
@@ -44,9 +44,9 @@ def cluster_file(name: str | None, devices: int | None) -> Path | None:
 
 def with_corrections(cluster: Cluster, file: Path | None, *, use: bool) -> Cluster:
     """The cluster with what runs taught about its file; plain where that is not wanted, or cannot be read."""
-    from ..cluster.corrections import Corrections
-    from ..cost.history import beside, measurement_of, read, usable
-    from ..cost.learnt import learnt
+    from ..clusters.corrections import Corrections
+    from ..costs.history import beside, measurement_of, read, usable
+    from ..costs.learnt import learnt
 
     plain = dataclasses.replace(cluster, corrections=Corrections())
     if not use or file is None or not beside(file).exists():
@@ -88,9 +88,9 @@ def keep(
 
     Gives back a sentence about it, or nothing.
     """
-    from ..cost import estimate
-    from ..cost.history import add, beside, measurement_of
-    from ..cost.learnt import observe
+    from ..costs import estimate
+    from ..costs.history import add, beside, measurement_of
+    from ..costs.learnt import observe
 
     if file is None or not run.cluster.measured:
         return ""  # a data sheet is not what ran
@@ -118,8 +118,8 @@ def keep(
 
 def timeline_of(profile: Profile, plan: Plan, machines: Cluster, e: Estimate, speed: float) -> Timeline:
     """The predicted step; a correction stretches all of it alike, because the replay knows no corrections."""
-    from ..cost import estimate
-    from ..simulate.step import simulate_step
+    from ..costs import estimate
+    from ..simulator.step import simulate_step
 
     plain = with_corrections(machines, None, use=False)
     speed *= e.uncorrected_seconds / e.step_seconds if e.step_seconds else 1.0
@@ -128,7 +128,7 @@ def timeline_of(profile: Profile, plan: Plan, machines: Cluster, e: Estimate, sp
 
 def forget(ranks: int | None, output: str | None) -> list[Path]:
     """Remove what runs taught: about one cluster file, or about this machine with some or any number of ranks."""
-    from ..cost.history import beside, forget
+    from ..costs.history import beside, forget
     from .common import cached
 
     if output is not None:
@@ -143,11 +143,11 @@ def forget(ranks: int | None, output: str | None) -> list[Path]:
 
 def here(profile: Profile, *, use: bool) -> Estimate | None:
     """The step on one device of this machine, where it has been measured and runs have taught something about it."""
-    from ..cluster import Cluster
-    from ..cost import estimate
-    from ..cost.history import beside
-    from ..plan import Plan
-    from ..search import default_precision
+    from ..clusters import Cluster
+    from ..costs import estimate
+    from ..costs.history import beside
+    from ..planner import default_precision
+    from ..plans import Plan
 
     file = cluster_file(None, None)
     if not use or file is None or not beside(file).exists():
@@ -163,6 +163,6 @@ def here(profile: Profile, *, use: bool) -> Estimate | None:
 
 def described(e: Estimate) -> str:
     """`corrected by 3 runs on this machine, 1 of them of this job (x1.18); 34 ms without`, or nothing."""
-    from ..units import format_seconds
+    from ..core.units import format_seconds
 
     return f"{e.correction}; {format_seconds(e.raw_seconds)} without" if e.raw_seconds else ""

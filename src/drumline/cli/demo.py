@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from ..errors import InputError
+from ..core.errors import InputError
 
 
 def demo(
@@ -15,11 +15,11 @@ def demo(
     steps: int = typer.Option(60, "--steps", help="Optimizer steps."),
 ) -> None:
     """The whole loop on this machine, in a minute."""
-    from ..job import Job
-    from ..plan import Plan
-    from ..report.text import console
-    from ..search import search
-    from ..trace import trace
+    from ..core.job import Job
+    from ..planner import search
+    from ..plans import Plan
+    from ..reports.text import console
+    from ..tracing import trace
     from .common import cached, local_devices
     from .measure import measure_now
     from .train import train_now

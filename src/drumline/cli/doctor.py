@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..measure.doctor import Finding, Trial
+    from ..measurement.doctor import Finding, Trial
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red", "refused": "dim", "not tried": "dim"}
 _SHORT = {"ok": "ok", "refused": "no", "wrong": "WRONG", "hangs": "HANGS", "aborts": "ABORTS", "not tried": "-"}
@@ -30,7 +30,7 @@ def doctor(
     import dataclasses
     import time
 
-    from ..report.text import console
+    from ..reports.text import console
     from .common import print_json
 
     start = time.monotonic()
@@ -59,7 +59,7 @@ def doctor(
 
 def _collect(say: Callable[[str], None], *, quick: bool) -> tuple[list[Finding], list[Trial]]:
     """Look at everything, and try everything unless it shall be quick."""
-    from ..measure.doctor import columns, examine, judge, try_column
+    from ..measurement.doctor import columns, examine, judge, try_column
 
     findings = examine(lambda topic: say(f"looking at {topic}"))
     trials: list[Trial] = []
@@ -79,7 +79,7 @@ def _collect(say: Callable[[str], None], *, quick: bool) -> tuple[list[Finding],
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[str], None]]:
     """A line that changes on a terminal; elsewhere one plain line per backend."""
-    from ..report.text import console
+    from ..reports.text import console
 
     if quiet:
         yield lambda text: None

@@ -7,15 +7,15 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DrumlineError, InputError, TraceError
-from ..units import format_bytes
+from ..core.errors import DrumlineError, InputError, TraceError
+from ..core.units import format_bytes
 from .common import is_job
 from .plan_sections import Section
 
 if TYPE_CHECKING:
-    from ..cost import Estimate
-    from ..job import Job
-    from ..plan import Plan
+    from ..core.job import Job
+    from ..costs import Estimate
+    from ..plans import Plan
     from ..runtime.dryrun import DryRun, Rank
 
 
@@ -81,7 +81,7 @@ class Finalists:
 
 def job_of(target: str) -> Job:
     """A job; a profile has no model to run."""
-    from ..job import Job
+    from ..core.job import Job
 
     if not is_job(target):
         raise InputError(
@@ -127,6 +127,6 @@ def _ranks_text(name: str, ranks: tuple[int, ...]) -> str:
 
 def json_of(run: DryRun) -> Any:
     """The file form."""
-    from .. import files
+    from ..core import files
 
     return files.to_plain(run)

@@ -7,18 +7,18 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DoesNotFit, InputError, PlanError, nearest
+from ..core.errors import DoesNotFit, InputError, PlanError, nearest
 from .common import cluster_of, plan_of, print_json, profile_of
 from .corrections import cluster_file, with_corrections
 from .setting import setting_of
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
-    from ..cost import Estimate
-    from ..model import Profile
-    from ..plan import Plan
-    from ..plan.emit import Emitted, Setting
-    from ..plan.imported import Imported
+    from ..clusters import Cluster
+    from ..costs import Estimate
+    from ..models import Profile
+    from ..plans import Plan
+    from ..plans.emit import Emitted, Setting
+    from ..plans.imported import Imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Wanted:
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is traced or measured."""
-        from ..plan.emit import TOOLS
+        from ..plans.emit import TOOLS
 
         if self.tool is not None and self.tool not in TOOLS:
             raise InputError(f"--emit {self.tool}", rule=f"one of {', '.join(TOOLS)}", fix=nearest(self.tool, TOOLS))
@@ -91,7 +91,7 @@ def elsewhere(wanted: Wanted, *, alone: bool) -> None:
 
 def _emitted(tool: str, chosen: Chosen, setting: Setting) -> Emitted:
     """The configuration; where a part of the plan cannot be expressed, also the next best plan that can."""
-    from ..plan.emit import emit
+    from ..plans.emit import emit
 
     try:
         return emit(tool, chosen.plan, setting)
@@ -102,7 +102,7 @@ def _emitted(tool: str, chosen: Chosen, setting: Setting) -> Emitted:
 
 def _next_best(tool: str, chosen: Chosen, setting: Setting) -> str:
     """The fastest of the other plans that the tool can express, and what it costs."""
-    from ..plan.emit import emit
+    from ..plans.emit import emit
 
     for plan, e in chosen.others:
         try:
@@ -140,8 +140,8 @@ def _machines(wanted: Wanted, devices: int | None) -> tuple[Cluster, Cluster]:
 
 
 def _searched(wanted: Wanted, profile: Profile) -> Chosen:
-    from ..plan import Plan
-    from ..search import search
+    from ..planner import search
+    from ..plans import Plan
 
     sized = profile if wanted.batch is None else dataclasses.replace(profile, batch_size=wanted.batch)
     machines, fleet = _machines(wanted, wanted.devices)
@@ -153,8 +153,8 @@ def _searched(wanted: Wanted, profile: Profile) -> Chosen:
 
 def _read(wanted: Wanted, profile: Profile) -> Chosen:
     """The config's plan; what it leaves open is decided by price."""
-    from ..plan.config import ranks_of, read
-    from ..search.within import batch_of, choose
+    from ..planner.within import batch_of, choose
+    from ..plans.config import ranks_of, read
 
     assert wanted.source is not None
     named = ranks_of(wanted.source)
@@ -180,7 +180,7 @@ def _read(wanted: Wanted, profile: Profile) -> Chosen:
 
 
 def _short(e: Estimate) -> str:
-    from ..units import format_bytes
+    from ..core.units import format_bytes
 
     if e.lacks[0] == "host":
         return f"host memory: {format_bytes(e.host_bytes)} > {format_bytes(e.host_limit)}"
@@ -234,7 +234,7 @@ def _print(wanted: Wanted, chosen: Chosen, done: Emitted | None) -> None:
     if done is not None and str(done):
         print(f"{done.tool}, {chosen.plan}:\n{done}", file=file)
     if done is None and chosen.estimate is not None:
-        from ..report.text import console, estimate_lines
+        from ..reports.text import console, estimate_lines
 
         out = console()
         out.print("")
@@ -250,7 +250,7 @@ def _told(asked: Imported, plan: Plan, file: Any) -> None:
 
 
 def _write(wanted: Wanted, chosen: Chosen, done: Emitted | None) -> None:
-    from .. import files
+    from ..core import files
 
     if wanted.output and done is not None:
         files.write_text(wanted.output, done.text)

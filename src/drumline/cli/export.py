@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ..errors import InputError
+from ..core.errors import InputError
 
 
 def export(
@@ -15,8 +15,8 @@ def export(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Write the weights of a checkpoint as safetensors."""
+    from ..core.units import format_bytes, parse_bytes
     from ..runtime.checkpoint.export import export as write
-    from ..units import format_bytes, parse_bytes
     from .common import print_json
 
     if tied not in ("once", "each"):

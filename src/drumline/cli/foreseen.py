@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
-    from ..cost import Estimate
-    from ..job import Job
-    from ..model import Profile
-    from ..plan import Plan
-    from ..search import Answer
+    from ..clusters import Cluster
+    from ..core.job import Job
+    from ..costs import Estimate
+    from ..models import Profile
+    from ..planner import Answer
+    from ..plans import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Foreseen:
 
     def speed_of(self, told: Mapping[str, Any]) -> float | None:
         """The speed of a step over the measured one, by what the ranks tell: of all, or of the hosts of GPUs alone."""
-        from ..cost.pace import speed_at
+        from ..costs.pace import speed_at
         from .corrections import with_corrections
 
         if "pace" not in told:
@@ -44,10 +44,10 @@ class Foreseen:
 
 def foresee(job: Job, plan: str, ranks: int | None, cluster: str | None, *, corrections: bool, quiet: bool) -> Foreseen:
     """Trace the job and plan it, if `plan` is `auto`; price it on a cluster, or on this machine."""
-    from ..cost import estimate
-    from ..plan import check
-    from ..search import default_precision, search
-    from ..trace import trace
+    from ..costs import estimate
+    from ..planner import default_precision, search
+    from ..plans import check
+    from ..tracing import trace
     from .common import cluster_of, profile_in
     from .corrections import cluster_file, with_corrections
     from .splitting import best, can_split

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import InputError
+from ..core.errors import InputError
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
+    from ..clusters import Cluster
 
 
 NOISY = 0.1
@@ -33,8 +33,8 @@ def measure(
     """
     from pathlib import Path
 
-    from .. import files
-    from ..report.text import console
+    from ..core import files
+    from ..reports.text import console
     from .common import cached, local_devices, print_json
 
     if ranks is not None and ranks < 1:
@@ -58,7 +58,7 @@ def measure(
 
 def _forget(ranks: int | None, output: str | None, *, as_json: bool) -> None:
     """Remove the files of corrections, and say which."""
-    from ..report.text import console
+    from ..reports.text import console
     from .common import print_json
     from .corrections import forget
 
@@ -86,7 +86,7 @@ def _launched(ranks: int | None) -> Cluster | None:
     import torch.distributed as dist
 
     from ..comm.environment import connect, disconnect
-    from ..measure.machine import measure_rank, to_cluster
+    from ..measurement.machine import measure_rank, to_cluster
 
     where = connect()
     if ranks not in (None, where.size):
@@ -115,10 +115,10 @@ def measure_now(ranks: int, *, quiet: bool = False) -> Cluster:
     """Start the ranks, measure, and say what is being measured."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from ..launch import run_ranks
-    from ..measure.journal import forget
-    from ..measure.machine import STAGES, measure_rank, to_cluster
-    from ..report.text import console
+    from ..launchers import run_ranks
+    from ..measurement.journal import forget
+    from ..measurement.machine import STAGES, measure_rank, to_cluster
+    from ..reports.text import console
     from .common import cached
 
     journal = f"{cached(ranks)}.part"

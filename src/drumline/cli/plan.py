@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import DoesNotFit, InputError
+from ..core.errors import DoesNotFit, InputError
 from .common import Changes
 from .corrections import NoCorrections, cluster_file, with_corrections
 from .dryrun import Finalists
@@ -15,9 +15,9 @@ from .emit import Wanted, elsewhere
 from .plan_sections import Asked, Question, Section, fit_section, given_plan, sections
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
-    from ..cost import Estimate
-    from ..search import Answer
+    from ..clusters import Cluster
+    from ..costs import Estimate
+    from ..planner import Answer
 
 INTERRUPTED = 130
 """As a shell says it: the answer that was printed is not of all candidates."""
@@ -55,8 +55,8 @@ def plan(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Find the fastest plan that fits, and say why."""
-    from ..plan.plan import CHOICES
-    from ..search.objectives import order
+    from ..planner.objectives import order
+    from ..plans.plan import CHOICES
     from .common import cluster_of, profile_of
 
     asked = Asked(fit, what_if, scaling, pareto, formula, tokens, epochs, samples, price, mtbf, tuned)
@@ -104,7 +104,7 @@ def plan(
 
 def _computed_in(given: str | None, precision: str | None, machines: Cluster) -> str:
     """The precision that is asked for: of the user's own plan, of the option, or what these machines are good at."""
-    from ..search import default_precision
+    from ..planner import default_precision
     from .common import plan_of
 
     own = plan_of(given) if given is not None else None
@@ -124,9 +124,9 @@ def _answer(
     finalists: Finalists | None,
 ) -> None:
     """Search, and print."""
-    from ..plan import Plan
-    from ..search import default_precision, search
-    from ..search.prices import prices
+    from ..planner import default_precision, search
+    from ..planner.prices import prices
+    from ..plans import Plan
     from .common import print_json, profile_in
 
     mine = given_plan(given, q) if given is not None else None
@@ -173,8 +173,8 @@ def _answer(
 
 def _yours(mine: Any, e: Estimate, answer: Answer, estimates: dict[str, Estimate]) -> Section:
     """The user's own plan beside the best."""
-    from ..report.text import estimate_lines
-    from ..search.explain import reason
+    from ..planner.explain import reason
+    from ..reports.text import estimate_lines
 
     best = estimates[answer.candidates[0].plan]
     told = "the best" if e.plan == best.plan else reason(e, best, mine, answer.objective)
@@ -195,8 +195,8 @@ def _yours(mine: Any, e: Estimate, answer: Answer, estimates: dict[str, Estimate
 
 def _document(q: Question, answer: Answer, estimates: dict[str, Estimate], top: int) -> dict[str, Any]:
     """The JSON document."""
-    from ..plan import Plan
-    from ..search.bounds import bounds
+    from ..planner.bounds import bounds
+    from ..plans import Plan
 
     best = estimates[answer.candidates[0].plan]
     unfit = [c for c in answer.candidates if not c.fits]
@@ -242,8 +242,8 @@ def _lacking(e: Estimate) -> dict[str, Any]:
 
 def _show(q: Question, answer: Answer, estimates: dict[str, Estimate], top: int, output: str | None) -> None:
     """For a person."""
-    from ..report.plans import families_list
-    from ..report.text import console, estimate_lines, plans_table
+    from ..reports.plans import families_list
+    from ..reports.text import console, estimate_lines, plans_table
 
     out, machines = console(), q.machines
     where = f"{machines.devices} x {machines.device.name} ({machines.name})"
@@ -269,7 +269,7 @@ def _show(q: Question, answer: Answer, estimates: dict[str, Estimate], top: int,
 
 def _print(extra: list[Section], *, before: bool = False) -> None:
     """Each with an empty line after it, or before it."""
-    from ..report.text import console
+    from ..reports.text import console
 
     out = console()
     for section in extra:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, PlanError
+from ..core.errors import InputError, PlanError
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
-    from ..cost import Estimate
-    from ..model import Profile
-    from ..plan import Plan
+    from ..clusters import Cluster
+    from ..costs import Estimate
+    from ..models import Profile
+    from ..plans import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Asked:
 
     def token_count(self) -> float:
         """`13T`, `300B`, `1.5e12`."""
-        from ..units import parse_count
+        from ..core.units import parse_count
 
         try:
             found = parse_count(self.tokens) if self.tokens is not None else 0.0
@@ -57,7 +57,7 @@ class Asked:
 
     def failure_seconds(self) -> float:
         """The mean time between failures; a day where it was not given."""
-        from ..units import parse_seconds
+        from ..core.units import parse_seconds
 
         try:
             found = parse_seconds(self.mtbf or "24h")
@@ -95,7 +95,7 @@ class Section:
 
 def given_plan(text: str, question: Question) -> Plan:
     """A plan of the user's, if these machines and the engine can run it for this batch."""
-    from ..plan import check
+    from ..plans import check
     from .common import plan_of
 
     plan, have, batch = plan_of(text), question.machines.devices, question.profile.batch_size
@@ -120,11 +120,11 @@ def given_plan(text: str, question: Question) -> Plan:
 
 def fit_section(question: Question, plan: Plan | None) -> Section:
     """Will it fit, the largest batch, the single change."""
-    from ..cost.tensor import tokens_of
-    from ..model import zoo
-    from ..report.plans import fit_lines
-    from ..search import default_precision
-    from ..search.fit import first_plan, fit
+    from ..costs.tensor import tokens_of
+    from ..models import zoo
+    from ..planner import default_precision
+    from ..planner.fit import first_plan, fit
+    from ..reports.plans import fit_lines
 
     q, profile = question, question.profile
     shorter = None
@@ -139,11 +139,11 @@ def sections(
     asked: Asked, question: Question, plan: Plan, e: Estimate, ranked: Sequence[tuple[Plan, Estimate]]
 ) -> Iterator[Section]:
     """Everything that was asked for, about the best plan (or the given one) and the others."""
-    from ..report import plans as show
-    from ..search.curve import scaling
-    from ..search.formula import formula
-    from ..search.objectives import pareto
-    from ..search.what_if import compare
+    from ..planner.curve import scaling
+    from ..planner.formula import formula
+    from ..planner.objectives import pareto
+    from ..planner.what_if import compare
+    from ..reports import plans as show
 
     q = question
     if asked.pareto:
@@ -163,8 +163,8 @@ def sections(
 
 
 def _whole_training(asked: Asked, q: Question, plan: Plan, e: Estimate) -> Iterator[Section]:
-    from ..report.plans import saving_lines, training_lines
-    from ..search.training import rates, saving, training
+    from ..planner.training import rates, saving, training
+    from ..reports.plans import saving_lines, training_lines
 
     whole = asked.tokens is not None or asked.epochs is not None
     samples = asked.samples or (_dataset_size(q.target) if asked.epochs is not None else 0)
@@ -192,7 +192,7 @@ def _whole_training(asked: Asked, q: Question, plan: Plan, e: Estimate) -> Itera
 
 def _dataset_size(target: str) -> int:
     """Samples of a job's dataset; 0 where it is no job."""
-    from ..job import Job, guard
+    from ..core.job import Job, guard
     from .common import is_job
 
     if not is_job(target):

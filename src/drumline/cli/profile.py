@@ -9,7 +9,7 @@ import typer
 from .corrections import NoCorrections, described, here
 
 if TYPE_CHECKING:
-    from ..cost import Estimate
+    from ..costs import Estimate
 
 
 def profile(
@@ -26,11 +26,11 @@ def profile(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Trace a model, without allocating it."""
-    from .. import files
-    from ..errors import InputError
-    from ..report.recompute import check_kind, recompute_rows, recompute_table, recompute_totals
-    from ..report.text import console, profile_table, profile_totals
-    from ..units import format_seconds
+    from ..core import files
+    from ..core.errors import InputError
+    from ..core.units import format_seconds
+    from ..reports.recompute import check_kind, recompute_rows, recompute_table, recompute_totals
+    from ..reports.text import console, profile_table, profile_totals
     from .common import print_json, profile_of
 
     if samples is not None and samples < 1:
@@ -90,7 +90,7 @@ def _told(e: Estimate) -> dict[str, Any]:
 
 def _dry_run(target: str, plan: str, output: str | None, *, as_json: bool) -> None:
     """One step of a job under a plan, without its memory."""
-    from ..report.text import console
+    from ..reports.text import console
     from .common import plan_of, print_json
     from .dryrun import job_of, json_of, text_of
 

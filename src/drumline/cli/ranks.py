@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..cluster import Device
+    from ..clusters import Device
     from ..runtime.checkpoint.during import Saves
     from ..runtime.guards.guard import Guards
     from ..runtime.proof.verify import Verification
@@ -27,9 +27,9 @@ def train_rank(
     flops_per_byte: float | None = None,
 ) -> dict[str, Any]:
     """Set the job up, tell how fast the machine is now against when it was `measured`, and train."""
-    from ..job import Job
-    from ..measure.pulse import AFTER, during, expected, speed
-    from ..measure.starts import host_pace
+    from ..core.job import Job
+    from ..measurement.pulse import AFTER, during, expected, speed
+    from ..measurement.starts import host_pace
     from ..runtime.engine import initialize
     from ..runtime.train import train
 
@@ -58,8 +58,8 @@ def _drift(before: float, after: float) -> float:
 
 def verify_rank(emit: Emit, reference: str, plan: str, steps: int) -> Verification | None:
     """One rank's part of a verification; the first rank returns the result."""
-    from ..job import Job
-    from ..plan import Plan
+    from ..core.job import Job
+    from ..plans import Plan
     from ..runtime.proof.verify import verify
 
     return verify(Job.load(reference), Plan.parse(plan), steps=steps)

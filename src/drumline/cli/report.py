@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from ..errors import InputError
+from ..core.errors import InputError
 
 
 def report(
@@ -16,10 +16,10 @@ def report(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Write the page about a run."""
-    from ..report import Run
-    from ..report.compare import verdict
-    from ..report.page import write_page
-    from ..report.text import console
+    from ..reports import Run
+    from ..reports.compare import verdict
+    from ..reports.page import write_page
+    from ..reports.text import console
     from .common import print_json
     from .train import summary
 
@@ -49,8 +49,8 @@ def _write_trace(run: object, path: str) -> None:
     """Both timelines in one file: the measured ranks first, the predicted ones numbered from 1000."""
     import json
 
-    from .. import files
-    from ..report import Run
+    from ..core import files
+    from ..reports import Run
 
     assert isinstance(run, Run)
     events = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ..errors import GaveUp
+from ..core.errors import GaveUp
 
 
 def run(
@@ -13,7 +13,7 @@ def run(
     ranks: int = typer.Option(2, "--ranks", "-n", help="How many ranks to start."),
 ) -> None:
     """Start a script on local ranks, as torchrun would."""
-    from ..launch.scripts import run_script
+    from ..launchers.scripts import run_script
 
     code, rank = run_script(script, context.args, ranks=ranks)
     if code:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..cost import Estimate
-    from ..plan import Plan
-    from ..report import Run, StepRecord
+    from ..costs import Estimate
+    from ..plans import Plan
+    from ..reports import Run, StepRecord
     from ..runtime.observe.sinks import Sink
 
 FORMATS = ("text", "jsonl")
@@ -22,7 +22,7 @@ class Screen:
     """The screen of one run."""
 
     def __init__(self, steps: int, *, quiet: bool, form: str = "text", every: int | None = None) -> None:
-        from ..report.text import console
+        from ..reports.text import console
 
         self._steps, self._quiet, self._json = steps, quiet, form == "jsonl"
         self._every = every or max(1, steps // _LINES)
@@ -54,7 +54,7 @@ class Screen:
     def start(self, job: str, plan: Plan, predicted: Estimate) -> None:
         """What runs, and what is expected of it."""
         if not self._quiet:
-            from ..report.text import estimate_lines
+            from ..reports.text import estimate_lines
 
             self._console.print(f"{job} with {plan}")
             self._console.print(estimate_lines(predicted))
@@ -94,8 +94,8 @@ class Screen:
 
     def end(self, run: Run, folder: Path, page: Path, phases: dict[str, float], *, taken: int) -> None:
         """The prediction against what was measured in the steps `taken` now, in parts, and where everything lies."""
-        from ..report.text import against
-        from ..units import format_bytes, format_seconds
+        from ..core.units import format_bytes, format_seconds
+        from ..reports.text import against
 
         if self._quiet:
             return

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from .common import is_job
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
-    from ..model import Profile
-    from ..plan import Plan
-    from ..plan.emit import Setting, Transformer
-    from ..plan.imported import Imported, Named
+    from ..clusters import Cluster
+    from ..models import Profile
+    from ..plans import Plan
+    from ..plans.emit import Setting, Transformer
+    from ..plans.imported import Imported, Named
 
 
 def setting_of(target: str, profile: Profile, plan: Plan, machines: Cluster | None, asked: Imported | None) -> Setting:
     """What stands beside the plan: from the profile, the job, the cluster and the config that was read."""
-    from ..plan.emit import Setting
+    from ..plans.emit import Setting
 
     kinds: Counter[str] = Counter()
     for layer in profile.layers:
@@ -44,8 +44,8 @@ def setting_of(target: str, profile: Profile, plan: Plan, machines: Cluster | No
 
 def _shape(target: str) -> Transformer | None:
     """The sizes of a transformer of the zoo."""
-    from ..model.zoo import transformer
-    from ..plan.emit import Transformer
+    from ..models.zoo import transformer
+    from ..plans.emit import Transformer
 
     family, _, size = target.partition(":")
     found = {"gpt": transformer.GPT, "llama": transformer.LLAMA}.get(family, {}).get(size.lower())
@@ -57,7 +57,7 @@ def _shape(target: str) -> Transformer | None:
 
 
 def _of_job(target: str, setting: Setting) -> Setting:
-    from ..job import Job
+    from ..core.job import Job
 
     job = Job.load(target)
     return dataclasses.replace(setting, clip=job.clip, seed=job.seed, steps=job.steps, optimizer=_optimizer(job))
@@ -67,7 +67,7 @@ def _optimizer(job: Any) -> Named | None:
     """The optimizer by its name and numbers, where one number of a kind holds for all parameters."""
     import torch
 
-    from ..plan.imported import Named
+    from ..plans.imported import Named
 
     try:
         made = job.optimizer([torch.nn.Parameter(torch.zeros(2, 2))])

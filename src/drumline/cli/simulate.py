@@ -6,7 +6,7 @@ import time
 
 import typer
 
-from ..errors import InputError, nearest
+from ..core.errors import InputError, nearest
 from .common import Changes
 
 
@@ -41,16 +41,16 @@ def simulate(
 
 
 def _collectives() -> dict[str, dict[str, object]]:
-    from ..schedule import ALGORITHMS
+    from ..schedules import ALGORITHMS
 
     return ALGORITHMS  # type: ignore[return-value]  # only its keys are looked at
 
 
 def _pipeline(name: str, ranks: int, micro: int, virtual: int, as_json: bool, start: float) -> None:
-    from ..report.draw import draw_pipeline
-    from ..report.text import console
-    from ..schedule import pipeline_order, prove_pipeline
-    from ..simulate import bubble, replay_in_thirds
+    from ..reports.draw import draw_pipeline
+    from ..reports.text import console
+    from ..schedules import pipeline_order, prove_pipeline
+    from ..simulator import bubble, replay_in_thirds
     from .common import print_json
 
     order = pipeline_order(name, ranks, micro, virtual)
@@ -78,8 +78,8 @@ def _pipeline(name: str, ranks: int, micro: int, virtual: int, as_json: bool, st
 
 def _orders(ranks: int, micro: int, as_json: bool, start: float) -> None:
     """All orders side by side, on the same work: the one table of the choice."""
-    from ..report.orders import order_rows, orders_table
-    from ..report.text import console
+    from ..reports.orders import order_rows, orders_table
+    from ..reports.text import console
     from .common import print_json
 
     rows = order_rows(ranks, micro)
@@ -97,8 +97,8 @@ def _orders(ranks: int, micro: int, as_json: bool, start: float) -> None:
 
 def _growth(ranks: int, as_json: bool, start: float) -> None:
     """The classic all-reduces side by side: how they grow with the ranks, and exact counts for these."""
-    from ..cost.growth import HEADS, growth_table
-    from ..report.text import console
+    from ..costs.growth import HEADS, growth_table
+    from ..reports.text import console
     from .common import print_json
 
     rows = growth_table(ranks)
@@ -135,11 +135,11 @@ def _collective(
     as_json: bool,
     start: float,
 ) -> None:
-    from ..report.draw import draw_collective
-    from ..report.text import console
-    from ..schedule import ALGORITHMS, collective_schedule
-    from ..simulate import replay
-    from ..units import format_seconds, parse_bytes
+    from ..core.units import format_seconds, parse_bytes
+    from ..reports.draw import draw_collective
+    from ..reports.text import console
+    from ..schedules import ALGORITHMS, collective_schedule
+    from ..simulator import replay
     from .common import cluster_of, print_json
 
     if name not in ALGORITHMS[kind]:
@@ -173,12 +173,12 @@ def _collective(
 
 
 def _step(target: str, plan: str, cluster: str | None, changes: list[str] | None, as_json: bool, start: float) -> None:
-    from ..cost import estimate
-    from ..plan import check
-    from ..report.text import console, estimate_lines
-    from ..search.prices import by_fit, prices
-    from ..simulate.step import simulate_step
-    from ..units import format_seconds
+    from ..core.units import format_seconds
+    from ..costs import estimate
+    from ..planner.prices import by_fit, prices
+    from ..plans import check
+    from ..reports.text import console, estimate_lines
+    from ..simulator.step import simulate_step
     from .common import cluster_of, plan_of, print_json, profile_of
     from .corrections import with_corrections
 
@@ -219,7 +219,7 @@ def _step(target: str, plan: str, cluster: str | None, changes: list[str] | None
 
 def _last(timeline: object) -> list[str]:
     """The names of the spans that the end waited for: from the last back, each starting when another ended."""
-    from ..timeline import Timeline
+    from ..core.timeline import Timeline
 
     assert isinstance(timeline, Timeline)
     path = []

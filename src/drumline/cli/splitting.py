@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PlanError, TraceError
+from ..core.errors import PlanError, TraceError
 
 if TYPE_CHECKING:
-    from ..cluster import Cluster
-    from ..job import Job
-    from ..model import Profile
-    from ..plan import Plan
-    from ..report.division import Division
-    from ..search import Answer
+    from ..clusters import Cluster
+    from ..core.job import Job
+    from ..models import Profile
+    from ..planner import Answer
+    from ..plans import Plan
+    from ..reports.division import Division
 
 
 def can_split(job: Job, plan: Plan) -> None:
@@ -26,7 +26,7 @@ def can_split(job: Job, plan: Plan) -> None:
 
 def best(job: Job, answer: Answer) -> tuple[Plan, str]:
     """The fastest plan that fits and that the engine can split this model by; and what was passed over, if anything."""
-    from ..plan import Plan
+    from ..plans import Plan
 
     passed: PlanError | TraceError | None = None
     why = ""
@@ -49,9 +49,9 @@ def carried_out(profile: Profile, plan: Plan, machines: Cluster, results: list[d
     division: Division | None = results[0]["division"]
     if division is None or plan.pp == 1:
         return division
-    from ..cost import Steps
+    from ..costs import Steps
     from ..runtime.pipeline.clock import bubble_of_order, measured_bubble
-    from ..schedule import pipeline_order
+    from ..schedules import pipeline_order
 
     lanes = [r["lanes"] for r in results]
     order = pipeline_order(plan.schedule, plan.pp, plan.micro, plan.virtual)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import InputError, nearest
+from ..core.errors import InputError, nearest
 from .checkpoints import Checkpoints, goes_on, stopping
 from .corrections import NoCorrections
 from .screen import FORMATS, Screen
 
 if TYPE_CHECKING:
-    from ..job import Job
-    from ..report import Run, StepRecord
+    from ..core.job import Job
+    from ..reports import Run, StepRecord
     from ..runtime.checkpoint.during import Saves
     from ..runtime.guards.guard import Guards
     from ..runtime.observe.log import Log
@@ -139,9 +139,9 @@ def train_now(
 
     With `corrections`, earlier runs on this machine correct the prediction, and this one is kept for the next.
     """
-    from ..job import Job
-    from ..report.page import write_page
-    from ..report.steps import STEPS, earlier_steps
+    from ..core.job import Job
+    from ..reports.page import write_page
+    from ..reports.steps import STEPS, earlier_steps
     from ..runtime.guards.guard import Guards
     from ..runtime.observe.log import Facts, Log
     from ..runtime.observe.sinks import JsonFile
@@ -212,9 +212,9 @@ def _run(
     job: Job, seen: Foreseen, steps: int, guards: Guards, log: Log, sinks: list[Sink], out: Screen, saves: Saves | None
 ) -> Trained:
     """Start the ranks, and show and write what they tell."""
-    from ..cost.axes import flops_per_byte
-    from ..launch import run_ranks
-    from ..units import format_seconds
+    from ..core.units import format_seconds
+    from ..costs.axes import flops_per_byte
+    from ..launchers import run_ranks
     from .ranks import train_rank
     from .trained import Trained
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..core.errors import InputError
 
 if TYPE_CHECKING:
-    from ..job import Job
-    from ..report import Run, StepRecord
-    from ..timeline import Span
+    from ..core.job import Job
+    from ..core.timeline import Span
+    from ..reports import Run, StepRecord
     from .foreseen import Foreseen
 
 
@@ -57,8 +57,8 @@ def prepare(folder: Path, *, overwrite: bool) -> None:
 
 def run_of(name: str, job: Job, seen: Foreseen, trained: Trained, earlier: Iterable[StepRecord]) -> Run:
     """The run; `earlier` are the steps of the one that it goes on from."""
-    from ..report import Run
-    from ..timeline import Timeline
+    from ..core.timeline import Timeline
+    from ..reports import Run
     from .corrections import timeline_of
     from .splitting import carried_out
 
@@ -97,15 +97,15 @@ def run_of(name: str, job: Job, seen: Foreseen, trained: Trained, earlier: Itera
 
 def write_trace(path: str, trained: Trained) -> None:
     """The last step, for Perfetto."""
-    from .. import files
-    from ..timeline import Timeline
+    from ..core import files
+    from ..core.timeline import Timeline
 
     notes = (f"step {trained.records[-1].step}",)
     files.write_text(path, Timeline("measured", tuple(trained.last_step), notes=notes).to_chrome())
 
 
 def _machine() -> str:
-    from ..measure.machine import cpu_name
+    from ..measurement.machine import cpu_name
 
     return f"{platform.node()}: {os.cpu_count()} x {cpu_name()}, {platform.system()} {platform.release()}"
 

@@ -14,10 +14,10 @@ def validate(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Predict published runs, and say how far off."""
-    from ..cost.closed.profiles import load_profiles
-    from ..errors import InputError
-    from ..validate.outcome import fit_profiles
-    from ..validate.outcome import validate as run
+    from ..core.errors import InputError
+    from ..costs.closed.profiles import load_profiles
+    from ..validation.outcome import fit_profiles
+    from ..validation.outcome import validate as run
     from .collectives_file import has_collectives, validate_collectives_file
     from .common import print_json
 
@@ -36,15 +36,15 @@ def validate(
         used.save(fit, f"drumline validate {file} --fit {fit}")
     outcome = run(file, loso=loso, profiles=used)
     if picture:
-        from ..files import write_text
-        from ..validate.picture import scatter
+        from ..core.files import write_text
+        from ..validation.picture import scatter
 
         write_text(picture, scatter(outcome.points(), "Step time of published runs: predicted and measured"))
     if as_json:
         print_json(outcome.plain())
         return
-    from ..report.text import console
-    from ..validate.show import show
+    from ..reports.text import console
+    from ..validation.show import show
 
     out = console()
     show(outcome, out)

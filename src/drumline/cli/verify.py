@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ..errors import InputError, PlanError, VerificationError
+from ..core.errors import InputError, PlanError, VerificationError
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    from ..plans import Plan
     from ..runtime.proof.verify import Verification
 
 
@@ -23,7 +23,7 @@ def verify(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Prove that a plan computes what one device would."""
-    from ..report.text import console
+    from ..reports.text import console
     from .common import is_job, plan_of, print_json
 
     if not is_job(target):
@@ -56,7 +56,7 @@ def verify(
 
 def _chosen(target: str, ranks: int | None, cluster: str | None, *, quiet: bool) -> Plan:
     """The plan that `train` would choose."""
-    from ..job import Job
+    from ..core.job import Job
     from .foreseen import foresee
 
     return foresee(Job.load(target), "auto", ranks, cluster, corrections=True, quiet=quiet).plan
@@ -82,8 +82,8 @@ def failure(result: Verification) -> VerificationError:
 
 def verify_now(target: str, plan: Plan, steps: int) -> Verification:
     """Start the plan's ranks and compare."""
-    from ..launch import run_ranks
-    from ..plan import check
+    from ..launchers import run_ranks
+    from ..plans import check
     from .ranks import verify_rank
 
     check(plan)

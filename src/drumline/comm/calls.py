@@ -18,7 +18,7 @@ from types import CodeType, FrameType
 
 import torch
 
-from ..errors import InputError
+from ..core.errors import InputError
 from .ops import name_of
 from .transport import WORD, Transport
 

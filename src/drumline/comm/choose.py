@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from .. import files
-from ..cluster import Cluster, Link, Table
-from ..cost.cheapest import RINGS, cheapest
-from ..cost.collectives import price
-from ..cost.links import Links, Nodes, Pairs, as_topology, message_seconds
-from ..cost.ring_order import ring_order
-from ..errors import InputError
-from ..schedule import ALGORITHMS, Schedule, collective_schedule, prove, reordered, segmented
+from ..clusters import Cluster, Link, Table
+from ..core import files
+from ..core.errors import InputError
+from ..costs.cheapest import RINGS, cheapest
+from ..costs.collectives import price
+from ..costs.links import Links, Nodes, Pairs, as_topology, message_seconds
+from ..costs.ring_order import ring_order
+from ..schedules import ALGORITHMS, Schedule, collective_schedule, prove, reordered, segmented
 from .calls import digest
 
 NATIVE = "native"

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..cluster import Cluster, Link
-from ..cost.links import Links, as_topology
-from ..errors import InputError, nearest
-from ..schedule import ALGORITHMS, Schedule, Traffic
+from ..clusters import Cluster, Link
+from ..core.errors import InputError, nearest
+from ..costs.links import Links, as_topology
+from ..schedules import ALGORITHMS, Schedule, Traffic
 from .buffers import check_dense, check_tensor, contiguous, written_back
 from .calls import Calls, Doing, Gather, call_site, signature
 from .choose import Choice, Chooser

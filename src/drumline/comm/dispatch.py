@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..errors import InputError, nearest
-from ..schedule import ALGORITHMS, Schedule, Traffic
+from ..core.errors import InputError, nearest
+from ..schedules import ALGORITHMS, Schedule, Traffic
 from .buffers import Landing, check_dense, check_out, check_tensor, contiguous, written_back
 from .calls import Calls, Signature, signature
 from .choose import NATIVE, Choice, Chooser

@@ -20,7 +20,7 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from ..errors import DrumlineError, InputError
+from ..core.errors import DrumlineError, InputError
 from .pages import keep_pages
 
 _LAUNCHERS = {

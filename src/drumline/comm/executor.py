@@ -13,8 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..schedule import Schedule, Send, Traffic, messages
-from ..schedule.contracts import pair
+from ..schedules import Schedule, Send, Traffic, messages
+from ..schedules.contracts import pair
 from .ops import Into
 from .transport import Pending, Transport
 

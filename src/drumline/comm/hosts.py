@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..core.errors import InputError
 from .hostnative import HostAllReduce
 from .transport import Native, Pending, Transport
 

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import torch.distributed as dist
 
-from ..errors import GaveUp
+from ..core.errors import GaveUp
 from .hosts import host_digest, hosts
 from .mpi.world import world
 

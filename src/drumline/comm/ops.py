@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import InputError, nearest
+from ..core.errors import InputError, nearest
 
 Function = Callable[[Tensor, Tensor], Tensor]
 Into = Callable[[Tensor, Tensor, Tensor], None]

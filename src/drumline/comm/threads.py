@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from ..errors import GaveUp, InputError
+from ..core.errors import GaveUp, InputError
 from .calls import call_site
 from .ops import name_of
 from .transport import Pending, Transport

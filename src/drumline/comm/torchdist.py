@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import GaveUp, InputError
+from ..core.errors import GaveUp, InputError
 from .torchnative import NATIVE
 from .transport import Native, Pending, Transport
 

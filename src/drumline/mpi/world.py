@@ -21,7 +21,7 @@ from ..comm.mail.matching import Matching
 from ..comm.mail.post import Post
 from ..comm.mail.threads import ThreadPost, run_posts
 from ..comm.shm import NoSharedMemory, ShmTransport
-from ..errors import GaveUp, InputError, nearest
+from ..core.errors import GaveUp, InputError, nearest
 
 if TYPE_CHECKING:
     from .comm import Intracomm

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import checkpoint
 
-from ..trace.repeated import repeated
+from ..tracing.repeated import repeated
 from .program import Program
 
 

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch.fx import Graph, Node
 
-from ..errors import PlanError, nearest
+from ..core.errors import PlanError, nearest
 from .stages import cut, operators
 from .weights import weighing
 

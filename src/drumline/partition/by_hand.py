@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from torch.fx import Node
 
-from ..errors import PlanError, nearest
+from ..core.errors import PlanError, nearest
 from .capture import Captured
 from .layout import Split, evenly
 from .weights import Weighing

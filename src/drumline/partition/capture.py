@@ -21,10 +21,10 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..errors import DrumlineError
-from ..trace.fake import untraceable
-from ..trace.kinds import tensors as tensors_in
-from ..trace.running import with_values
+from ..core.errors import DrumlineError
+from ..tracing.fake import untraceable
+from ..tracing.kinds import tensors as tensors_in
+from ..tracing.running import with_values
 from .opaque import opaque
 from .statistics import averaged
 from .tidy import tidy

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..comm.scatter import reduce_scatter
-from ..trace.running import only_shapes
+from ..tracing.running import only_shapes
 from .layout import Split
 
 _gather_parts: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import CheckpointFunction
 
-from ..errors import TraceError
+from ..core.errors import TraceError
 from .statistics import AVERAGED
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..trace.running import only_shapes, without_values
+from ..tracing.running import only_shapes, without_values
 from .block import View, attend, attend_backward, exact, finite
 from .moves import Axis
 from .way import Batch, Bounds, Pair, Ring

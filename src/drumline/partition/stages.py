@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..errors import PlanError
+from ..core.errors import PlanError
 from .stage import Cut, From, Leaf, Port, Stage, port_of
 from .stage_graph import SWITCHES, Flow, Modes, emit
 from .tidy import changes_something

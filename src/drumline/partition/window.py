@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from ..comm import points
-from ..trace.running import only_shapes
+from ..tracing.running import only_shapes
 from .layout import Bounds
 from .moves import Axis
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..job import Job
-from ..plan import Plan
+from ..core.job import Job
+from ..plans import Plan
 from .adopt.given import Given
 from .batchnorm import Spanning, span_statistics
 from .compiling import compile_layers

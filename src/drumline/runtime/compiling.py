@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..trace.layers import layers_of
+from ..tracing.layers import layers_of
 
 VERSIONS = 32
 """Of one layer's code, that there may be: its input has a gradient or not, the batch is the first size, one sample or

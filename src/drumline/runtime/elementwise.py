@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..errors import PlanError
-from ..job import Job
-from ..trace.running import with_values
+from ..core.errors import PlanError
+from ..core.job import Job
+from ..tracing.running import with_values
 
 
 def check_elementwise(job: Job, plan: str) -> None:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..comm.environment import Place, connect, device_of
-from ..data.loader import Loader
-from ..data.stream import Batch, Micro, Stream
-from ..errors import PlanError
-from ..job import Job, guard
-from ..plan import Plan, check
-from ..trace.fake import call
+from ..core.errors import PlanError
+from ..core.job import Job, guard
+from ..datasets.loader import Loader
+from ..datasets.stream import Batch, Micro, Stream
+from ..plans import Plan, check
+from ..tracing.fake import call
 from .elementwise import check_elementwise
 from .guards.guard import Guard, Guards
 from .guards.moving import Moving

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ..data.stream import Micro, Stream, check_dataset, split
-from ..errors import JobError
-from ..job import guard
-from ..trace.fake import call
+from ..core.errors import JobError
+from ..core.job import guard
+from ..datasets.stream import Micro, Stream, check_dataset, split
+from ..tracing.fake import call
 from .precision import computing, to_device
 from .weighing import weigh
 

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import PlanError
+from ..core.errors import PlanError
 from ..partition.experts import expert_count, expert_modules, shard_experts
 from ..partition.moves import Axis
-from ..plan import Plan
+from ..plans import Plan
 from .groups import group_along
 from .strategies.buckets import Reach
 from .strategies.flat import FlatShard

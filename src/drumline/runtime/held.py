@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ..comm.environment import Place
-from ..job import Job
-from ..plan import Plan
-from ..trace.running import with_values
+from ..core.job import Job
+from ..plans import Plan
+from ..tracing.running import with_values
 from .build import Built, build, choose
 from .observe.record import Recorder
 from .strategies.pieces import Kind, Part, Piece, kinds_of, rename

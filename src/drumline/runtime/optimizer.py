@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import JobError
-from ..job import Job, guard
-from ..trace.fused import prefer_fused
+from ..core.errors import JobError
+from ..core.job import Job, guard
+from ..tracing.fused import prefer_fused
 from .strategies.pieces import Kind, Piece
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ..data.stream import Batch, Micro, split
-from ..errors import JobError
+from ..core.errors import JobError
+from ..datasets.stream import Batch, Micro, split
 
 if TYPE_CHECKING:
     from .engine import Engine

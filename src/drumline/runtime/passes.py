@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ..data.stream import Batch, mix
-from ..errors import JobError
+from ..core.errors import JobError
+from ..datasets.stream import Batch, mix
 from .precision import computing, multiplying
 from .weights import seed_everything
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..trace.fake import dtype_of
+from ..tracing.fake import dtype_of
 from .lstm import ByProducts, onednn_lacks
 from .recurrent import OwnType, noticed
 

@@ -15,9 +15,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ..job import Job
-from ..trace.fake import call, fake_batch, fake_mode, fake_model, first_sample
-from ..trace.layers import layers_of
+from ..core.job import Job
+from ..tracing.fake import call, fake_batch, fake_mode, fake_model, first_sample
+from ..tracing.layers import layers_of
 
 
 def read_outside(job: Job) -> frozenset[str]:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from ..trace.warned import let_weights_lie_apart
+from ..tracing.warned import let_weights_lie_apart
 from .called import Otherwise, as_called
 
 _noticed = False

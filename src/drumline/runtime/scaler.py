@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import GaveUp
+from ..core.errors import GaveUp
 
 
 @dataclass(slots=True)

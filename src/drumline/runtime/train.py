@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..data.stream import Batch
-from ..trace.kinds import tensors
+from ..datasets.stream import Batch
+from ..tracing.kinds import tensors
 from .checkpoint.during import Keeper, Saves, steps_left
 from .engine import Engine
 from .guards.guard import nothing_to_compare

@@ -6,9 +6,9 @@ import warnings
 
 import torch
 
-from ..errors import DrumlineError
-from ..job import Job
-from ..trace.fake import call, fake_batch, fake_mode, fake_model, first_sample
+from ..core.errors import DrumlineError
+from ..core.job import Job
+from ..tracing.fake import call, fake_batch, fake_mode, fake_model, first_sample
 from .adopt.given import Absent
 
 

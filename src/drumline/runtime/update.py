@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..job import Job, guard
+from ..core.job import Job, guard
 from .memory.offload import Host
 from .optimizer import make_optimizer
 from .strategies.pieces import Kind, Piece

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..errors import JobError
-from ..job import Job
+from ..core.errors import JobError
+from ..core.job import Job
 
 
 def weigh(job: Job, loss: Any, value: Any, target: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor, bool]:

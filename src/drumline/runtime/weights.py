@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ..errors import JobError
-from ..job import Job, guard
-from ..trace.fake import dtype_of
-from ..trace.kinds import tensors
-from ..trace.running import with_values
+from ..core.errors import JobError
+from ..core.job import Job, guard
+from ..tracing.fake import dtype_of
+from ..tracing.kinds import tensors
+from ..tracing.running import with_values
 from .recurrent import notice
 from .strategies.pieces import BUNDLE, Part
 

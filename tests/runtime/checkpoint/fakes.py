@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from drumline.plan import Plan
+from drumline.plans import Plan
 from drumline.runtime.checkpoint.disk import Disk
 from drumline.runtime.strategies.pieces import Kind, Piece
 

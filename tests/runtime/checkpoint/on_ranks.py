@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import drumline as dl
-from drumline.errors import DrumlineError, GaveUp
+from drumline.core.errors import DrumlineError, GaveUp
 from drumline.runtime.checkpoint import Saver
 from drumline.runtime.checkpoint.disk import Disk
 from drumline.runtime.strategies.pieces import assemble

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from drumline.partition.layout import Split, even
-from drumline.plan import Plan
+from drumline.plans import Plan
 from drumline.runtime import groups as kept_groups
 from drumline.runtime.checkpoint import Saver, load
 from drumline.runtime.checkpoint.weights import load_weights

@@ -14,8 +14,8 @@ import small_jobs
 import torch
 from world import World
 
-from drumline.launch import spawn
-from drumline.plan import Plan
+from drumline.launchers import spawn
+from drumline.plans import Plan
 
 Worlds = Callable[[int], World]
 PLANS = [

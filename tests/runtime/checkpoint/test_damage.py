@@ -15,7 +15,7 @@ from typing import Any
 import fakes
 import pytest
 
-from drumline.errors import CorruptFile
+from drumline.core.errors import CorruptFile
 from drumline.runtime.checkpoint import Saver, load
 from drumline.runtime.checkpoint.manifest import check_file, read_manifest
 

@@ -18,7 +18,7 @@ import fakes
 import pytest
 import torch
 
-from drumline.errors import GaveUp, InputError
+from drumline.core.errors import GaveUp, InputError
 from drumline.runtime.checkpoint import Saver, load
 from drumline.runtime.checkpoint.disk import Disk
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as rates
 
-from drumline.errors import InputError
+from drumline.core.errors import InputError
 from drumline.runtime.checkpoint import Saver, load
 from drumline.runtime.checkpoint.codec import decode, encode
 from drumline.runtime.checkpoint.during import Keeper, Saves

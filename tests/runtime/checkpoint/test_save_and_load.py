@@ -15,7 +15,7 @@ import numpy
 import pytest
 import torch
 
-from drumline.errors import InputError
+from drumline.core.errors import InputError
 from drumline.runtime.checkpoint import Saver, load, lock
 from drumline.runtime.checkpoint.during import steps_left
 

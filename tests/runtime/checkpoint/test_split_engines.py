@@ -13,7 +13,7 @@ import small_jobs
 import torch
 from world import World
 
-from drumline.plan import Plan
+from drumline.plans import Plan
 from drumline.runtime.checkpoint.export import export
 
 Worlds = Callable[[int], World]

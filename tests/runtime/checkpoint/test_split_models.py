@@ -13,9 +13,9 @@ import split_ranks as on_ranks
 import torch
 from world import World
 
-from drumline.errors import CorruptFile, GaveUp
+from drumline.core.errors import CorruptFile, GaveUp
 from drumline.partition.layout import Split
-from drumline.plan import Plan
+from drumline.plans import Plan
 from drumline.runtime.checkpoint import boxes
 from drumline.runtime.checkpoint.boxes import Box, fill_box, place_of
 from drumline.runtime.checkpoint.export import export

@@ -16,8 +16,8 @@ import small_jobs
 import torch
 from world import World
 
-from drumline.errors import CorruptFile, InputError
-from drumline.plan import Plan
+from drumline.core.errors import CorruptFile, InputError
+from drumline.plans import Plan
 from drumline.runtime.checkpoint import Saver
 from drumline.runtime.checkpoint.export import export
 from drumline.runtime.checkpoint.weights import load_weights

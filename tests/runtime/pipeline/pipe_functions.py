@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import drumline.partition.rules  # noqa: F401  # registers the rules
-from drumline.errors import GaveUp
+from drumline.core.errors import GaveUp
 from drumline.partition.capture import Captured, capture
 from drumline.partition.layout import evenly
 from drumline.partition.moves import Axis, part_of
@@ -30,7 +30,7 @@ from drumline.runtime.pipeline.run import Runner
 from drumline.runtime.pipeline.shared import holders, sum_shared
 from drumline.runtime.pipeline.step import Hooks, MicroBatch
 from drumline.runtime.pipeline.wires import Wires
-from drumline.schedule.pipeline import Action, Kind, Pipeline, one_f_one_b
+from drumline.schedules.pipeline import Action, Kind, Pipeline, one_f_one_b
 
 FACTOR = 0.37
 

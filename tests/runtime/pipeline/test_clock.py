@@ -8,9 +8,9 @@ import pytest
 import sleeping_jobs
 from world import World
 
-from drumline.cost.pipeline import bubble
+from drumline.costs.pipeline import bubble
 from drumline.runtime.pipeline.clock import Lane, bubble_of_order, measured_bubble
-from drumline.schedule.pipeline import pipeline_order
+from drumline.schedules.pipeline import pipeline_order
 
 Worlds = Callable[[int], World]
 

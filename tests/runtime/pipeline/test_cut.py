@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from drumline.errors import PlanError
+from drumline.core.errors import PlanError
 from drumline.partition.capture import Captured
 from drumline.partition.stage import Cut, From, Leaf, port_of
 from drumline.partition.stages import cut, operators

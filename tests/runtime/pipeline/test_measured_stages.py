@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from world import World
 
-from drumline.errors import PlanError
+from drumline.core.errors import PlanError
 from drumline.partition.boundaries import Prices, balanced, cuttable, entries, holders_of
-from drumline.plan import Plan
+from drumline.plans import Plan
 
 Worlds = Callable[[int], World]
 SLOW_LAST = (0.001, 0.001, 0.001, 0.02)

@@ -8,8 +8,8 @@ import pipe_functions as on
 import pytest
 import torch
 
-from drumline.errors import PlanError
-from drumline.schedule.pipeline import one_f_one_b, pipeline_order, prove_pipeline
+from drumline.core.errors import PlanError
+from drumline.schedules.pipeline import one_f_one_b, pipeline_order, prove_pipeline
 
 TOLERANCE = 1e-12
 MODELS = ["mlp", "skip", "two", "twice", "frozen", "lm", "conv"]

@@ -14,7 +14,7 @@ from pipe_models import MODELS, squares, vectors
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drumline.errors import PlanError
+from drumline.core.errors import PlanError
 from drumline.partition.stage import Cut, From, Leaf, Port, Stage
 from drumline.runtime.pipeline.backward import Held
 

@@ -9,10 +9,10 @@ import pipe_functions as on
 import pytest
 import torch
 
-from drumline.errors import GaveUp
+from drumline.core.errors import GaveUp
 from drumline.runtime.pipeline.tables import Message, Tables, forward_only
 from drumline.runtime.pipeline.wires import Exchange
-from drumline.schedule.pipeline import Pipeline, one_f_one_b, pipeline_order
+from drumline.schedules.pipeline import Pipeline, one_f_one_b, pipeline_order
 
 
 def tables(order: Pipeline, name: str = "skip", reads: Any = "all") -> Tables:

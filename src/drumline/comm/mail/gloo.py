@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ...errors import GaveUp, InputError
+from ...core.errors import GaveUp, InputError
 from .post import Outgoing, Post
 
 _CARD = 512

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from ...errors import DrumlineError, GaveUp
+from ...core.errors import DrumlineError, GaveUp
 from .message import Arrival, Item, Receive, Sending
 from .porter import Porter, Turn
 from .post import Outgoing, Post

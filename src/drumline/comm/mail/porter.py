@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ...errors import DrumlineError
+from ...core.errors import DrumlineError
 from .post import Outgoing
 
 _PAUSE = 0.001

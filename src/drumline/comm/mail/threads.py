@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from ...errors import GaveUp
+from ...core.errors import GaveUp
 from .post import Outgoing, Post
 
 T = TypeVar("T")

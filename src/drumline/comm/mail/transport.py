@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...core.errors import InputError
 from ..transport import Pending, Transport
 from .matching import Matching
 from .message import Receive, Sending

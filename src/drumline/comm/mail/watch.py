@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ...errors import GaveUp
+from ...core.errors import GaveUp
 from .message import Item
 
 PATIENCE = 0.5

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import GaveUp, InputError
+from ...core.errors import GaveUp, InputError
 from .world import bytes_of, load, until, world
 
 SMALL = 64 << 10

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import InputError
+from ...core.errors import InputError
 from ..calls import Crossings, Signature, Site, crossed_calls, different_calls
 from ..ops import name_of
 from ..torchgroup.engine import Engine, Message

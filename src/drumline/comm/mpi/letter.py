@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import GaveUp, InputError
+from ...core.errors import GaveUp, InputError
 from .world import bytes_of, load, until
 
 _PIECE = 1 << 30

@@ -10,7 +10,7 @@ import struct
 from collections import deque
 from typing import Any
 
-from ...errors import GaveUp
+from ...core.errors import GaveUp
 from ..mail.post import Outgoing, Post
 from .world import load, until, world
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...core.errors import InputError
 from ..transport import Native, Pending, Transport
 from .collectives import MpiCollectives, can_reduce
 from .letter import Letter, receive, send

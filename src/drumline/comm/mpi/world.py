@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...core.errors import InputError
 from ..environment import MPI_LAUNCHERS, place
 
 INSTALL = "pip install 'drumline[mpi]'"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...errors import DrumlineError
+from ...core.errors import DrumlineError
 from ..torchgroup.errors import for_torch
 from ..torchgroup.group import EngineGroup
 from .engine import ShmEngine

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...errors import DrumlineError, GaveUp
+from ...core.errors import DrumlineError, GaveUp
 from . import native
 from .segment import SLOT, SMALL, Segment
 

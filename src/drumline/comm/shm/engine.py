@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import DrumlineError, GaveUp, InputError
+from ...core.errors import DrumlineError, GaveUp, InputError
 from ..calls import OURS, Crossings, Signature, Site, call_site, crossed_calls, different_calls, signature
 from ..mail.matching import Matching
 from ..mail.message import Receive, Sending

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy
 
-from ...errors import GaveUp
+from ...core.errors import GaveUp
 from ..mail.post import Desk, Outgoing, Post
 from .core import Core
 from .python import PythonCore

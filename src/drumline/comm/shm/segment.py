@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ...errors import GaveUp, InputError
+from ...core.errors import GaveUp, InputError
 from ..hosts import host_id
 from . import native
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import InputError
+from ...core.errors import InputError
 from ..calls import signature
 from ..mail.transport import MailTransport
 from ..transport import WORD, Native

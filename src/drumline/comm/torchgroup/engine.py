@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ...errors import InputError
+from ...core.errors import InputError
 from ..calls import Signature, Site, digest
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import DrumlineError, GaveUp, InputError
+from ...core.errors import DrumlineError, GaveUp, InputError
 
 
 class GroupInputError(InputError, RuntimeError):

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import DrumlineError
+from ...core.errors import DrumlineError
 from ..calls import OURS, Site, call_site
 from .buffers import Refused, back, dense, plain
 from .engine import Engine, Message

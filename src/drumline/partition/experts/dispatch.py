@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...trace.running import without_values
+from ...tracing.running import without_values
 from ..moves import Axis
 from .exchange import Sizes, exchange, exchange_sizes
 from .layer import add_rows, loads, touched

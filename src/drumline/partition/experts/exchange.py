@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...trace.running import without_values
+from ...tracing.running import without_values
 from ..moves import Axis
 
 Sizes = list[int]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ...errors import JobError
+from ...core.errors import JobError
 
 
 class Experts(nn.ModuleList):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ...errors import PlanError
+from ...core.errors import PlanError
 from ..moves import Axis
 from .dispatch import Dispatch
 from .layer import Experts

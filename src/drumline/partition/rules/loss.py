@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.fx import Node
 
-from ...trace.running import only_shapes
+from ...tracing.running import only_shapes
 from .. import moves
 from ..moves import Axis
 from ..spread import Pass, rule

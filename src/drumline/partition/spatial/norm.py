@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ...trace.running import only_shapes
+from ...tracing.running import only_shapes
 from ..layout import Bounds
 from ..moves import Axis
 from .slide import nothing

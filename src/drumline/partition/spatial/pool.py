@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ...trace.running import only_shapes
+from ...tracing.running import only_shapes
 from ..layout import Bounds
 from ..moves import Axis, reduce
 from ..window import window

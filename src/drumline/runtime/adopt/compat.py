@@ -17,12 +17,12 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from ...comm.environment import connect, device_of
-from ...data.loader import Loader
-from ...data.stream import Batch, Micro, Stream, check_dataset, split
-from ...errors import JobError, PlanError
-from ...job import Job, guard
-from ...plan import Plan
-from ...plan.deepspeed import Imported, read
+from ...core.errors import JobError, PlanError
+from ...core.job import Job, guard
+from ...datasets.loader import Loader
+from ...datasets.stream import Batch, Micro, Stream, check_dataset, split
+from ...plans import Plan
+from ...plans.deepspeed import Imported, read
 from .. import engine as core
 from ..engine import Engine
 from ..guards.guard import Guards

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ...errors import JobError
-from ...trace.kinds import tensors
+from ...core.errors import JobError
+from ...tracing.kinds import tensors
 from ..recurrent import notice
 from ..weights import cast
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ...errors import JobError, nearest
-from ...plan.deepspeed import Named
+from ...core.errors import JobError, nearest
+from ...plans.deepspeed import Named
 
 _NAMES = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 OPTIMIZERS: dict[str, Any] = {name.lower(): getattr(torch.optim, name) for name in _NAMES}

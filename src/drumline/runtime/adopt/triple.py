@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...data.stream import mix
-from ...errors import GaveUp, JobError
-from ...plan.deepspeed import Imported
+from ...core.errors import GaveUp, JobError
+from ...datasets.stream import mix
+from ...plans.deepspeed import Imported
 from ..engine import Engine
 from ..precision import computing, multiplying
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ...errors import CorruptFile, DrumlineError, GaveUp, InputError
+from ...core.errors import CorruptFile, DrumlineError, GaveUp, InputError
 
 if TYPE_CHECKING:
     from ..engine import Engine

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...errors import CorruptFile, InputError
+from ...core.errors import CorruptFile, InputError
 
 _DEPTH = 50
 _MARK = "~"

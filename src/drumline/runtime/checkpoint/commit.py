@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import DrumlineError, GaveUp
+from ...core.errors import DrumlineError, GaveUp
 from .boxes import Box
 from .codec import dtype_name
 from .disk import Disk

@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from ...errors import CorruptFile
+from ...core.errors import CorruptFile
 
 
 class Disk:

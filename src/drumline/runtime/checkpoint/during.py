@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ...errors import GaveUp, InputError
+from ...core.errors import GaveUp, InputError
 from .saver import Saver, checked, saver_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ...errors import InputError
+from ...core.errors import InputError
 from .codec import dtype_of
 from .disk import Disk
 from .folder import find

@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-from ...errors import CorruptFile, InputError
+from ...core.errors import CorruptFile, InputError
 from .disk import Disk
 from .manifest import MANIFEST, read_manifest
 

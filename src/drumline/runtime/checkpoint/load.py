@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import CorruptFile, DrumlineError, InputError
+from ...core.errors import CorruptFile, DrumlineError, InputError
 from .agree import agree, first_error, tell
 from .folder import complete, find
 from .manifest import Manifest, check_file, read_manifest

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError
+from ...core.errors import InputError
 from .disk import Disk
 
 LOCK = "LOCK"

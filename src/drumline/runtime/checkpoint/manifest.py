@@ -18,8 +18,8 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from ... import files
-from ...errors import CorruptFile, nearest
+from ...core import files
+from ...core.errors import CorruptFile, nearest
 from .boxes import Box
 from .codec import dtype_of
 from .disk import open_plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...errors import InputError, nearest
+from ...core.errors import InputError, nearest
 from . import view
 from .codec import dtype_name
 from .manifest import Group, Manifest

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import PlanError
-from ...plan import Plan
+from ...core.errors import PlanError
+from ...plans import Plan
 from ..memory.offload import values_up
 from ..strategies.pieces import Piece
 from . import view

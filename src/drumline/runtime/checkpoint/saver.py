@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import DrumlineError, InputError
+from ...core.errors import DrumlineError, InputError
 from . import commit, view
 from .agree import agree, first_error, tell
 from .codec import encode

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ...errors import CorruptFile
+from ...core.errors import CorruptFile
 from .disk import Disk, open_plain
 
 _NAMES = {

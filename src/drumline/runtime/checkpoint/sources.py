@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ... import files
-from ...errors import CorruptFile, InputError
+from ...core import files
+from ...core.errors import CorruptFile, InputError
 from .codec import dtype_name
 from .manifest import MANIFEST, check_file, read_manifest
 from .reader import Reader

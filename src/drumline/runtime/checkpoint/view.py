@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...errors import InputError
+from ...core.errors import InputError
 from ..strategies.pieces import Piece
 from ..weights import shape_of_model
 from .boxes import Box, place_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...errors import DrumlineError, InputError
+from ...core.errors import DrumlineError, InputError
 from . import view
 from .agree import agree
 from .boxes import Box, fill_box, place_of

@@ -11,9 +11,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...trace.kinds import size_of, tensors
-from ...trace.recorder import RESERVE
-from ...trace.running import only_shapes
+from ...tracing.kinds import size_of, tensors
+from ...tracing.recorder import RESERVE
+from ...tracing.running import only_shapes
 from .kernels import Kernels
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...comm.torchgroup.named import NamedGroup
 from ...comm.torchgroup.works import GroupWork
-from ...errors import InputError
+from ...core.errors import InputError
 from .value import Message
 
 NAME = "dryrun"

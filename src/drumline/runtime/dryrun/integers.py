@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...trace.kinds import tensors
-from ...trace.running import with_values
+from ...tracing.kinds import tensors
+from ...tracing.running import with_values
 
 _MAKE = (torch.ops.aten.empty.memory_format, torch.ops.aten.zeros.default)
 

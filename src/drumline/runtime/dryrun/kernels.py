@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from ...trace.kinds import kind_of, tensors
-from ...trace.running import with_values
+from ...tracing.kinds import kind_of, tensors
+from ...tracing.running import with_values
 
 ASKED = frozenset(
     {

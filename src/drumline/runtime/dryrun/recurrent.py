@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ...errors import JobError
-from ...trace.kinds import size_of, tensors
+from ...core.errors import JobError
+from ...tracing.kinds import size_of, tensors
 from ..precision import computing
 from ..recurrent import notice
 from ..strategies.recurrent import stay

@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from ...comm.environment import Place, device_of
-from ...data.stream import Batch, Micro, check_dataset, split
-from ...errors import DrumlineError, PlanError
-from ...job import Job, guard, line_of
-from ...plan import Plan, check
-from ...trace.autocast import HALVES, AsOnGpu, as_gpu_casts
-from ...trace.draws import MiddleDraws
-from ...trace.fake import UNTRACEABLE, assumed, fake_batch, fake_model, moved, untraceable
-from ...trace.kinds import tensors
-from ...trace.running import RunningMode, active_mode
+from ...core.errors import DrumlineError, PlanError
+from ...core.job import Job, guard, line_of
+from ...datasets.stream import Batch, Micro, check_dataset, split
+from ...plans import Plan, check
+from ...tracing.autocast import HALVES, AsOnGpu, as_gpu_casts
+from ...tracing.draws import MiddleDraws
+from ...tracing.fake import UNTRACEABLE, assumed, fake_batch, fake_model, moved, untraceable
+from ...tracing.kinds import tensors
+from ...tracing.running import RunningMode, active_mode
 from ..engine import Engine
 from .alive import Alive, storage_bytes
 from .group import Book, fake_world

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from ... import files
-from ...errors import CorruptFile
-from ...units import format_bytes
+from ...core import files
+from ...core.errors import CorruptFile
+from ...core.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ...data.stream import Batch, split
-from ...trace.kinds import tensors
+from ...datasets.stream import Batch, split
+from ...tracing.kinds import tensors
 from .digest import tell_all
 from .finite import finite, spoiled
 from .split import SplitWatch

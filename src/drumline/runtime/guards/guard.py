@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from ...errors import GaveUp, InputError, PlanError, nearest
-from ...plan import Plan
+from ...core.errors import GaveUp, InputError, PlanError, nearest
+from ...plans import Plan
 from .culprit import Culprit, investigate
 from .digest import Ballot, Drift, tell_all, vote, vote_by_name
 
 if TYPE_CHECKING:
-    from ...data.stream import Batch
+    from ...datasets.stream import Batch
     from ..engine import Engine
 
 POLICIES = ("stop", "skip")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ...trace.running import without_values
+from ...tracing.running import without_values
 
 
 @dataclass(slots=True)

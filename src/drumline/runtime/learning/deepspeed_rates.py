@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from ...errors import JobError, nearest
+from ...core.errors import JobError, nearest
 from .rates import Curve
 
 Rates = float | tuple[float, ...]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...data.stream import split
-from ...errors import GaveUp, JobError, PlanError
+from ...core.errors import GaveUp, JobError, PlanError
+from ...datasets.stream import split
 
 if TYPE_CHECKING:
     from ..engine import Engine

@@ -15,8 +15,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...cost.batch import Scaled, batch_warning, critical_tokens, scale_rate, token_warning
-from ...errors import JobError
+from ...core.errors import JobError
+from ...costs.batch import Scaled, batch_warning, critical_tokens, scale_rate, token_warning
 
 __all__ = [
     "WSD",

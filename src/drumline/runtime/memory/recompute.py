@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
-from ...errors import PlanError
-from ...trace.layers import LayerSpec, layers_of
-from ...trace.repeated import repeated
+from ...core.errors import PlanError
+from ...tracing.layers import LayerSpec, layers_of
+from ...tracing.repeated import repeated
 
 Contexts = Callable[[], tuple[AbstractContextManager[None], Callable[[], AbstractContextManager[None]]]]
 """For one forward: what is around it, and what makes the context around each repetition of it."""

@@ -19,11 +19,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
-from ...errors import PlanError
-from ...model.profile import Affine, Layer, Op
-from ...model.selective import KEPT, Choice, choices, verdicts
-from ...trace.kinds import flops_of, kind_of, size_of, tensors
-from ...trace.lineage import Lineage, key_of, written_by
+from ...core.errors import PlanError
+from ...models.profile import Affine, Layer, Op
+from ...models.selective import KEPT, Choice, choices, verdicts
+from ...tracing.kinds import flops_of, kind_of, size_of, tensors
+from ...tracing.lineage import Lineage, key_of, written_by
 from .recompute import first_time, once_more, recompute_layer, recomputed_layers
 
 MOST_LOOKS = 64

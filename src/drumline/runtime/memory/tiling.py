@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 
-from ...data.stream import split
-from ...errors import PlanError
+from ...core.errors import PlanError
+from ...datasets.stream import split
 from ..strategies.pieces import Part
 from .logits import settle
 from .tiled import EmbeddingInParts, LinearInParts, PartOf, Parts

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...report.steps import StepRecord
-from ...units import format_bytes, format_count, format_percent, format_seconds
+from ...core.units import format_bytes, format_count, format_percent, format_seconds
+from ...reports.steps import StepRecord
 
 if TYPE_CHECKING:
-    from ...cluster import Cluster
-    from ...cost import Estimate
-    from ...model import Profile
-    from ...plan import Plan
+    from ...clusters import Cluster
+    from ...costs import Estimate
+    from ...models import Profile
+    from ...plans import Plan
 
 WINDOW = 20
 """Steps whose median is compared with the prediction, and gives the time to go."""

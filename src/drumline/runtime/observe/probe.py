@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from ...timeline import Span
-from ...trace.kinds import tensors
-from ...trace.layers import layers_of
+from ...core.timeline import Span
+from ...tracing.kinds import tensors
+from ...tracing.layers import layers_of
 from ..engine import Engine
 
 _PHASES = ("communication", "optimizer")

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...timeline import Span, Timeline
+from ...core.timeline import Span, Timeline
 
 KEEP = 64
 """Steps that are remembered."""

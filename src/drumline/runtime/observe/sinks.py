@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...errors import InputError
-from ...report.steps import StepRecord, length_before, step_line
+from ...core.errors import InputError
+from ...reports.steps import StepRecord, length_before, step_line
 
 
 class Sink(ABC):

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...data.stream import collate
-from ...job import Job, guard
+from ...core.job import Job, guard
+from ...datasets.stream import collate
 from ...partition.capture import Captured, capture, flatten
-from ...plan import Plan
-from ...trace.fake import call, fake_batch, fake_mode, fake_model, first_sample, moved
-from ...trace.running import with_values
+from ...plans import Plan
+from ...tracing.fake import call, fake_batch, fake_mode, fake_model, first_sample, moved
+from ...tracing.running import with_values
 from ..precision import computing, to_device
 from ..recurrent import notice
 from ..weighing import weigh

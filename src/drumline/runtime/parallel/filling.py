@@ -12,11 +12,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
-from ...errors import TraceError
+from ...core.errors import TraceError
 from ...partition.capture import Captured
 from ...partition.moves import part_of
 from ...partition.program import Holder, put
-from ...trace.kinds import tensors
+from ...tracing.kinds import tensors
 from ..adopt.given import Given
 from ..weights import OF_TORCH, Parcel, seeded_model, send
 from .captures import Captures

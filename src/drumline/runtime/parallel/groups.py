@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch.distributed as dist
 
-from ...plan import Plan
+from ...plans import Plan
 from ..groups import group_of
 
 AXES = ("pp", "replica", "shard", "rows", "columns", "cp", "tp")

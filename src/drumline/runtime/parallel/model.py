@@ -15,9 +15,9 @@ import torch
 from torch.fx import Graph
 
 from ...comm.scatter import backend_of
-from ...data.stream import Micro
-from ...errors import PlanError
-from ...job import Job
+from ...core.errors import PlanError
+from ...core.job import Job
+from ...datasets.stream import Micro
 from ...partition.again import recomputed
 from ...partition.boundaries import FLOPS_PER_BYTE, Prices
 from ...partition.capture import Captured, flatten
@@ -27,10 +27,10 @@ from ...partition.program import Holder, splits_of
 from ...partition.stage import Cut as Stages
 from ...partition.stage import StageProgram
 from ...partition.stages import cut, operators
-from ...plan import Plan
-from ...plan.plan import MEASURED
-from ...report.division import Division, division_of
-from ...schedule.pipeline import Action
+from ...plans import Plan
+from ...plans.plan import MEASURED
+from ...reports.division import Division, division_of
+from ...schedules.pipeline import Action
 from ..memory.recompute import recomputed_layers
 from ..pipeline.clock import Clock
 from ..pipeline.run import Runner

@@ -8,8 +8,8 @@ from ...partition.boundaries import Key, Prices, balanced, by_name, holders_of, 
 from ...partition.capture import Captured
 from ...partition.layout import Split
 from ...partition.stages import cut
-from ...plan import Plan
-from ...schedule.pipeline import Pipeline, pipeline_order
+from ...plans import Plan
+from ...schedules.pipeline import Pipeline, pipeline_order
 from ..strategies.pieces import Cut, Kind, Part
 from .groups import COPIES, DATA, Groups
 from .refuse import check_names

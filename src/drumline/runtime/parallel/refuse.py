@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ...errors import PlanError, TraceError
+from ...core.errors import PlanError, TraceError
 from ...partition.capture import Captured
 from ...partition.choose import Choice
 from ...partition.heads import heads_in
-from ...plan import Plan
+from ...plans import Plan
 
 
 def uneven_heads(plan: Plan, captured: Captured, choice: Choice) -> None:

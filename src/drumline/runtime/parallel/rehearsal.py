@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
-from ...job import Job
-from ...plan import Plan
-from ...report.division import Division, division_of
+from ...core.job import Job
+from ...plans import Plan
+from ...reports.division import Division, division_of
 from ..memory.recompute import recomputed_layers
 from ..precision import computing
 from .captures import Captures

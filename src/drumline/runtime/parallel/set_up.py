@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from ...job import Job
-from ...plan import Plan
-from ...trace.warned import let_weights_lie_apart
+from ...core.job import Job
+from ...plans import Plan
+from ...tracing.warned import let_weights_lie_apart
 from ..build import Built
 from ..held import Held
 from ..observe.record import Recorder

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.fx import Graph, Node
 
-from ...errors import PlanError
+from ...core.errors import PlanError
 from ...partition import moves
 from ...partition import rules as _rules  # registers them
 from ...partition.capture import Captured
@@ -22,8 +22,8 @@ from ...partition.shared_gradients import entering, leave_summands
 from ...partition.spread import Pass
 from ...partition.statistics import span
 from ...partition.values import Value
-from ...plan import Plan
-from ...trace.running import numbers_of, with_values
+from ...plans import Plan
+from ...tracing.running import numbers_of, with_values
 from .groups import COPIES, DATA, Groups
 from .refuse import uneven_heads, whole
 

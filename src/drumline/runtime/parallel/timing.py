@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ...errors import GaveUp
+from ...core.errors import GaveUp
 from ...partition.boundaries import FLOPS_PER_BYTE, Prices, cuttable, entries
 from ...partition.capture import Captured
 from ...partition.program import Holder, put
 from ...partition.stage import Cut, From, StageProgram
 from ...partition.stages import cut
-from ...trace.running import without_values
+from ...tracing.running import without_values
 from ..pipeline.wires import Wires
 from ..precision import computing
 from .captures import Captures

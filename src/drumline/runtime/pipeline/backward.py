@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ...errors import PlanError
+from ...core.errors import PlanError
 from ...partition.deferred import Deferred
 from ...partition.stage import Stage, StageProgram
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ...cost.lanes import play
-from ...schedule.pipeline import Action, Pipeline
+from ...costs.lanes import play
+from ...schedules.pipeline import Action, Pipeline
 
 KEEP = 64
 """Steps that are remembered."""

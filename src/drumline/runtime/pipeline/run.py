@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 
-from ...errors import PlanError
-from ...schedule.pipeline import Pipeline
+from ...core.errors import PlanError
+from ...schedules.pipeline import Pipeline
 from .step import Hooks, MicroBatch, Result, Step
 from .tables import Tables, forward_only
 from .wires import Wires

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from ...partition.stage import Cut
-from ...schedule.pipeline import Pipeline
+from ...schedules.pipeline import Pipeline
 from .wires import Wires
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ...errors import PlanError
+from ...core.errors import PlanError
 from ...partition.stage import Cut, From, Leaf, Port
-from ...schedule.pipeline import Action
+from ...schedules.pipeline import Action
 from .backward import Held
 from .tables import Key, Message, Tables, grad_key, leaf_key, value_key
 from .wires import Exchange, Wires

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...partition.stage import Cut, From, Port
-from ...schedule.pipeline import Action, Pipeline
+from ...schedules.pipeline import Action, Pipeline
 
 Key = tuple[str | int, ...]
 """What a message brings: ("value", stage, output, micro-batch), ("grad", stage, output, micro-batch, reader) or

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ...comm import points
 from ...comm.scatter import backend_of
-from ...errors import GaveUp, PlanError
+from ...core.errors import GaveUp, PlanError
 from .tables import Key, Message
 
 Follow = Callable[[str, Any, torch.Tensor], Any]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ...partition.layout import Split
-from ...trace.fake import dtype_of
+from ...tracing.fake import dtype_of
 from ..engine import Engine
 from .witness import Key, Witness
 

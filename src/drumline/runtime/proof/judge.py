@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...plan import Plan
+from ...plans import Plan
 from .compare import largest_error
 from .witness import Witness
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ...data.stream import Stream
-from ...job import Job, guard
-from ...trace.fake import call
+from ...core.job import Job, guard
+from ...datasets.stream import Stream
+from ...tracing.fake import call
 from ..precision import computing, multiplying, to_device
 from ..weights import seeded_model
 

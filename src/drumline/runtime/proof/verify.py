@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...job import Job
+from ...core.job import Job
 from ...partition.capture import captured_within
-from ...plan import Plan, check
-from ...report.division import Division
+from ...plans import Plan, check
+from ...reports.division import Division
 from ..compiling import inside_compiled
 from ..engine import Engine, initialize
 from ..experts import inside_experts

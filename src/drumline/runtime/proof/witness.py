@@ -13,8 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 
 from ...partition.layout import Split
-from ...trace.grouped import group_in_any_type
-from ...trace.kinds import tensors
+from ...tracing.grouped import group_in_any_type
+from ...tracing.kinds import tensors
 
 if TYPE_CHECKING:
     from ..parallel.model import SplitModel

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ...comm.scatter import reduce_scatter
-from ...plan import Plan
-from ...trace.running import numbers_of
+from ...plans import Plan
+from ...tracing.running import numbers_of
 from .buckets import Bucket, Reach, in_buckets
 from .pieces import Piece
 from .recurrent import keep_in_place

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ...trace.warned import let_weights_lie_apart
+from ...tracing.warned import let_weights_lie_apart
 
 
 def keep_in_place(model: nn.Module) -> None:

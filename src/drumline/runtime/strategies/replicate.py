@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...plan import Plan
-from ...trace.running import without_values
+from ...plans import Plan
+from ...tracing.running import without_values
 from .compress import compress
 from .whole import Whole
 

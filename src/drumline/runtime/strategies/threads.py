@@ -22,9 +22,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from ...data.stream import split
-from ...errors import JobError
-from ...trace.kinds import tensors
+from ...core.errors import JobError
+from ...datasets.stream import split
+from ...tracing.kinds import tensors
 from .whole import Whole
 
 

@@ -22,11 +22,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from ...errors import PlanError
-from ...job import line_of
-from ...plan import Plan
-from ...trace.layers import layers_of
-from ...trace.running import numbers_of, with_values
+from ...core.errors import PlanError
+from ...core.job import line_of
+from ...plans import Plan
+from ...tracing.layers import layers_of
+from ...tracing.running import numbers_of, with_values
 from ..memory.tiled import InParts
 from ..memory.tiling import parts_of
 from ..precision import HALVES

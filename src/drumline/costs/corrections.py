@@ -1,0 +1,86 @@
+"""Applies what earlier runs taught (`Cluster.corrections`) to an estimate. The one place where that happens."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..clusters.corrections import LEAST, MOST, Corrections, Factor
+from ..models.profile import Profile
+from ..plans import Plan
+from .estimate import Estimate
+
+ONE, REPLICAS, SHARDED, FULLY_SHARDED = "one", "replicas", "sharded", "fully sharded"
+"""Kinds of plans. What is wrong about one kind is often wrong in the same way for every model under it."""
+
+
+ALIKE = {"recompute": "backward", "bubble": "backward", "overhead": "communication"}
+"""Parts that are corrected as another one is: a run without them still tells what they would be off by."""
+
+
+def kind_of(plan: Plan) -> str:
+    """What a plan does, as far as its cost is concerned: `replicas`, `split by pp, tp`, `one with compile`."""
+    tags = {
+        "compile": plan.compile,
+        plan.compress: plan.compress != "none",
+        "threads": plan.backend == "threads",
+        "offload": plan.offload != "none",
+        "experts": plan.ep > 1,
+    }
+    used = ", ".join(name for name, is_used in tags.items() if is_used)
+    return _base(plan) + (f" with {used}" if used else "")
+
+
+def _base(plan: Plan) -> str:
+    if plan.splits_model:
+        axes = {"cp": plan.cp, "pp": plan.pp, "tile": plan.tile[0] * plan.tile[1], "tp": plan.tp}
+        return f"split by {', '.join(name for name, n in axes.items() if n > 1)}"
+    if plan.ranks == 1:
+        return ONE
+    return {0: REPLICAS, 3: FULLY_SHARDED}.get(plan.zero, SHARDED)
+
+
+def job_of(profile: Profile) -> str:
+    """A digest of a model and its optimizer: the same for any batch, and after a profile was written and read."""
+    words = [f"{profile.optimizer} {profile.parameter_bytes}"]
+    for x in profile.layers:
+        work = x.flops()
+        words.append(f"{x.name} {x.kind} {x.parameters} {x.repeats} {work.fixed:.6g} {work.per_sample:.6g}")
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+
+
+def bounded(value: float) -> float:
+    """A factor within what corrections may do."""
+    return min(MOST, max(LEAST, value))
+
+
+class Corrector:
+    """The corrections of a machine for one model in one precision."""
+
+    def __init__(self, corrections: Corrections, profile: Profile, precision: str) -> None:
+        job = job_of(profile) if corrections else ""
+        self._by_plan: dict[tuple[str, int], list[Factor]] = {}
+        self._mine = [f for f in corrections.factor if f.precision == precision and f.job in ("", job)]
+
+    def __call__(self, e: Estimate, plan: Plan) -> Estimate:
+        """The same estimate with every part multiplied; it keeps what it was without."""
+        found = self._matching(kind_of(plan), plan.ranks)
+        if not found:
+            return e
+        parts = {name: seconds * _product(found, name) for name, seconds in e.parts.items()}
+        runs = max(f.runs for f in found)
+        own = max((f.runs for f in found if f.job), default=0)
+        return replace(
+            e, parts=parts, step_seconds=sum(parts.values()), raw_seconds=e.step_seconds, runs=runs, own_runs=own
+        )
+
+    def _matching(self, kind: str, ranks: int) -> list[Factor]:
+        if (kind, ranks) not in self._by_plan:
+            self._by_plan[kind, ranks] = [f for f in self._mine if (f.kind, f.ranks) in (("", 0), (kind, ranks))]
+        return self._by_plan[kind, ranks]
+
+
+def _product(factors: Iterable[Factor], part: str) -> float:
+    return bounded(math.prod(f.value for f in factors if f.part == ALIKE.get(part, part)))

@@ -1,0 +1,106 @@
+"""The `Estimate` value: predicted time and memory of one step, in parts that add up."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ConfigDict
+
+from ..core import files
+from ..core.errors import CorruptFile
+from ..core.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One plan's predicted step."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    plan: str
+    step_seconds: float
+    parts: dict[str, float]
+    """Seconds by part (`forward`, `backward`, `recompute`, `communication`, `optimizer`, `overhead`, and of a pipeline
+    `bubble`); their sum is the step. Communication is what is not hidden behind computation."""
+    memory_bytes: float
+    """Most bytes of tensors alive on one rank."""
+    memory_parts: dict[str, float]
+    """Bytes by part (`parameters`, `gradients`, `optimizer`, `activations`, `communication`) at that moment."""
+    memory_limit: float
+    """What the tensors of one rank may take: the device's memory without the framework's own."""
+    hidden_seconds: float = 0.0
+    """Communication that runs behind computation."""
+    error: float = 0.0
+    """Stated bound on the relative error of the time."""
+    origin: str = ""
+    """Where its numbers come from."""
+    notes: tuple[str, ...] = field(default=())
+    host_bytes: float = 0.0
+    """Bytes of one rank's tensors that are offloaded to host memory; not among `memory_bytes`."""
+    host_limit: float = 0.0
+    """What one rank may use of the host's memory; 0 where nothing is offloaded."""
+    raw_seconds: float = 0.0
+    """The step before it was corrected by what runs on these machines measured; 0 where it was not."""
+    runs: int = 0
+    """How many runs corrected it."""
+    own_runs: int = 0
+    """How many of them were of this model, under any plan."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory suffices, of the device and, where something is offloaded, of the host."""
+        return self.memory_bytes <= self.memory_limit and self.host_bytes <= self.host_limit
+
+    @property
+    def uncorrected_seconds(self) -> float:
+        """The step as the closed form alone has it."""
+        return self.raw_seconds or self.step_seconds
+
+    @property
+    def correction(self) -> str:
+        """`corrected by 3 runs on this machine (x1.18)`; empty where nothing was corrected."""
+        if not self.raw_seconds:
+            return ""
+        own = f", {self.own_runs} of them of this job" if self.own_runs else ", none of this job"
+        runs = f"{self.runs} run{'s' if self.runs > 1 else ''}"
+        return f"corrected by {runs} on this machine{own} (x{self.step_seconds / self.raw_seconds:.2f})"
+
+    @property
+    def lacks(self) -> tuple[str, float]:
+        """Where memory is short, `device` or `host`, and by how many bytes; 0 when it fits."""
+        device = self.memory_bytes - self.memory_limit
+        host = self.host_bytes - self.host_limit
+        return ("host", host) if device <= 0 < host else ("device", max(0.0, device))
+
+    def at_speed(self, speed: float) -> Estimate:
+        """The same step on a machine that runs at a share of its measured speed."""
+        return dataclasses.replace(
+            self,
+            step_seconds=self.step_seconds / speed,
+            parts={k: v / speed for k, v in self.parts.items()},
+            hidden_seconds=self.hidden_seconds / speed,
+            raw_seconds=self.raw_seconds / speed,
+            notes=(*self.notes, f"the machine ran at {speed:.2f} of its measured speed when the run began"),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON form."""
+        files.write_json(path, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Estimate:
+        """Read the JSON form back."""
+        return files.from_plain(cls, files.read_json(path), str(path), CorruptFile)
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{k} {format_seconds(v)}" for k, v in self.parts.items() if v)
+        where, _ = self.lacks
+        limit = f"{format_bytes(self.host_limit)} of the host" if where == "host" else format_bytes(self.memory_limit)
+        fits = "fits" if self.fits else f"does not fit {limit}"
+        if self.host_bytes:
+            fits = f"{format_bytes(self.host_bytes)} in host memory, {fits}"
+        return (
+            f"{self.plan}: {format_seconds(self.step_seconds)} +-{100 * self.error:.0f}% ({parts}); "
+            f"{format_bytes(self.memory_bytes)}, {fits}"
+        )

@@ -1,0 +1,116 @@
+"""Well-known models as profiles by formula: `profile("gpt:175b")` needs neither torch nor the model.
+
+gpt:125m ... gpt:1t     llama:7b ... llama:405b     bert:base, large     vit:base, large, huge
+resnet18 ... resnet152  vgg11, 16, 19               unet                 mlp:4x4096     lstm:2x1024
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...core.errors import InputError, nearest
+from ..profile import Profile
+from . import convolution, recurrent, transformer
+
+__all__ = ["is_zoo", "names", "profile"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Models that differ in size only."""
+
+    sizes: tuple[str, ...]
+    """What follows the family's name; examples if any `layers x width` may."""
+    make: Callable[[str, int | None, int | None], Profile]
+    """(size, batch_size, sequence)"""
+    joint: str = ":"
+    """What stands between name and size."""
+    sequence: bool = False
+    """Whether its samples are sequences, whose length may be chosen."""
+    grid: bool = False
+    """Whether a size is any `layers x width`."""
+
+
+def _split(size: str) -> tuple[int, int]:
+    layers, width = size.split("x")
+    return int(layers), int(width)
+
+
+_FAMILIES = {
+    "gpt": _Family(tuple(transformer.GPT), transformer.gpt, sequence=True),
+    "llama": _Family(tuple(transformer.LLAMA), transformer.llama, sequence=True),
+    "bert": _Family(tuple(transformer.BERT), transformer.bert, sequence=True),
+    "vit": _Family(tuple(transformer.VIT), lambda size, batch, _: transformer.vit(size, batch)),
+    "resnet": _Family(tuple(convolution.RESNET), lambda size, batch, _: convolution.resnet(size, batch), joint=""),
+    "vgg": _Family(tuple(convolution.VGG), lambda size, batch, _: convolution.vgg(size, batch), joint=""),
+    "unet": _Family(("",), lambda size, batch, _: convolution.unet(batch), joint=""),
+    "mlp": _Family(("4x4096",), lambda size, batch, _: recurrent.mlp(*_split(size), batch), grid=True),
+    "lstm": _Family(
+        ("2x1024",), lambda size, batch, s: recurrent.lstm(*_split(size), batch, s), sequence=True, grid=True
+    ),
+}
+_LOOKS = re.compile(rf"({'|'.join(_FAMILIES)})(?::([\w.]*)|(\d[\w.]*))?", re.ASCII)
+_GRID = re.compile(r"[1-9]\d{0,4}x[1-9]\d{0,5}", re.ASCII)
+_FILES = (".py", ".json", ".toml")
+
+
+def names() -> tuple[str, ...]:
+    """The names that `profile` knows; of `mlp` and `lstm` one example each, any `layers x width` will do."""
+    return tuple(_name(family, size) for family, f in _FAMILIES.items() for size in f.sizes)
+
+
+def is_zoo(text: str) -> bool:
+    """Whether the text means a model of the zoo, not a file. Its size may be unknown: `profile` then says so."""
+    return _match(text) is not None
+
+
+def profile(name: str, *, batch_size: int | None = None, sequence: int | None = None) -> Profile:
+    """The model's profile, with `batch_size` samples a step and, for language models, `sequence` tokens a sample."""
+    found = _match(name)
+    if found is None:
+        raise InputError(
+            f"no model {name!r} in the zoo",
+            rule=f"its families are {', '.join(_FAMILIES)}",
+            fix=nearest(name.strip().lower(), names()),
+        )
+    family, size = found
+    f = _FAMILIES[family]
+    size = size or (f.sizes[0] if f.grid else "")
+    if size not in f.sizes and not (f.grid and _GRID.fullmatch(size)):
+        raise _unknown(name, family)
+    for key, value in (("batch_size", batch_size), ("sequence", sequence)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"{key} = {value!r} for {_name(family, size)}", rule=f"{key} is a whole number above 0")
+    if sequence is not None and not f.sequence:
+        takes = ", ".join(k for k, x in _FAMILIES.items() if x.sequence)
+        raise InputError(f"{_name(family, size)} has no sequence length", rule=f"only {takes} have")
+    return _made(family, size, batch_size, sequence)
+
+
+@functools.lru_cache(maxsize=64)
+def _made(family: str, size: str, batch_size: int | None, sequence: int | None) -> Profile:
+    return _FAMILIES[family].make(size, batch_size, sequence)
+
+
+def _name(family: str, size: str) -> str:
+    return f"{family}{_FAMILIES[family].joint}{size}"
+
+
+def _match(text: str) -> tuple[str, str] | None:
+    """Family and size that a text names, in lower case; the size may be none that is known."""
+    text = text.strip().lower()
+    found = _LOOKS.fullmatch(text)
+    if not found or text.endswith(_FILES):
+        return None
+    return found[1], found[2] or found[3] or ""
+
+
+def _unknown(name: str, family: str) -> InputError:
+    f = _FAMILIES[family]
+    known = [_name(family, size) for size in f.sizes]
+    rule = f"{family}:LAYERSxWIDTH, such as {known[0]}" if f.grid else f"the zoo has {', '.join(known)}"
+    near = nearest(name.strip().lower(), known)
+    return InputError(f"no model {name!r} in the zoo", rule=rule, fix=near)

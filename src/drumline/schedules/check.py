@@ -1,0 +1,159 @@
+"""The checker of collectives: follows one with symbols instead of numbers and proves what it leaves on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..core.errors import VerificationError
+from .spec import Schedule, Send
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """That a collective schedule keeps its contract, and what else was seen on the way."""
+
+    schedule: str
+    rounds: int
+    sends: int
+    identical: bool
+    """Whether ranks that end with the same sum computed it by the same additions, so that they hold the same bits."""
+    in_rank_order: bool
+    """Whether contributions stand in the order of ranks, as an operation that does not commute needs it."""
+
+    def __str__(self) -> str:
+        bits = "the same bits on all ranks" if self.identical else "bits may differ between ranks"
+        return f"proved: {self.schedule} ({self.rounds} rounds, {self.sends} sends, {bits})"
+
+
+class _Value(NamedTuple):
+    """What a chunk holds on a rank, as symbols."""
+
+    ranks: int
+    """Whose contributions are in it: bit r for rank r."""
+    first: int
+    last: int
+    """The ranks of the leftmost and of the rightmost operand."""
+    sorted: bool
+    """Whether the operands stand in the order of ranks from left to right."""
+    tree: int
+    """Number of the expression that it was computed by; equal numbers mean equal bits."""
+    since: int
+    """The round that wrote it, -1 for the start."""
+
+
+@dataclass(slots=True)
+class _Trees:
+    """Expressions numbered by what they add. Addition commutes exactly, also on floats, so a+b and b+a are one."""
+
+    numbers: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, a: int, b: int) -> int:
+        # Leaves are numbered -1-rank, sums from 0.
+        return self.numbers.setdefault((a, b) if a < b else (b, a), len(self.numbers))
+
+
+_State = dict[tuple[int, int], _Value]
+
+
+def prove(schedule: Schedule) -> Proof:
+    """Prove that every rank ends with what the contract says, each contribution exactly once; else VerificationError.
+
+    Found are: a send of a chunk that is not held, a contribution added twice (where the contract forbids it), one that
+    is lost, a chunk written twice in one round, and ranks or chunks that are not there.
+    """
+    s, trees = schedule, _Trees()
+    start = [_Value(1 << rank, rank, rank, True, -1 - rank, -1) for rank in range(s.p)]
+    state: _State = {
+        (rank, chunk): start[rank]
+        for rank in range(s.p)
+        for chunk in range(s.chunks)
+        if s.contract.before(s, rank, chunk)
+    }
+    rounds = sends = 0
+    for k, group in enumerate(s.rounds):
+        _round(s, k, group, state, trees)
+        rounds, sends = k + 1, sends + len(group)
+    identical, in_order = _end(s, state)
+    return Proof(f"{s.name} p={s.p}", rounds, sends, identical, in_order)
+
+
+def _round(s: Schedule, k: int, group: tuple[Send, ...], state: _State, trees: _Trees) -> None:
+    """Apply one round: every send reads what stood before it."""
+    writes: dict[tuple[int, int], _Value] = {}
+    kept: set[tuple[int, int]] = set()
+    for send in group:
+        _exists(s, k, send)
+        value = state.get((send.src, send.chunk))
+        if value is None:
+            raise _wrong(
+                s, f"rank {send.src} sends chunk {send.chunk}, which it does not hold", k, send.src, send.chunk
+            )
+        place = (send.dst, send.chunk)
+        if place in kept or (place in writes and not send.reduce):
+            raise _wrong(
+                s, f"rank {send.dst} keeps chunk {send.chunk} and is written again in the same round", k, *place
+            )
+        if not send.reduce:
+            kept.add(place)
+            writes[place] = value._replace(since=k)
+            continue
+        local = writes.get(place) or state.get(place)
+        if local is None:
+            raise _wrong(s, f"rank {send.dst} adds to chunk {send.chunk}, which it does not hold", k, *place)
+        twice = local.ranks & value.ranks
+        if twice and not s.contract.idempotent:
+            what = f"rank {send.dst} adds rank {_lowest(twice)}'s contribution to chunk {send.chunk} twice"
+            raise _wrong(s, what, k, *place)
+        first, second = (value, local) if s.received_first(send) else (local, value)
+        writes[place] = _add(first, second, k, trees)
+    state.update(writes)
+
+
+def _add(a: _Value, b: _Value, k: int, trees: _Trees) -> _Value:
+    ordered = a.sorted and b.sorted and a.last < b.first
+    return _Value(a.ranks | b.ranks, a.first, b.last, ordered, trees.add(a.tree, b.tree), k)
+
+
+def _lowest(ranks: int) -> int:
+    return (ranks & -ranks).bit_length() - 1
+
+
+def _exists(s: Schedule, k: int, send: Send) -> None:
+    for word, n, limit in (("rank", send.src, s.p), ("rank", send.dst, s.p), ("chunk", send.chunk, s.chunks)):
+        if not 0 <= n < limit:
+            raise _wrong(s, f"the send {send} names {word} {n} of {limit}", k, send.src, send.chunk)
+    if send.src == send.dst:
+        raise _wrong(s, f"rank {send.src} sends chunk {send.chunk} to itself", k, send.src, send.chunk)
+
+
+def _end(s: Schedule, state: _State) -> tuple[bool, bool]:
+    """Compare the end with the contract; whether ranks agree to the bit, and whether operands are in rank order."""
+    trees: dict[tuple[int, int], int] = {}
+    identical = in_order = True
+    for rank in range(s.p):
+        for chunk in range(s.chunks):
+            expected = s.contract.after(s, rank, chunk)
+            if expected is None:
+                continue
+            value = state.get((rank, chunk))
+            if value is None:
+                raise _wrong(s, f"rank {rank} ends without chunk {chunk}", -1, rank, chunk)
+            due = sum(1 << r for r in expected)
+            if lost := due & ~value.ranks:
+                what = f"rank {rank} ends without rank {_lowest(lost)}'s contribution to chunk {chunk}"
+                raise _wrong(s, what, value.since, rank, chunk)
+            if surplus := value.ranks & ~due:
+                what = f"rank {rank} ends with rank {_lowest(surplus)}'s contribution to chunk {chunk}"
+                raise _wrong(s, what, value.since, rank, chunk)
+            # In a scan ranks end with different sums: only the same sum can have the same bits.
+            identical = identical and trees.setdefault((chunk, due), value.tree) == value.tree
+            in_order = in_order and value.sorted
+    return identical, in_order
+
+
+def _wrong(s: Schedule, what: str, k: int, rank: int, chunk: int) -> VerificationError:
+    when = f"round {k}" if k >= 0 else "before any round"
+    return VerificationError(
+        what, where=f"{s.name} p={s.p}: {when}, rank {rank}, chunk {chunk}", rule=f"{s.collective}: {s.contract.text}"
+    )

@@ -1,0 +1,130 @@
+"""The table of collectives: every algorithm by its name. A new one is a loop, a function, a line in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..core.errors import InputError, nearest
+from .barriers import central_barrier, dissemination_barrier
+from .direct import (
+    direct_all_reduce,
+    direct_reduce_scatter,
+    flat_broadcast,
+    flat_gather,
+    flat_reduce,
+    flat_scatter,
+    naive_all_reduce,
+    pairwise_all_to_all,
+    server_all_reduce,
+)
+from .halving import (
+    bruck_all_gather,
+    bruck_all_to_all,
+    doubling_all_gather,
+    doubling_all_reduce,
+    halving_all_reduce,
+    halving_reduce_scatter,
+)
+from .hierarchical import hierarchical_all_reduce
+from .rings import chain_broadcast, chain_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from .scans import doubling_exscan, doubling_scan, linear_exscan, linear_scan
+from .spec import Schedule
+from .trees import (
+    binomial_broadcast,
+    binomial_gather,
+    binomial_reduce,
+    binomial_scatter,
+    double_tree_all_reduce,
+    logp_broadcast,
+    scatter_allgather_broadcast,
+)
+
+Make = Callable[[int, int, int], Schedule]
+
+
+def _plain(write: Callable[[int], Schedule]) -> Make:
+    return lambda p, root, per_node: write(p)
+
+
+def _rooted(write: Callable[[int, int], Schedule]) -> Make:
+    return lambda p, root, per_node: write(p, root)
+
+
+def _hosts(write: Callable[[int, int], Schedule]) -> Make:
+    return lambda p, root, per_node: write(p, per_node)
+
+
+ALGORITHMS: dict[str, dict[str, Make]] = {
+    "all_reduce": {
+        "ring": _plain(ring_all_reduce),
+        "halving": _plain(halving_all_reduce),
+        "doubling": _plain(doubling_all_reduce),
+        "double_tree": _plain(double_tree_all_reduce),
+        "hierarchical": _hosts(hierarchical_all_reduce),
+        "direct": _plain(direct_all_reduce),
+        "server": _plain(server_all_reduce),
+        "naive": _plain(naive_all_reduce),
+    },
+    "all_gather": {
+        "ring": _plain(ring_all_gather),
+        "doubling": _plain(doubling_all_gather),
+        "bruck": _plain(bruck_all_gather),
+    },
+    "reduce_scatter": {
+        "ring": _plain(ring_reduce_scatter),
+        "halving": _plain(halving_reduce_scatter),
+        "direct": _plain(direct_reduce_scatter),
+    },
+    "broadcast": {
+        "binomial": _rooted(binomial_broadcast),
+        "chain": _rooted(chain_broadcast),
+        "scatter_allgather": _rooted(scatter_allgather_broadcast),
+        "logp": _rooted(logp_broadcast),
+        "flat": _rooted(flat_broadcast),
+    },
+    "reduce": {
+        "binomial": _rooted(binomial_reduce),
+        "chain": _rooted(chain_reduce),
+        "flat": _rooted(flat_reduce),
+    },
+    "gather": {"binomial": _rooted(binomial_gather), "flat": _rooted(flat_gather)},
+    "scatter": {"binomial": _rooted(binomial_scatter), "flat": _rooted(flat_scatter)},
+    "all_to_all": {"pairwise": _plain(pairwise_all_to_all), "bruck": _plain(bruck_all_to_all)},
+    "barrier": {"dissemination": _plain(dissemination_barrier), "central": _plain(central_barrier)},
+    "scan": {"doubling": _plain(doubling_scan), "linear": _plain(linear_scan)},
+    "exscan": {"doubling": _plain(doubling_exscan), "linear": _plain(linear_exscan)},
+}
+"""Collective -> algorithm -> (p, root, ranks of one host) -> schedule, the default algorithm first.
+
+Every reader, and every test of the readers, goes by this table. What an algorithm does not need it does not look at.
+"""
+
+IN_RANK_ORDER: dict[str, tuple[str, ...]] = {
+    "all_reduce": ("halving", "doubling", "double_tree", "direct", "server", "naive"),
+    "reduce_scatter": ("direct",),
+    "reduce": ("binomial", "flat"),
+    "scan": ("doubling", "linear"),
+    "exscan": ("doubling", "linear"),
+}
+"""Collective -> the algorithms whose operands stand in the order of ranks, for any p and root: what an operation that
+does not commute is run by. The checker proves that these are all."""
+
+
+def collective_schedule(
+    collective: str, algorithm: str, p: int, *, root: int = 0, per_node: int | None = None
+) -> Schedule:
+    """The schedule of a collective by the names of the table; `per_node` neighbouring ranks share a host (all of p)."""
+    if collective not in ALGORITHMS:
+        raise InputError(
+            f"unknown collective {collective!r}",
+            rule=f"known: {', '.join(ALGORITHMS)}",
+            fix=nearest(collective, ALGORITHMS),
+        )
+    known = ALGORITHMS[collective]
+    if algorithm not in known:
+        raise InputError(
+            f"unknown algorithm {algorithm!r} for {collective}",
+            rule=f"known: {', '.join(known)}",
+            fix=nearest(algorithm, known),
+        )
+    return known[algorithm](p, root, p if per_node is None else per_node)

@@ -1,0 +1,114 @@
+"""Schedules made of schedules: cut into segments that overlap, with ranks renamed, or several side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..core.errors import InputError
+from .contracts import pair, share
+from .spec import Range, Round, Rounds, Schedule, Send, even_ranges
+
+_Spread = Callable[[int], Iterable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The split of a segmented schedule: each chunk of the split below it cut into equal parts."""
+
+    split: Callable[[int, int], tuple[Range, ...]]
+    parts: int
+
+    def __call__(self, elements: int, chunks: int) -> tuple[Range, ...]:
+        """Part s of chunk c is number c * parts + s."""
+        return tuple(
+            (start + a, start + b)
+            for start, stop in self.split(elements, chunks // self.parts)
+            for a, b in even_ranges(stop - start, self.parts)
+        )
+
+
+def segmented(schedule: Schedule, n: int) -> Schedule:
+    """The same schedule with each chunk cut into n parts, part s running s rounds behind part 0: rounds overlap.
+
+    Parts know nothing of each other, so what the schedule computes stays what it was. It takes n-1 rounds more; where
+    ranks had little to do in most rounds (a chain, a tree), each round carries a share 1/n of the bytes.
+    """
+    if n < 1:
+        raise InputError(f"{schedule.name} in {n} segments", rule="at least one segment")
+    if n == 1:
+        return schedule
+    return dataclasses.replace(
+        schedule,
+        name=f"{schedule.name}/{n}",
+        chunks=schedule.chunks * n,
+        split=Cut(schedule.split, n),
+        rounds=Rounds(_segmented, (schedule.rounds, n)),
+    )
+
+
+def reordered(schedule: Schedule, order: Sequence[int]) -> Schedule:
+    """The same schedule with ranks renamed: what rank i did is done by order[i], with the chunks that are its own.
+
+    Rings are ordered by measured links in this way. Scans are refused: their ranks stand in a line.
+    """
+    order, names = tuple(order), schedule.contract.chunk_names
+    if sorted(order) != list(range(schedule.p)):
+        raise InputError(
+            f"{schedule.name} in the order {', '.join(map(str, order))}",
+            rule=f"each of the ranks 0 to {schedule.p - 1} once",
+        )
+    if names == "line" or (names == "shares" and schedule.chunks % schedule.p):
+        raise InputError(f"{schedule.name} in another order", rule=f"{schedule.contract.text}: ranks keep their places")
+    if order == tuple(range(schedule.p)):
+        return schedule
+    chunks = tuple(_renamed_chunk(schedule, chunk, order) for chunk in range(schedule.chunks))
+    root = order[schedule.root] if schedule.contract.rooted else schedule.root
+    return dataclasses.replace(
+        schedule,
+        name=f"{schedule.name} in another order",
+        root=root,
+        rounds=Rounds(_reordered, (schedule.rounds, order, chunks)),
+    )
+
+
+def placed(rounds: Iterable[Sequence[Send]], ranks: Sequence[int], chunks: _Spread) -> Iterator[list[Send]]:
+    """The rounds of a smaller schedule as a part of a larger one: rank i is ranks[i], chunk c is all of chunks(c)."""
+    for sends in rounds:
+        yield [Send(ranks[s.src], ranks[s.dst], chunk, s.reduce) for s in sends for chunk in chunks(s.chunk)]
+
+
+def beside(parts: Iterable[Iterable[Sequence[Send]]]) -> Iterator[list[Send]]:
+    """Several schedules at the same time: round k of the whole is round k of each part that still has one."""
+    for rounds in itertools.zip_longest(*parts, fillvalue=()):
+        yield [send for sends in rounds for send in sends]
+
+
+def _segmented(rounds: Iterable[Round], n: int) -> Iterator[list[Send]]:
+    latest: deque[Round] = deque(maxlen=n)  # the round of part 0 stands first
+    for sends in itertools.chain(rounds, [()] * (n - 1)):
+        latest.appendleft(sends)
+        if not any(latest):
+            return  # one rank has no rounds, and no more of them in segments
+        yield [Send(s.src, s.dst, s.chunk * n + part, s.reduce) for part, own in enumerate(latest) for s in own]
+
+
+def _reordered(rounds: Iterable[Round], order: Sequence[int], chunks: Sequence[int]) -> Iterator[list[Send]]:
+    for sends in rounds:
+        yield [Send(order[s.src], order[s.dst], chunks[s.chunk], s.reduce) for s in sends]
+
+
+def _renamed_chunk(schedule: Schedule, chunk: int, order: Sequence[int]) -> int:
+    """The chunk that means to the new ranks what `chunk` meant to the old ones."""
+    names, p = schedule.contract.chunk_names, schedule.p
+    if names == "free":
+        return chunk
+    if names == "shares":
+        per = schedule.chunks // p
+        return order[share(schedule, chunk)] * per + chunk % per
+    src, dst = pair(schedule, chunk)
+    per = schedule.chunks // (p * p)
+    return (order[src] * p + order[dst]) * per + chunk % per

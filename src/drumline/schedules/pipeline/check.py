@@ -1,0 +1,118 @@
+"""The checker of pipeline orders: proves that one is complete and cannot deadlock, and counts what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.errors import VerificationError
+from .order import Action, Kind, Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineProof:
+    """That a pipeline order is complete and cannot deadlock, and how many activations it holds."""
+
+    pipeline: str
+    in_flight: tuple[int, ...]
+    """By stage: the most micro-batches that are forwarded and not yet backwarded: from F until B."""
+    held: tuple[int, ...]
+    """By rank: the most activations of its stages that are there at once, one for each stage and micro-batch.
+
+    From F until B, and where the backward is split until W. Between B and W it is less than the whole: the inputs of
+    layers with weights and the gradients of their outputs are there, all else that F saved is gone.
+    `cost.pipeline.peak_bytes` counts both in bytes.
+    """
+
+    def __str__(self) -> str:
+        return f"proved: {self.pipeline}; activations in flight by stage: {', '.join(map(str, self.in_flight))}"
+
+
+def prove_pipeline(pipeline: Pipeline) -> PipelineProof:
+    """Prove that each stage runs each micro-batch once, each action after what it needs; else VerificationError.
+
+    Receives block and sends do not. Values that skip stages need no proof of their own: what they wait for lies behind
+    the chain of stages, so whatever can run without them can run with them.
+    """
+    _complete(pipeline)
+    _no_deadlock(pipeline)
+    return PipelineProof(str(pipeline), _in_flight(pipeline), _held(pipeline))
+
+
+def _complete(pipeline: Pipeline) -> None:
+    """Every action there once, and all actions of a stage in one lane."""
+    kinds: tuple[Kind, ...] = ("F", "B", "W") if pipeline.splits_backward else ("F", "B")
+    homes, seen = pipeline.homes(), set[Action]()
+    for rank, lane in enumerate(pipeline.lanes):
+        for action in lane:
+            name = f"{action} of stage {action.stage}"
+            if not (0 <= action.stage < pipeline.stages and 0 <= action.micro < pipeline.micros):
+                rule = f"{pipeline.stages} stages, {pipeline.micros} micro-batches"
+                raise _broken(pipeline, f"there is no {name}", rank, rule)
+            if action in seen:
+                raise _broken(pipeline, f"{name} stands twice", rank, "each once")
+            if homes[action.stage] != rank:
+                raise _broken(pipeline, f"{name} is apart from its stage", rank, f"stage on rank {homes[action.stage]}")
+            seen.add(action)
+    for stage in range(pipeline.stages):
+        for micro in range(pipeline.micros):
+            for kind in kinds:
+                if Action(kind, stage, micro) not in seen:
+                    raise _broken(
+                        pipeline, f"{kind}{micro} of stage {stage} is missing", homes.get(stage, -1), "each once"
+                    )
+
+
+def _no_deadlock(pipeline: Pipeline) -> None:
+    """Run whatever can run until all is done; what then waits, waits for ever."""
+    done: set[Action] = set()
+    place = [0] * len(pipeline.lanes)
+    progress = True
+    while progress:
+        progress = False
+        for rank, lane in enumerate(pipeline.lanes):
+            while place[rank] < len(lane) and done.issuperset(lane[place[rank]].needs(pipeline.stages)):
+                done.add(lane[place[rank]])
+                place[rank] += 1
+                progress = True
+    waiting = {r: lane[place[r]] for r, lane in enumerate(pipeline.lanes) if place[r] < len(lane)}
+    if not waiting:
+        return
+    homes, seen, rank = pipeline.homes(), set[int](), min(waiting)
+    # Most ranks only wait for others that wait: go from rank to rank until the circle closes.
+    while rank not in seen:
+        seen.add(rank)
+        last, head = rank, waiting[rank]
+        need = next(n for n in head.needs(pipeline.stages) if n not in done)
+        rank = homes[need.stage]
+    raise _broken(
+        pipeline,
+        f"deadlock: {head} of stage {head.stage} waits for {need} of stage {need.stage}",
+        last,
+        f"what an action needs comes before it; rank {rank} is at {waiting[rank]} of stage {waiting[rank].stage}",
+    )
+
+
+def _in_flight(pipeline: Pipeline) -> tuple[int, ...]:
+    """The order of a lane alone fixes this, whatever the times are."""
+    now, most = [0] * pipeline.stages, [0] * pipeline.stages
+    for lane in pipeline.lanes:
+        for action in lane:
+            now[action.stage] += {"F": 1, "B": -1, "W": 0}[action.kind]
+            most[action.stage] = max(most[action.stage], now[action.stage])
+    return tuple(most)
+
+
+def _held(pipeline: Pipeline) -> tuple[int, ...]:
+    """As `_in_flight`, but over all stages of a rank, and until what an activation is last needed for."""
+    last = "W" if pipeline.splits_backward else "B"
+    most = []
+    for lane in pipeline.lanes:
+        now = [0]
+        for action in lane:
+            now.append(now[-1] + (action.kind == "F") - (action.kind == last))
+        most.append(max(now))
+    return tuple(most)
+
+
+def _broken(pipeline: Pipeline, what: str, rank: int, rule: str) -> VerificationError:
+    return VerificationError(what, where=f"{pipeline.name}: rank {rank}" if rank >= 0 else pipeline.name, rule=rule)

@@ -1,0 +1,409 @@
+"""Plans that split the model: parts that add up, the replay that agrees, stages, levels of the network, refusals."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from drumline.clusters import Cluster, Device, Link, Network, Node, load
+from drumline.core.errors import PlanError
+from drumline.costs import Steps, estimate
+from drumline.costs.axes import axis_of, between_stages, flops_per_byte, hop, replicas
+from drumline.costs.clock import finish
+from drumline.costs.divide import divide
+from drumline.costs.divided import Divided
+from drumline.costs.lanes import play
+from drumline.costs.pipeline import pipeline_seconds
+from drumline.costs.stages import Cell, cut, names_of
+from drumline.costs.traffic import after_backward
+from drumline.models import Profile, zoo
+from drumline.models.profile import Affine, Layer, Op
+from drumline.models.shapes import Convolution, dims, shape_of
+from drumline.plans import Plan, check
+from drumline.schedules import pipeline_order
+from drumline.simulator.step import simulate_step
+
+SIXTEEN = load("dgx-h100").with_devices(16)
+GPT = zoo.profile("gpt:1.3b", batch_size=64)
+UNET = zoo.profile("unet", batch_size=16)
+PLANS = [
+    "tp=2",
+    "tp=8,micro=4",
+    "dp=2,tp=4",
+    "dp=2,tp=4,zero=1,micro=2",
+    "dp=2,tp=4,zero=2,micro=2",
+    "cp=2",
+    "cp=2,tp=4",
+    "dp=2,cp=2",
+    "pp=2,micro=4",
+    "pp=4,micro=8,schedule=gpipe",
+    "pp=4,micro=8,schedule=zero-bubble",
+    "pp=2,virtual=2,micro=4,schedule=interleaved",
+    "dp=2,pp=2,tp=4,zero=1,micro=4",
+    "pp=16,micro=16",
+]
+
+
+def parsed(text: str) -> Plan:
+    plan = Plan.parse(text + ",precision=bf16")
+    check(plan)
+    return plan
+
+
+@pytest.mark.parametrize("overlap", [0.0, 1.0])
+@pytest.mark.parametrize("text", PLANS)
+def test_the_replay_agrees_with_the_closed_form(text: str, overlap: float) -> None:
+    plan, machines = parsed(text), replace(SIXTEEN, overlap=overlap)
+    e = estimate(GPT, plan, machines)
+    assert sum(e.parts.values()) == pytest.approx(e.step_seconds)
+    assert sum(e.memory_parts.values()) == pytest.approx(e.memory_bytes)
+    assert all(v >= 0 for v in [*e.parts.values(), *e.memory_parts.values(), e.hidden_seconds])
+    timeline = simulate_step(GPT, plan, machines, e)
+    assert timeline.ranks == tuple(range(plan.ranks))
+    assert timeline.seconds == pytest.approx(e.step_seconds, rel=1e-9 if plan.pp > 1 or plan.zero < 1 else 0.05)
+
+
+@pytest.mark.parametrize("text", ["tile=1x2", "tile=2x2,dp=2", "tile=2x1,dp=2,zero=1"])
+def test_tiles_agree_too(text: str) -> None:
+    e = estimate(UNET, parsed(text), SIXTEEN)
+    timeline = simulate_step(UNET, parsed(text), SIXTEEN, e)
+    assert timeline.seconds == pytest.approx(e.step_seconds, rel=0.05)
+
+
+# -- features
+
+
+def products(profile: Profile) -> float:
+    return sum(
+        op.flops.per_sample * op.count * x.repeats
+        for x in profile.layers
+        for op in x.ops
+        if op.kind in ("matmul", "attention", "attention_backward")
+    )
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_tp_divides_products_and_parameters(n: int) -> None:
+    """Llama's vocabulary divides, so all of it does: only the norms stay whole."""
+    whole = zoo.profile("llama:8b")
+    local = divide(whole, Plan(tp=n)).profile
+    assert products(local) == pytest.approx(products(whole) / n)
+    norms = (2 * 32 + 1) * 4096
+    assert local.parameters == (whole.parameters - norms) // n + norms
+    assert sum(x.repeats for x in local.layers) == sum(x.repeats for x in whole.layers)
+
+
+def test_gpts_vocabulary_does_not_divide() -> None:
+    """50257 is odd: the table stays whole, and its gradient is summed where tokens are divided, once a step."""
+    local = divide(GPT, Plan(tp=2))
+    assert local.profile.layers[0].parameters == GPT.layers[0].parameters
+    table = 50257 * 2048
+    head = local.profile.layers[-1]
+    assert table < head.common < table + 3 * 2048  # with its norm
+    sent = after_backward(local.profile, Plan(tp=2), SIXTEEN)
+    assert {m.collective for m in sent} == {"all_reduce"}
+    common = sum(x.common * x.repeats for x in local.profile.layers)
+    assert sum(m.bytes for m in sent) == pytest.approx(common * GPT.parameter_bytes)
+
+
+def test_what_all_ranks_compute_is_not_summed() -> None:
+    """Where tokens do not divide, norms are whole on every rank, and so are their gradients."""
+    odd = zoo.profile("gpt:1.3b", sequence=2047)
+    assert not any(x.common for x in divide(odd, Plan(tp=2)).profile.layers)
+
+
+def test_blocks_say_two_pairs() -> None:
+    """Attention and MLP: a gather to the columns and a scatter from the row, and the other way round in the backward."""
+    local = divide(zoo.profile("llama:8b"), Plan(tp=2))
+    block = max(zip(local.profile.layers, local.talks, strict=True), key=lambda pair: pair[0].repeats)[1]
+    rows = [(t.phase, t.collective) for t in block if t.bytes.per_sample]
+    assert sorted(rows) == sorted(
+        [
+            ("forward", "all_gather"),
+            ("forward", "reduce_scatter"),
+            ("backward", "all_gather"),
+            ("backward", "reduce_scatter"),
+        ]
+        * 2
+    )
+    assert {t.bytes.per_sample for t in block if t.bytes.per_sample} == {2.0 * 8192 * 4096}
+
+
+def test_tokens_that_do_not_divide() -> None:
+    odd = zoo.profile("gpt:1.3b", sequence=2047)
+    said = [t for talks in divide(odd, Plan(tp=2)).talks for t in talks]
+    assert {t.collective for t in said} == {"all_reduce"}
+    assert divide(odd, Plan(tp=2)).profile.layers[1].output == odd.layers[1].output
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "fix"), [("gpt:1.3b", 3, "tp=2"), ("llama:8b", 24, "tp=16"), ("bert:base", 8, "tp=6")]
+)
+def test_heads_are_respected(name: str, tp: int, fix: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        estimate(zoo.profile(name), Plan(tp=tp, precision="bf16"), load("dgx-h100").with_devices(tp))
+    assert "tp divides the heads" in caught.value.rule and f"% {tp} != 0" in caught.value.rule
+    assert caught.value.fix == fix
+    divide(zoo.profile(name), Plan.parse(fix))
+
+
+def test_a_model_that_cannot_be_split() -> None:
+    with pytest.raises(PlanError, match="no layer of mlp:2x9 can be split over 2 ranks"):
+        divide(zoo.profile("mlp:2x9"), Plan(tp=2))
+
+
+# -- tokens and tiles
+
+
+def test_cp_divides_activations_and_no_parameters() -> None:
+    local = divide(GPT, Plan(cp=4))
+    assert local.profile.parameters == GPT.parameters
+    assert local.profile.flops().per_sample == pytest.approx(GPT.flops().per_sample / 4)
+    assert local.profile.layers[1].saved.per_sample == pytest.approx(GPT.layers[1].saved.per_sample / 4)
+    pair = 2 * (2048 // 4) * 2048 * GPT.activation_bytes
+    block = local.talks[1]
+    assert [(t.phase, t.wide) for t in block] == [("forward", False)] * 3 + [("backward", False)] * 3 + [
+        ("backward", True)
+    ] * 3
+    assert all(t.collective == "ring" and t.bytes == Affine(0.0, float(pair)) for t in block)
+
+
+def test_the_last_rank_sees_all_tokens_of_a_causal_sequence() -> None:
+    causal = replace(
+        GPT,
+        layers=tuple(
+            replace(
+                x, ops=tuple(replace(op, dims=(*op.dims[:-1], 1)) if op.kind == "attention" else op for op in x.ops)
+            )
+            for x in GPT.layers
+        ),
+    )
+    even, last = (
+        [op.flops.per_sample for x in divide(p, Plan(cp=4)).profile.layers for op in x.ops if op.kind == "attention"]
+        for p in (GPT, causal)
+    )
+    assert last == pytest.approx([7 / 4 * flops for flops in even])
+
+
+def test_edges_of_tiles() -> None:
+    """3 x 3 at stride 1 reads two lines more: with two tiles one is a neighbour's, in between both are."""
+    shape = Convolution(8, 4, 64, 32, 3, 3, 1, 1, 1, 0)
+    op = Op("convolution", "conv", "forward", Affine(0.0, 1e6), Affine(64.0, 1e3), dims=dims(shape))
+    down = replace(op, dims=dims(replace(shape, kernel_rows=2, kernel_columns=2, stride_rows=2, stride_columns=2)))
+    layer = Layer("a", "Conv", 288, tensors=1, ops=(op, down))
+    profile = Profile("images", 8, (layer, replace(layer, name="b")))
+    first, second = (
+        [(t.phase, t.bytes.per_sample) for t in talks] for talks in divide(profile, Plan(tile=(2, 1))).talks
+    )
+    assert second == [("forward", 32 * 8 * 4.0), ("backward", 32 * 8 * 4.0)]
+    assert first == second[:1], "images need no gradient"
+    both = [(t.axis, t.bytes.per_sample) for t in divide(profile, Plan(tile=(4, 2))).talks[0] if t.phase == "forward"]
+    assert both == [("rows", 2 * 16 * 8 * 4.0), ("columns", 16 * 8 * 4.0)]
+    local = divide(profile, Plan(tile=(4, 2))).profile.layers[0]
+    assert local.ops[0].flops.per_sample == 1e6 / 8 and local.parameters == 288
+    assert shape_of(local.ops[0]) == replace(shape, rows=16, columns=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "words"),
+    [
+        ("resnet50", "cp=2", "has no tokens"),
+        ("gpt:125m", "tile=2x2", "has no convolutions"),
+        ("gpt:125m", "cp=4096", "every rank has a token"),
+        ("resnet50", "tile=256x1", "every tile has a row"),
+    ],
+)
+def test_what_is_not_there_is_not_split(name: str, plan: str, words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        divide(zoo.profile(name), Plan.parse(plan))
+    assert words in f"{caught.value} {caught.value.rule}"
+
+
+def test_a_trace_that_shows_nothing_to_divide_says_so() -> None:
+    """The engine looks at the batch itself; the price is that of undivided work, and is called so."""
+    profile, machines = even_profile(2)
+    traced = replace(profile, origin="traced")
+    for plan in ("cp=2", "tile=1x2"):
+        e = estimate(traced, Plan.parse(plan), machines)
+        assert e.parts["forward"] == estimate(traced, Plan(), machines).parts["forward"]
+        assert any(note.startswith(f"{plan} is priced as if it divided nothing") for note in e.notes)
+
+
+# -- stages
+
+
+@pytest.mark.parametrize(
+    ("order", "v"),
+    [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2)],
+)
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 4), (4, 4), (3, 7)])
+def test_the_clock_is_that_of_the_lanes(order: str, v: int, p: int, m: int) -> None:
+    """With uneven stages and slow links."""
+    draw = random.Random(p * 100 + m)
+    pipeline = pipeline_order(order, p, m, v)
+    f, b, w = ([draw.uniform(0.5, 2) for _ in range(p * v)] for _ in range(3))
+    t = [draw.uniform(0, 1.5) for _ in range(p * v - 1)]
+    played = play(pipeline, forward=f, backward=b, weight=w, transfer=t)
+    assert finish(pipeline, pipeline.homes(), f, b, w, t) == pytest.approx(played.seconds, rel=1e-12)
+
+
+def even_profile(layers: int) -> tuple[Profile, Cluster]:
+    """Equal layers on devices whose messages take no time."""
+    ops = tuple(
+        Op("mm", "matmul", phase, Affine(0.0, k * 1e9), Affine()) for phase, k in (("forward", 1.0), ("backward", 2.0))
+    )
+    layer = Layer("x.0", "Linear", 1000, tensors=1, largest=1000, ops=ops, saved=Affine(0.0, 100.0), repeats=layers)
+    device = Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 0.0)
+    return Profile("even", 64, (layer,)), Cluster("toy", device, Node(64, Link(0.0, 1e30)))
+
+
+@pytest.mark.parametrize(
+    ("order", "v"), [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1)]
+)
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 8)])
+def test_equal_stages_take_what_the_closed_form_says(order: str, v: int, p: int, m: int) -> None:
+    profile, machines = even_profile(16)
+    plan = Plan(pp=p, virtual=v, micro=m, schedule=order)
+    parts = estimate(profile, plan, machines).parts
+    f, b = parts["forward"] / m, parts["backward"] / m
+    apart = order == "zero-bubble"
+    whole = pipeline_seconds(order, p, m, v, f, b / 2 if apart else b, b / 2 if apart else 0.0)
+    assert parts["forward"] + parts["backward"] + parts["bubble"] == pytest.approx(whole)
+    one = estimate(profile, Plan(micro=m), machines).parts
+    assert parts["forward"] == pytest.approx(one["forward"] / p)
+
+
+def cells(costs: list[float], owns: list[bool]) -> list[Cell]:
+    return [
+        Cell(0, f"x.{i}", 1.0, c, 0, 0, 0, 0, 0, own, 0, 0, 0, 0)
+        for i, (c, own) in enumerate(zip(costs, owns, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_slowest_stage_is_as_fast_as_can_be(seed: int) -> None:
+    """Against all ways to cut; every stage begins at a layer with parameters, and has one."""
+    draw = random.Random(seed)
+    costs = [draw.choice([1.0, 1.0, 2.0, 5.0, 0.1]) for _ in range(9)]
+    owns = [draw.random() < 0.8 for _ in costs]
+    starts = [i for i, own in enumerate(owns) if own][1:]
+    stages = min(4, len(starts) + 1)
+    best = min(
+        max(sum(costs[a:b]) for a, b in itertools.pairwise([0, *at, len(costs)]))
+        for at in itertools.combinations(starts, stages - 1)
+    )
+    found = cut(cells(costs, owns), stages)
+    assert len(found) == stages and all(any(c.owns for c in s) for s in found)
+    assert [c.name for s in found for c in s] == [f"x.{i}" for i in range(9)]
+    assert max(sum(c.forward for c in s) for s in found) == pytest.approx(best)
+
+
+def test_boundaries_by_hand() -> None:
+    prices = Divided(GPT, SIXTEEN, "bf16")
+    stages = prices.piped(parsed("pp=2,micro=2,split=blocks.3")).stages
+    assert [len(s) for s in stages] == [4, 22] and stages[1][0].name == "blocks.3"
+    assert names_of(GPT.layers)[-2:] == ["blocks.23", "head"]
+    with pytest.raises(PlanError, match="no layer of this name"):
+        prices.piped(parsed("pp=2,micro=2,split=blocks.99"))
+    with pytest.raises(PlanError, match="split"):
+        prices.piped(parsed("pp=4,micro=2,split=blocks.3"))
+    with pytest.raises(PlanError, match="split"):
+        prices.piped(parsed("pp=3,micro=2,split=blocks.5+blocks.3"))
+
+
+def test_more_stages_than_layers_begin_inside_of_them() -> None:
+    """A layer has modules with parameters inside: it counts in equal shares."""
+    profile, machines = even_profile(2)
+    assert estimate(profile, Plan(pp=4, micro=4), machines).parts["forward"] == pytest.approx(
+        estimate(profile, Plan(micro=4), machines).parts["forward"] / 4
+    )
+
+
+def test_memory_of_stages() -> None:
+    """1f1b holds as many micro-batches as ranks are to come, gpipe all; the tied table is held by both ends."""
+    prices = Divided(GPT, SIXTEEN, "bf16")
+    one, all_ = (prices.memories(parsed(f"pp=4,micro=16,schedule={s}")) for s in ("1f1b", "gpipe"))
+    assert one[0].activations > one[1].activations > one[2].activations
+    assert all(a.activations > 2 * b.activations for a, b in zip(all_, one, strict=True))
+    table = 50257 * 2048 * 4
+    assert sum(m.parameters for m in one) == pytest.approx(GPT.parameters * 4 + table, rel=1e-6)
+
+
+# -- where axes lie
+
+
+NODES = Cluster(
+    "two",
+    Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 0.0),
+    Node(4, Link(1e-6, 1e9)),
+    network=Network(4, Link(1e-5, 1e8)),
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "where"),
+    [("pp=2,tp=2", "node"), ("pp=4", "node"), ("pp=2,tp=4", "net"), ("pp=4,tp=4", "net"), ("pp=2,dp=4", "net")],
+)
+def test_stages_stand_as_far_apart_as_the_mesh_says(plan: str, where: str) -> None:
+    chosen = Plan.parse(plan)
+    apart = chosen.ranks // chosen.pp
+    inside, outside = 1e-6 + 1e6 / 1e9, 1e-5 + 1e6 / (1e8 / min(apart, 4))
+    assert between_stages(1e6, chosen, NODES) == pytest.approx(inside if where == "node" else outside)
+
+
+def test_axes_of_a_plan() -> None:
+    plan = Plan.parse("dp=2,tp=2,cp=2,tile=2x1")
+    assert [axis_of(a, plan) for a in ("tp", "cp", "columns", "rows")] == [(2, 1), (2, 2), (1, 4), (2, 4)]
+    assert replicas(plan) == (8, 2), "replicas, and ranks with other parts of the samples, sum together"
+    assert replicas(Plan.parse("dp=4,tp=2,zero=1,shard=2")) == (2, 4)
+    assert hop(2, 1, NODES) == NODES.node.link
+    assert hop(2, 4, NODES).bandwidth == 1e8 / 4
+
+
+def test_tp_over_a_slow_network_costs_more() -> None:
+    profile = zoo.profile("llama:8b", batch_size=16)
+    assert SIXTEEN.network is not None
+    slow = replace(SIXTEEN, network=replace(SIXTEEN.network, link=Link(1e-5, 1e9)))
+    inside, across = (estimate(profile, parsed(p), slow).parts["communication"] for p in ("tp=8", "tp=8,cp=2"))
+    assert across > inside, "keys and values leave the node"
+    four = replace(slow, node=replace(slow.node, devices=4), network=replace(slow.network, nodes=4))
+    assert estimate(profile, parsed("tp=8"), four).parts["communication"] > 10 * inside
+
+
+def test_one_of_each_is_no_other_plan() -> None:
+    """A plan with ones everywhere is priced as it was: not as a split model."""
+    steps = Steps(GPT, SIXTEEN, "bf16")
+    assert steps.estimate(parsed("dp=4,tp=1,pp=1,cp=1,tile=1x1")) == steps.estimate(parsed("dp=4"))
+    assert divide(GPT, Plan()).profile == GPT
+
+
+def test_tiles_without_halos_send_no_edges() -> None:
+    with_, without = (divide(UNET, Plan(tile=(2, 2), halo=halo)) for halo in (True, False))
+    sent = [[t for talks in local.talks for t in talks if t.collective == "send"] for local in (with_, without)]
+    assert sent[0] and not sent[1]
+    said = [[t for talks in local.talks for t in talks if t.collective != "send"] for local in (with_, without)]
+    assert said[0] == said[1], "statistics of norms still travel"
+    steps = Steps(UNET, SIXTEEN, "bf16")
+    near, apart = (steps.estimate(parsed(f"tile=2x2,dp=2{more}")) for more in ("", ",halo=false"))
+    assert apart.parts["communication"] < near.parts["communication"]
+
+
+def test_what_a_byte_between_stages_costs() -> None:
+    plan = Plan(pp=2, precision="bf16")
+    inside, across = (flops_per_byte(p, SIXTEEN) for p in (plan, replace(plan, dp=8)))
+    peak, link = SIXTEEN.device.peak["bf16"], SIXTEEN.node.link
+    assert inside == pytest.approx(peak / link.bandwidth, rel=0.2) and across > 5 * inside
+
+
+def test_the_bubble_of_equal_stages_is_that_of_the_order() -> None:
+    piped = Divided(GPT, replace(SIXTEEN, overlap=1.0), "bf16").piped(parsed("pp=4,micro=8"))
+    assert piped.bubble == pytest.approx(piped.play().bubble)
+    assert 0.2 < piped.bubble < 0.5  # 3/11 where stages are equal and messages free
+
+
+def test_measured_stages_are_priced_as_counted_ones() -> None:
+    measured, counted = (estimate(GPT, parsed(f"pp=4,micro=8{more}"), SIXTEEN) for more in (",split=measured", ""))
+    assert measured.parts == counted.parts

@@ -1,0 +1,177 @@
+"""Who sees which sample when: every sample once an epoch, in an order that the number of ranks does not change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
+
+from drumline import Job
+from drumline.core.errors import JobError
+from drumline.datasets import Batch, Stream, split
+
+
+class Numbers:
+    """Sample i is (i, -i)."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.tensor(i), torch.tensor(-i)
+
+
+class Endless(IterableDataset[Any]):
+    """Not map-style."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield 1, 2
+
+
+def job(**changes: Any) -> Job:
+    return Job(**{"model": list, "loss": max, "optimizer": list, "data": list, "batch_size": 4, **changes})
+
+
+def streams(n: int, dp: int, micro: int, **changes: Any) -> list[Stream]:
+    return [Stream(job(**changes), Numbers(n), dp=dp, index=r, micro=micro) for r in range(dp)]
+
+
+def seen(batches: list[Batch]) -> list[list[int]]:
+    """The samples of one step by micro-batch, put together from the ranks."""
+    found = []
+    for micros in zip(*(b.micros for b in batches), strict=True):
+        assert len({m.total for m in micros}) == 1
+        assert sum(m.samples for m in micros) == micros[0].total
+        found.append([int(i) for m in micros for i in m.input[: m.samples]])
+    return found
+
+
+@given(st.integers(0, 200), st.integers(1, 20))
+def test_split(n: int, parts: int) -> None:
+    ranges = split(n, parts)
+    assert [i for r in ranges for i in r] == list(range(n))
+    assert len(ranges) == parts
+    lengths = [len(r) for r in ranges]
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@settings(deadline=None)
+@given(
+    n=st.integers(1, 40),
+    dp=st.integers(1, 6),
+    micro=st.integers(1, 5),
+    size=st.integers(1, 15),
+    epoch=st.integers(0, 3),
+)
+def test_every_sample_once_an_epoch(n: int, dp: int, micro: int, size: int, epoch: int) -> None:
+    ranks = streams(n, dp, micro, batch_size=size)
+    steps = ranks[0].steps_per_epoch
+    found: Counter[int] = Counter()
+    for step in range(epoch * steps, (epoch + 1) * steps):
+        batches = [s.batch(step) for s in ranks]
+        assert len({b.samples for b in batches}) == 1
+        whole = [i for part in seen(batches) for i in part]
+        assert len(whole) == batches[0].samples
+        assert whole == ranks[0].samples(step)  # the order of one rank alone
+        found.update(whole)
+    assert found == Counter(range(n))
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 30), micro=st.integers(1, 4), size=st.integers(1, 12), step=st.integers(0, 10))
+def test_micro_batches_do_not_depend_on_the_ranks(n: int, micro: int, size: int, step: int) -> None:
+    one = seen([s.batch(step) for s in streams(n, 1, micro, batch_size=size)])
+    for dp in (2, 3, 5):
+        assert seen([s.batch(step) for s in streams(n, dp, micro, batch_size=size)]) == one
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 20), dp=st.integers(1, 6), micro=st.integers(1, 4), step=st.integers(0, 5))
+def test_a_rank_without_samples_takes_part(n: int, dp: int, micro: int, step: int) -> None:
+    for stream in streams(n, dp, micro, batch_size=5):
+        for m in stream.batch(step).micros:
+            assert len(m.input) == max(1, m.samples)
+            assert torch.equal(m.target, -m.input)
+
+
+def test_the_order_changes_with_epoch_and_seed() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        [stream] = streams(50, 1, 1, batch_size=50, seed=seed)
+        return stream.samples(epoch)
+
+    orders = [order(seed, epoch) for seed in (0, 1, -3) for epoch in (0, 1, 2)]
+    assert len({tuple(o) for o in orders}) == len(orders)
+    assert order(1, 2) == order(1, 2)
+    assert order(0, 0) != list(range(50))
+
+
+def test_steps_may_be_asked_in_any_order() -> None:
+    [stream] = streams(10, 1, 1)
+    forward = [stream.samples(i) for i in range(9)]
+    assert [stream.samples(i) for i in reversed(range(9))] == forward[::-1]
+    assert [len(s) for s in forward[:4]] == [4, 4, 2, 4]
+    assert stream.steps_per_epoch == 3
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (Numbers(0), "the dataset is empty\n  rule:  at least one sample"),
+        (Endless(), "the dataset is a Endless\n  rule:  a map-style dataset has __len__ and __getitem__"),
+        (iter([1]), "the dataset is a list_iterator"),
+        (None, "the dataset is a NoneType"),
+        ({1, 2}, "the dataset is a set"),
+    ],
+)
+def test_what_is_no_dataset(dataset: Any, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        Stream(job(), dataset)
+
+
+class Broken(Numbers):
+    """Sample 2 cannot be read."""
+
+    def __getitem__(self, i: int) -> Any:
+        if i == 2:
+            raise OSError("disk")
+        return super().__getitem__(i)
+
+
+def test_a_sample_that_raises_is_named() -> None:
+    with pytest.raises(
+        JobError, match=r"sample 2 of the dataset raised OSError: disk\n  where: .*test_stream.py, line"
+    ):
+        Stream(job(), Broken(4)).batch(0)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "changes", "words"),
+    [
+        ([torch.zeros(1)] * 4, {}, "a batch is a Tensor\n  rule:  samples and batches are pairs"),
+        ([(1, 2, 3)] * 4, {}, "a batch is a list"),
+        ([{"x": 1}] * 4, {}, "a batch is a dict"),
+        ([(1, 2)] * 4, {"collate": lambda samples: None}, "a batch is a NoneType"),
+        ([(1, 2)] * 4, {"collate": lambda samples: 1 / 0}, "collating samples raised ZeroDivisionError"),
+        ([(torch.zeros(i + 1), 1) for i in range(4)], {}, "collating samples raised RuntimeError: stack expects"),
+        ([(object(), 1)] * 4, {}, "collating samples raised TypeError"),
+    ],
+)
+def test_what_is_no_batch(dataset: Any, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        Stream(job(**changes), dataset).batch(0)
+
+
+def test_collate_is_the_jobs_own() -> None:
+    own = job(collate=lambda samples: (len(samples), "target"))
+    [micro] = Stream(own, Numbers(4)).batch(0).micros
+    assert (micro.input, micro.target, micro.samples) == (4, "target", 4)

@@ -1,0 +1,209 @@
+"""The local launcher: results in order, the failure that explains the others, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import rank_functions as on_ranks
+import torch
+from world import World
+
+import drumline as dl
+from drumline.core.errors import GaveUp, InputError, PlanError
+from drumline.launchers import run_ranks
+
+BAD = 1
+
+
+def failure(how: str, ranks: int = 3) -> GaveUp:
+    with pytest.raises(GaveUp) as caught:
+        dl.spawn(on_ranks.fails, BAD, how, ranks=ranks)
+    return caught.value
+
+
+def test_results_come_in_order() -> None:
+    results = dl.spawn(on_ranks.whereabouts, "a", 2, ranks=3)
+    assert [(r, n, given) for r, n, _, given in results] == [(r, 3, ("a", 2)) for r in range(3)]
+
+
+def test_tensors_come_back() -> None:
+    results = dl.spawn(on_ranks.add_up, ranks=2)
+    assert all(torch.equal(x, torch.full((3,), 3.0)) for x in results)
+
+
+def test_arguments_are_a_ranks_own() -> None:
+    x = torch.zeros(2)
+    assert dl.spawn(on_ranks.mutate, x, ranks=2) == [[1.0, 1.0], [2.0, 2.0]]
+    assert x.tolist() == [0.0, 0.0]
+
+
+def test_one_rank_and_threads() -> None:
+    assert run_ranks(on_ranks.emit_and_return, 0, ranks=1) == [0]
+    [(rank, size, threads, given)] = dl.spawn(on_ranks.whereabouts, ranks=1)
+    assert (rank, size, given) == (0, 1, ())
+    assert threads >= 1
+
+
+def test_events() -> None:
+    seen: list[tuple[int, dict[str, Any]]] = []
+    results = run_ranks(on_ranks.emit_and_return, 3, ranks=2, threads=1, on_event=lambda r, e: seen.append((r, e)))
+    assert results == [0, 1]
+    assert sorted((r, e["i"]) for r, e in seen) == [(r, i) for r in range(2) for i in range(3)]
+
+
+def test_an_error_names_the_rank() -> None:
+    error = failure("value")
+    assert error.what == "rank 1 failed: ValueError: the first line"
+    assert "Traceback" not in str(error)
+    assert "in fails" in error.__notes__[0]
+
+
+def test_an_error_of_ours_arrives_as_it_is() -> None:
+    with pytest.raises(PlanError) as caught:
+        dl.spawn(on_ranks.fails, BAD, "ours", ranks=2)
+    assert str(caught.value) == "a plan\n  where: here\n  rule:  r\n  try:   f"
+
+
+def test_a_killed_rank_is_named_with_its_signal() -> None:
+    error = failure("kill")
+    assert error.what.startswith(
+        "rank 1 was ended by signal SIGKILL; the kernel ends processes so when memory runs out"
+    )
+    assert failure("segv", 2).what == "rank 1 was ended by signal SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("exit", "rank 1 failed: SystemExit: 3"),
+        ("os._exit", "rank 1 ended with exit code 7 before it was done"),
+        ("unpicklable", "rank 1 failed: "),
+    ],
+)
+def test_other_ends(how: str, words: str) -> None:
+    assert failure(how, 2).what.startswith(words)
+
+
+def test_when_all_fail_the_first_is_told() -> None:
+    with pytest.raises(GaveUp, match="rank [01] failed: ValueError: from [01]"):
+        dl.spawn(on_ranks.all_fail, ranks=2)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 513])
+def test_number_of_ranks(ranks: int) -> None:
+    with pytest.raises(InputError, match=f"{ranks} ranks\n  rule:  from 1 to 512 ranks on one machine"):
+        dl.spawn(on_ranks.add_up, ranks=ranks)
+
+
+def test_what_cannot_travel() -> None:
+    with pytest.raises(InputError, match="cannot be sent to ranks: .*\n  rule:  the function stands at the top level"):
+        dl.spawn(lambda: None, ranks=2)
+    with pytest.raises(InputError, match="cannot be sent to ranks"):
+        dl.spawn(on_ranks.whereabouts, lambda: None, ranks=2)
+
+
+def test_rank_zero_first(world: Any, tmp_path: Path) -> None:
+    made: World = world(3)
+    first, *others = made.run(on_ranks.in_order, str(tmp_path))
+    assert first == []
+    assert all("0" in seen for seen in others)
+    assert made.run(on_ranks.zero_fails_first) == ["raised", "done", "done"]
+
+
+SCRIPT = """
+import sys, json
+from pathlib import Path
+sys.path[:0] = {paths!r}
+import torch, small_jobs
+import drumline as dl
+
+def train(threads=1):
+    torch.set_num_threads(threads)
+    engine = dl.initialize(small_jobs.make("cnn", steps=5), dtype=torch.float64)
+    losses = [engine.step(batch) for batch in engine.data()]
+    return engine.rank, engine.ranks, losses, engine.evaluate()["loss"]
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["spawn"]:
+        results = dl.spawn(train, ranks=2)
+    else:
+        results = [train()]
+    for result in results:
+        Path(sys.argv[1], f"{{result[0]}}.json").write_text(json.dumps(result))
+"""
+
+
+@pytest.mark.slow
+def test_one_script_three_ways(tmp_path: Path) -> None:
+    """Alone, under torchrun and in `dl.spawn`, the same script has the same losses."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(paths=[str(Path(__file__).parents[1])]))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    alone = _results([sys.executable, str(script)], tmp_path / "alone")
+    assert [(rank, ranks) for rank, ranks, _, _ in alone] == [(0, 1)]
+    for command, more in (([*torchrun, str(script)], ""), ([sys.executable, str(script)], "spawn")):
+        results = _results(command, tmp_path / f"two{more}", *filter(None, [more]))
+        assert sorted((rank, ranks) for rank, ranks, _, _ in results) == [(0, 2), (1, 2)]
+        for _, _, losses, evaluated in results:
+            assert losses == pytest.approx(alone[0][2], rel=1e-10)
+            assert evaluated == pytest.approx(alone[0][3], rel=1e-10)
+
+
+def _results(command: list[str], folder: Path, *more: str) -> list[Any]:
+    """What each rank wrote; lines of two ranks on one terminal would mix."""
+    folder.mkdir()
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(folder), *more], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
+
+
+SCRIPT = """import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+SPAWNS = """import os, pathlib, sys, time
+import drumline as dl
+
+def wait(folder):
+    pathlib.Path(folder, os.environ['RANK']).write_text(str(os.getpid()))
+    time.sleep(60)
+
+if __name__ == '__main__':
+    dl.spawn(wait, sys.argv[1], ranks=2)
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(
+    "text, command", [(SCRIPT, ["-m", "drumline", "run", "-n", "2"]), (SPAWNS, [])], ids=["run", "spawn"]
+)
+def test_a_launcher_that_is_ended_takes_its_ranks_along(
+    tmp_path: Path, text: str, command: list[str], how: str
+) -> None:
+    """Also where they say nothing, so that nobody tells them."""
+    script = tmp_path / "sleep.py"
+    script.write_text(text)
+    launcher = subprocess.Popen([sys.executable, *command, str(script), str(tmp_path)])
+    notes = [tmp_path / "0", tmp_path / "1"]
+    end = time.monotonic() + 60
+    while not all(note.exists() and note.read_text() for note in notes) and time.monotonic() < end:
+        time.sleep(0.05)
+    ranks = [int(note.read_text()) for note in notes]
+    launcher.send_signal(getattr(signal, how))
+    launcher.wait(30)
+    end = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) for pid in ranks) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(psutil.pid_exists(pid) for pid in ranks)

@@ -1,0 +1,46 @@
+"""Fits and clocks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.measurement.clock import clock
+from drumline.measurement.fit import alpha_beta
+
+
+@given(st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-6))
+def test_exact_points_are_fitted(alpha: float, beta: float) -> None:
+    points = [(m, alpha + beta * m) for m in (8.0, 4096.0, 65536.0, 2.0**20, 2.0**24)]
+    a, b, error = alpha_beta(points)
+    assert error < 1e-3
+    for m, t in points:
+        assert a + b * m == pytest.approx(t, rel=1e-2)
+
+
+def test_noise_never_gives_a_negative_time() -> None:
+    alpha, beta, error = alpha_beta([(8.0, 3e-4), (4096.0, 1e-4), (65536.0, 1e-4)])
+    assert alpha >= 0 and beta > 0 and error > 0.1
+
+
+def test_clock_repeats_and_tells_the_spread() -> None:
+    calls = []
+    timing = clock(lambda: calls.append(1), budget=0.01)
+    assert len(calls) > 8 and timing.seconds > 0 and timing.spread >= 0
+
+
+def test_what_is_left_beyond_messages() -> None:
+    from drumline.clusters import Table
+    from drumline.measurement.machine import _beyond_messages
+    from drumline.measurement.meeting import Waiting
+
+    tables = tuple(
+        Table(name, "gloo", 2, (8.0, 1e6), (1e-3, 1e-3)) for name in ("all_reduce", "all_gather", "reduce_scatter")
+    )
+    waiting = Waiting(apart=0.010, replicated=0.013, stall=0.001, unit=0.005, blocks=3, block_bytes=1e5)
+    straggle, unit = _beyond_messages(waiting, tables)
+    assert straggle == pytest.approx(1.2) and unit == pytest.approx(0.002)
+    assert _beyond_messages(waiting, ()) == (1.0, 0.0)
+    fast = Waiting(apart=0.010, replicated=0.005, stall=0.001, unit=0.0, blocks=3, block_bytes=1e5)
+    assert _beyond_messages(fast, tables) == (1.0, 0.0)

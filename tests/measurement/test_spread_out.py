@@ -1,0 +1,23 @@
+"""The order in which shapes are measured where time may not suffice for all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from drumline.measurement.shapes import spread_out
+
+SHAPES = list(itertools.product((48, 192, 512), (128, 196, 512, 1024, 4096), (64, 128)))
+
+
+def farthest(chosen: list[tuple[int, ...]]) -> float:
+    """How far a shape may be from the nearest that was chosen, in logarithms."""
+    return max(min(math.dist(map(math.log, s), map(math.log, c)) for c in chosen) for s in SHAPES)
+
+
+def test_every_beginning_covers_all() -> None:
+    order = spread_out(SHAPES)
+    assert sorted(order) == sorted(SHAPES)
+    assert order == spread_out(SHAPES)
+    assert order[0] == (192, 512, 64) or order[0] == (192, 512, 128)
+    assert farthest(order[:8]) < 0.6 * farthest(SHAPES[:8])

@@ -1,0 +1,220 @@
+"""What people ask: will it fit, what if, how does it scale, how long and at what price, how often to save, which rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drumline.clusters import Cluster, Table, load
+from drumline.core import files
+from drumline.core.errors import ClusterError, InputError
+from drumline.costs import Steps, estimate
+from drumline.costs.interval import save_interval
+from drumline.models import zoo
+from drumline.planner import search
+from drumline.planner.crossing import crossings, slower
+from drumline.planner.curve import counts, scaling
+from drumline.planner.fit import first_plan, fit, largest_batch, most_at_once
+from drumline.planner.training import rates, saving, training
+from drumline.planner.what_if import compare, with_changes
+from drumline.plans import Plan
+from drumline.plans.combinations import refusal
+
+H100 = load("dgx-h100")
+GPT = zoo.profile("gpt:1.3b", batch_size=64)
+
+
+class TestFit:
+    def test_what_fits_needs_no_change(self) -> None:
+        four = H100.with_devices(4)
+        plan = first_plan(zoo.profile("gpt:125m", batch_size=16), four, "bf16")
+        found = fit(zoo.profile("gpt:125m", batch_size=16), four, plan)
+        assert found.fits and not found.changes and found.plan == "dp=4,precision=bf16" and found.largest_batch >= 16
+
+    def test_the_largest_batch_is_the_largest(self) -> None:
+        four = H100.with_devices(4)
+        for text in ("dp=4", "dp=4,zero=3,recompute=full", "dp=2,tp=2,micro=2"):
+            plan = Plan.parse(text + ",precision=bf16")
+            most = largest_batch(GPT, four, plan)
+            assert most > plan.dp * plan.micro
+            for batch, fits in ((most, True), (most + 1, False)):
+                assert Steps(replace(GPT, batch_size=batch), four, "bf16").fits(plan) is fits
+
+    def test_the_most_at_once(self) -> None:
+        four = H100.with_devices(4)
+        most, plan = most_at_once(GPT, four, "bf16")
+        assert largest_batch(GPT, four, Plan.parse(plan)) == most
+        assert most >= largest_batch(GPT, four, Plan.parse("dp=4,zero=3,recompute=full,precision=bf16"))
+
+    def test_every_single_change_is_tried(self) -> None:
+        tight = H100.with_devices(4).with_memory(48 * 2**30)
+        plan = first_plan(GPT, tight, "bf16")
+        found = fit(
+            GPT,
+            tight,
+            plan,
+            fleet=H100.with_memory(48 * 2**30),
+            tokens=2048,
+            shorter=lambda n: zoo.profile("gpt:1.3b", batch_size=64, sequence=n),
+        )
+        assert not found.fits and found.lacks_bytes > 0
+        tried = {c.change.partition("=")[0].split()[0] for c in found.changes}
+        assert {"recompute", "zero", "offload", "micro", "tp", "pp", "--devices"} <= tried
+        assert any("tokens a sample" in c.change for c in found.changes)
+        assert any("chunk=" in c.change for c in found.changes)
+        helped = [c for c in found.changes if c.fits]
+        assert helped and found.changes[: len(helped)] == tuple(helped), "what helps stands first"
+        assert [c.step_seconds for c in helped] == sorted(c.step_seconds for c in helped)
+        for c in helped:
+            assert not refusal(Plan.parse(c.plan)) and c.memory_bytes <= c.memory_limit
+
+    def test_a_change_is_the_gentlest_that_helps(self) -> None:
+        tight = H100.with_devices(4).with_memory(40 * 2**30)
+        plan = Plan.parse("dp=4,zero=3,precision=bf16")
+        found = fit(GPT, tight, plan)
+        micro = next(c for c in found.changes if c.change.startswith("micro="))
+        assert micro.fits
+        steps, chosen = Steps(GPT, tight, "bf16"), Plan.parse(micro.plan)
+        assert steps.fits(chosen) and not steps.fits(replace(chosen, micro=chosen.micro // 2))
+        batch = next(c for c in found.changes if c.change.startswith("batch "))
+        assert batch.fits and batch.change == f"batch {found.largest_batch}"
+
+
+class TestWhatIf:
+    def test_before_and_after(self) -> None:
+        four = H100.with_devices(4)
+        found = compare(GPT, four, H100, ["link=10GB/s"])
+        assert found.before.step_seconds < found.after.step_seconds
+        assert found.after.parts and found.before.plan
+        assert found.old_plan_after >= found.after.step_seconds, "the new plan is no worse than the old one there"
+
+    def test_each_key(self) -> None:
+        four = H100.with_devices(4)
+        profile, machines = with_changes(GPT, four, H100, ["batch=128", "devices=16", "memory=40GB"])
+        assert (profile.batch_size, machines.devices, machines.device.memory) == (128, 16, 40e9)
+        _, machines = with_changes(GPT, four, H100, ["node.link.alpha=9us", "device.peak.bf16=500TFLOP/s"])
+        assert machines.node.link.alpha == pytest.approx(9e-6) and machines.device.peak["bf16"] == 5e14
+        _, machines = with_changes(GPT, H100.with_devices(16), H100, ["network=50GB/s"])
+        assert machines.network is not None and machines.network.link.bandwidth == 50e9
+
+    def test_what_no_longer_fits_is_said(self) -> None:
+        found = compare(zoo.profile("gpt:7b", batch_size=8), load("one-a100"), load("one-a100"), ["memory=2GB"])
+        assert found.before.plan and not found.after.plan and " > " in found.after.explanation
+
+    @pytest.mark.parametrize(
+        ("text", "error", "words"),
+        [
+            ("link", InputError, "KEY=VALUE"),
+            ("batch=0", InputError, "whole number"),
+            ("devices=x", InputError, "whole"),
+            ("memory=4parsec", InputError, "no known unit"),
+            ("lnik=4GB/s", ClusterError, "no such number"),
+            ("devices=12", ClusterError, "do not fill nodes of 8"),
+            ("link=3us", ClusterError, "is not a rate"),
+        ],
+    )
+    def test_bad_changes(self, text: str, error: type[InputError], words: str) -> None:
+        with pytest.raises(error) as caught:
+            with_changes(GPT, H100.with_devices(4), H100, [text])
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["device", "node"])
+def test_machines_of_several_kinds_are_refused(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "two.toml"
+    H100.save(path)
+    table = files.read_toml(path, ClusterError)
+    table[key] = [table[key], table[key]]
+    files.write_toml(path, table, "two kinds")
+    with pytest.raises(ClusterError) as caught:
+        Cluster.load(path)
+    assert f"2 kinds of {key}" in str(caught.value) and "nodes that are alike" in str(caught.value)
+
+
+def test_messages_that_were_measured_are_scaled() -> None:
+    """A table would hide a link that changes, so the table changes with it."""
+    table = Table("all_reduce", "nccl", 4, (1e3, 1e9), (1e-5, 1e-2))
+    measured = replace(H100.with_devices(4), collective=(table,))
+    slow = slower(measured, 2.0)
+    assert slow.table("all_reduce", 4) == replace(table, seconds=(2e-5, 2e-2))
+    profile = zoo.profile("gpt:125m", batch_size=8)
+    answer, estimates = search(profile, measured)
+    ranked = [(Plan.parse(c.plan), estimates[c.plan]) for c in answer.candidates]
+    found = [c for c in crossings(profile, measured, ranked) if c.key != "device.memory"]
+    assert {c.key for c in found} <= {"messages", "batch"}
+    turned = [c for c in found if c.key == "messages"]
+    assert turned and all("times as long as measured" in str(c) and c.value > 0 for c in turned)
+
+
+class TestScaling:
+    def test_counts(self) -> None:
+        assert counts(H100.with_devices(6)) == [1, 2, 4, 6]
+        assert counts(H100.with_devices(48)) == [1, 2, 4, 8, 16, 32, 48]
+
+    def test_curve(self) -> None:
+        points = scaling(zoo.profile("gpt:1.3b", batch_size=16), H100.with_devices(16))
+        assert [p.devices for p in points] == [1, 2, 4, 8, 16]
+        assert points[0].efficiency == 1 and all(p.plan for p in points)
+        rate = [p.samples_per_second for p in points]
+        assert rate == sorted(rate), "a plan may leave devices idle, so more devices are never slower"
+        for p in points:
+            assert p.efficiency == pytest.approx(p.samples_per_second / p.devices / rate[0])
+        assert points[-1].efficiency < 1
+
+    def test_where_few_devices_do_not_hold_it(self) -> None:
+        machines = H100.with_devices(4)
+        machines = replace(machines, device=replace(machines.device, host=None))
+        points = scaling(zoo.profile("gpt:7b", batch_size=8), machines)
+        assert not points[0].plan and " > " in points[0].lacks
+        first = next(p for p in points if p.plan)
+        assert first.efficiency == 1 and first.devices > 1
+
+    def test_a_batch_that_grows(self) -> None:
+        points = scaling(zoo.profile("resnet50", batch_size=256), H100.with_devices(4), grow=True)
+        assert [p.batch_size for p in points] == [64, 128, 256]
+        assert all(p.efficiency > 0.7 for p in points)
+
+
+class TestTraining:
+    PLAN = Plan.parse("dp=8,zero=3,micro=2,precision=bf16")
+
+    def test_tokens(self) -> None:
+        e = estimate(GPT, self.PLAN, H100.with_devices(8))
+        found = training(GPT, self.PLAN, e, tokens=1e12, price=2.5)
+        assert found.steps == math.ceil(1e12 / 2048 / 64) and found.tokens == pytest.approx(1e12)
+        assert found.device_hours == pytest.approx(found.steps * e.step_seconds * 8 / 3600)
+        assert found.price == pytest.approx(2.5 * found.device_hours)
+
+    def test_epochs(self) -> None:
+        net = zoo.profile("resnet50", batch_size=256)
+        plan = Plan.parse("dp=8,precision=bf16")
+        found = training(net, plan, estimate(net, plan, H100.with_devices(8)), epochs=90, samples=1_281_167)
+        assert found.steps == math.ceil(90 * 1_281_167 / 256) and found.epochs == pytest.approx(90) and found.price == 0
+        with pytest.raises(InputError, match="no sequences of tokens"):
+            training(net, plan, estimate(net, plan, H100.with_devices(8)), tokens=1e9)
+        with pytest.raises(InputError, match="how many samples"):
+            training(net, plan, estimate(net, plan, H100.with_devices(8)), epochs=9)
+
+    def test_saving(self) -> None:
+        machines = H100.with_devices(8)
+        e = estimate(GPT, self.PLAN, machines)
+        found = saving(GPT, self.PLAN, e, machines, 6 * 3600)
+        assert found.bytes == pytest.approx(12 * GPT.parameters)
+        assert machines.device.host is not None
+        assert found.stall == pytest.approx(found.bytes / 8 / machines.device.host.copy)
+        assert found.interval == pytest.approx(save_interval(found.stall, 6 * 3600))
+        assert found.every == round(found.interval / e.step_seconds)
+        assert found.lost == pytest.approx(2 * found.stall / found.interval), (
+            "as much for saves as for what is repeated"
+        )
+
+    def test_rates(self) -> None:
+        found = rates(zoo.profile("resnet50", batch_size=16384), 256, 1_281_167)
+        assert found.linear == 64 and found.root == 8 and found.warmup == math.ceil(5 * 1_281_167 / 16384)
+        assert "beyond 8192" in found.warnings[0] and "rate x 64 with SGD" in str(found) and "391 steps" in str(found)
+        assert str(rates(zoo.profile("resnet50", batch_size=256), 256)) == ""
+        assert "tokens a batch is beyond" in str(rates(zoo.profile("gpt:7b", batch_size=4096), 4096))
+        assert "beyond 32768" in str(rates(zoo.profile("bert:base", batch_size=65536), 65536))

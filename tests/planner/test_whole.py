@@ -1,0 +1,325 @@
+"""The whole space by the closed form: what is in it, whose price it has, which plans come out of it, and who is left to `Steps`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from command import here
+
+from drumline.clusters import Cluster, Table, load
+from drumline.clusters.corrections import Corrections, Factor
+from drumline.costs import Steps
+from drumline.costs.closed import FittedSteps, fitted_for
+from drumline.costs.closed.plans import known, plan_of, rows_of
+from drumline.costs.closed.profiles import load_profiles
+from drumline.costs.closed.transformer import transformer_of
+from drumline.models import Profile, zoo
+from drumline.models.zoo import transformer
+from drumline.planner import search
+from drumline.planner.curve import scaling
+from drumline.planner.fit import fit
+from drumline.planner.formula import formula
+from drumline.planner.prices import prices
+from drumline.planner.shortlist import SLACK
+from drumline.planner.space import candidates
+from drumline.planner.what_if import compare
+from drumline.planner.whole import counts, every_plan, scored_space
+from drumline.plans import Plan, check
+
+BASE = Plan(precision="bf16")
+H100, A100 = load("dgx-h100"), load("dgx-a100")
+GPT = zoo.profile("gpt:7b", batch_size=64)
+EIGHT = H100.with_devices(8)
+
+
+def fitted(profile: Profile = GPT, cluster: Cluster = EIGHT) -> FittedSteps:
+    found = fitted_for(profile, cluster, "bf16")
+    assert found is not None
+    return found
+
+
+class TestWhoIsPriced:
+    @pytest.mark.parametrize(
+        ("name", "numbers"),
+        [
+            ("gpt:175b", (96, 12288, 96, 96, 4 * 12288, 0, 50257, 1, 2048)),
+            ("llama:70b", (80, 8192, 64, 8, 28672, 1, 128256, 0, 8192)),
+        ],
+    )
+    def test_a_model_is_read_back_from_its_operators(self, name: str, numbers: tuple[int, ...]) -> None:
+        found = transformer_of(zoo.profile(name))
+        assert found is not None
+        keys = ("layers", "hidden", "heads", "kv_heads", "inner", "gated", "vocabulary", "tied", "sequence")
+        assert tuple(int(getattr(found, k)[0]) for k in keys) == numbers
+
+    @pytest.mark.parametrize("name", ["bert:large", "vit:base", "resnet50", "lstm:2x1024", "mlp:4x4096", "unet"])
+    def test_other_models_are_not(self, name: str) -> None:
+        assert transformer_of(zoo.profile(name)) is None and isinstance(prices(zoo.profile(name), EIGHT, "bf16"), Steps)
+
+    def test_a_model_with_more_in_it_is_not(self) -> None:
+        embedding, block, head = GPT.layers
+        wider = replace(block, ops=(*block.ops, next(op for op in block.ops if op.kind == "matmul")))
+        assert transformer_of(replace(GPT, layers=(embedding, wider, head))) is None
+        assert transformer_of(replace(GPT, layers=(embedding, block, wider, head))) is None  # blocks that differ
+        assert transformer_of(replace(GPT, layers=(embedding, block, head, head))) is None  # another product at the end
+        assert transformer_of(replace(GPT, layers=(embedding, head))) is None
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda c: replace(c, origin={"device.peak": "measured here"}),
+            lambda c: replace(c, collective=(Table("all_reduce", "nccl", 8, (1e3, 1e9), (1e-5, 1e-2)),)),
+            lambda c: replace(c, corrections=Corrections((Factor("forward", 1.1, "bf16"),))),
+            lambda c: load("mi300x").with_devices(8),
+            lambda c: replace(c, device=replace(c.device, name="X999")),
+        ],
+    )
+    def test_machines_that_tell_more_or_were_never_seen(self, change: Callable[[Cluster], Cluster]) -> None:
+        assert fitted_for(GPT, change(EIGHT), "bf16") is None and fitted_for(GPT, EIGHT, "bf16") is not None
+        assert fitted_for(GPT, EIGHT, "fp32") is None
+
+
+class TestSpace:
+    @pytest.mark.parametrize(
+        ("name", "cluster", "devices", "batch"),
+        [
+            ("gpt:1.3b", "dgx-h100", 8, 24),
+            ("llama:8b", "dgx-a100", 16, 32),
+            ("gpt:125m", "dgx-a100", 7, 12),
+        ],
+    )
+    def test_the_engine_runs_all_of_it(self, name: str, cluster: str, devices: int, batch: int) -> None:
+        profile, machines = zoo.profile(name, batch_size=batch), load(cluster).with_devices(devices)
+        rows = every_plan(profile, machines, BASE, fitted(profile, machines))
+        plans = [plan_of(rows, i, BASE) for i in range(len(rows.dp))]
+        assert len(plans) == len(set(plans)) > 400
+        for plan in plans:
+            check(plan)
+            assert plan.ranks <= devices and plan.dp * plan.micro <= batch
+        old = {p for p in candidates(profile, machines, BASE) if p.offload == "none" and p.chunk == 1}
+        blocks = profile.layers[1].repeats  # parts of a rank that are not alike have no price in closed form
+        missing = {p for p in old - set(plans) if blocks % (p.pp * p.virtual) == 0}
+        assert not missing, sorted(map(str, missing))[:5]
+
+    def test_rows_and_plans_are_inverse(self) -> None:
+        rows = every_plan(GPT, EIGHT, BASE, fitted())
+        some = np.arange(0, len(rows.dp), 37)
+        again = rows_of([plan_of(rows, int(i), BASE) for i in some])
+        for name in ("dp", "shard", "zero", "tp", "pp", "virtual", "order", "micro", "recompute"):
+            assert getattr(again, name).tolist() == getattr(rows, name)[some].tolist(), name
+
+    def test_counts(self) -> None:
+        assert counts(12) == [1, 2, 3, 4, 6, 8, 12] and counts(1) == [1]
+
+    @pytest.mark.parametrize(
+        ("name", "cluster"), [("gpt:7b", EIGHT), ("gpt:13b", A100.with_devices(64)), ("llama:8b", EIGHT)]
+    )
+    def test_the_quick_count_of_memory_is_near(self, name: str, cluster: Cluster) -> None:
+        """A plan that fits is never further off than what the shortlist allows for."""
+        profile = zoo.profile(name, batch_size=64)
+        steps = fitted(profile, cluster)
+        space = scored_space(profile, cluster, BASE, steps)
+        some = np.random.default_rng(0).choice(np.flatnonzero(space.bytes < 2 * space.limit), 150, replace=False)
+        off = [space.bytes[i] / steps.memory(plan_of(space.rows, int(i), BASE)).total for i in some]
+        assert max(off) < SLACK and min(off) > 0.6 and 0.93 < float(np.median(off)) < 1.07
+
+
+class TestLargeModels:
+    @pytest.mark.parametrize(
+        ("name", "devices"), [("gpt:175b", 1024), pytest.param("gpt:1t", 3072, marks=pytest.mark.slow)]
+    )
+    def test_a_hundred_thousand_candidates_in_few_calls(
+        self, name: str, devices: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Speed, counted: all rows pass through the closed form in large blocks, and few plans are looked at one by one."""
+        blocks: list[int] = []
+        whole = FittedSteps.times
+
+        def times(self: FittedSteps, rows: Any) -> Any:
+            blocks.append(len(rows.dp))
+            return whole(self, rows)
+
+        monkeypatch.setattr(FittedSteps, "times", times)
+        answer, estimates = search(zoo.profile(name), A100.with_devices(devices), turns=True)
+        assert answer.scored >= 100_000 and sum(n for n in blocks if n > 1000) == answer.scored
+        assert len(blocks) < 1000 and len(answer.candidates) < 400
+        best = Plan.parse(answer.candidates[0].plan)
+        assert estimates[str(best)].fits and best.pp > 1 and best.tp > 1 and best.ranks == devices
+        assert (
+            "nine of ten within" in answer.scored_by
+            and f"{answer.scored:,} candidates do not fit" in answer.explanation
+        )
+
+    def test_as_a_user_types_it(self) -> None:
+        done = here("plan", "gpt:175b", "--cluster", "dgx-a100", "--devices", 1024, "--top", 3, "--json")
+        found = json.loads(done.stdout)
+        assert found["candidates"] >= 100_000 and found["finalists"] >= 40 and "published" in found["scored_by"]
+        assert {f["name"] for f in found["families"] if f["plan"]} >= {"sharded", "tensor", "pipeline", "data"}
+
+
+class TestOnePrice:
+    def test_every_answer_has_the_same(self) -> None:
+        answer, estimates = search(GPT, EIGHT)
+        best = answer.candidates[0]
+        plan = Plan.parse(best.plan)
+        assert prices(GPT, EIGHT, "bf16").estimate(plan) == estimates[best.plan]
+        assert compare(GPT, EIGHT, H100, ["batch=128"]).before.step_seconds == best.step_seconds
+        assert scaling(GPT, EIGHT)[-1].step_seconds == best.step_seconds
+        assert formula(GPT, plan, estimates[best.plan], EIGHT)[0].value == best.step_seconds
+        assert fit(GPT, EIGHT, plan).fits and fit(GPT, EIGHT, plan).memory_bytes == best.memory_bytes
+        assert estimates[best.plan].error == load_profiles().error < 0.25
+
+    def test_rows_cost_what_their_plans_cost(self) -> None:
+        steps = fitted()
+        space = scored_space(GPT, EIGHT, BASE, steps)
+        some = list(range(0, len(space.seconds), 101))
+        plans = [plan_of(space.rows, i, BASE) for i in some]
+        assert steps.seconds(plans) == pytest.approx(space.seconds[some].tolist())
+        for plan, seconds in zip(plans[:20], space.seconds[some], strict=False):
+            e = steps.estimate(plan)
+            assert e.step_seconds == pytest.approx(seconds) == pytest.approx(sum(e.parts.values()))
+            assert ("bubble" in e.parts) == (plan.pp > 1) and min(e.parts.values()) >= 0 <= e.hidden_seconds
+
+    def test_what_the_closed_form_does_not_know_costs_what_it_adds(self) -> None:
+        steps, by_sheet = fitted(), Steps(GPT, EIGHT, "bf16")
+        for text in (
+            "dp=8,zero=3,offload=all",
+            "dp=8,zero=3,chunk=4",
+            "zero=3,offload=all",
+            "dp=2,pp=4,micro=8,schedule=naive",
+        ):
+            plan = Plan.parse(text + ",precision=bf16")
+            plain = known(plan)
+            added = by_sheet.estimate(plan).step_seconds - by_sheet.estimate(plain).step_seconds
+            e = steps.estimate(plan)
+            assert added > 0 and e.step_seconds == pytest.approx(steps.estimate(plain).step_seconds + added)
+            assert any("counted from the data sheet" in note for note in e.notes)
+            assert steps.seconds([plan]) == pytest.approx([e.step_seconds])
+
+    def test_memory_is_what_is_counted(self) -> None:
+        """Also where fewer micro-batches are played than there are."""
+        profile, machines = replace(GPT, batch_size=512), H100.with_devices(32)
+        steps, whole = fitted(profile, machines), Steps(profile, machines, "bf16")
+        for text in (
+            "dp=4,tp=2,pp=4,micro=32",
+            "dp=4,pp=8,zero=1,virtual=4,schedule=interleaved,micro=64,recompute=full",
+            "dp=4,pp=8,schedule=zero-bubble,micro=96",
+            "dp=3,pp=7,micro=100,zero=1",
+            "dp=2,pp=4,schedule=gpipe,micro=64",
+            "dp=32,zero=3",
+        ):
+            plan = Plan.parse(text + ",precision=bf16")
+            assert steps.memory(plan) == whole.memory(plan) and steps.fits(plan) == whole.fits(plan), text
+
+    def test_slow_starts_of_messages_count(self) -> None:
+        """What --set node.link.alpha or --what-if changes must move the price, although the fit has starts of its own."""
+        link = replace(EIGHT.node.link, alpha=5e-3)
+        slow = replace(EIGHT, node=replace(EIGHT.node, link=link))
+        plan = Plan.parse("dp=1,tp=8,micro=8,precision=bf16")
+        assert fitted(GPT, slow).estimate(plan).step_seconds > 1.5 * fitted().estimate(plan).step_seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "devices", "batch", "memory"),
+    [
+        ("gpt:1.3b", "dgx-h100", 8, 32, 80),
+        ("gpt:7b", "dgx-a100", 8, 32, 80),
+        ("llama:8b", "dgx-h100", 8, 16, 80),
+        ("gpt:7b", "dgx-a100", 4, 16, 40),
+        ("gpt:1.3b", "dgx-a100", 2, 16, 20),
+    ],
+)
+def test_nothing_better_is_left_out(name: str, cluster: str, devices: int, batch: int, memory: float) -> None:
+    """Every row, counted tensor by tensor, and every candidate of the other search."""
+    profile, machines = (
+        zoo.profile(name, batch_size=batch),
+        load(cluster).with_devices(devices).with_memory(memory * 2**30),
+    )
+    steps = fitted(profile, machines)
+    space = scored_space(profile, machines, BASE, steps)
+    order = np.argsort(space.seconds, kind="stable").tolist()
+    first = next((float(space.seconds[i]) for i in order if steps.fits(plan_of(space.rows, i, BASE))), np.inf)
+    moved = [p for p in candidates(profile, machines, BASE) if steps.fits(p)]
+    best = min([first, *steps.seconds(moved)])
+    answer, _ = search(profile, machines)
+    assert answer.candidates[0].step_seconds <= best * (1 + 1e-9)
+
+
+TABLE = [
+    # layers, hidden, heads, devices, batch, published layout, seconds that were published
+    (24, 2304, 24, 32, 512, "dp=32", 3.528),
+    (30, 3072, 32, 64, 512, "dp=32,tp=2", 3.697),
+    (36, 4096, 32, 128, 512, "dp=32,tp=4", 3.696),
+    (40, 6144, 48, 256, 1024, "dp=32,tp=8,micro=4", 9.399),
+    (48, 8192, 64, 512, 1536, "dp=32,tp=8,pp=2,micro=12", 14.45),
+    (60, 10240, 80, 1024, 1792, "dp=32,tp=8,pp=4,virtual=3,schedule=interleaved,micro=28", 16.06),
+    (80, 12288, 96, 1536, 2304, "dp=24,tp=8,pp=8,virtual=2,schedule=interleaved,micro=48", 24.82),
+    (96, 16384, 128, 1920, 2160, "dp=15,tp=8,pp=16,virtual=2,schedule=interleaved,micro=144", 37.61),
+    (105, 20480, 128, 2520, 2520, "dp=9,tp=8,pp=35,virtual=3,schedule=interleaved,micro=280", 54.09),
+    (128, 25600, 160, 3072, 3072, "dp=6,tp=8,pp=64,micro=512", 102.6),
+]
+"""Table 1 of Narayanan et al. 2021: GPTs on A100 of 80 GB, everything recomputed."""
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        TABLE[0],
+        TABLE[4],
+        TABLE[9],
+        *(pytest.param(TABLE[i], marks=pytest.mark.slow) for i in (1, 2, 3, 5, 6, 7, 8)),
+    ],
+    ids=lambda row: f"{row[0]}x{row[1]}",
+)
+def test_the_plan_is_not_worse_than_a_published_layout(row: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both priced as `drumline plan` prices them; and the price of what was published is near what was measured."""
+    layers, hidden, heads, devices, batch, layout, seconds = row
+    shape = transformer.Shape(layers, hidden, heads, heads, 4 * hidden, 51200, 2048, batch)
+    monkeypatch.setitem(transformer.GPT, "table", shape)
+    profile, machines = transformer.gpt("table", batch, 2048), A100.with_devices(devices)
+    published = Plan.parse(f"{layout},recompute=full,precision=bf16")
+    check(published)
+    answer, _ = search(profile, machines, brief=True)
+    theirs = prices(profile, machines, "bf16").estimate(published)
+    assert answer.scored_by and answer.candidates[0].fits
+    assert answer.candidates[0].step_seconds <= theirs.step_seconds
+    assert theirs.step_seconds == pytest.approx(seconds, rel=0.35), (
+        "this engine has no kernels fused by hand, and sums in fp32"
+    )
+
+
+def test_stopped_early_it_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Plan] = []
+    whole = FittedSteps.estimate
+
+    def estimate(self: FittedSteps, plan: Plan) -> Any:
+        if len(seen) == 10:
+            raise KeyboardInterrupt
+        seen.append(plan)
+        return whole(self, plan)
+
+    monkeypatch.setattr(FittedSteps, "estimate", estimate)
+    answer, _ = search(GPT, EIGHT)
+    assert (
+        answer.interrupted and {c.plan for c in answer.candidates} == set(map(str, seen)) and answer.candidates[0].fits
+    )
+    monkeypatch.setattr(FittedSteps, "estimate", whole)
+    blocks = 0
+
+    def times(self: FittedSteps, rows: Any) -> Any:
+        nonlocal blocks
+        blocks += 1
+        if blocks == 2:
+            raise KeyboardInterrupt
+        return priced(self, rows)
+
+    priced = FittedSteps.times
+    monkeypatch.setattr(FittedSteps, "times", times)
+    monkeypatch.setattr("drumline.planner.whole.BLOCK", 500)
+    some = scored_space(GPT, EIGHT, BASE, fitted())
+    assert some.interrupted and 0 < len(some.seconds) <= 500

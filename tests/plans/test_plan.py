@@ -1,0 +1,235 @@
+"""The plan: its notation and its file are inverse to it, and what cannot be is refused by name and rule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from drumline.core.errors import PlanError
+from drumline.plans import Plan, check
+from drumline.plans.combinations import FREE, HELD, refusal
+from drumline.plans.plan import CHOICES
+
+counts = st.integers(1, 10_000_000)
+names = st.from_regex(r"[a-z_][a-z_0-9]{0,8}(\.[0-9]{1,3})?", fullmatch=True)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Any plan that can be."""
+    values: dict[str, Any] = {key: draw(st.sampled_from(words)) for key, words in CHOICES.items()}
+    values |= {key: draw(counts) for key in ("tp", "cp", "pp", "virtual", "micro", "chunk")}
+    shard, replicas = draw(st.integers(0, 1000)), draw(st.integers(1, 1000))
+    dp = max(1, shard) * replicas
+    values["ep"] = math.gcd(draw(counts), shard or dp)  # it divides them
+    sync = st.sampled_from(["allreduce", "server", "async", "stale:3", "local:16"])
+    return Plan(
+        dp=dp,
+        shard=shard,
+        zero=draw(st.integers(0, 3)),
+        sync=draw(sync),
+        split=tuple(draw(st.lists(names, max_size=3))),
+        tile=(draw(st.integers(1, 9)), draw(st.integers(1, 9))),
+        bucket=draw(st.integers(1, 2**40)),
+        compile=draw(st.booleans()),
+        **values,
+    )
+
+
+@given(plans())
+def test_notation_and_back(plan: Plan) -> None:
+    assert Plan.parse(str(plan)) == plan
+    assert Plan.from_table(plan.table(), "here") == plan
+    assert hash(Plan.parse(str(plan))) == hash(plan)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plans())
+def test_file_and_back(tmp_path: Path, plan: Plan) -> None:
+    plan.save(tmp_path / "p.toml", "why")
+    assert Plan.load(tmp_path / "p.toml") == plan
+
+
+def test_only_what_differs_is_written() -> None:
+    assert str(Plan()) == "dp=1"
+    assert str(Plan(dp=4, zero=3, tile=(2, 2), split=("a", "b"), compile=True)) == (
+        "dp=4,zero=3,split=a+b,tile=2x2,compile=true"
+    )
+    assert Plan.parse("") == Plan.parse(" , ") == Plan()
+    assert Plan.parse(" dp = 2 , bucket=1MiB") == Plan(dp=2, bucket=2**20)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "recomputee=full",
+            "unknown key 'recomputee' in a plan\n.*recomputee=full.*\n  try:   Did you mean 'recompute'?",
+        ),
+        ("qq=1", "unknown key 'qq' in a plan\n  where: plan 'qq=1'$"),
+        ("dp", "'dp' in the plan 'dp'\n  rule:  a plan is key=value"),
+        ("dp=", "'dp=' in the plan"),
+        ("dp=2,dp=3", "'dp' is given twice"),
+        ("dp=two", "dp=two\n  where: plan 'dp=two'\n  rule:  dp is a whole number"),
+        ("dp=2.5", "dp=2.5\n.*\n  rule:  dp is a whole number"),
+        ("dp=0", "dp=0\n.*\n  rule:  dp is a whole number from 1 to 10000000"),
+        ("dp=-1", "from 1 to"),
+        ("dp=10000001", "from 1 to 10000000"),
+        ("dp=" + "9" * 5000, "dp is a whole number"),
+        ("zero=4", "zero=4\n.*\n  rule:  zero is 0, 1, 2 or 3"),
+        (
+            "recompute=ful",
+            "recompute=ful\n.*\n  rule:  recompute is none, selective, full\n  try:   Did you mean 'full'?",
+        ),
+        ("precision=fp64", "precision is fp32, tf32, bf16"),
+        ("schedule=f1b", "Did you mean '1f1b'?"),
+        ("sync=stale", "sync is allreduce, server, async, stale:k or local:k"),
+        ("sync=stale:0", "stale:k"),
+        ("dp=4,shard=3", "shard=3 with dp=4\n.*\n  rule:  shard divides dp: 4 % 3 != 0"),
+        ("tile=2", "tile is rows x columns such as 2x2"),
+        ("tile=0x2", "tile=0x2\n.*\n  rule:  both are positive"),
+        ("tile=2x2x2", "tile is rows x columns"),
+        ("compile=maybe", "compile is true or false"),
+        ("bucket=large", "bucket is a size such as 25MiB"),
+        ("bucket=0", "both are positive"),
+        ("bucket=-5MB", "both are positive"),
+        ("bucket=inf", "bucket is a size"),
+    ],
+)
+def test_refused(text: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words.replace("?", r"\?").replace("+", r"\+")):
+        Plan.parse(text)
+
+
+@pytest.mark.parametrize("value", [True, 2.0, "two", None, [2]])
+def test_a_count_in_a_file_is_a_whole_number(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(PlanError, match="rule:  dp is a whole number"):
+        Plan.from_table({"dp": value}, "p.toml")
+
+
+def test_a_file_names_itself(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("dp = 2\nmicroo = 3\n")
+    with pytest.raises(PlanError, match=r"unknown key 'microo'.*\n  where: .*p\.toml\n  try:   Did you mean 'micro'\?"):
+        Plan.load(tmp_path / "p.toml")
+    (tmp_path / "p.toml").write_text("dp = ")
+    with pytest.raises(PlanError, match=r"p\.toml is not TOML"):
+        Plan.load(tmp_path / "p.toml")
+
+
+@given(plans())
+def test_mesh(plan: Plan) -> None:
+    assert plan.ranks == plan.pp * plan.dp * plan.tile[0] * plan.tile[1] * plan.cp * plan.tp
+    assert plan.shards == ((plan.shard or plan.dp) if plan.zero else 1)
+    assert plan.mesh.length("replica") * plan.mesh.length("shard") == plan.dp
+
+
+def test_order_of_the_mesh() -> None:
+    plan = Plan.parse("dp=6,shard=3,zero=1,tp=2,pp=4,cp=5,tile=1x2")
+    assert str(plan.mesh) == "pp(4) x replica(2) x shard(3) x tile(2) x cp(5) x tp(2)"
+    assert str(Plan.parse("dp=6").mesh) == "replica(6)"
+
+
+@pytest.mark.parametrize(
+    ("text", "exact"),
+    [
+        ("dp=2,zero=3,precision=bf16", True),
+        ("sync=server", True),
+        ("sync=stale:2", False),
+        ("compress=powersgd", False),
+        ("precision=fp8", False),
+        ("precision=bf16-pure", False),
+        ("sync=async", False),
+        ("sync=local:4", False),
+    ],
+)
+def test_exact(text: str, exact: bool) -> None:
+    assert Plan.parse(text).exact is exact
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp=3",
+        "dp=4,zero=3,shard=4",
+        "zero=3,recompute=full,precision=bf16,micro=7,bucket=1",
+        "dp=4,zero=1,shard=2",
+        "dp=2,zero=2,precision=fp16",
+        "dp=2,compress=powersgd",
+        "zero=3,offload=all",
+        "offload=optimizer",
+        "compile=true",
+        "dp=3,backend=threads",
+        "dp=2,static=true",
+        "tp=2",
+        "pp=4,micro=8,schedule=zero-bubble",
+        "tile=2x2,dp=2,zero=1",
+        "cp=2,tp=2,dp=2,zero=2",
+        "pp=2,split=a,recompute=full",
+        "dp=4,ep=2",
+    ],
+)
+def test_held(text: str) -> None:
+    check(Plan.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("sync=async", "sync=async"),
+        ("precision=fp8", "precision=fp8"),
+        ("tp=2,sync=local:4", "sync=local:4"),
+    ],
+)
+def test_what_no_test_holds_is_refused_by_name(text: str, reason: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        check(Plan.parse(text))
+    assert caught.value.what.startswith(f"the engine does not run {reason}")
+    assert caught.value.where == f"plan {Plan.parse(text)}"
+    assert "zero: 0, 1, 2, 3" in caught.value.rule
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("split=a+b", "virtual, split or schedule without pp"),
+        ("pp=2,zero=2", "zero=2 with pp"),
+        ("tp=2,zero=3", "zero=3 with a split model"),
+        ("tp=2,chunk=2", "a split model with compress, static, chunk"),
+        ("pp=2,recompute=full,schedule=zero-bubble", "zero-bubble with recompute"),
+        ("tp=2,recompute=selective", "a split model with recompute=selective or offload"),
+        ("dp=2,shard=2", "shard without zero"),
+        ("dp=2,zero=2,offload=all", "offload=all below zero=3"),
+        ("dp=2,zero=1,compress=fp16", "compress with zero"),
+        ("dp=2,zero=1,static=true", "static with zero"),
+        ("dp=2,backend=threads,zero=1", "backend=threads with zero"),
+        ("dp=2,static=true,micro=2", "static with micro"),
+        ("dp=2,backend=threads,recompute=full", "backend=threads with recompute"),
+        ("dp=2,compress=powersgd,precision=fp16", "compress=powersgd with precision=fp16"),
+    ],
+)
+def test_conflicts(text: str, words: str) -> None:
+    """Refused with the reason and a way out, although each of the two is held."""
+    with pytest.raises(PlanError, match=f"the engine does not run {words}") as caught:
+        check(Plan.parse(text))
+    assert caught.value.rule
+    assert caught.value.fix
+    assert refusal(Plan.parse(text))
+
+
+def test_processes() -> None:
+    assert Plan.parse("dp=3,backend=threads").processes == 1
+    assert Plan.parse("dp=3").processes == 3
+
+
+def test_the_table_speaks_of_keys_that_are() -> None:
+    keys = {f.name for f in fields(Plan)}
+    assert set(HELD) <= keys
+    assert keys >= FREE
+    assert all(f.default in HELD[f.name] for f in fields(Plan) if f.name in HELD)
+    assert refusal(Plan()) == ""
