@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from pydantic import ConfigDict
@@ -196,3 +197,31 @@ def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
         files.write_json(path, {"x": float("nan")})
     assert json.loads(path.read_text()) == {"x": 1}
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    OLD_KEYS: ClassVar[dict[str, str]] = {"size": "diameter"}
+    diameter: float
+
+
+@dataclass(frozen=True, slots=True)
+class Car:
+    OLD_KEYS: ClassVar[dict[str, str]] = {"rollers": "wheels"}
+    wheels: tuple[Wheel, ...]
+    spare: Wheel | None = None
+    named: dict[str, Wheel] = field(default_factory=dict)
+
+
+def test_keys_of_earlier_releases_are_read_and_the_current_ones_written() -> None:
+    old = {"rollers": [{"size": 1.0}, {"diameter": 2.0}], "spare": {"size": 3.0}, "named": {"size": {"size": 4.0}}}
+    car = files.from_plain(Car, old, "car.toml")
+    assert car == Car((Wheel(1.0), Wheel(2.0)), Wheel(3.0), {"size": Wheel(4.0)})
+    new = files.to_plain(car)
+    assert new["wheels"] == [{"diameter": 1.0}, {"diameter": 2.0}] and files.from_plain(Car, new, "car.toml") == car
+
+
+def test_an_old_key_beside_its_new_one_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown key 'size'"):
+        files.from_plain(Wheel, {"size": 1.0, "diameter": 2.0}, "car.toml")

@@ -6,6 +6,7 @@ Unknown keys are refused with the nearest known one; every complaint names the f
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import tempfile
 import textwrap
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import CorruptFile, InputError, nearest
 
@@ -131,11 +132,14 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], data: Any, where: str, error: type[InputError | CorruptFile] = InputError) -> T:
-    """Build the dataclass `cls` from a table; refuse unknown keys and wrong types, naming file and key."""
+    """Build the dataclass `cls` from a table; refuse unknown keys and wrong types, naming file and key.
+
+    A class may keep reading keys that it no longer writes: `OLD_KEYS: ClassVar = {"old": "new"}`.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(cls).validate_python(data)
+        return TypeAdapter(cls).validate_python(rename_old_keys(cls, data))
     except ValidationError as e:
         problems = e.errors(include_url=False)
         # a misspelt key is also a missing one: the first says more
@@ -153,11 +157,38 @@ def from_plain(cls: type[T], data: Any, where: str, error: type[InputError | Cor
         raise error(f"{key or 'the file'}: {text}{given}", where=f"{where}: {key}") from None
 
 
+def rename_old_keys(kind: Any, data: Any) -> Any:
+    """Plain data with the keys of earlier releases replaced by the current ones, in nested tables too."""
+    if dataclasses.is_dataclass(kind) and isinstance(data, dict):
+        old_keys: dict[str, str] = getattr(kind, "OLD_KEYS", {})
+        table = {}
+        for key, value in data.items():
+            new = old_keys.get(key, key)
+            table[key if new in data else new] = value
+        hints = _hints(kind)
+        return {key: rename_old_keys(hints.get(key), value) for key, value in table.items()}
+    arguments = get_args(kind)
+    if not arguments or not isinstance(data, dict | list | tuple):
+        return data
+    if isinstance(data, dict):
+        inner = next((a for a in arguments if dataclasses.is_dataclass(a)), arguments[-1])
+        if dataclasses.is_dataclass(inner) and get_origin(kind) is not dict:  # a dataclass or None
+            return rename_old_keys(inner, data)
+        return {key: rename_old_keys(arguments[-1], value) for key, value in data.items()}
+    inner = next((a for a in arguments if dataclasses.is_dataclass(a) or get_args(a)), None)
+    return [rename_old_keys(inner, value) for value in data] if inner is not None else data
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def _known(cls: Any, path: list[str]) -> list[str]:
     """The field names of the dataclass that stands at `path` below `cls`."""
     for part in path:
         if dataclasses.is_dataclass(cls):
-            cls = get_type_hints(cls).get(part, cls)
+            cls = _hints(cls).get(part, cls)
         while not dataclasses.is_dataclass(cls) and get_args(cls):
             inner = [a for a in get_args(cls) if dataclasses.is_dataclass(a) or get_args(a)]
             if not inner:
