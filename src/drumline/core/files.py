@@ -159,11 +159,11 @@ def from_plain(cls: type[T], data: Any, where: str, error: type[InputError | Cor
 
 def rename_old_keys(kind: Any, data: Any) -> Any:
     """Plain data with the keys of earlier releases replaced by the current ones, in nested tables too."""
-    if dataclasses.is_dataclass(kind) and isinstance(data, dict):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(data, dict):
         old_keys: dict[str, str] = getattr(kind, "OLD_KEYS", {})
-        table = {}
+        table: dict[str, Any] = {}
         for key, value in data.items():
-            new = old_keys.get(key, key)
+            new = old_keys[key] if key in old_keys else key
             table[key if new in data else new] = value
         hints = _hints(kind)
         return {key: rename_old_keys(hints.get(key), value) for key, value in table.items()}
@@ -187,7 +187,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _known(cls: Any, path: list[str]) -> list[str]:
     """The field names of the dataclass that stands at `path` below `cls`."""
     for part in path:
-        if dataclasses.is_dataclass(cls):
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
             cls = _hints(cls).get(part, cls)
         while not dataclasses.is_dataclass(cls) and get_args(cls):
             inner = [a for a in get_args(cls) if dataclasses.is_dataclass(a) or get_args(a)]
