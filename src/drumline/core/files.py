@@ -163,7 +163,7 @@ def rename_old_keys(kind: Any, data: Any) -> Any:
         old_keys: dict[str, str] = getattr(kind, "OLD_KEYS", {})
         table: dict[str, Any] = {}
         for key, value in data.items():
-            new = old_keys[key] if key in old_keys else key
+            new = old_keys.get(str(key), str(key))
             table[key if new in data else new] = value
         hints = _hints(kind)
         return {key: rename_old_keys(hints.get(key), value) for key, value in table.items()}
