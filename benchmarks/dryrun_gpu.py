@@ -32,8 +32,8 @@ from torch import nn
 
 import drumline as dl
 from drumline.measurement.host import measure_workspace
-from drumline.runtime.dryrun import Rank, dry_run
-from drumline.runtime.dryrun.alive import Alive, storage_bytes
+from drumline.runtime.dry_run import Rank, dry_run
+from drumline.runtime.dry_run.alive import Alive, storage_bytes
 from drumline.runtime.engine import Engine, initialize
 from drumline.tracing.kinds import tensors
 

@@ -5,7 +5,7 @@
 A GPT of 10.9 million parameters, AdamW, gradients clipped; the stages of ZeRO one after the other. First the batch is
 chosen at which communication is a third of a step of DDP by hand on gloo; a second case has four times as many samples.
 Blocks of steps take turns in a changing order. Printed are medians, and ratios to Drumline's step with their 95%
-intervals (bootstrap over the blocks); above 1, Drumline is faster. `--paste` writes the tables into docs/engines.md.
+intervals (bootstrap over the blocks); above 1, Drumline is faster. `--paste` writes the tables into docs/log/engines.md.
 Expected before measuring: within 2% of torch by hand and not behind the others on gloo; on shm 1.2x ahead of all where
 communication is a third.
 """
@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PEERS = Path(sys.prefix) / "peers"
-PAGE = ROOT / "docs" / "engines.md"
+PAGE = ROOT / "docs" / "log" / "engines.md"
 MARKS = ("<!-- engines -->", "<!-- /engines -->")
 if str(PEERS) not in sys.path:
     sys.path.append(str(PEERS))  # behind our own packages: what is pinned stays as it is
@@ -78,7 +78,7 @@ def _options() -> Any:
     parser.add_argument("--minutes", type=float, default=9.0, help="for all together, about")
     parser.add_argument("--stages", default="0123", help="of ZeRO")
     parser.add_argument("--samples", type=int, default=0, help="of one rank in the first case, instead of choosing")
-    parser.add_argument("--paste", action="store_true", help="write the tables into docs/engines.md")
+    parser.add_argument("--paste", action="store_true", help="write the tables into docs/log/engines.md")
     return parser.parse_args()
 
 

@@ -31,7 +31,7 @@ from drumline.clusters import load
 from drumline.core.units import format_bytes, format_seconds
 from drumline.costs import estimate
 from drumline.runtime.engine import initialize
-from drumline.runtime.proof.verify import verify
+from drumline.runtime.verification.verify import verify
 from drumline.tracing import trace
 
 CAPS = {"states": 5 * 2**30, "layer": 3 * 2**29}

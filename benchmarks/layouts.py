@@ -9,7 +9,7 @@ layout that the engine runs on four ranks (each product of pp, dp, cp and tp, wi
 order and micro-batches by price) runs on the same ranks, and every product once more with ranks numbered in turns over
 the hosts, which puts the inner axes across the wire. What comes near the fastest runs on, in turns. What was expected
 before measuring stands in layout_tasks.py. A task's results are kept in build/layouts-TASK.json, and `--paste` writes
-those of all tasks into docs/parallel-numbers.md. Needs root and iproute2; about five minutes a task.
+those of all tasks into docs/log/model-parallel.md. Needs root and iproute2; about five minutes a task.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _options() -> Any:
     parser.add_argument("--cores", type=float, default=0.45, help="of each rank; 0: they share what there is")
     parser.add_argument("--blocks", type=int, default=12, help="of every layout that comes near the fastest")
     parser.add_argument("--steps", type=int, default=1, help="of a block")
-    parser.add_argument("--paste", action="store_true", help="write the tables into docs/parallel-numbers.md")
+    parser.add_argument("--paste", action="store_true", help="write the tables into docs/log/model-parallel.md")
     return parser.parse_args()
 
 

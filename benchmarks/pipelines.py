@@ -6,7 +6,7 @@ Eight equal layers, each of which sleeps in its forward, for its input's gradien
 stages work at the same time on fewer cores. The engine runs every order, all of them in the same ranks, in turns. The
 prediction is `cost.lanes.play` on the sleeps and on the measured time of a message. Activations are counted where the
 layers keep them. Expected before measuring: each step within 10% of its prediction; zero-bubble ahead of interleaved
-ahead of 1F1B ahead of naive; bytes as `cost.pipeline.peak_bytes` says. `--paste` writes into docs/parallel-numbers.md.
+ahead of 1F1B ahead of naive; bytes as `cost.pipeline.peak_bytes` says. `--paste` writes into docs/log/model-parallel.md.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=20, help="of every order: a step each")
     parser.add_argument("--sleep", type=float, default=20.0, help="milliseconds of each part of a layer")
     parser.add_argument("--micro", type=int, default=8, help="micro-batches of a step")
-    parser.add_argument("--paste", action="store_true", help="write the table into docs/parallel-numbers.md")
+    parser.add_argument("--paste", action="store_true", help="write the table into docs/log/model-parallel.md")
     options = parser.parse_args()
     sleeps = Sleeps(*(1e-3 * options.sleep,) * 3)
     ranks = run_ranks(contest, sleeps, options.micro, options.blocks, ranks=RANKS, threads=1)

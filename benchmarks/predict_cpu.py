@@ -31,7 +31,7 @@ from cpu_unseen import NAMES as UNSEEN
 from split_contest.page import paste
 
 from drumline.cli.measure import measure_now
-from drumline.clusters import Cluster, Device
+from drumline.clusters import Cluster, DeviceSpec
 from drumline.core.job import Job
 from drumline.core.units import format_seconds
 from drumline.costs import Estimate, estimate
@@ -42,7 +42,7 @@ from drumline.plans import Plan
 from drumline.tracing import trace
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "validate-here.md"
+PAGE = HERE.parent / "docs" / "log" / "cpu.md"
 PLANS = {1: "dp=1", 2: "dp=2", 4: "dp=4,zero=1"}
 _FILES = {**dict.fromkeys(MORE, "cpu_more.py"), **dict.fromkeys(UNSEEN, "cpu_unseen.py")}
 LEAST = 30
@@ -131,7 +131,7 @@ def _round(cases: Sequence[Case], seconds: float) -> list[Ran]:
     return [_ran(case, [rank[i] for rank in results]) for i, case in enumerate(cases)]
 
 
-def run_all(emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str, int]], device: Device) -> Any:
+def run_all(emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str, int]], device: DeviceSpec) -> Any:
     """On every rank: the jobs one after the other, each as `drumline train` runs it."""
     from drumline.cli.ranks import train_rank
     from drumline.runtime.guards.guard import Guards
@@ -241,7 +241,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", default="1,2,4", help="which of 1, 2 and 4")
     parser.add_argument("--seconds", type=float, default=40.0, help="of every run, as predicted")
     parser.add_argument("--clusters", help="a folder with measurements of this machine, cpu-N.toml; kept there")
-    parser.add_argument("--paste", action="store_true", help="write into docs/validate-here.md")
+    parser.add_argument("--paste", action="store_true", help="write into docs/log/cpu.md")
     return parser.parse_args()
 
 

@@ -66,7 +66,7 @@ def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool) -> 
     seconds = time.perf_counter() - start
     cluster.save(out / "cluster.toml")
     print(f"measured in {seconds:.0f} s\n{cluster}", flush=True)
-    results: dict[str, Any] = {"machine": _machine(), "measure_seconds": seconds, "spread": cluster.spread}
+    results: dict[str, Any] = {"machine": _machine(), "measure_seconds": seconds, "spread": cluster.measurement_spread}
     results["models"] = []
     for entry in TABLE:
         if only and entry.name not in only:

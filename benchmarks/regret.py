@@ -39,7 +39,7 @@ from drumline.plans import Plan
 from drumline.tracing import trace
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "regret.md"
+PAGE = HERE.parent / "docs" / "log" / "regret.md"
 MOST = 1.10
 """What is promised: the chosen plan's time over the fastest one's."""
 OF_ONE, DEAR = 2, 1.3
@@ -218,7 +218,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", default=",".join(NAMES), help="which of " + ", ".join(NAMES))
     parser.add_argument("--ranks", default="2,4", help="with how many ranks")
     parser.add_argument("--clusters", help="a folder with measurements of this machine, cpu-N.toml; kept there")
-    parser.add_argument("--paste", action="store_true", help="write into docs/regret.md")
+    parser.add_argument("--paste", action="store_true", help="write into docs/log/regret.md")
     return parser.parse_args()
 
 

@@ -26,7 +26,7 @@ from regret_plans.served import Worlds
 from split_contest.page import paste
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "validate-here.md"
+PAGE = HERE.parent / "docs" / "log" / "cpu.md"
 BLOCK, LOOKS, WINDOWS = 3, 16, (1, 3, 6, 12, 24)
 """Steps of a job in a turn, looks before it, and turns of a window."""
 
@@ -115,7 +115,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", default=",".join(NAMES), help="which of " + ", ".join(NAMES))
     parser.add_argument("--ranks", type=int, default=2, help="how many ranks share each job")
     parser.add_argument("--turns", type=int, default=90, help="how many turns are taken")
-    parser.add_argument("--paste", action="store_true", help="write into docs/validate-here.md")
+    parser.add_argument("--paste", action="store_true", help="write into docs/log/cpu.md")
     return parser.parse_args()
 
 

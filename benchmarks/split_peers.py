@@ -5,7 +5,7 @@
 
 By hand is `parallelize_module`, and `PipelineStage` with torch's schedules. Blocks of steps take turns in a changing
 order. Printed are medians and ratios to the code by hand with their 95% intervals (bootstrap over the blocks); below 1,
-Drumline is faster. `--paste` writes the tables into docs/parallel-numbers.md.
+Drumline is faster. `--paste` writes the tables into docs/log/model-parallel.md.
 Expected before measuring: at most 1.03 of the step by hand on gloo, and less on shm.
 """
 
@@ -81,7 +81,7 @@ def _options() -> Any:
     parser.add_argument("--samples", type=int, default=8, help="of a step")
     parser.add_argument("--cases", default=",".join(CASES), help="some of these")
     parser.add_argument("--profile", default="", help="a contestant: say where its time goes in the first case")
-    parser.add_argument("--paste", action="store_true", help="write the tables into docs/parallel-numbers.md")
+    parser.add_argument("--paste", action="store_true", help="write the tables into docs/log/model-parallel.md")
     return parser.parse_args()
 
 

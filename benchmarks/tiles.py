@@ -7,7 +7,7 @@ its start (RLIMIT_DATA). Alone, a rank runs out of memory; with tile=2x2, four r
 tiles are compared with the formula of the halo, which is computed here from kernels, strides and paddings alone. On a
 smaller image in float64, outputs and gradients are compared with those of the whole image on one device.
 Expected before measuring: one rank fails, four train; bytes equal to the byte; differences below 1e-12.
-`--paste` writes into docs/parallel-numbers.md.
+`--paste` writes into docs/log/model-parallel.md.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def main() -> None:
     parser.add_argument("--cap", type=int, default=1700, help="MiB that a rank may have beyond those at its start")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--small", type=int, default=384, help="rows and columns of the image in float64")
-    parser.add_argument("--paste", action="store_true", help="write the tables into docs/parallel-numbers.md")
+    parser.add_argument("--paste", action="store_true", help="write the tables into docs/log/model-parallel.md")
     options = parser.parse_args()
     plan, n = f"tile={TILES[0]}x{TILES[1]}", TILES[0] * TILES[1]
     exact = run_ranks(compared, plan, options.small, ranks=n, threads=1)

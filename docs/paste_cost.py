@@ -11,9 +11,9 @@ import re
 import sys
 from pathlib import Path
 
-from drumline.costs.fabric import CollectivesValidation, Errors, validate_collectives
-from drumline.costs.forms import CLOSED_FORMS
-from drumline.costs.growth import growth_table, markdown
+from drumline.costs.networks import CollectivesValidation, Errors, validate_collectives
+from drumline.theory.collective_forms import CLOSED_FORMS
+from drumline.theory.scaling import growth_table, markdown
 
 DOCUMENT = Path(__file__).with_name("cost.md")
 

@@ -82,7 +82,7 @@ def test_tables_are_as_code_writes_them() -> None:
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published measurements are not here")
 def test_the_errors_on_the_page_are_those_of_the_command() -> None:
-    from drumline.costs.fabric import validate_collectives
+    from drumline.costs.networks import validate_collectives
 
     table = paste().collectives(validate_collectives(PUBLISHED, leave_one_out=False))
     assert table in (DOCS / "cost.md").read_text(), "run: python docs/paste_cost.py published_collectives.csv"

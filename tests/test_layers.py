@@ -17,6 +17,7 @@ ORDER = [
     {"clusters"},
     {"models"},
     {"plans"},
+    {"theory"},
     {"costs"},
     {"planner"},
     {"simulator"},

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from drumline.clusters import Cluster
-from drumline.clusters.spec import HAND
+from drumline.clusters.spec import SET_BY_USER
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -90,7 +90,7 @@ def test_every_number_that_was_measured_names_its_origin(folder: Path) -> None:
     for cluster in kept:
         numbers = list(cluster.numbers())
         assert len(numbers) > 50
-        assert [key for key, _, origin in numbers if origin == HAND] == []
+        assert [key for key, _, origin in numbers if origin == SET_BY_USER] == []
         assert cluster.measured and cluster.table("all_reduce", cluster.devices)
 
 

@@ -1,4 +1,4 @@
-"""Writes what a benchmark found between its marks in docs/parallel-numbers.md, or in another page."""
+"""Writes what a benchmark found between its marks in docs/log/model-parallel.md, or in another page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "parallel-numbers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "log" / "model-parallel.md"
 
 
 def paste(mark: str, lines: Sequence[str], how: str, page: Path | None = None) -> None:

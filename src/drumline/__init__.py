@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from .models import Profile
     from .partition.experts import Experts
     from .plans import Plan
-    from .runtime.adopt.compat import initialize
-    from .runtime.dryrun import dry_run
+    from .runtime.deepspeed.compat import initialize
+    from .runtime.dry_run import dry_run
     from .runtime.engine import Engine
     from .runtime.guards.guard import Guards
-    from .runtime.learning import rates
+    from .runtime.learning_rates import rates
     from .tracing import trace as profile
 
 __version__ = "0.1.0"

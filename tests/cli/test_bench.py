@@ -15,7 +15,7 @@ import torch
 from command import here
 
 from drumline.cli.benchargs import parse_sizes
-from drumline.clusters import Cluster, Device, Link, Node, Table
+from drumline.clusters import Cluster, DeviceSpec, Link, Node, CollectiveTable
 from drumline.comm import Communicator, Transport, run_threads
 from drumline.core.errors import InputError, VerificationError
 from drumline.measurement.bench import bench_threads
@@ -25,7 +25,7 @@ from drumline.measurement.tables import tables, with_tables
 from drumline.reports.bench import Result, page, summary, verdicts
 from drumline.schedules import ALGORITHMS
 
-CLUSTER = Cluster("here", Device("core", "cpu", 1e9, 1e10, {"fp32": 1e10}, 1e-6), Node(2, Link(1e-5, 1e9)))
+CLUSTER = Cluster("here", DeviceSpec("core", "cpu", 1e9, 1e10, {"fp32": 1e10}, 1e-6), Node(2, Link(1e-5, 1e9)))
 
 
 def drumline(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
@@ -197,15 +197,15 @@ def test_verdicts() -> None:
 
 
 def test_tables_replace_those_of_the_same_collective() -> None:
-    old = Table("all_reduce", "gloo", 4, (8.0,), (1.0,))
-    kept = Table("all_reduce", "gloo", 2, (8.0,), (1.0,))
+    old = CollectiveTable("all_reduce", "gloo", 4, (8.0,), (1.0,))
+    kept = CollectiveTable("all_reduce", "gloo", 2, (8.0,), (1.0,))
     cluster = dataclasses.replace(CLUSTER, collective=(old, kept))
     rows = [result("ring", 2e-3, 2000), result("ring", 1e-3), result("auto", 1e-3), result("ring", 3e-3, segments=4)]
     found = with_tables(cluster, Outcome(rows), "measured now").collective
     assert found == (
         kept,
-        Table("all_reduce", "gloo", 4, (1000.0, 2000.0), (1e-3, 2e-3), "ring"),
-        Table("all_reduce", "gloo", 4, (1000.0,), (3e-3,), "ring", 4),
+        CollectiveTable("all_reduce", "gloo", 4, (1000.0, 2000.0), (1e-3, 2e-3), "ring"),
+        CollectiveTable("all_reduce", "gloo", 4, (1000.0,), (3e-3,), "ring", 4),
     )
     assert tables(rows) == found[1:]
 
@@ -232,7 +232,7 @@ def test_pairs() -> None:
     config = Config(("latency",), (8,), ("all",), ("threads",), seconds=1.0, pairs=True)
     outcome = bench_threads(lambda event: None, config, 3)
     assert [(p.src, p.dst) for p in outcome.pairs] == [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]
-    assert with_tables(CLUSTER, outcome, "now").pair == tuple(outcome.pairs)
+    assert with_tables(CLUSTER, outcome, "now").rank_link == tuple(outcome.pairs)
 
 
 @pytest.mark.parametrize("collective", [c for c in ALGORITHMS if c != "barrier"])

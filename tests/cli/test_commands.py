@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from command import here
 
-from drumline.clusters import Cluster, Device, Link, Node
+from drumline.clusters import Cluster, DeviceSpec, Link, Node
 
 MACHINE = Cluster(
     "here",
-    Device("core", "cpu", 1e10, 1e10, {"fp32": 1e10}, 1e-5, threads=1),
+    DeviceSpec("core", "cpu", 1e10, 1e10, {"fp32": 1e10}, 1e-5, threads=1),
     Node(2, Link(1e-4, 1e9)),
     origin={"": "measured", "device": "measured", "node": "measured"},
 )

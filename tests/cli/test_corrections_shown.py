@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from command import here
 
-from drumline.clusters import Cluster, Device, Link, Node
+from drumline.clusters import Cluster, DeviceSpec, Link, Node
 
 JOB = """
 import torch
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job, and a machine that somebody says was measured; its numbers are wrong, which is the point."""
     folder = tmp_path_factory.mktemp("corrected")
     (folder / "j.py").write_text(JOB)
-    device = Device("cpu", "cpu", 1e10, 1e10, {"fp32": 1e10}, 1e-5, threads=1)
+    device = DeviceSpec("cpu", "cpu", 1e10, 1e10, {"fp32": 1e10}, 1e-5, threads=1)
     Cluster(
         "mine", device, Node(2, Link(1e-4, 1e9)), origin={"": "measured", "device": "measured", "node": "measured"}
     ).save(folder / "mine.toml")

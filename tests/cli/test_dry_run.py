@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import here
 
-from drumline.runtime.dryrun import DryRun
+from drumline.runtime.dry_run import DryRun
 
 JOB = """
 import torch
@@ -75,9 +75,9 @@ def test_the_finalists_are_looked_at(folder: Path) -> None:
 def test_a_plan_that_fails_is_not_proposed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one fails; the answer is the best of the others, and says why."""
     from drumline.core.errors import PlanError
-    from drumline.runtime import dryrun
+    from drumline.runtime import dry_run
 
-    plain, seen = dryrun.dry_run, []
+    plain, seen = dry_run.dry_run, []
 
     def first_fails(job: object, plan: object, **named: object) -> DryRun:
         seen.append(str(plan))

@@ -195,7 +195,7 @@ def test_ctrl_c_prints_the_best_so_far(tmp_path: Path) -> None:
     """A real process and a real signal, in the middle of a search that is slowed down."""
     program = tmp_path / "slow.py"
     program.write_text(
-        "import sys, time\nfrom drumline.costs.closed import FittedSteps\nfrom drumline.cli import main\n"
+        "import sys, time\nfrom drumline.costs.fitted import FittedSteps\nfrom drumline.cli import main\n"
         "whole, seen = FittedSteps.estimate, []\n"
         "def estimate(self, plan):\n"
         "    seen.append(plan)\n"

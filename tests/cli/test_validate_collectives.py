@@ -7,7 +7,7 @@ from pathlib import Path
 
 from command import here
 
-from drumline.costs.fabric.rows import NEEDED
+from drumline.costs.networks.rows import NEEDED
 
 GOOD = "a,all_reduce,8,8,NVLink3+NVSwitch 600 GB/s bidir,,1000000000,7800,"
 BARE = "a,all_reduce,16,8,NVLink3+NVSwitch 600 GB/s bidir,not stated,1000000000,7800,"

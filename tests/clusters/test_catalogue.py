@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drumline.clusters import Cluster, catalogue, load
-from drumline.clusters.spec import HAND
+from drumline.clusters.spec import SET_BY_USER
 from drumline.core.errors import ClusterError
 from drumline.models.profile import KINDS
 
@@ -47,7 +47,7 @@ def test_every_number_names_its_origin(name: str) -> None:
     assert c.name == name
     numbers = list(c.numbers())
     assert len(numbers) > 20
-    assert [key for key, _, origin in numbers if origin == HAND] == []
+    assert [key for key, _, origin in numbers if origin == SET_BY_USER] == []
     for key in ("device.launch", "overlap", "node.link.alpha"):
         assert "estimate" in c.origin_of(key)
     assert not c.measured
@@ -163,6 +163,6 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
 def test_ports_and_switches(name: str, ports: int, port: float, reduces: bool) -> None:
     c = load(name)
     assert c.network is not None
-    assert (c.network.ports, c.node.reduces) == (ports, reduces)
+    assert (c.network.ports, c.node.in_switch_reduction) == (ports, reduces)
     assert c.network.port_bandwidth == pytest.approx(port)
-    assert ("from memory" in c.origin_of("node.reduces")) == reduces
+    assert ("from memory" in c.origin_of("node.in_switch_reduction")) == reduces

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.clusters import Cluster, Curve, Table
-from drumline.clusters.spec import HAND
+from drumline.clusters import Cluster, RateCurve, CollectiveTable
+from drumline.clusters.spec import SET_BY_USER
 from drumline.core.errors import ClusterError
 
 GOOD = """
@@ -99,7 +99,7 @@ def test_every_number_names_its_origin(good: Cluster) -> None:
     assert origins["device.peak.bf16"] == "measured yesterday"
     assert origins["node.link.bandwidth"] == "measured"
     assert origins["node.link.alpha"] == "estimate"
-    assert origins["network.link.alpha"] == HAND
+    assert origins["network.link.alpha"] == SET_BY_USER
     assert ("node.devices", 8.0, "measured") in list(good.numbers())
     assert good.measured
 
@@ -107,7 +107,7 @@ def test_every_number_names_its_origin(good: Cluster) -> None:
 def test_an_origin_covers_whole_words_only(good: Cluster) -> None:
     c = dataclasses.replace(good, origin={"node.link.a": "wrong", "node.link.alpha": "right"})
     assert c.origin_of("node.link.alpha") == "right"
-    assert dataclasses.replace(good, origin={"node.link.a": "wrong"}).origin_of("node.link.alpha") == HAND
+    assert dataclasses.replace(good, origin={"node.link.a": "wrong"}).origin_of("node.link.alpha") == SET_BY_USER
 
 
 @pytest.mark.parametrize(
@@ -216,15 +216,15 @@ def test_memory_from_the_command_line(good: Cluster) -> None:
 
 
 def test_a_curve_is_straight_in_log_log_and_flat_outside() -> None:
-    curve = Curve("matmul", "bf16", (1e6, 1e8), (1e12, 1e14))
+    curve = RateCurve("matmul", "bf16", (1e6, 1e8), (1e12, 1e14))
     assert curve.at(1e7) == pytest.approx(1e13)
     assert curve.at(1) == 1e12
     assert curve.at(1e12) == 1e14
-    assert Curve("matmul", "bf16", (1e6,), (1e12,)).at(1e6) == 1e12
+    assert RateCurve("matmul", "bf16", (1e6,), (1e12,)).at(1e6) == 1e12
 
 
 def test_a_table_is_flat_below_and_goes_on_above() -> None:
-    table = Table("all_reduce", "nccl", 8, (1e3, 1e5), (1e-5, 1e-3))
+    table = CollectiveTable("all_reduce", "nccl", 8, (1e3, 1e5), (1e-5, 1e-3))
     assert table.at(1) == 1e-5
     assert table.at(1e4) == pytest.approx(1e-4)
     assert table.at(1e6) == pytest.approx(1e-2)

@@ -11,19 +11,19 @@ import plain
 import pytest
 import torch
 
-from drumline.clusters import Cluster, Device, Link, Network, Node, Table
-from drumline.clusters.spec import Pair
+from drumline.clusters import Cluster, DeviceSpec, Link, Network, Node, CollectiveTable
+from drumline.clusters.spec import RankLink
 from drumline.comm import Communicator, Transport, run_threads
 from drumline.comm.choose import ASSUMED, Chooser
 from drumline.core import files
 from drumline.core.errors import ClusterError, InputError
 from drumline.costs.collectives import price
-from drumline.costs.links import Links
 from drumline.schedules import ALGORITHMS, collective_schedule, prove, segmented
+from drumline.theory.alpha_beta import Links
 
 LINK = Link(2e-5, 3e9)
 SIZES = tuple(8.0 * 4**k for k in range(12))
-CLUSTER = Cluster("here", Device("core", "cpu", 1e9, 1e10, {"fp32": 1e10}, 1e-6), Node(4, LINK))
+CLUSTER = Cluster("here", DeviceSpec("core", "cpu", 1e9, 1e10, {"fp32": 1e10}, 1e-6), Node(4, LINK))
 
 
 def chooser(
@@ -54,7 +54,7 @@ MEASURED = {
 
 
 def with_tables(transport: str = "gloo") -> Cluster:
-    tables = [Table("all_reduce", transport, 4, SIZES, t, a, n) for (a, n), t in MEASURED.items()]
+    tables = [CollectiveTable("all_reduce", transport, 4, SIZES, t, a, n) for (a, n), t in MEASURED.items()]
     return dataclasses.replace(CLUSTER, collective=tuple(tables))
 
 
@@ -140,9 +140,9 @@ def test_rings_are_ordered_by_the_links() -> None:
     hops = ring_of(found, 2**20)
     assert sum(a % 3 == b % 3 for a, b in hops) == 3
     assert sum(a % 3 == b % 3 for a, b in ring_of(chooser(6, links=LINK), 2**20)) == 0
-    pairs = tuple(Pair(a, b, crossed(a, b)) for a in range(6) for b in range(6) if a != b)
-    assert ring_of(chooser(6, dataclasses.replace(CLUSTER, pair=pairs)), 2**20) == hops
-    some = dataclasses.replace(CLUSTER, pair=pairs[:7])  # not every pair: the node's link counts
+    pairs = tuple(RankLink(a, b, crossed(a, b)) for a in range(6) for b in range(6) if a != b)
+    assert ring_of(chooser(6, dataclasses.replace(CLUSTER, rank_link=pairs)), 2**20) == hops
+    some = dataclasses.replace(CLUSTER, rank_link=pairs[:7])  # not every pair: the node's link counts
     assert ring_of(chooser(6, some), 2**20) == ring_of(chooser(6, links=LINK), 2**20)
 
 
@@ -196,7 +196,7 @@ def test_ranks_that_share_the_cluster_share_the_digest() -> None:
 
 def test_older_files_still_load() -> None:
     """A table without an algorithm was measured by the backend's own collective; that is what `plan` prices by."""
-    text = files.to_plain(dataclasses.replace(CLUSTER, collective=(Table("all_reduce", "gloo", 4, (8.0,), (1e-4,)),)))
+    text = files.to_plain(dataclasses.replace(CLUSTER, collective=(CollectiveTable("all_reduce", "gloo", 4, (8.0,), (1e-4,)),)))
     assert set(text["collective"][0]) == {"collective", "transport", "ranks", "bytes", "seconds"}
     cluster = files.from_plain(Cluster, text, "old.toml", ClusterError)
     assert chooser(4, cluster, offers=("all_reduce",)).choose("all_reduce", 8).algorithm == "native"
@@ -206,7 +206,7 @@ def test_older_files_still_load() -> None:
 
 
 def test_a_table_of_an_algorithm_that_is_gone_is_passed_over() -> None:
-    strange = Table("all_reduce", "gloo", 4, SIZES, tuple(1e-9 for _ in SIZES), "telepathy")
+    strange = CollectiveTable("all_reduce", "gloo", 4, SIZES, tuple(1e-9 for _ in SIZES), "telepathy")
     cluster = dataclasses.replace(with_tables(), collective=(strange, *with_tables().collective))
     assert chooser(4, cluster).choose("all_reduce", 8).algorithm == "doubling"
 

@@ -12,7 +12,6 @@ from drumline.comm import Communicator, Transport, run_threads
 from drumline.comm.executor import execute, program, whole_layout
 from drumline.core.timeline import Timeline
 from drumline.costs.collectives import price
-from drumline.costs.forms import CLOSED_FORMS, RUNS_AHEAD
 from drumline.schedules import (
     ALGORITHMS,
     Schedule,
@@ -24,6 +23,7 @@ from drumline.schedules import (
     segmented,
 )
 from drumline.simulator import replay
+from drumline.theory.collective_forms import CLOSED_FORMS, RUNS_AHEAD
 
 NAMES = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]
 SIZES = (0, 1, 5, 64, 2520, 4099)

@@ -12,10 +12,10 @@ from drumline.clusters import Link
 from drumline.core.errors import InputError
 from drumline.costs.cheapest import MANY, PIPELINES, SEGMENTS, SMALLEST, Choice, cheapest
 from drumline.costs.collectives import price
-from drumline.costs.forms import CLOSED_FORMS
-from drumline.costs.links import Links, Nodes, message_seconds
 from drumline.costs.ring_order import EXACT, ring_length, ring_order
 from drumline.schedules import ALGORITHMS, IN_RANK_ORDER, collective_schedule, reordered, segmented
+from drumline.theory.alpha_beta import Links, Nodes, message_seconds
+from drumline.theory.collective_forms import CLOSED_FORMS
 
 LINK = Link(5e-6, 4e9)
 NODES = Nodes(2, Link(2e-6, 5e10), Link(2e-5, 1e9))

@@ -12,7 +12,7 @@ import pytest
 from drumline.clusters import load
 from drumline.core.errors import ClusterError, InputError
 from drumline.costs import estimate
-from drumline.costs.closed import (
+from drumline.costs.fitted import (
     Constants,
     Layouts,
     Machines,
@@ -23,14 +23,14 @@ from drumline.costs.closed import (
     step_memory,
     step_times,
 )
-from drumline.costs.closed.chips import type_of
-from drumline.costs.closed.compute import layer_flops
-from drumline.costs.closed.constants import PRIOR
-from drumline.costs.closed.inputs import SCHEDULES
-from drumline.costs.closed.memory import DEVICE, RESERVED, in_flight
-from drumline.costs.closed.profiles import Profiles, load_profiles
-from drumline.costs.closed.stages import stages
-from drumline.costs.closed.step import PARTS
+from drumline.costs.fitted.chips import type_of
+from drumline.costs.fitted.compute import layer_flops
+from drumline.costs.fitted.constants import PRIOR
+from drumline.costs.fitted.inputs import SCHEDULES
+from drumline.costs.fitted.memory import DEVICE, RESERVED, in_flight
+from drumline.costs.fitted.profiles import Profiles, load_profiles
+from drumline.costs.fitted.stages import stages
+from drumline.costs.fitted.step import PARTS
 from drumline.models import zoo
 from drumline.plans import Plan
 

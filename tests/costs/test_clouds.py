@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from drumline.clusters import Cloud, Device, load
+from drumline.clusters import ShapeTimes, DeviceSpec, load
 from drumline.costs import estimate
 from drumline.costs.clouds import Clouds, work_of
 from drumline.costs.work import Pricer
@@ -21,10 +21,10 @@ def seconds(shape: tuple[float, ...]) -> float:
     return work_of("matmul", shape) / (1e12 * min(shape[1:]) / 4096) + 1e-6
 
 
-def device(**more: object) -> Device:
-    cloud = Cloud("matmul", "fp32", SHAPES, tuple(map(seconds, SHAPES)))
-    given: dict[str, object] = {"curve": (), "cloud": (cloud,), **more}
-    plain = Device("d", "cuda", 1e9, 1e12, {"fp32": 1e12}, 1e-5)
+def device(**more: object) -> DeviceSpec:
+    cloud = ShapeTimes("matmul", "fp32", SHAPES, tuple(map(seconds, SHAPES)))
+    given: dict[str, object] = {"curve": (), "shape_times": (cloud,), **more}
+    plain = DeviceSpec("d", "cuda", 1e9, 1e12, {"fp32": 1e12}, 1e-5)
     return dataclasses.replace(plain, **given)  # type: ignore[arg-type]  # of several kinds
 
 
@@ -51,9 +51,9 @@ def test_what_was_not_measured_is_not_told() -> None:
 
 def test_shapes_and_times_must_match() -> None:
     with pytest.raises(ValueError, match="2 shapes but 1 times"):
-        Cloud("matmul", "fp32", ((1.0,), (2.0,)), (1.0,))
+        ShapeTimes("matmul", "fp32", ((1.0,), (2.0,)), (1.0,))
     with pytest.raises(ValueError, match="different numbers of sizes"):
-        Cloud("matmul", "fp32", ((1.0,), (2.0, 3.0)), (1.0, 1.0))
+        ShapeTimes("matmul", "fp32", ((1.0,), (2.0, 3.0)), (1.0, 1.0))
 
 
 def product(shape: tuple[float, ...], flops: float, phase: str = "forward", count: int = 1) -> Op:

@@ -7,11 +7,9 @@ import math
 
 import pytest
 
-from drumline.clusters import Cluster, Device, Link, Network, Node, Table
+from drumline.clusters import Cluster, DeviceSpec, Link, Network, Node, CollectiveTable
 from drumline.core.errors import ClusterError, InputError
 from drumline.costs.collectives import CLOSED_FORMS, DEFAULTS, TWO_LEVELS, collective_seconds, price
-from drumline.costs.forms import ring_all_reduce_seconds, switch_all_reduce_seconds
-from drumline.costs.links import Nodes
 from drumline.schedules import (
     ALGORITHMS,
     ALL_REDUCE,
@@ -23,9 +21,11 @@ from drumline.schedules import (
     ring_all_reduce,
     segmented,
 )
+from drumline.theory.alpha_beta import Nodes
+from drumline.theory.collective_forms import ring_all_reduce_seconds, switch_all_reduce_seconds
 
 INSIDE, ACROSS = Link(2e-6, 2e11), Link(1e-5, 2.5e10)
-DEVICE = Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e13}, 1e-6)
+DEVICE = DeviceSpec("toy", "cuda", 1e9, 1e12, {"fp32": 1e13}, 1e-6)
 NODE = Cluster("one node", DEVICE, Node(4, INSIDE))
 NODES = Cluster("three nodes", DEVICE, Node(4, INSIDE), Network(3, ACROSS))
 M = 12_000_000
@@ -94,7 +94,7 @@ def test_one_level_inside_a_node(collective: str) -> None:
 
 
 def test_a_measured_table_is_believed() -> None:
-    table = Table("all_reduce", "nccl", 4, (1e6, 1e7), (1.0, 10.0))
+    table = CollectiveTable("all_reduce", "nccl", 4, (1e6, 1e7), (1.0, 10.0))
     cluster = dataclasses.replace(NODE, collective=(table,))
     assert collective_seconds("all_reduce", 4, 1e6, cluster) == 1.0
     assert collective_seconds("all_reduce", 4, 2e7, cluster) == 20.0
@@ -153,7 +153,7 @@ def test_wrong_calls() -> None:
 
 def test_a_switch_that_adds_up() -> None:
     """2 alpha + (p+1)/p m beta inside a node, where the ring would be longer; nothing else changes."""
-    node = dataclasses.replace(NODE, node=dataclasses.replace(NODE.node, reduces=True))
+    node = dataclasses.replace(NODE, node=dataclasses.replace(NODE.node, in_switch_reduction=True))
     assert collective_seconds("all_reduce", 4, M, node) == pytest.approx(2 * INSIDE.alpha + 1.25 * M * INSIDE.beta)
     assert collective_seconds("all_reduce", 4, M, node) < collective_seconds("all_reduce", 4, M, NODE)
     two = collective_seconds("all_reduce", 2, M, node)  # two ranks send as much without it, and 3/2 with it
@@ -165,7 +165,7 @@ def test_a_switch_that_adds_up() -> None:
 def test_groups_over_nodes_are_as_dear_as_all_ranks_were() -> None:
     """gloo sends a reduce-scatter as an all-reduce: a measurement of all ranks shows it, and other groups follow."""
     plain = collective_seconds("reduce_scatter", 12, M, NODES)
-    table = Table("reduce_scatter", "gloo", 12, (1.0, float(M)), (1e-9, 3 * plain))
+    table = CollectiveTable("reduce_scatter", "gloo", 12, (1.0, float(M)), (1e-9, 3 * plain))
     measured = dataclasses.replace(NODES, collective=(table,))
     for ranks, stride in ((3, 4), (6, 2)):
         usual = collective_seconds("reduce_scatter", ranks, M, NODES, stride=stride)

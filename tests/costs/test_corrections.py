@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from drumline.clusters import Cluster, load
-from drumline.clusters.corrections import LEAST, MOST, Corrections, Factor
+from drumline.clusters.corrections import LEAST, MOST, Corrections, CorrectionFactor
 from drumline.core.errors import CorruptFile, InputError
 from drumline.costs import Estimate, estimate
 from drumline.costs.corrections import Corrector, job_of, kind_of
@@ -233,7 +233,7 @@ def cluster() -> Cluster:
 class TestEstimate:
     """The seam: an estimate of a cluster that has corrections."""
 
-    def corrected(self, cluster: Cluster, *factors: Factor) -> Cluster:
+    def corrected(self, cluster: Cluster, *factors: CorrectionFactor) -> Cluster:
         return dataclasses.replace(cluster, corrections=Corrections(factors))
 
     def test_parts_are_multiplied_and_both_numbers_kept(self, profile: Profile, cluster: Cluster) -> None:
@@ -241,7 +241,7 @@ class TestEstimate:
         raw = estimate(profile, plan, cluster)
         assert raw.raw_seconds == 0 and raw.correction == "" and raw.uncorrected_seconds == raw.step_seconds
         known = self.corrected(
-            cluster, Factor("forward", 2.0, "bf16", runs=3), Factor("forward", 1.5, "bf16", "replicas", 8, runs=2)
+            cluster, CorrectionFactor("forward", 2.0, "bf16", runs=3), CorrectionFactor("forward", 1.5, "bf16", "replicas", 8, runs=2)
         )
         e = estimate(profile, plan, known)
         assert e.parts["forward"] == pytest.approx(3 * raw.parts["forward"])
@@ -254,17 +254,17 @@ class TestEstimate:
     def test_only_what_matches(self, profile: Profile, cluster: Cluster) -> None:
         plan = Plan.parse("dp=8,precision=bf16")
         others = (
-            Factor("forward", 2.0, "fp32"),
-            Factor("forward", 2.0, "bf16", "replicas", 4),
-            Factor("forward", 2.0, "bf16", job="another"),
-            Factor("forward", 2.0, "bf16", "sharded", 8),
+            CorrectionFactor("forward", 2.0, "fp32"),
+            CorrectionFactor("forward", 2.0, "bf16", "replicas", 4),
+            CorrectionFactor("forward", 2.0, "bf16", job="another"),
+            CorrectionFactor("forward", 2.0, "bf16", "sharded", 8),
         )
         assert estimate(profile, plan, self.corrected(cluster, *others)) == estimate(profile, plan, cluster)
-        own = Factor("forward", 2.0, "bf16", "replicas", 8, job_of(profile))
+        own = CorrectionFactor("forward", 2.0, "bf16", "replicas", 8, job_of(profile))
         assert "1 of them of this job" in estimate(profile, plan, self.corrected(cluster, own)).correction
 
     def test_products_are_bounded(self, profile: Profile, cluster: Cluster) -> None:
-        wild = self.corrected(cluster, *(Factor("forward", 4.0, "bf16", job=j) for j in ("", job_of(profile))))
+        wild = self.corrected(cluster, *(CorrectionFactor("forward", 4.0, "bf16", job=j) for j in ("", job_of(profile))))
         plan = Plan.parse("precision=bf16")
         factor = estimate(profile, plan, wild).parts["forward"] / estimate(profile, plan, cluster).parts["forward"]
         assert factor == pytest.approx(MOST)
@@ -273,7 +273,7 @@ class TestEstimate:
         raw, _ = search(profile, cluster, precision="bf16")
         first = Plan.parse(raw.candidates[0].plan)
         slow = [
-            Factor(p, MOST, "bf16", kind_of(first), first.ranks)
+            CorrectionFactor(p, MOST, "bf16", kind_of(first), first.ranks)
             for p in ("forward", "backward", "communication", "optimizer")
         ]
         again, _ = search(profile, self.corrected(cluster, *slow), precision="bf16")
@@ -305,16 +305,16 @@ class TestEstimate:
 
     def test_what_the_run_did_not_have_is_corrected_alike(self, profile: Profile, cluster: Cluster) -> None:
         plan = Plan.parse("dp=8,recompute=full,precision=bf16")
-        known = self.corrected(cluster, Factor("backward", 1.5, "bf16"))
+        known = self.corrected(cluster, CorrectionFactor("backward", 1.5, "bf16"))
         raw, e = estimate(profile, plan, cluster), estimate(profile, plan, known)
         assert e.parts["recompute"] == pytest.approx(1.5 * raw.parts["recompute"])
 
     def test_file_forms(self, profile: Profile, cluster: Cluster, tmp_path: Path) -> None:
-        known = self.corrected(cluster, Factor("forward", 1.25, "bf16", "replicas", 8, "j", 2))
+        known = self.corrected(cluster, CorrectionFactor("forward", 1.25, "bf16", "replicas", 8, "j", 2))
         known.save(tmp_path / "c.toml")
         assert Cluster.load(tmp_path / "c.toml") == known
         e = estimate(
-            profile, Plan.parse("dp=8,precision=bf16"), self.corrected(cluster, Factor("forward", 1.5, "bf16"))
+            profile, Plan.parse("dp=8,precision=bf16"), self.corrected(cluster, CorrectionFactor("forward", 1.5, "bf16"))
         )
         e.save(tmp_path / "e.json")
         assert Estimate.load(tmp_path / "e.json") == e and e.raw_seconds > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.clusters import Cloud, Cluster, Curve, Device, Fewer, Link, Node, Table
+from drumline.clusters import ShapeTimes, Cluster, RateCurve, DeviceSpec, PartialOccupancy, Link, Node, CollectiveTable
 from drumline.core.errors import ClusterError
 from drumline.costs import estimate
 from drumline.costs.clouds import Clouds
@@ -19,7 +19,7 @@ from drumline.planner.crossing import slower
 from drumline.plans import Plan
 from drumline.simulator.step import simulate_step
 
-DEVICE = Device(
+DEVICE = DeviceSpec(
     "core",
     "cpu",
     1e10,
@@ -27,13 +27,13 @@ DEVICE = Device(
     {"fp32": 1e11},
     5e-6,
     curve=(
-        Curve("pointwise", "fp32", (3e3, 3e6), (3e9, 1e10)),
-        Curve("special", "fp32", (1e3,), (4e9,)),
-        Curve("bernoulli_", "fp32", (1e3,), (5e8,)),
-        Curve("transpose", "fp32", (1e3,), (2e9,)),
-        Curve("matmul", "fp32", (1e6,), (5e10,)),
-        Curve("fresh", "fp32", (1e6,), (2e9,)),
-        Curve("update", "fp32", (1e3,), (1e10,)),
+        RateCurve("pointwise", "fp32", (3e3, 3e6), (3e9, 1e10)),
+        RateCurve("special", "fp32", (1e3,), (4e9,)),
+        RateCurve("bernoulli_", "fp32", (1e3,), (5e8,)),
+        RateCurve("transpose", "fp32", (1e3,), (2e9,)),
+        RateCurve("matmul", "fp32", (1e6,), (5e10,)),
+        RateCurve("fresh", "fp32", (1e6,), (2e9,)),
+        RateCurve("update", "fp32", (1e3,), (1e10,)),
     ),
 )
 PROFILE = Profile("m", 16, (Layer("a", "Linear", 1000, tensors=2),))
@@ -43,7 +43,7 @@ def op(name: str, kind: str, size: float) -> Op:
     return Op(name, kind, "forward", Affine(), Affine(size))
 
 
-def price(one: Op, device: Device = DEVICE) -> float:
+def price(one: Op, device: DeviceSpec = DEVICE) -> float:
     return Pricer(PROFILE, device, "fp32").op_seconds(one, 1)
 
 
@@ -58,7 +58,7 @@ def test_an_operator_is_priced_by_its_own_name() -> None:
 
 
 def test_where_values_change_their_order_the_kind_tells() -> None:
-    other = dataclasses.replace(DEVICE, curve=(*DEVICE.curve, Curve("clone", "fp32", (1e3,), (1e10,))))
+    other = dataclasses.replace(DEVICE, curve=(*DEVICE.curve, RateCurve("clone", "fp32", (1e3,), (1e10,))))
     assert price(op("clone", "transpose", 1e6), other) == pytest.approx(1e6 / 2e9 + AROUND)
     assert price(op("clone", "pointwise", 1e6), other) == pytest.approx(1e6 / 1e10 + AROUND)
 
@@ -70,7 +70,7 @@ def test_the_smallest_operator_takes_what_a_launch_takes() -> None:
 def test_large_results_are_made_anew() -> None:
     """Products were measured with smaller results; the memory of a large one is made page by page."""
     shapes = tuple((1.0, m, m, 8.0) for m in (256.0, 512.0, 1024.0))
-    device = dataclasses.replace(DEVICE, cloud=(Cloud("matmul", "fp32", shapes, (1e-5, 4e-5, 16e-5)),))
+    device = dataclasses.replace(DEVICE, shape_times=(ShapeTimes("matmul", "fp32", shapes, (1e-5, 4e-5, 16e-5)),))
 
     def product(m: float) -> float:
         sizes = tuple(map(Affine, (1.0, m, m, 8.0)))
@@ -81,7 +81,7 @@ def test_large_results_are_made_anew() -> None:
 
 
 def test_recurrent_layers_of_a_cpu_run_one_after_the_other() -> None:
-    device = dataclasses.replace(DEVICE, cloud=(Cloud("recurrent", "fp32", ((32.0, 16.0, 64.0, 64.0),), (2e-3,)),))
+    device = dataclasses.replace(DEVICE, shape_times=(ShapeTimes("recurrent", "fp32", ((32.0, 16.0, 64.0, 64.0),), (2e-3,)),))
     sizes = tuple(map(Affine, (32.0, 16.0, 64.0, 64.0)))
     layers = Op("mkldnn_rnn_layer", "recurrent", "forward", Affine(1.0), Affine(1.0), count=2, shape=sizes)
     assert price(layers, device) == pytest.approx(2e-3 + AROUND, rel=1e-3)
@@ -90,7 +90,7 @@ def test_recurrent_layers_of_a_cpu_run_one_after_the_other() -> None:
 def test_forward_and_backward_have_their_own_factors() -> None:
     ops = (op("add", "pointwise", 1e6), dataclasses.replace(op("add", "pointwise", 1e6), phase="backward"))
     layer = Layer("a", "Linear", 10, tensors=1, ops=ops)
-    slow = dataclasses.replace(DEVICE, situ={"compute_forward": 1.5, "compute_backward": 1.25, "conv_forward": 9.0})
+    slow = dataclasses.replace(DEVICE, in_step_slowdown={"compute_forward": 1.5, "compute_backward": 1.25, "conv_forward": 9.0})
     pricer = Pricer(PROFILE, slow, "fp32")
     alone = price(ops[0])
     assert pricer.layer_seconds(layer, "forward", 1) == pytest.approx(1.5 * alone)
@@ -101,20 +101,20 @@ def test_each_operator_of_a_step_has_something_around_it() -> None:
     ops = (op("add", "pointwise", 1e6), dataclasses.replace(op("add", "pointwise", 1e6), phase="backward", count=3))
     layer = Layer("a", "Linear", 10, tensors=1, ops=ops)
     start = {"each_forward": 1e-3, "each_backward": 2e-3}
-    pricer = Pricer(PROFILE, dataclasses.replace(DEVICE, start=start, situ={"compute_forward": 2.0}), "fp32")
+    pricer = Pricer(PROFILE, dataclasses.replace(DEVICE, host_overhead=start, in_step_slowdown={"compute_forward": 2.0}), "fp32")
     alone = price(ops[0])
     assert pricer.layer_seconds(layer, "forward", 1) == pytest.approx(2.0 * alone + 1e-3)
     assert pricer.layer_seconds(layer, "backward", 1) == pytest.approx(3 * (alone + 2e-3))
 
 
 def test_an_update_takes_its_kernels_and_what_is_around_each_tensor() -> None:
-    device = dataclasses.replace(DEVICE, start={"update": 1e-4})
+    device = dataclasses.replace(DEVICE, host_overhead={"update": 1e-4})
     seconds = Pricer(PROFILE, device, "fp32").update_seconds(PROFILE.layers[0], 28.0, 1.0, 1.0)
     assert seconds == pytest.approx(28.0 * 1000 / 1e10 + 2e-4)
 
 
 def test_numbers_that_are_only_read_are_no_update() -> None:
-    device = dataclasses.replace(DEVICE, start={"update": 1e-4}, situ={"update": 2.0})
+    device = dataclasses.replace(DEVICE, host_overhead={"update": 1e-4}, in_step_slowdown={"update": 2.0})
     pricer = Pricer(PROFILE, device, "fp32")
     assert pricer.update_seconds(PROFILE.layers[0], 28.0, 1.0, 1.0) == pytest.approx(2 * 28.0 * 1000 / 1e10 + 2e-4)
     rate = pricer.memory_rate("reduce", 2000.0)
@@ -128,7 +128,7 @@ def test_convolutions_with_groups_are_priced_by_each_other() -> None:
     shapes = (*plain, *apart)
     work = [2 * math.prod(s[:5]) * s[6] for s in shapes]
     seconds = tuple(w / (1e10 if s[6] == 1 else 1e9) for s, w in zip(shapes, work, strict=True))
-    device = dataclasses.replace(DEVICE, launch=1e-9, cloud=(Cloud("conv", "fp32", shapes, seconds),))
+    device = dataclasses.replace(DEVICE, launch=1e-9, shape_times=(ShapeTimes("conv", "fp32", shapes, seconds),))
     shape = (8.0, 1.0, 1.0, 400.0, 9.0, 1.0, 8.0, 1.0)
     flops = 2 * math.prod(shape[:5]) * shape[6]
     found = Clouds(device).seconds("conv", "fp32", shape)
@@ -137,16 +137,16 @@ def test_convolutions_with_groups_are_priced_by_each_other() -> None:
 
 def cluster(**more: object) -> Cluster:
     tables = tuple(
-        Table(name, "shm", 4, (8.0, 1e6), (1e-4, 1e-3)) for name in ("all_reduce", "all_gather", "reduce_scatter")
+        CollectiveTable(name, "shm", 4, (8.0, 1e6), (1e-4, 1e-3)) for name in ("all_reduce", "all_gather", "reduce_scatter")
     )
     plain = Cluster("c", DEVICE, Node(4, Link(1e-5, 1e9)), collective=tables)
     return dataclasses.replace(plain, **more)  # type: ignore[arg-type]  # of several kinds
 
 
 def test_ranks_compute_faster_when_others_are_idle() -> None:
-    shared = cluster(fewer={"1": Fewer(0.4), "2": Fewer(0.5), "4": Fewer()})
-    assert [shared.pace(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([0.4, 0.5, 0.75, 1.0, 1.0])
-    assert cluster().pace(2) == 1.0
+    shared = cluster(partial_occupancy={"1": PartialOccupancy(0.4), "2": PartialOccupancy(0.5), "4": PartialOccupancy()})
+    assert [shared.compute_factor(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([0.4, 0.5, 0.75, 1.0, 1.0])
+    assert cluster().compute_factor(2) == 1.0
     layer = Layer("a", "Linear", 1000, tensors=2, ops=(op("add", "pointwise", 1e6),))
     profile = dataclasses.replace(PROFILE, layers=(layer,))
     for text, factor in (("dp=1", 0.4), ("dp=2", 0.5), ("dp=4", 1.0)):
@@ -158,22 +158,22 @@ def test_ranks_compute_faster_when_others_are_idle() -> None:
 def test_ranks_meet_sooner_when_others_are_idle(tmp_path: Path) -> None:
     """What was measured of some ranks counts for plans of as many; all ranks are priced as before."""
     quick = tuple(dataclasses.replace(t, ranks=2, seconds=(1e-5, 1e-4)) for t in cluster().collective)
-    crowded = cluster(straggle=1.5, stall=0.2, unit=0.3)
-    shared = dataclasses.replace(crowded, fewer={"2": Fewer(0.5, 1.1, 0.02, 0.03, quick), "4": Fewer()})
+    crowded = cluster(straggler_slowdown=1.5, mid_step_message_s=0.2, sharded_unit_s=0.3)
+    shared = dataclasses.replace(crowded, partial_occupancy={"2": PartialOccupancy(0.5, 1.1, 0.02, 0.03, quick), "4": PartialOccupancy()})
     profile = zoo.profile("gpt:125m", batch_size=16)
     for text in ("dp=4", "dp=4,zero=3", "dp=2,tp=2"):
         before, after = (estimate(profile, Plan.parse(text), c) for c in (crowded, shared))
         assert before == after
-    alone = {"2": Fewer(0.5), "4": Fewer()}
-    two = dataclasses.replace(shared, straggle=1.1, stall=0.02, unit=0.03, collective=quick, fewer=alone)
+    alone = {"2": PartialOccupancy(0.5), "4": PartialOccupancy()}
+    two = dataclasses.replace(shared, straggler_slowdown=1.1, mid_step_message_s=0.02, sharded_unit_s=0.03, collective=quick, partial_occupancy=alone)
     for text in ("dp=2", "dp=2,zero=3", "dp=1,tp=2", "dp=1,pp=2,micro=2"):
         plan = Plan.parse(text)
         assert estimate(profile, plan, shared).parts == pytest.approx(estimate(profile, plan, two).parts)
         spans, others = (simulate_step(profile, plan, c, estimate(profile, plan, c)).spans for c in (shared, two))
         assert [s.end for s in spans] == pytest.approx([s.end for s in others])
-    slow = slower(shared, 2.0).working(2)
-    assert slow.stall == 0.04 and slow.collective[0].seconds == (2e-5, 2e-4)
-    assert shared.working(1) == shared.working(2) and shared.working(3) is shared and shared.working(8) is shared
+    slow = slower(shared, 2.0).with_active_ranks(2)
+    assert slow.mid_step_message_s == 0.04 and slow.collective[0].seconds == (2e-5, 2e-4)
+    assert shared.with_active_ranks(1) == shared.with_active_ranks(2) and shared.with_active_ranks(3) is shared and shared.with_active_ranks(8) is shared
     shared.save(tmp_path / "c.toml")
     assert Cluster.load(tmp_path / "c.toml") == shared
 
@@ -182,7 +182,7 @@ def test_a_pace_alone_is_read_as_it_was_written_before(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     cluster().save(path)
     path.write_text(path.read_text(encoding="utf-8") + "\n[fewer]\n1 = 0.4\n2 = 0.5\n4 = 1\n", encoding="utf-8")
-    assert [Cluster.load(path).pace(n) for n in (1, 2, 4)] == [0.4, 0.5, 1.0]
+    assert [Cluster.load(path).compute_factor(n) for n in (1, 2, 4)] == [0.4, 0.5, 1.0]
     path.write_text(path.read_text(encoding="utf-8").replace("2 = 0.5", '2 = "half"'), encoding="utf-8")
     with pytest.raises(ClusterError, match=r"fewer\.2"):
         Cluster.load(path)

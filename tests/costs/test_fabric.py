@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from drumline.clusters import catalogue, load
-from drumline.clusters.wires import Wire, Wires, load_wires, wires
+from drumline.clusters.link_types import LinkType, LinkTypes, link_types, load_link_types
 from drumline.core.errors import ClusterError, InputError
-from drumline.costs.fabric import Errors, Fabric, fabric_seconds, validate_collectives
-from drumline.costs.fabric.fit import descend, fit
-from drumline.costs.fabric.mesh import CUBE, ring_share, rings
-from drumline.costs.fabric.rows import NEEDED, Row, is_collectives, read_rows
-from drumline.costs.fabric.words import Across, Inside, across_link, inside_link, stated
+from drumline.costs.networks import Errors, Fabric, fabric_seconds, validate_collectives
+from drumline.costs.networks.fit import descend, fit
+from drumline.costs.networks.mesh import CUBE, ring_share, rings
+from drumline.costs.networks.rows import NEEDED, Row, is_collectives, read_rows
+from drumline.costs.networks.words import Across, Inside, across_link, inside_link, stated
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "published_collectives.csv"
-SIMPLE = Wires(
+SIMPLE = LinkTypes(
     {
-        "nvswitch": Wire("node", 10.0, 1.0, 0.5, 0.0),
-        "nvlink": Wire("node", 0.0, 0.0, 1.0, 0.0),
-        "efa": Wire("network", 100.0, 5.0, 0.5, 0.0, 1000.0, 1.0),
-        "infiniband": Wire("network", 100.0, 5.0, 1.0),
+        "nvswitch": LinkType("node", 10.0, 1.0, 0.5, 0.0),
+        "nvlink": LinkType("node", 0.0, 0.0, 1.0, 0.0),
+        "efa": LinkType("network", 100.0, 5.0, 0.5, 0.0, 1000.0, 1.0),
+        "infiniband": LinkType("network", 100.0, 5.0, 1.0),
     }
 )
 
@@ -128,9 +128,9 @@ def test_wrong_calls() -> None:
 def test_every_cluster_says_what_its_links_are_made_of(name: str) -> None:
     cluster = load(name)
     fabric = Fabric.of(cluster)
-    assert wires().get(fabric.inside_wire).level == "node"
+    assert link_types().get(fabric.inside_wire).level == "node"
     if cluster.network is not None:
-        assert wires().get(fabric.across_wire).level == "network"
+        assert link_types().get(fabric.across_wire).level == "network"
         assert cluster.network.ports >= 2
         assert cluster.network.port_bandwidth * cluster.network.ports == pytest.approx(cluster.network.link.bandwidth)
         assert fabric_seconds("all_reduce", 2 * fabric.devices, 1e8, fabric) > 0
@@ -139,13 +139,13 @@ def test_every_cluster_says_what_its_links_are_made_of(name: str) -> None:
 def test_a_cluster_that_does_not_say_it() -> None:
     one = load("dgx-a100")
     bare = dataclasses.replace(
-        one, node=dataclasses.replace(one.node, link=dataclasses.replace(one.node.link, wire=""))
+        one, node=dataclasses.replace(one.node, link=dataclasses.replace(one.node.link, type=""))
     )
-    with pytest.raises(InputError, match=r"does not say what its node.link is made of(.|\n)*node.link.wire"):
+    with pytest.raises(InputError, match=r"does not say what its node.link is made of(.|\n)*node.link.type"):
         Fabric.of(bare)
 
 
-def made(known: Wires) -> list[Row]:
+def made(known: LinkTypes) -> list[Row]:
     """Rows as the model itself would measure them."""
     rows = []
     for p in (2, 4, 8):
@@ -156,13 +156,13 @@ def made(known: Wires) -> list[Row]:
 
 
 def test_a_fit_finds_what_made_the_rows() -> None:
-    true = Wires({**wires().wire, "nvswitch": Wire("node", 30e-6, 3e-6, 0.7, 1.2e-12)})
+    true = LinkTypes({**link_types().link_type, "nvswitch": LinkType("node", 30e-6, 3e-6, 0.7, 1.2e-12)})
     rows = made(true)
     found = fit(rows)
     errors = [abs(fabric_seconds("all_reduce", r.ranks, r.bytes, r.fabric, found) / r.seconds - 1) for r in rows]
     assert sum(errors) / len(errors) < 0.02
-    assert found.wire["efa"].origin == "estimate"
-    assert found.wire["nvswitch"].origin.startswith("fitted on 18 published")
+    assert found.link_type["efa"].origin == "estimate"
+    assert found.link_type["nvswitch"].origin.startswith("fitted on 18 published")
     start = [abs(fabric_seconds("all_reduce", r.ranks, r.bytes, r.fabric, fit([])) / r.seconds - 1) for r in rows]
     assert sum(start) > 5 * sum(errors)
 
@@ -232,8 +232,8 @@ def test_errors() -> None:
 
 
 def test_no_constant_names_where_it_was_measured() -> None:
-    assert load_wires() == wires()
-    for name, wire in wires().wire.items():
+    assert load_link_types() == link_types()
+    for name, wire in link_types().link_type.items():
         assert wire.origin == "estimate" or wire.origin.startswith("fitted on "), name
         assert not any(
             word in (name + wire.origin).lower() for word in ("echo", "vtrain", "aws", "azure", "ultrascale", "gloo")
@@ -270,4 +270,4 @@ def test_published_collectives_without_their_own_source() -> None:
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published measurements are not here")
 def test_what_ships_is_what_the_command_writes() -> None:
     rows, _ = read_rows(PUBLISHED)
-    assert fit(rows) == wires()
+    assert fit(rows) == link_types()

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from drumline.clusters import Cluster, Device, Host, Link, Network, Node, load
+from drumline.clusters import Cluster, DeviceSpec, HostMemory, Link, Network, Node, load
 from drumline.core.errors import ClusterError, InputError
 from drumline.costs import Estimate, estimate
 from drumline.costs.collectives import collective_seconds
 from drumline.costs.host import host_bytes
-from drumline.costs.links import Nodes, schedule_seconds
 from drumline.costs.memory import IN_FLIGHT, peak_memory
 from drumline.costs.traffic import after_backward, after_update, messages
 from drumline.models import Profile, zoo
@@ -21,10 +20,11 @@ from drumline.models.profile import Layer
 from drumline.plans import Plan
 from drumline.schedules import Schedule, Send, collective_schedule
 from drumline.simulator.step import simulate_step
+from drumline.theory.alpha_beta import Nodes, schedule_seconds
 
 ALPHA, BANDWIDTH = 1e-6, 1e9
-HOST = Host(memory=1e9, bandwidth=1e9, copy=1e8)
-DEVICE = Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12, "bf16": 1e12, "fp16": 1e12}, 0.0, host=HOST)
+HOST = HostMemory(memory=1e9, bandwidth=1e9, copy=1e8)
+DEVICE = DeviceSpec("toy", "cuda", 1e9, 1e12, {"fp32": 1e12, "bf16": 1e12, "fp16": 1e12}, 0.0, host=HOST)
 NODE = Cluster("toy", DEVICE, Node(4, Link(ALPHA, BANDWIDTH)))
 NODES = dataclasses.replace(NODE, network=Network(4, Link(1e-5, 1e8)))
 WIDE = dataclasses.replace(NODE, node=Node(64, NODE.node.link))

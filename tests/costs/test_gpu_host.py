@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from drumline.clusters import Cloud, Cluster, Device, Link, Node
+from drumline.clusters import ShapeTimes, Cluster, DeviceSpec, Link, Node
 from drumline.costs import estimate
 from drumline.costs.clouds import ROWS
 from drumline.costs.entries import ATTENTION, FUNCTION, UNSEEN, VIEW, entries
@@ -16,8 +16,8 @@ from drumline.models.profile import Affine, Layer, Op, Profile
 from drumline.plans import Plan
 
 START = {"forward": 5e-5, "backward": 4e-5, "cast": 1e-5, "again": 1e-3, "watched": 3e-5}
-CLOUD = Cloud("recurrent", "fp32", ((64.0, 16.0, 8.0, 8.0, 1.0), (64.0, 16.0, 8.0, 8.0, 4.0)), (0.01, 0.04))
-DEVICE = Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, start=START, situ={"compute": 1.5}, cloud=(CLOUD,))
+CLOUD = ShapeTimes("recurrent", "fp32", ((64.0, 16.0, 8.0, 8.0, 1.0), (64.0, 16.0, 8.0, 8.0, 4.0)), (0.01, 0.04))
+DEVICE = DeviceSpec("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, host_overhead=START, in_step_slowdown={"compute": 1.5}, shape_times=(CLOUD,))
 
 
 def op(name: str, kind: str, phase: str = "forward", **more: object) -> Op:
@@ -34,7 +34,7 @@ def priced(*ops: Op) -> tuple[Pricer, Layer]:
 
 def test_a_cast_costs_its_host_less() -> None:
     assert [start_of(x, DEVICE) for x in OPS] == [5e-5, 1e-5, 5e-5, 4e-5]
-    plain = Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, start={"forward": 5e-5})
+    plain = DeviceSpec("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, host_overhead={"forward": 5e-5})
     assert [start_of(x, plain) for x in OPS] == [5e-5, 5e-5, 5e-5, 2e-5]
 
 
@@ -60,7 +60,7 @@ def test_recurrent_layers_are_not_slowed_once_more() -> None:
 
 def test_a_host_tells_of_a_recurrent_layer_step_by_step() -> None:
     """Alone it takes as long as its host, at the host's pace; after products the host may be ahead of it."""
-    device = dataclasses.replace(DEVICE, situ={}, start={**START, "recurrent": 3e-4})
+    device = dataclasses.replace(DEVICE, in_step_slowdown={}, host_overhead={**START, "recurrent": 3e-4})
     shape = tuple(Affine(n) for n in (64.0, 16.0, 8.0, 8.0))
     layer = Layer("rnn", "LSTM", 4, ops=(op("_cudnn_rnn", "recurrent", shape=shape, dtype="fp32"),))
     told = Pricer(Profile("toy", 4, (layer,)), device, "fp32").told(layer, "forward", 1.0)
@@ -79,7 +79,7 @@ def test_a_host_tells_of_a_recurrent_layer_step_by_step() -> None:
 
 def test_views_and_functions_cost_the_host_of_a_gpu_something() -> None:
     """By what is counted of a layer's forward; one of which nothing was counted is taken for a usual one."""
-    device = dataclasses.replace(DEVICE, start={**START, ENTRY: 2e-5})
+    device = dataclasses.replace(DEVICE, host_overhead={**START, ENTRY: 2e-5})
     ops = (*OPS, op("sdpa", "attention"))
     unseen = Layer("block", "Block", 4, ops=ops)
     plain = dataclasses.replace(unseen, entered=40)
@@ -94,8 +94,8 @@ def test_views_and_functions_cost_the_host_of_a_gpu_something() -> None:
 
 
 def test_sums_of_rows_go_by_how_wide_they_are() -> None:
-    cloud = Cloud(ROWS, "fp32", ((1e5, 64.0), (1e5, 1024.0)), (2e-4, 5e-4))
-    device = dataclasses.replace(DEVICE, cloud=(cloud,), situ={})
+    cloud = ShapeTimes(ROWS, "fp32", ((1e5, 64.0), (1e5, 1024.0)), (2e-4, 5e-4))
+    device = dataclasses.replace(DEVICE, shape_times=(cloud,), in_step_slowdown={})
     sizes = (Affine(1e5), Affine(64.0))
     ops = [Op("sum", "reduce", "backward", Affine(6.4e6), Affine(2.56e7), shape=shape) for shape in (sizes, ())]
     layers = [Layer("bias", "Linear", 4, ops=(x,)) for x in ops]
@@ -107,12 +107,12 @@ def test_sums_of_rows_go_by_how_wide_they_are() -> None:
 def test_a_host_that_is_slower_now_slows_what_it_bounds() -> None:
     """A step of small operators takes as much longer as its host; one that the GPU bounds does not."""
     node = Node(1, Link(1e-6, 1e10))
-    cluster = Cluster("toy", dataclasses.replace(DEVICE, start={**START, LOOK: 0.02}), node)
+    cluster = Cluster("toy", dataclasses.replace(DEVICE, host_overhead={**START, LOOK: 0.02}), node)
     small, large = (
         Layer("block", "Block", 4, ops=(op_of(size, "forward"), op_of(size, "backward"))) for size in (1e3, 1e12)
     )
     slow = at_pace(cluster, 2.0)
-    assert slow.device.start[LOOK] == 0.02 and slow.device.start["forward"] == 1e-4
+    assert slow.device.host_overhead[LOOK] == 0.02 and slow.device.host_overhead["forward"] == 1e-4
     plan = Plan.parse("dp=1")
     assert speed_at(2.0, Profile("toy", 4, (small,)), plan, cluster) == pytest.approx(0.5, abs=0.1)
     assert speed_at(2.0, Profile("toy", 4, (large,)), plan, cluster) == pytest.approx(1.0, abs=0.01)

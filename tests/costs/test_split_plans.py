@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from drumline.clusters import Cluster, Device, Link, Network, Node, load
+from drumline.clusters import Cluster, DeviceSpec, Link, Network, Node, load
 from drumline.core.errors import PlanError
 from drumline.costs import Steps, estimate
 from drumline.costs.axes import axis_of, between_stages, flops_per_byte, hop, replicas
@@ -256,7 +256,7 @@ def even_profile(layers: int) -> tuple[Profile, Cluster]:
         Op("mm", "matmul", phase, Affine(0.0, k * 1e9), Affine()) for phase, k in (("forward", 1.0), ("backward", 2.0))
     )
     layer = Layer("x.0", "Linear", 1000, tensors=1, largest=1000, ops=ops, saved=Affine(0.0, 100.0), repeats=layers)
-    device = Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 0.0)
+    device = DeviceSpec("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 0.0)
     return Profile("even", 64, (layer,)), Cluster("toy", device, Node(64, Link(0.0, 1e30)))
 
 
@@ -337,7 +337,7 @@ def test_memory_of_stages() -> None:
 
 NODES = Cluster(
     "two",
-    Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 0.0),
+    DeviceSpec("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 0.0),
     Node(4, Link(1e-6, 1e9)),
     network=Network(4, Link(1e-5, 1e8)),
 )

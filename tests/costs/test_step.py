@@ -113,18 +113,18 @@ def test_what_ranks_cost_each_other(profile: Profile, cluster: Cluster) -> None:
         Plan.parse("dp=2,precision=bf16"),
         Plan.parse("dp=2,zero=3,precision=bf16"),
     )
-    late = dataclasses.replace(cluster, straggle=1.5, unit=0.01)
+    late = dataclasses.replace(cluster, straggler_slowdown=1.5, sharded_unit_s=0.01)
     assert estimate(profile, alone, late) == estimate(profile, alone, cluster)
     before, after = estimate(profile, pair, cluster), estimate(profile, pair, late)
     assert after.parts["forward"] == pytest.approx(1.5 * before.parts["forward"])
     units = sum(x.repeats for x in profile.layers if x.unit) + 1
-    slack = dataclasses.replace(cluster, unit=0.01)
+    slack = dataclasses.replace(cluster, sharded_unit_s=0.01)
     more = (
         estimate(profile, sharded, slack).parts["communication"]
         - estimate(profile, sharded, cluster).parts["communication"]
     )
     assert more == pytest.approx(0.01 * units)
-    stalled = dataclasses.replace(cluster, stall=0.01)
+    stalled = dataclasses.replace(cluster, mid_step_message_s=0.01)
     norms = dataclasses.replace(profile, layers=tuple(dataclasses.replace(x, norms=1) for x in profile.layers))
     waits = (
         estimate(norms, pair, stalled).parts["communication"] - estimate(profile, pair, stalled).parts["communication"]
@@ -134,7 +134,7 @@ def test_what_ranks_cost_each_other(profile: Profile, cluster: Cluster) -> None:
 
 def test_kernels_in_their_place(profile: Profile, cluster: Cluster) -> None:
     slow = dataclasses.replace(
-        cluster, device=dataclasses.replace(cluster.device, situ={"compute": 2.0, "update": 3.0})
+        cluster, device=dataclasses.replace(cluster.device, in_step_slowdown={"compute": 2.0, "update": 3.0})
     )
     a, b = (estimate(profile, Plan.parse("precision=bf16"), c) for c in (cluster, slow))
     assert b.parts["forward"] == pytest.approx(2 * a.parts["forward"])

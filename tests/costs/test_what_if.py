@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from drumline.clusters import Cluster, Table, load
+from drumline.clusters import Cluster, CollectiveTable, load
 from drumline.core.errors import ClusterError
 from drumline.costs.collectives import collective_seconds
 from drumline.costs.what_if import GIVEN, settable, what_if
@@ -21,7 +21,7 @@ def test_a_link(dgx: Cluster) -> None:
     new = what_if(dgx, ["node.link.bandwidth=400GB/s", "node.link.alpha = 5us"])
     assert new.node.link.bandwidth == 400e9
     assert new.node.link.alpha == pytest.approx(5e-6)
-    assert new.node.link.wire == dgx.node.link.wire
+    assert new.node.link.type == dgx.node.link.type
     assert new.origin_of("node.link.bandwidth") == GIVEN
     assert new.origin_of("network.link.bandwidth") == dgx.origin_of("network.link.bandwidth")
     assert what_if(dgx, []) is dgx
@@ -29,7 +29,7 @@ def test_a_link(dgx: Cluster) -> None:
 
 
 def test_a_measured_table_does_not_hide_the_change(dgx: Cluster) -> None:
-    measured = dataclasses.replace(dgx, collective=(Table("all_reduce", "nccl", 8, (1e3, 1e9), (1e-5, 1e-2)),))
+    measured = dataclasses.replace(dgx, collective=(CollectiveTable("all_reduce", "nccl", 8, (1e3, 1e9), (1e-5, 1e-2)),))
     before = collective_seconds("all_reduce", 8, 1e9, measured)
     slow = what_if(measured, ["node.link.bandwidth=1GB/s"])
     assert collective_seconds("all_reduce", 8, 1e9, slow) > 100 * before
@@ -47,8 +47,8 @@ def test_curves_follow_their_rate(dgx: Cluster) -> None:
 
 
 def test_other_numbers(dgx: Cluster) -> None:
-    new = what_if(dgx, ["node.devices=4", "network.nodes=3", "device.memory=40GB", "overlap=0.5", "node.reduces=true"])
-    assert (new.devices, new.device.memory, new.overlap, new.node.reduces) == (12, 40e9, 0.5, True)
+    new = what_if(dgx, ["node.devices=4", "network.nodes=3", "device.memory=40GB", "overlap=0.5", "node.in_switch_reduction=true"])
+    assert (new.devices, new.device.memory, new.overlap, new.node.in_switch_reduction) == (12, 40e9, 0.5, True)
     assert "device.peak.bf16" in settable(dgx) and "network.ports" in settable(dgx)
     assert not [key for key in settable(dgx) if "origin" in key or "curve" in key or "name" in key]
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from drumline.clusters import Curve, Device
+from drumline.clusters import RateCurve, DeviceSpec
 from drumline.core.job import Job
 from drumline.costs.clouds import work_of
 from drumline.measurement import cpu, cpu_shapes, cpu_streams
@@ -142,9 +142,9 @@ def test_the_speed_of_the_moment_is_told_by_the_same_looks(monkeypatch: pytest.M
     seen = looks(CPU, 1)[0]
     assert all(seconds > 0 for seconds in seen.values())
     monkeypatch.setattr("drumline.measurement.pulse.looks", lambda device, rounds: [seen] * rounds)
-    own = tuple(Curve(OWN[k], "fp32", (SIZES[k],), (SIZES[k] / seen[k] / 2,)) for k in SIZES)
-    wrong = tuple(Curve(k, "fp32", (SIZES[k],), (SIZES[k] / seen[k] * 100,)) for k in SIZES)
-    device = Device("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-5, curve=(*wrong, *own))
+    own = tuple(RateCurve(OWN[k], "fp32", (SIZES[k],), (SIZES[k] / seen[k] / 2,)) for k in SIZES)
+    wrong = tuple(RateCurve(k, "fp32", (SIZES[k],), (SIZES[k] / seen[k] * 100,)) for k in SIZES)
+    device = DeviceSpec("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-5, curve=(*wrong, *own))
     assert speed(device, CPU, rounds=2) == pytest.approx(2.0)
 
 
@@ -170,8 +170,8 @@ def test_a_machine_that_seems_slow_is_looked_at_again(
         return [dict.fromkeys(SIZES, next(given))]
 
     monkeypatch.setattr("drumline.measurement.pulse.looks", seen)
-    curves = tuple(Curve(OWN[k], "fp32", (SIZES[k],), (SIZES[k],)) for k in SIZES)  # a second each
-    device = Device("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-5, curve=curves)
+    curves = tuple(RateCurve(OWN[k], "fp32", (SIZES[k],), (SIZES[k],)) for k in SIZES)  # a second each
+    device = DeviceSpec("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-5, curve=curves)
     assert speed(device, CPU) == pytest.approx(found) and len(calls) == times
 
 

@@ -31,12 +31,12 @@ def test_clock_repeats_and_tells_the_spread() -> None:
 
 
 def test_what_is_left_beyond_messages() -> None:
-    from drumline.clusters import Table
+    from drumline.clusters import CollectiveTable
     from drumline.measurement.machine import _beyond_messages
     from drumline.measurement.meeting import Waiting
 
     tables = tuple(
-        Table(name, "gloo", 2, (8.0, 1e6), (1e-3, 1e-3)) for name in ("all_reduce", "all_gather", "reduce_scatter")
+        CollectiveTable(name, "gloo", 2, (8.0, 1e6), (1e-3, 1e-3)) for name in ("all_reduce", "all_gather", "reduce_scatter")
     )
     waiting = Waiting(apart=0.010, replicated=0.013, stall=0.001, unit=0.005, blocks=3, block_bytes=1e5)
     straggle, unit = _beyond_messages(waiting, tables)

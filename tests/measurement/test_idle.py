@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from world import World
 
-from drumline.clusters import Table
+from drumline.clusters import CollectiveTable
 from drumline.measurement import idle
 from drumline.measurement.idle import AtWork, measure_fewer
 from drumline.measurement.levels import find_levels
@@ -107,7 +107,7 @@ def test_what_was_found_as_a_part_of_a_cluster() -> None:
     points: Any = {name: [(8.0, 1e-3), (1e6, 1e-3)] for name in COLLECTIVES}
     waiting = Waiting(apart=0.010, replicated=0.013, stall=0.001, unit=0.005, blocks=3, block_bytes=1e5)
     found = _fewer(2, AtWork(0.5, waiting, points), "shm")
-    assert (found.pace, found.stall) == (0.5, 0.001)
-    assert (found.straggle, found.unit) == pytest.approx((1.2, 0.002))
-    assert found.collective[0] == Table("all_reduce", "shm", 2, (8.0, 1e6), (1e-3, 1e-3)) and found.meet
+    assert (found.compute_factor, found.mid_step_message_s) == (0.5, 0.001)
+    assert (found.straggler_slowdown, found.sharded_unit_s) == pytest.approx((1.2, 0.002))
+    assert found.collective[0] == CollectiveTable("all_reduce", "shm", 2, (8.0, 1e6), (1e-3, 1e-3)) and found.meet
     assert not _fewer(1, AtWork(0.4), "shm").meet

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from drumline.clusters import Device
+from drumline.clusters import DeviceSpec
 from drumline.measurement import situ
 from drumline.measurement.situ import CONV, LIGHT, WAYS, Steps, _Priced
 
-ALONE = Device("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-6)
+ALONE = DeviceSpec("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-6)
 
 
 @pytest.fixture

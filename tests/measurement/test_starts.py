@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from drumline.clusters import Device
+from drumline.clusters import DeviceSpec
 from drumline.costs.pace import LOOK
 from drumline.costs.work import ENTRY
 from drumline.measurement import starts
@@ -26,8 +26,8 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starts, "_recurrent", lambda: steps_of(partial(Recurrent, 8, 2), (4, 8), 2, 1))
 
 
-def device_of(**start: float) -> Device:
-    return Device("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, start=start)
+def device_of(**start: float) -> DeviceSpec:
+    return DeviceSpec("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, host_overhead=start)
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.clusters import Cluster, Table, load
+from drumline.clusters import Cluster, CollectiveTable, load
 from drumline.core import files
 from drumline.core.errors import ClusterError, InputError
 from drumline.costs import Steps, estimate
@@ -136,7 +136,7 @@ def test_machines_of_several_kinds_are_refused(tmp_path: Path, key: str) -> None
 
 def test_messages_that_were_measured_are_scaled() -> None:
     """A table would hide a link that changes, so the table changes with it."""
-    table = Table("all_reduce", "nccl", 4, (1e3, 1e9), (1e-5, 1e-2))
+    table = CollectiveTable("all_reduce", "nccl", 4, (1e3, 1e9), (1e-5, 1e-2))
     measured = replace(H100.with_devices(4), collective=(table,))
     slow = slower(measured, 2.0)
     assert slow.table("all_reduce", 4) == replace(table, seconds=(2e-5, 2e-2))

@@ -16,8 +16,8 @@ from torch import nn
 import drumline as dl
 from drumline.clusters import load
 from drumline.costs import Steps
-from drumline.costs.closed import FittedSteps
-from drumline.costs.closed.transformer import transformer_of
+from drumline.costs.fitted import FittedSteps
+from drumline.costs.fitted.transformer import transformer_of
 from drumline.models import Profile, zoo
 from drumline.planner import search
 from drumline.planner.prices import prices

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from command import here
 
-from drumline.clusters import Cluster, Table, load
-from drumline.clusters.corrections import Corrections, Factor
+from drumline.clusters import Cluster, CollectiveTable, load
+from drumline.clusters.corrections import Corrections, CorrectionFactor
 from drumline.costs import Steps
-from drumline.costs.closed import FittedSteps, fitted_for
-from drumline.costs.closed.plans import known, plan_of, rows_of
-from drumline.costs.closed.profiles import load_profiles
-from drumline.costs.closed.transformer import transformer_of
+from drumline.costs.fitted import FittedSteps, fitted_for
+from drumline.costs.fitted.plans import known, plan_of, rows_of
+from drumline.costs.fitted.profiles import load_profiles
+from drumline.costs.fitted.transformer import transformer_of
 from drumline.models import Profile, zoo
 from drumline.models.zoo import transformer
 from drumline.planner import search
@@ -73,8 +73,8 @@ class TestWhoIsPriced:
         "change",
         [
             lambda c: replace(c, origin={"device.peak": "measured here"}),
-            lambda c: replace(c, collective=(Table("all_reduce", "nccl", 8, (1e3, 1e9), (1e-5, 1e-2)),)),
-            lambda c: replace(c, corrections=Corrections((Factor("forward", 1.1, "bf16"),))),
+            lambda c: replace(c, collective=(CollectiveTable("all_reduce", "nccl", 8, (1e3, 1e9), (1e-5, 1e-2)),)),
+            lambda c: replace(c, corrections=Corrections((CorrectionFactor("forward", 1.1, "bf16"),))),
             lambda c: load("mi300x").with_devices(8),
             lambda c: replace(c, device=replace(c.device, name="X999")),
         ],

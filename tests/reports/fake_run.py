@@ -6,7 +6,7 @@ import dataclasses
 import math
 import random
 
-from drumline.clusters.spec import Cluster, Curve, Device, Link, Node, Table
+from drumline.clusters.spec import Cluster, RateCurve, DeviceSpec, Link, Node, CollectiveTable
 from drumline.core.timeline import Span, Timeline
 from drumline.costs.estimate import Estimate
 from drumline.models.profile import Affine, Layer, Op, Profile
@@ -22,7 +22,7 @@ def make_cluster() -> Cluster:
     when = "measured 2026-01-12 on this machine"
     return Cluster(
         name="laptop",
-        device=Device(
+        device=DeviceSpec(
             name="cpu core",
             kind="cpu",
             memory=4 * 2.0**30,
@@ -30,14 +30,14 @@ def make_cluster() -> Cluster:
             peak={"fp32": 71.5e9, "bf16": 30e9},
             launch=4.1e-6,
             curve=(
-                Curve("matmul", "fp32", (1e6, 1e8, 1e10), (21e9, 58e9, 71e9)),
-                Curve("pointwise", "fp32", (1e4, 1e6, 1e8), (3e9, 11e9, 9e9)),
+                RateCurve("matmul", "fp32", (1e6, 1e8, 1e10), (21e9, 58e9, 71e9)),
+                RateCurve("pointwise", "fp32", (1e4, 1e6, 1e8), (3e9, 11e9, 9e9)),
             ),
         ),
         node=Node(devices=2, link=Link(alpha=38e-6, bandwidth=2.1e9)),
         overlap=0.62,
-        spread=0.031,
-        collective=(Table("all_reduce", "gloo", 2, (1024.0, 2.0**20, 2.0**24), (9e-5, 8e-4, 1.1e-2)),),
+        measurement_spread=0.031,
+        collective=(CollectiveTable("all_reduce", "gloo", 2, (1024.0, 2.0**20, 2.0**24), (9e-5, 8e-4, 1.1e-2)),),
         origin={"device": when, "node.link": when, "collective": when, "overlap": when, "device.memory": "psutil"},
     )
 

@@ -13,7 +13,7 @@ import drumline as dl
 from drumline.core.errors import DrumlineError
 from drumline.plans import Plan
 from drumline.runtime.engine import initialize
-from drumline.runtime.proof.verify import verify
+from drumline.runtime.verification.verify import verify
 
 
 class Asking(nn.Module):

@@ -13,7 +13,7 @@ from torch import nn
 
 import drumline as dl
 from drumline.plans import Plan
-from drumline.runtime.proof.verify import verify
+from drumline.runtime.verification.verify import verify
 
 _REFERENCE = {"running": False}
 """The reference runs on the first rank too; a fault of that rank must not be in both."""
@@ -122,7 +122,7 @@ def check_lost_micro(plan: str) -> Any:
 
 
 def _verify(job: dl.Job, plan: str) -> Any:
-    from drumline.runtime.proof import verify as module
+    from drumline.runtime.verification import verify as module
 
     plain = module.run_one_device
 

@@ -14,7 +14,7 @@ import small_jobs
 from drumline.core.errors import PlanError
 from drumline.plans import Plan
 from drumline.plans.combinations import FREE, HELD, conflict, refusal
-from drumline.runtime.proof.judge import COMPUTES
+from drumline.runtime.verification.judge import COMPUTES
 
 RANKS = (1, 2, 3, 4)
 CHOICES = 2

@@ -15,8 +15,8 @@ from tiling_memory import peak
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import drumline as dl
-from drumline.runtime.dryrun import dry_run
-from drumline.runtime.dryrun.alive import Alive, storage_bytes
+from drumline.runtime.dry_run import dry_run
+from drumline.runtime.dry_run.alive import Alive, storage_bytes
 from drumline.runtime.engine import Engine, initialize
 from drumline.tracing.kinds import tensors
 

@@ -16,7 +16,7 @@ import drumline as dl
 from drumline.core.errors import GaveUp
 from drumline.plans import Plan
 from drumline.runtime.guards.culprit import investigate
-from drumline.runtime.proof.verify import Verification, verify
+from drumline.runtime.verification.verify import Verification, verify
 
 WIDTH, EXPERTS = 6, 4
 
@@ -277,7 +277,7 @@ def wrong(plan: str) -> Verification | None:
 
 def noise(plan: str) -> float:
     """The noise scale of the gradients."""
-    from drumline.runtime.learning.noise import noise_scale
+    from drumline.runtime.learning_rates.noise import noise_scale
 
     return noise_scale(dl.initialize(make("idle"), plan, dtype=torch.float64), batches=2, parts=2).scale
 

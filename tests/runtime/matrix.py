@@ -36,9 +36,9 @@ from world import LARGEST, World
 
 from drumline.core.errors import PlanError
 from drumline.plans import Plan
-from drumline.runtime.proof.judge import BOUNDS, COMPRESSED, bounds_of, errors_of, limits_of, worst_of
-from drumline.runtime.proof.verify import engine_of, run_plan
 from drumline.runtime.unused import unused_parameters
+from drumline.runtime.verification.judge import BOUNDS, COMPRESSED, bounds_of, errors_of, limits_of, worst_of
+from drumline.runtime.verification.verify import engine_of, run_plan
 
 STEPS = 10
 LIMIT, COMPILE_LIMIT = 120.0, 600.0

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from drumline.plans import Plan
-from drumline.runtime.proof.verify import verify
+from drumline.runtime.verification.verify import verify
 
 
 class _Base(nn.Module):

@@ -17,8 +17,8 @@ from drumline.core.errors import PlanError
 from drumline.plans import Plan
 from drumline.plans.combinations import FREE, HELD, refusal
 from drumline.runtime.engine import initialize
-from drumline.runtime.proof.reference import run_reference
-from drumline.runtime.proof.verify import Verification, verify
+from drumline.runtime.verification.reference import run_reference
+from drumline.runtime.verification.verify import Verification, verify
 
 SEEDS = 6
 """Beginnings that are tried for each row of the cover."""

@@ -14,9 +14,9 @@ import torch
 from cells import Cell
 
 from drumline.runtime.engine import Engine
-from drumline.runtime.proof.judge import Outcome
-from drumline.runtime.proof.verify import run_one_device
-from drumline.runtime.proof.witness import Witness
+from drumline.runtime.verification.judge import Outcome
+from drumline.runtime.verification.verify import run_one_device
+from drumline.runtime.verification.witness import Witness
 
 _KNOWN: dict[tuple[object, ...], Outcome] = {}
 

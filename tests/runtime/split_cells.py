@@ -14,7 +14,7 @@ from cells import Cell, Fate, not_here, refused
 from drumline.core.errors import PlanError
 from drumline.plans import Plan
 from drumline.plans.combinations import HELD
-from drumline.runtime.proof.judge import COMPUTES
+from drumline.runtime.verification.judge import COMPUTES
 
 RANKS = (2, 4, 8)
 TILES = ("2x1", "1x2", "2x2")

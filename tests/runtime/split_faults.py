@@ -17,8 +17,8 @@ from drumline.partition.spatial import norm
 from drumline.plans import Plan
 from drumline.runtime.parallel import model as split_model
 from drumline.runtime.parallel.spreading import Spreader
-from drumline.runtime.proof import verify as proof
-from drumline.runtime.proof.verify import verify
+from drumline.runtime.verification import verify as proof
+from drumline.runtime.verification.verify import verify
 
 
 def run(fault: str, where: str, job: str, plan: str, changes: dict[str, Any]) -> Any:

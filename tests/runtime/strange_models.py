@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from drumline.plans import Plan
-from drumline.runtime.proof.verify import verify
+from drumline.runtime.verification.verify import verify
 
 
 class Spectral(nn.Module):

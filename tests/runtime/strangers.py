@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from drumline.plans import Plan
-from drumline.runtime.proof.verify import Verification, verify
+from drumline.runtime.verification.verify import Verification, verify
 
 WORDS = hf_jobs.WORDS
 

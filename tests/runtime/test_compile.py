@@ -20,7 +20,7 @@ from torch import nn
 from world import World
 
 from drumline.runtime.compiling import compile_layers, inside_compiled
-from drumline.runtime.proof.verify import Verification
+from drumline.runtime.verification.verify import Verification
 
 Worlds = Callable[[int], World]
 

@@ -17,8 +17,8 @@ from world import World
 from drumline.plans import Plan
 from drumline.reports.division import Division, division_of
 from drumline.runtime.engine import initialize
-from drumline.runtime.proof.verify import verify
 from drumline.runtime.train import train
+from drumline.runtime.verification.verify import verify
 
 Worlds = Callable[[int], World]
 

@@ -18,8 +18,8 @@ from world import World
 import drumline as dl
 from drumline.core.errors import InputError, PlanError, TraceError
 from drumline.plans import Plan
-from drumline.runtime.dryrun import DryRun, dry_run, kinds_of_ranks
-from drumline.runtime.dryrun.kernels import Kernels
+from drumline.runtime.dry_run import DryRun, dry_run, kinds_of_ranks
+from drumline.runtime.dry_run.kernels import Kernels
 
 Worlds = Callable[[int], World]
 

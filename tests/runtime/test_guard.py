@@ -13,10 +13,10 @@ from world import World
 
 from drumline.core.errors import InputError, PlanError
 from drumline.plans import Plan
+from drumline.runtime.buffer_snapshot import Moving
 from drumline.runtime.guards.culprit import Finding, blamed, explain
 from drumline.runtime.guards.digest import CHUNK, digest
 from drumline.runtime.guards.guard import Guard, Guards, Spikes
-from drumline.runtime.guards.moving import Moving
 
 Worlds = Callable[..., World]
 PLANS = [

@@ -24,9 +24,9 @@ from drumline.core.errors import CorruptFile, InputError
 from drumline.datasets.stream import Stream
 from drumline.reports import StepRecord
 from drumline.reports.steps import earlier_steps, read_steps, step_line
-from drumline.runtime.observe.log import Facts, Log, fit, fold, peak_of, words
-from drumline.runtime.observe.sinks import JsonFile, JsonStream, TensorBoard, Wandb, numbers
-from drumline.runtime.observe.slowest import compare
+from drumline.runtime.telemetry.log import Facts, Log, fit, fold, peak_of, words
+from drumline.runtime.telemetry.sinks import JsonFile, JsonStream, TensorBoard, Wandb, numbers
+from drumline.runtime.telemetry.slowest import compare
 from drumline.runtime.train import tokens
 
 FACTS = Facts(100, 4, predicted=0.5, work=0.0, work_per_sample=2e12, peak=100e12, memory_limit=80e9)

@@ -9,7 +9,7 @@ import pytest
 import split_faults
 from world import World
 
-from drumline.runtime.proof.verify import Verification
+from drumline.runtime.verification.verify import Verification
 
 Worlds = Callable[[int], World]
 

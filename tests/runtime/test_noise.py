@@ -13,7 +13,7 @@ from world import World
 
 from drumline.core.errors import JobError, PlanError
 from drumline.plans import Plan
-from drumline.runtime.learning.noise import Noise, NoiseAverage, Norms, judge
+from drumline.runtime.learning_rates.noise import Noise, NoiseAverage, Norms, judge
 
 D, SIGMA = 5, 2.0
 DELTA = torch.tensor([0.5, -0.5, 0.5, 0.3, -0.4], dtype=torch.float64)

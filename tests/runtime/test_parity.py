@@ -11,7 +11,7 @@ import torch
 from world import World
 
 from drumline.plans.combinations import FREE, HELD, refusal
-from drumline.runtime.proof.verify import Verification
+from drumline.runtime.verification.verify import Verification
 
 Worlds = Callable[[int], World]
 STEPS = 3

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 
 from drumline.core.errors import JobError
 from drumline.costs import batch as scaling
-from drumline.runtime.learning import deepspeed_rates, rates
+from drumline.runtime.learning_rates import deepspeed_rates, rates
 
 CURVES: list[rates.Curve] = [
     rates.Constant(warmup=3),

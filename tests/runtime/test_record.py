@@ -11,7 +11,7 @@ import record_functions as on_ranks
 import torch
 from world import World
 
-from drumline.runtime.observe.record import KEEP, Recorder
+from drumline.runtime.recording.recorder import KEEP, Recorder
 
 Worlds = Callable[..., World]
 CPU = torch.device("cpu")

@@ -14,9 +14,9 @@ from torch import nn
 
 from drumline.comm.environment import disconnect
 from drumline.core.errors import JobError
-from drumline.runtime.dryrun import dry_run
-from drumline.runtime.dryrun.alive import Alive
-from drumline.runtime.dryrun.recurrent import KINDS, Gradients, Needs, StandIns
+from drumline.runtime.dry_run import dry_run
+from drumline.runtime.dry_run.alive import Alive
+from drumline.runtime.dry_run.recurrent import KINDS, Gradients, Needs, StandIns
 from drumline.runtime.engine import initialize
 from drumline.tracing.running import RunningMode
 

@@ -12,7 +12,7 @@ from torch import nn
 from world import World
 
 from drumline.core.errors import PlanError, TraceError
-from drumline.runtime.proof.chance import without_chance
+from drumline.runtime.verification.chance import without_chance
 
 Worlds = Callable[[int], World]
 NOTE = "what the model draws at random was set to the middle of its range"

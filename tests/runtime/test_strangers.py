@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from world import World
 
 from drumline.core.errors import JobError, TraceError
-from drumline.runtime.proof.witness import Exact
+from drumline.runtime.verification.witness import Exact
 from drumline.tracing.fake import fake_mode
 from drumline.tracing.grouped import GroupedProduct, group_in_any_type
 

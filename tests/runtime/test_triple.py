@@ -19,8 +19,8 @@ import drumline as dl
 from drumline.comm.environment import disconnect
 from drumline.core.errors import GaveUp, InputError, JobError, PlanError
 from drumline.plans.deepspeed import Named
-from drumline.runtime.adopt.given import Given
-from drumline.runtime.adopt.named_optimizer import named_optimizer
+from drumline.runtime.deepspeed.named_optimizer import named_optimizer
+from drumline.runtime.given import Given
 from drumline.runtime.unused import unused_parameters
 
 Worlds = Callable[[int], World]
@@ -308,7 +308,7 @@ def test_the_loader(world: Worlds, drop: bool) -> None:
 
 def test_keys_without_effect_are_told(world: Worlds, caplog: pytest.LogCaptureFixture) -> None:
     from drumline.plans.deepspeed import read
-    from drumline.runtime.adopt.compat import _say
+    from drumline.runtime.deepspeed.compat import _say
 
     with caplog.at_level(logging.INFO, logger="drumline"):
         _say(read({"steps_per_print": 5, "sparse_attention": {"mode": "fixed"}, "zero_optimisation": {}}, 1))

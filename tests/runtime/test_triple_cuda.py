@@ -13,7 +13,7 @@ import triple_functions as on_ranks
 
 import drumline as dl
 from drumline.datasets import Loader, Stream
-from drumline.runtime.learning.noise import noise_scale
+from drumline.runtime.learning_rates.noise import noise_scale
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),

@@ -8,7 +8,7 @@ import broken_jobs
 import pytest
 from world import World
 
-from drumline.runtime.proof.verify import Verification
+from drumline.runtime.verification.verify import Verification
 
 Worlds = Callable[[int], World]
 

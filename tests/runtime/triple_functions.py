@@ -455,7 +455,7 @@ def loaded(zero: int, workers: int, drop: bool) -> tuple[int, list[list[float]]]
 
 def noise(plan: str, parts: int) -> tuple[float, float, str, bool]:
     """The noise scale of a regression, under a plan; the weights and the position stay."""
-    from drumline.runtime.learning.noise import noise_scale
+    from drumline.runtime.learning_rates.noise import noise_scale
 
     engine = dl.initialize(regression(), plan, dtype=DOUBLE)
     before = [p.value.detach().clone() for p in engine.pieces]
@@ -467,7 +467,7 @@ def noise(plan: str, parts: int) -> tuple[float, float, str, bool]:
 
 def noise_of_parts(plan: str) -> tuple[float, bool]:
     """The noise scale of a model that the plan splits; whether all stayed as it was."""
-    from drumline.runtime.learning.noise import noise_scale
+    from drumline.runtime.learning_rates.noise import noise_scale
 
     engine = dl.initialize(small_jobs.make("gpt"), plan, dtype=DOUBLE)
     before = engine.whole_parameters()

@@ -10,8 +10,6 @@ import pytest
 from drumline.clusters import Link
 from drumline.core.errors import InputError
 from drumline.costs.collectives import price
-from drumline.costs.forms import CLOSED_FORMS, RUNS_AHEAD
-from drumline.costs.links import Nodes
 from drumline.schedules import (
     ALGORITHMS,
     Action,
@@ -23,6 +21,8 @@ from drumline.schedules import (
     segmented,
 )
 from drumline.simulator import bubble, replay, replay_pipeline
+from drumline.theory.alpha_beta import Nodes
+from drumline.theory.collective_forms import CLOSED_FORMS, RUNS_AHEAD
 
 LINK = Link(3e-6, 1.1e9)
 NAMES = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]

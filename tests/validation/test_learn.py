@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run_rows import table
 
-from drumline.costs.closed.constants import NAMES, PRIOR
+from drumline.costs.fitted.constants import NAMES, PRIOR
 from drumline.validation.arrays import Runs, arrays
 from drumline.validation.fitting import Problem, fit, slopes_at
 from drumline.validation.learn import learn, leave_one_out, predict_with, profiles_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.costs.closed.profiles import load_profiles
+from drumline.costs.fitted.profiles import load_profiles
 from drumline.validation import Outcome, validate
 from drumline.validation.outcome import fit_profiles
 

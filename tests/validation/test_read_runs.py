@@ -8,7 +8,7 @@ import pytest
 from run_rows import table
 
 from drumline.core.errors import InputError
-from drumline.costs.closed.inputs import SCHEDULES
+from drumline.costs.fitted.inputs import SCHEDULES
 from drumline.validation import words
 from drumline.validation.arrays import arrays
 from drumline.validation.row import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 from command import here
 from run_rows import table
 
-from drumline.costs.closed.profiles import load_profiles
+from drumline.costs.fitted.profiles import load_profiles
 
 
 def test_json(tmp_path: Path) -> None:

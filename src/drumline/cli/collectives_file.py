@@ -11,14 +11,14 @@ from ..core.files import read_text
 
 def has_collectives(file: str) -> bool:
     """Whether a file's columns are those of published collectives."""
-    from ..costs.fabric.rows import is_collectives
+    from ..costs.networks.rows import is_collectives
 
     return is_collectives(next(csv.reader(io.StringIO(read_text(file))), []))
 
 
 def validate_collectives_file(file: str, *, loso: bool, as_json: bool) -> None:
     """Predict every row, and say how far off."""
-    from ..costs.fabric import validate_collectives
+    from ..costs.networks import validate_collectives
     from ..reports.text import console
     from .common import print_json
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..core.job import Job
     from ..costs import Estimate
     from ..plans import Plan
-    from ..runtime.dryrun import DryRun, Rank
+    from ..runtime.dry_run import DryRun, Rank
 
 
 class Finalists:
@@ -32,7 +32,7 @@ class Finalists:
 
     def __call__(self, plan: Plan, estimate: Estimate) -> str:
         """Why a plan is not to be proposed, or nothing."""
-        from ..runtime.dryrun import dry_run
+        from ..runtime.dry_run import dry_run
 
         name = str(plan)
         try:

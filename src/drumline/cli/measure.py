@@ -51,8 +51,8 @@ def measure(
         print_json({"path": str(path), "cluster": files.to_plain(cluster)})
     else:
         console().print(str(cluster))
-        noisy = " (the machine is busy: measure again when it is not)" if cluster.spread > NOISY else ""
-        console().print(f"  repeats differ by {100 * cluster.spread:.1f}%, the median over all cases{noisy}")
+        noisy = " (the machine is busy: measure again when it is not)" if cluster.measurement_spread > NOISY else ""
+        console().print(f"  repeats differ by {100 * cluster.measurement_spread:.1f}%, the median over all cases{noisy}")
         console().print(f"written to {path}")
 
 

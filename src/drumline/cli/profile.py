@@ -95,7 +95,7 @@ def _dry_run(target: str, plan: str, output: str | None, *, as_json: bool) -> No
     from .dryrun import job_of, json_of, text_of
 
     chosen, job = plan_of(plan), job_of(target)
-    from ..runtime.dryrun import dry_run
+    from ..runtime.dry_run import dry_run
 
     run = dry_run(job, chosen)
     if output:

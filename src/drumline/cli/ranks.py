@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..clusters import Device
+    from ..clusters import DeviceSpec
     from ..runtime.checkpoint.during import Saves
     from ..runtime.guards.guard import Guards
-    from ..runtime.proof.verify import Verification
+    from ..runtime.verification.verify import Verification
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -21,7 +21,7 @@ def train_rank(
     plan: str,
     steps: int,
     evaluate: bool,
-    measured: Device | None,
+    measured: DeviceSpec | None,
     guards: Guards,
     saves: Saves | None = None,
     flops_per_byte: float | None = None,
@@ -60,6 +60,6 @@ def verify_rank(emit: Emit, reference: str, plan: str, steps: int) -> Verificati
     """One rank's part of a verification; the first rank returns the result."""
     from ..core.job import Job
     from ..plans import Plan
-    from ..runtime.proof.verify import verify
+    from ..runtime.verification.verify import verify
 
     return verify(Job.load(reference), Plan.parse(plan), steps=steps)

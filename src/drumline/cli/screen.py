@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..costs import Estimate
     from ..plans import Plan
     from ..reports import Run, StepRecord
-    from ..runtime.observe.sinks import Sink
+    from ..runtime.telemetry.sinks import Sink
 
 FORMATS = ("text", "jsonl")
 _BAR = 12
@@ -29,7 +29,7 @@ class Screen:
         self._console = console(stderr=self._json)  # with JSON lines, standard output holds nothing else
         self._lines: Sink | None = None
         if self._json and not quiet:
-            from ..runtime.observe.sinks import JsonStream
+            from ..runtime.telemetry.sinks import JsonStream
 
             self._lines = JsonStream(sys.stdout)
             self._every = every or 1
@@ -66,7 +66,7 @@ class Screen:
 
     def step(self, record: StepRecord, *, probed: bool) -> None:
         """One more step."""
-        from ..runtime.observe.log import fit, fold, words
+        from ..runtime.telemetry.log import fit, fold, words
 
         number = record.step + 1
         shown = number == 1 or number % self._every == 0 or number >= self._steps

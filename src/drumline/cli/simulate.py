@@ -97,8 +97,8 @@ def _orders(ranks: int, micro: int, as_json: bool, start: float) -> None:
 
 def _growth(ranks: int, as_json: bool, start: float) -> None:
     """The classic all-reduces side by side: how they grow with the ranks, and exact counts for these."""
-    from ..costs.growth import HEADS, growth_table
     from ..reports.text import console
+    from ..theory.scaling import HEADS, growth_table
     from .common import print_json
 
     rows = growth_table(ranks)

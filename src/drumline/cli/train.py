@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ..reports import Run, StepRecord
     from ..runtime.checkpoint.during import Saves
     from ..runtime.guards.guard import Guards
-    from ..runtime.observe.log import Log
-    from ..runtime.observe.sinks import Sink
+    from ..runtime.telemetry.log import Log
+    from ..runtime.telemetry.sinks import Sink
     from .foreseen import Foreseen
     from .trained import Trained
 
@@ -143,8 +143,8 @@ def train_now(
     from ..reports.page import write_page
     from ..reports.steps import STEPS, earlier_steps
     from ..runtime.guards.guard import Guards
-    from ..runtime.observe.log import Facts, Log
-    from ..runtime.observe.sinks import JsonFile
+    from ..runtime.telemetry.log import Facts, Log
+    from ..runtime.telemetry.sinks import JsonFile
     from .corrections import keep
     from .foreseen import foresee
     from .trained import prepare, run_of, write_trace
@@ -200,7 +200,7 @@ def _check(target: str, ranks: int | None, steps: int | None) -> None:
 
 def _sinks(shown: Shown, folder: Path, config: dict[str, Any]) -> list[Sink]:
     """Where records go beside the screen and the run folder; what is not installed is refused before the training."""
-    from ..runtime.observe.sinks import TensorBoard, Wandb
+    from ..runtime.telemetry.sinks import TensorBoard, Wandb
 
     sinks: list[Sink] = [TensorBoard(shown.tensorboard)] if shown.tensorboard else []
     if shown.wandb:

@@ -15,7 +15,7 @@ def validate(
 ) -> None:
     """Predict published runs, and say how far off."""
     from ..core.errors import InputError
-    from ..costs.closed.profiles import load_profiles
+    from ..costs.fitted.profiles import load_profiles
     from ..validation.outcome import fit_profiles
     from ..validation.outcome import validate as run
     from .collectives_file import has_collectives, validate_collectives_file

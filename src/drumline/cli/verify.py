@@ -11,7 +11,7 @@ from ..core.errors import InputError, PlanError, VerificationError
 
 if TYPE_CHECKING:
     from ..plans import Plan
-    from ..runtime.proof.verify import Verification
+    from ..runtime.verification.verify import Verification
 
 
 def verify(

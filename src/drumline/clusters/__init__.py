@@ -1,22 +1,22 @@
 """What the machines are: devices, links and what was measured of them."""
 
 from .catalogue import catalogue, load
-from .cloud import Cloud
-from .curves import Curve, Table
-from .fewer import Fewer
-from .spec import Cluster, Device, Host, Link, Network, Node
+from .cloud import ShapeTimes
+from .fewer import PartialOccupancy
+from .measured import CollectiveTable, RateCurve
+from .spec import Cluster, DeviceSpec, HostMemory, Link, Network, Node
 
 __all__ = [
-    "Cloud",
+    "ShapeTimes",
     "Cluster",
-    "Curve",
-    "Device",
-    "Fewer",
-    "Host",
+    "RateCurve",
+    "DeviceSpec",
+    "PartialOccupancy",
+    "HostMemory",
     "Link",
     "Network",
     "Node",
-    "Table",
+    "CollectiveTable",
     "catalogue",
     "load",
 ]

@@ -11,7 +11,7 @@ Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
-class Cloud:
+class ShapeTimes:
     """Seconds of a kernel at each of some shapes; what lies between them is for `cost.clouds` to say."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")

@@ -7,14 +7,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .curves import STRICT
+from .measured import STRICT
 
 LEAST, MOST = 0.2, 5.0
 """No correction goes beyond: what is further off is no matter of a factor."""
 
 
 @dataclass(frozen=True, slots=True)
-class Factor:
+class CorrectionFactor:
     """One factor on one part of a step. What it leaves open (`kind`, `job`) it holds for all of."""
 
     __pydantic_config__ = STRICT
@@ -37,7 +37,7 @@ class Corrections:
     """Factors from the general to the special; those that match are multiplied."""
 
     __pydantic_config__ = STRICT
-    factor: tuple[Factor, ...] = ()
+    factor: tuple[CorrectionFactor, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.factor)

@@ -7,20 +7,20 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .curves import STRICT, Seconds, Table
+from .measured import STRICT, CollectiveTable, Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Fewer:
+class PartialOccupancy:
     """What is otherwise when so many ranks of a node work. The names are those of `Cluster`."""
 
     __pydantic_config__ = STRICT
-    pace: Annotated[float, Field(gt=0, le=100)] = 1.0
+    compute_factor: Annotated[float, Field(gt=0, le=100)] = 1.0
     """The factor on what each takes to compute, against all of them at once."""
-    straggle: Annotated[float, Field(ge=1, le=100)] = 1.0
-    stall: Seconds = 0.0
-    unit: Seconds = 0.0
-    collective: tuple[Table, ...] = ()
+    straggler_slowdown: Annotated[float, Field(ge=1, le=100)] = 1.0
+    mid_step_message_s: Seconds = 0.0
+    sharded_unit_s: Seconds = 0.0
+    collective: tuple[CollectiveTable, ...] = ()
     """Of these ranks, the others idle. Where there is none, how they meet was not measured, and is as among all."""
 
     @property
@@ -29,6 +29,6 @@ class Fewer:
         return bool(self.collective)
 
 
-def at_pace(value: Any) -> Any:
+def number_as_compute_factor(value: Any) -> Any:
     """A number alone is the pace: so it was written before meetings were measured."""
     return {"pace": value} if isinstance(value, int | float) else value

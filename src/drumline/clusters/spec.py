@@ -22,17 +22,17 @@ from ..core.units import (
     parse_bytes,
     parse_flops,
 )
-from .cloud import Cloud
+from .checks import at_line, one_kind, plausible
+from .cloud import ShapeTimes
 from .corrections import Corrections
-from .curves import STRICT, Count, Curve, Positive, Seconds, Table
-from .fewer import Fewer, at_pace
-from .sense import at_line, one_kind, plausible
+from .fewer import PartialOccupancy, number_as_compute_factor
+from .measured import STRICT, CollectiveTable, Count, Positive, RateCurve, Seconds
 
 Bytes = Annotated[float, BeforeValidator(parse_bytes), Positive]
 Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth), Positive]
 Flops = Annotated[float, BeforeValidator(parse_flops), Positive]
 
-HAND = "given by hand"
+SET_BY_USER = "given by hand"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Link:
     """Start-up time of a message."""
     bandwidth: Bandwidth
     """Bytes per second in one direction: of one device inside a node, of one node between nodes."""
-    wire: str = ""
+    type: str = ""
     """What it is made of, as wires.toml names it (`nvswitch`, `infiniband`, ...); empty where that is not known."""
 
     @property
@@ -54,7 +54,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class RankLink:
     """The link from one rank to another, where each pair was measured."""
 
     __pydantic_config__ = STRICT
@@ -64,7 +64,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostMemory:
     """The host of a GPU, as one rank sees it while all ranks of the node use it: where offloaded states live."""
 
     __pydantic_config__ = STRICT
@@ -77,7 +77,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceSpec:
     """One accelerator, or one CPU rank."""
 
     __pydantic_config__ = STRICT
@@ -91,7 +91,7 @@ class Device:
     """Operations per second by precision, as data sheets give it (or the best that was measured)."""
     launch: Seconds
     """Time that one operator costs however small it is."""
-    start: dict[str, Seconds] = field(default_factory=dict)
+    host_overhead: dict[str, Seconds] = field(default_factory=dict)
     """What a GPU's host takes to start an operator, by where it is: `forward`, `backward`, `cast` (one of autocast's),
     `update` (for a tensor); `launch` where it is not given. Then `again`, which is more for a layer that is recomputed,
     each time it runs, and `watched`, which is more for each operator of one that is recomputed selectively. `look` is
@@ -103,16 +103,16 @@ class Device:
     """Memory that the libraries take with the first products, where torch counts it as its own."""
     threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """Of a CPU rank: how many it was measured with, and is run with; 0 leaves it to the launcher."""
-    situ: dict[str, Annotated[float, Field(ge=0.1, le=100)]] = field(default_factory=dict)
+    in_step_slowdown: dict[str, Annotated[float, Field(ge=0.1, le=100)]] = field(default_factory=dict)
     """By what factor kernels in a training step take longer than alone: `compute`, `conv`, `update`; 1 if not given.
     Of a CPU `compute_forward`, `compute_backward`, ... where both were measured."""
-    host: Host | None = None
+    host: HostMemory | None = None
     """Of a GPU: what offloading goes to; None where it is not known, and then offloading cannot be priced."""
-    curve: tuple[Curve, ...] = ()
-    cloud: tuple[Cloud, ...] = ()
+    curve: tuple[RateCurve, ...] = ()
+    shape_times: tuple[ShapeTimes, ...] = ()
     """Kernels bound by compute, measured shape by shape; where there is none, their curves tell."""
 
-    def curve_of(self, kernel: str, dtype: str) -> Curve | None:
+    def curve_of(self, kernel: str, dtype: str) -> RateCurve | None:
         """The measured curve of a kernel, if there is one."""
         return next((c for c in self.curve if c.kernel == kernel and c.dtype == dtype), None)
 
@@ -124,7 +124,7 @@ class Node:
     __pydantic_config__ = STRICT
     devices: Count
     link: Link
-    reduces: bool = False
+    in_switch_reduction: bool = False
     """Whether the switch between the devices adds up what passes: an all-reduce then sends (p+1)/p m, not 2(p-1)/p."""
 
 
@@ -151,24 +151,26 @@ class Cluster:
 
     __pydantic_config__ = STRICT
     name: str
-    device: Device
+    device: DeviceSpec
     node: Node
     network: Network | None = None
     overlap: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The share of communication that proceeds while the device computes: 1 is free, 0 means they take turns."""
-    straggle: Annotated[float, Field(ge=1, le=100)] = 1.0
+    straggler_slowdown: Annotated[float, Field(ge=1, le=100)] = 1.0
     """By what factor a replicated step is slower beyond its messages: ranks wait for the slowest and share the host."""
-    stall: Seconds = 0.0
+    mid_step_message_s: Seconds = 0.0
     """What a small message costs in the middle of a step, where ranks arrive apart; 0 if only its own time is known."""
-    unit: Seconds = 0.0
+    sharded_unit_s: Seconds = 0.0
     """What sharding one unit costs a step beyond its messages: bookkeeping, copies, ranks that arrive apart."""
-    fewer: dict[str, Annotated[Fewer, BeforeValidator(at_pace)]] = field(default_factory=dict)
+    partial_occupancy: dict[str, Annotated[PartialOccupancy, BeforeValidator(number_as_compute_factor)]] = field(
+        default_factory=dict
+    )
     """By how many ranks of a node work: what is otherwise. All numbers here are those of ranks that work beside all
     others; where they share cores and memory, they are faster when some of them are idle."""
-    spread: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    measurement_spread: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The relative spread of repeated measurements (half of the interquartile range over the median)."""
-    collective: tuple[Table, ...] = ()
-    pair: tuple[Pair, ...] = ()
+    collective: tuple[CollectiveTable, ...] = ()
+    rank_link: tuple[RankLink, ...] = ()
     """The links between single ranks, where they were measured: rings are ordered by them."""
     origin: dict[str, str] = field(default_factory=dict)
     """Where each number comes from, by key or by the beginning of keys; the longest match counts."""
@@ -200,28 +202,28 @@ class Cluster:
             )
         return dataclasses.replace(self, network=dataclasses.replace(self.network, nodes=n // self.node.devices))
 
-    def pace(self, ranks: int) -> float:
+    def compute_factor(self, ranks: int) -> float:
         """The factor on what a rank computes when so many work, and the other devices of its node are idle."""
-        known = sorted((int(k), there.pace) for k, there in self.fewer.items())
+        known = sorted((int(k), there.compute_factor) for k, there in self.partial_occupancy.items())
         for (a, low), (b, high) in itertools.pairwise(known):
             if a <= ranks < b:
                 return low + (high - low) * (ranks - a) / (b - a)
         return 1.0
 
-    def working(self, ranks: int) -> Cluster:
+    def with_active_ranks(self, ranks: int) -> Cluster:
         """The same machines, as so many ranks meet when they work and the other devices of their node are idle.
 
         A number of ranks that was not measured is taken to be like the next larger one.
         """
-        counts = [int(k) for k in self.fewer if int(k) >= ranks]
-        there = self.fewer[str(min(counts))] if counts else None
+        counts = [int(k) for k in self.partial_occupancy if int(k) >= ranks]
+        there = self.partial_occupancy[str(min(counts))] if counts else None
         if there is None or not there.meet:
             return self
         return dataclasses.replace(
             self,
-            straggle=there.straggle,
-            stall=there.stall,
-            unit=there.unit,
+            straggle=there.straggler_slowdown,
+            stall=there.mid_step_message_s,
+            unit=there.sharded_unit_s,
             collective=(*there.collective, *self.collective),
         )
 
@@ -232,7 +234,7 @@ class Cluster:
         origin = {**self.origin, "device.memory": "given on the command line"}
         return dataclasses.replace(self, device=dataclasses.replace(self.device, memory=size), origin=origin)
 
-    def table(self, collective: str, ranks: int) -> Table | None:
+    def table(self, collective: str, ranks: int) -> CollectiveTable | None:
         """The measured table for a collective over exactly that many ranks, by what the backend itself offers."""
         found = (t for t in self.collective if (t.collective, t.ranks, t.algorithm) == (collective, ranks, "native"))
         return next(found, None)
@@ -240,7 +242,7 @@ class Cluster:
     def origin_of(self, key: str) -> str:
         """Where the number at a dotted key comes from."""
         found = max((k for k in self.origin if key == k or key.startswith(k + ".")), key=len, default=None)
-        return self.origin[found] if found is not None else HAND
+        return self.origin[found] if found is not None else SET_BY_USER
 
     def numbers(self) -> Iterator[tuple[str, float, str]]:
         """Every number with its dotted key and its origin."""

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ..clusters import Cluster, Link, Table
+from ..clusters import Cluster, Link, CollectiveTable
 from ..core import files
 from ..core.errors import InputError
 from ..costs.cheapest import RINGS, cheapest
 from ..costs.collectives import price
-from ..costs.links import Links, Nodes, Pairs, as_topology, message_seconds
 from ..costs.ring_order import ring_order
 from ..schedules import ALGORITHMS, Schedule, collective_schedule, prove, reordered, segmented
+from ..theory.alpha_beta import Links, Nodes, Pairs, as_topology, message_seconds
 from .calls import digest
 
 NATIVE = "native"
@@ -127,7 +127,7 @@ class Chooser:
         found = cheapest(collective, self.p, m, self.links, per_node=self.per_node, itemsize=itemsize, root=root)
         return Choice(found.algorithm, found.segments, found.seconds, "priced", found.order)
 
-    def _tables(self, collective: str) -> list[Table]:
+    def _tables(self, collective: str) -> list[CollectiveTable]:
         if self._cluster is None:
             return []
         return [
@@ -160,8 +160,8 @@ def _keeps_order(collective: str, algorithm: str, p: int, root: int, per_node: i
 def _links_of(cluster: Cluster | None, p: int, per_node: int | None) -> Links | None:
     if cluster is None:
         return None
-    if cluster.pair:
-        between = {(pair.src, pair.dst): pair.link for pair in cluster.pair}
+    if cluster.rank_link:
+        between = {(pair.src, pair.dst): pair.link for pair in cluster.rank_link}
         if all((a, b) in between for a in range(p) for b in range(p) if a != b):
             return Pairs(lambda src, dst: between[src, dst])
     return Nodes.of(cluster) if cluster.network is not None else cluster.node.link

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..clusters import Cluster, Link
 from ..core.errors import InputError, nearest
-from ..costs.links import Links, as_topology
 from ..schedules import ALGORITHMS, Schedule, Traffic
+from ..theory.alpha_beta import Links, as_topology
 from .buffers import check_dense, check_tensor, contiguous, written_back
 from .calls import Calls, Doing, Gather, call_site, signature
 from .choose import Choice, Chooser

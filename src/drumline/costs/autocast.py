@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..models.profile import Layer, Profile
 from ..plans import Plan
-from .work import WIDTH
+from ..theory.roofline import BYTES_PER_VALUE
 
 NORMS = ("native_layer_norm", "native_group_norm")
 """Autocast computes them in fp32, so what they keep is not halved."""
@@ -20,7 +20,11 @@ def cast_bytes(profile: Profile, plan: Plan) -> list[float]:
     """
     if profile.precision == plan.precision:
         return _cast_as_traced(profile, plan)
-    half = WIDTH[plan.precision] if plan.zero < 3 and profile.parameter_bytes > WIDTH[plan.precision] else 0
+    half = (
+        BYTES_PER_VALUE[plan.precision]
+        if plan.zero < 3 and profile.parameter_bytes > BYTES_PER_VALUE[plan.precision]
+        else 0
+    )
     found: list[float] = []
     every = kept = 0.0
     for x in profile.layers:
@@ -44,7 +48,7 @@ def _cast_as_traced(profile: Profile, plan: Plan) -> list[float]:
 
 def wide_bytes(profile: Profile, plan: Plan, n: float) -> list[float]:
     """What the profile's amounts, scaled to half precision, lack: what norms keep, and the probabilities of a loss."""
-    lacks = 1 - WIDTH[plan.precision] / profile.activation_bytes
+    lacks = 1 - BYTES_PER_VALUE[plan.precision] / profile.activation_bytes
     if lacks <= 0:
         return [0.0, 0.0] * len(profile.layers)
     found: list[float] = []

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ..clusters import Cluster, Link
 from ..plans import Plan
+from ..theory.alpha_beta import level, message_seconds
 from .collectives import collective_seconds
-from .links import level, message_seconds
 
 LONG = 2.0**24
 """Bytes of a message that costs its bytes, and little else."""
@@ -57,8 +57,8 @@ def along(name: str, collective: str, size: float, plan: Plan, cluster: Cluster)
     if ranks == 1:
         return 0.0
     if collective in ("send", "ring"):
-        return max(cluster.stall, send_seconds(size, ranks, stride, cluster))
-    return max(cluster.stall, collective_seconds(collective, ranks, size, cluster, stride=stride))
+        return max(cluster.mid_step_message_s, send_seconds(size, ranks, stride, cluster))
+    return max(cluster.mid_step_message_s, collective_seconds(collective, ranks, size, cluster, stride=stride))
 
 
 def send_seconds(size: float, ranks: int, stride: int, cluster: Cluster) -> float:

@@ -14,8 +14,8 @@ from itertools import chain
 
 from ..core.errors import InputError
 from ..schedules import ALGORITHMS, IN_RANK_ORDER, Schedule, collective_schedule, messages, reordered
-from .forms import CLOSED_FORMS
-from .links import Flat, Links, Pairs, Port, Topology, as_topology, message_seconds
+from ..theory.alpha_beta import Flat, Links, Pairs, Port, Topology, as_topology, message_seconds
+from ..theory.collective_forms import CLOSED_FORMS
 from .ring_order import ring_order
 
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..clusters import Cloud, Device
+from ..clusters import ShapeTimes, DeviceSpec
 
 NEAREST = 12
 """Measured shapes that a plane is laid through."""
@@ -137,9 +137,9 @@ def values_of(kind: str, shape: Sequence[float]) -> float:
 class Clouds:
     """The measured shapes of one device."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceSpec) -> None:
         self._device = device
-        self._clouds = {(c.kernel, c.dtype): c for c in device.cloud if c.kernel in _AMOUNTS}
+        self._clouds = {(c.kernel, c.dtype): c for c in device.shape_times if c.kernel in _AMOUNTS}
         self._apart = APART if device.kind == "cpu" else 1.0
         self._learnt: dict[tuple[str, str], Any] = {}
         self._known: dict[tuple[Any, ...], float] = {}
@@ -166,7 +166,7 @@ class Clouds:
             return self._device.launch + computing + moving
         return max(computing, moving)
 
-    def _between(self, cloud: Cloud, shape: tuple[float, ...]) -> float:
+    def _between(self, cloud: ShapeTimes, shape: tuple[float, ...]) -> float:
         """The logarithm of the time over the ideal one: a plane through the nearest shapes, the nearer the heavier."""
         import numpy as np
 
@@ -181,7 +181,7 @@ class Clouds:
         answer = np.linalg.solve(matrix, rows.T @ (weight * found[near]))[0]
         return float(np.clip(answer, found[near].min(), found[near].max()))
 
-    def _points(self, cloud: Cloud) -> Any:
+    def _points(self, cloud: ShapeTimes) -> Any:
         """(logarithms of the sizes, logarithm of the time over the ideal one) of every measured shape."""
         import numpy as np
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..clusters import Cluster, Link
 from ..core.errors import InputError, nearest
 from ..schedules import Schedule
-from .forms import CLOSED_FORMS as CLOSED_FORMS
-from .forms import switch_all_reduce_seconds
-from .links import Links, level, schedule_seconds
+from ..theory.alpha_beta import Links, level, schedule_seconds
+from ..theory.collective_forms import CLOSED_FORMS as CLOSED_FORMS
+from ..theory.collective_forms import switch_all_reduce_seconds
 
 DEFAULTS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial"}
 """The algorithm that a collective is priced by when nothing was measured."""
@@ -55,7 +55,7 @@ def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Clust
         return table.at(bytes)
     if link is not None:
         ring = _closed(collective, ranks, bytes, link)
-        in_switch = cluster.node.reduces and collective == "all_reduce"
+        in_switch = cluster.node.in_switch_reduction and collective == "all_reduce"
         return min(ring, switch_all_reduce_seconds(ranks, bytes, link)) if in_switch else ring
     apart = two_level_seconds(collective, ranks, bytes, cluster, stride=stride)
     return apart * _as_measured(collective, bytes, cluster)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..clusters.corrections import LEAST, MOST, Corrections, Factor
+from ..clusters.corrections import LEAST, MOST, Corrections, CorrectionFactor
 from ..models.profile import Profile
 from ..plans import Plan
 from .estimate import Estimate
@@ -61,7 +61,7 @@ class Corrector:
 
     def __init__(self, corrections: Corrections, profile: Profile, precision: str) -> None:
         job = job_of(profile) if corrections else ""
-        self._by_plan: dict[tuple[str, int], list[Factor]] = {}
+        self._by_plan: dict[tuple[str, int], list[CorrectionFactor]] = {}
         self._mine = [f for f in corrections.factor if f.precision == precision and f.job in ("", job)]
 
     def __call__(self, e: Estimate, plan: Plan) -> Estimate:
@@ -76,11 +76,11 @@ class Corrector:
             e, parts=parts, step_seconds=sum(parts.values()), raw_seconds=e.step_seconds, runs=runs, own_runs=own
         )
 
-    def _matching(self, kind: str, ranks: int) -> list[Factor]:
+    def _matching(self, kind: str, ranks: int) -> list[CorrectionFactor]:
         if (kind, ranks) not in self._by_plan:
             self._by_plan[kind, ranks] = [f for f in self._mine if (f.kind, f.ranks) in (("", 0), (kind, ranks))]
         return self._by_plan[kind, ranks]
 
 
-def _product(factors: Iterable[Factor], part: str) -> float:
+def _product(factors: Iterable[CorrectionFactor], part: str) -> float:
     return bounded(math.prod(f.value for f in factors if f.part == ALIKE.get(part, part)))

@@ -103,7 +103,7 @@ class Divided:
     def _plain(self, plan: Plan) -> Step:
         local, _ = self._part(plan)
         times, said = self.times(plan)
-        m, cluster = plan.micro, self._cluster.working(plan.ranks)
+        m, cluster = plan.micro, self._cluster.with_active_ranks(plan.ranks)
         sent = Sent.of(messages(local.profile, plan, cluster))
         exposed, hidden = communication(times, sent, plan, cluster)
         tail = self.tail(plan, local.profile)
@@ -121,8 +121,17 @@ class Divided:
         """The layers of one rank, repeats one by one, and what they wait for."""
         local, pricer = self._part(plan)
         n = largest_share(self._profile.batch_size, plan)
-        cluster = self._cluster.working(plan.ranks)
-        key = (plan.tile, plan.halo, plan.cp, plan.tp, n, plan.recompute, waiting(plan, cluster), cluster.stall)
+        cluster = self._cluster.with_active_ranks(plan.ranks)
+        key = (
+            plan.tile,
+            plan.halo,
+            plan.cp,
+            plan.tp,
+            n,
+            plan.recompute,
+            waiting(plan, cluster),
+            cluster.mid_step_message_s,
+        )
         if key not in self._times:
             found = computed(local.profile, pricer, plan, n, cluster)
             said = [
@@ -138,9 +147,9 @@ class Divided:
         known = (key, plan.tile, plan.cp, plan.tp, plan.pp, plan.virtual, plan.dp, plan.shards, plan.zero, plan.bucket)
         if known not in self._tails:
             _, pricer = self._part(plan)
-            cluster = self._cluster.working(plan.ranks)
+            cluster = self._cluster.with_active_ranks(plan.ranks)
             before, after = (f(profile, plan, cluster) for f in (after_backward, after_update))
-            update = cluster.pace(plan.ranks) * update_seconds(profile, plan, cluster.device, pricer)
+            update = cluster.compute_factor(plan.ranks) * update_seconds(profile, plan, cluster.device, pricer)
             self._tails[known] = Tail(tuple(before), update, tuple(after))
         return self._tails[known]
 
@@ -171,7 +180,7 @@ class Divided:
             "bubble": max(0.0, seconds - forward - backward - said),
             "communication": said + tail.sent + self.tied_seconds(plan),
             "optimizer": tail.update,
-            "overhead": overhead(plan, self._cluster.working(plan.ranks)),
+            "overhead": overhead(plan, self._cluster.with_active_ranks(plan.ranks)),
         }
         hidden = m * (piped.sent_by(rank) + sum(c.hidden for c in cells))
         return Step(parts, hidden, local.notes)

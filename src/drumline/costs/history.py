@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..clusters.curves import STRICT
+from ..clusters.measured import STRICT
 from ..core import files
 from ..core.errors import CorruptFile, InputError
 from .learnt import Observed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..clusters import Cluster, Device, Host
+from ..clusters import Cluster, DeviceSpec, HostMemory
 from ..core.errors import ClusterError
 from ..models.profile import Profile
 from ..plans import Plan
-from .work import STREAM
+from ..theory.roofline import MEMORY_EFFICIENCY
 
 
 def as_it_runs(plan: Plan, cluster: Cluster) -> Plan:
@@ -18,7 +18,7 @@ def as_it_runs(plan: Plan, cluster: Cluster) -> Plan:
     return plan
 
 
-def host_of(device: Device) -> Host:
+def host_of(device: DeviceSpec) -> HostMemory:
     """The host of a device; refuses where nobody has said what it is."""
     if device.host is None:
         raise ClusterError(
@@ -41,11 +41,11 @@ def host_bytes(profile: Profile, plan: Plan) -> float:
     return (profile.trained * (2 * width + profile.state_per_parameter) + frozen) / plan.shards
 
 
-def copy_seconds(size: float, device: Device) -> float:
+def copy_seconds(size: float, device: DeviceSpec) -> float:
     """So many bytes between host and device, one way."""
     return size / host_of(device).copy
 
 
-def stream_seconds(size: float, device: Device) -> float:
+def stream_seconds(size: float, device: DeviceSpec) -> float:
     """So many bytes read or written in host memory by the host."""
-    return size / (STREAM * host_of(device).bandwidth)
+    return size / (MEMORY_EFFICIENCY * host_of(device).bandwidth)

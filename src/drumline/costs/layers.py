@@ -50,8 +50,8 @@ def largest_share(batch_size: int, plan: Plan) -> int:
 
 def waiting(plan: Plan, cluster: Cluster) -> float:
     """The factor on what a rank computes: others of its host are idle, or it waits for the slowest."""
-    straggle = cluster.working(plan.ranks).straggle if plan.ranks > 1 else 1.0
-    return cluster.pace(plan.ranks) * straggle
+    straggle = cluster.with_active_ranks(plan.ranks).straggler_slowdown if plan.ranks > 1 else 1.0
+    return cluster.compute_factor(plan.ranks) * straggle
 
 
 def computed(profile: Profile, pricer: Pricer, plan: Plan, n: float, cluster: Cluster) -> list[LayerTime]:
@@ -148,7 +148,7 @@ def _sharded_communication(times: list[LayerTime], sent: Sent, plan: Plan, clust
         exposed += max(0.0, on_the_way - cluster.overlap * busy) + (0.0 if backward else this_gather)
     total = 2 * sum(gather) - gather[0] + sum(reduce)
     units = sum(1 for message, _ in sent.around if message)
-    return plan.micro * (min(exposed, total) + units * cluster.unit), plan.micro * max(0.0, total - exposed)
+    return plan.micro * (min(exposed, total) + units * cluster.sharded_unit_s), plan.micro * max(0.0, total - exposed)
 
 
 def asked_ahead(plan: Plan, cluster: Cluster) -> tuple[bool, bool]:

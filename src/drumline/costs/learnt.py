@@ -16,8 +16,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..clusters.corrections import Corrections, Factor
-from ..clusters.curves import STRICT
+from ..clusters.corrections import CorrectionFactor, Corrections
+from ..clusters.measured import STRICT
 from ..models.profile import Profile
 from ..plans import Plan
 from .corrections import ALIKE, FULLY_SHARDED, ONE, REPLICAS, SHARDED, bounded, job_of, kind_of
@@ -46,7 +46,7 @@ BETWEEN_STEPS = 2.0
 """How far one run is from the next of the same job, in spreads of its steps; the drift of the pace comes on top."""
 LASTING, SETTLES = 9.0, 0.25
 """That is of runs of so many seconds; and by which power of its length a longer run is nearer to the next one. By runs
-on shared cores: docs/validate-here.md."""
+on shared cores: docs/calibration.md."""
 NEVER = 1e3
 """Noise that is larger by this than what runs say leaves nothing of it."""
 SHARED = ("machine", "kind")
@@ -192,7 +192,7 @@ class _Left:
 
 def learnt(runs: Sequence[Observed]) -> Corrections:
     """The factors that runs teach. Runs of different precisions teach nothing about each other."""
-    factors: list[Factor] = []
+    factors: list[CorrectionFactor] = []
     ordered = sorted(runs, key=lambda r: r.when, reverse=True)
     for precision in sorted({r.precision for r in ordered}):
         some = [r for r in ordered if r.precision == precision]
@@ -201,12 +201,12 @@ def learnt(runs: Sequence[Observed]) -> Corrections:
     return Corrections(tuple(factors))
 
 
-def _factors(part: str, precision: str, runs: list[Observed]) -> list[Factor]:
+def _factors(part: str, precision: str, runs: list[Observed]) -> list[CorrectionFactor]:
     """All levels of one part, one after the other."""
     left = _weighted(part, runs)
     drift = math.sqrt(statistics.mean((r.drift * r.moment) ** 2 for r in runs))
     back = KEPT_BACK if part in COMPUTE else KEPT_BACK_MESSAGES
-    found: list[Factor] = []
+    found: list[CorrectionFactor] = []
     for name, key_of in _LEVELS.items():
         taken: dict[Key, float] = {}
         for key in dict.fromkeys(key_of(x.run) for x in left):
@@ -215,7 +215,7 @@ def _factors(part: str, precision: str, runs: list[Observed]) -> list[Factor]:
             doubt = _doubt(centre, mine, drift) * (n if name in SHARED else 1.0)
             taken[key] = centre * n / (n + back[name] + doubt)
             kind, ranks, job = key
-            found.append(Factor(part, bounded(math.exp(taken[key])), precision, kind, ranks, job, len(mine)))
+            found.append(CorrectionFactor(part, bounded(math.exp(taken[key])), precision, kind, ranks, job, len(mine)))
         left = [replace(x, value=x.value - taken[key_of(x.run)]) for x in left]
     return found
 

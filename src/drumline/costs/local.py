@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..core.errors import PlanError
 from ..models.profile import Affine, Layer, Op, Profile
-from .work import WIDTH
+from ..theory.roofline import BYTES_PER_VALUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Talk:
 
     def size(self, n: float, precision: str, profile: Profile) -> float:
         """Bytes for n samples."""
-        width = profile.parameter_bytes if self.wide else WIDTH[precision]
+        width = profile.parameter_bytes if self.wide else BYTES_PER_VALUE[precision]
         return self.bytes.at(n) * width / profile.activation_bytes
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ..models.profile import Affine, Layer, Profile
 from ..models.selective import kept_bytes
 from ..plans import Plan
+from ..theory.roofline import BYTES_PER_VALUE
 from .autocast import cast_bytes, wide_bytes
 from .traffic import cut
-from .work import WIDTH
 
 IN_FLIGHT = 3
 """zero=2: buckets of gradients that are alive at once: one is filled while two are on their way."""
@@ -46,7 +46,7 @@ def peak_memory(profile: Profile, plan: Plan, n: float, *, device: str = "cpu") 
     """The worst moment of a step whose micro-batches have n samples on this rank, a GPU where anything is offloaded."""
     held = _Held(profile, plan)
     inputs = profile.input.at(n) * plan.micro
-    scale = WIDTH[plan.precision] / profile.activation_bytes
+    scale = BYTES_PER_VALUE[plan.precision] / profile.activation_bytes
     wide = wide_bytes(profile, plan, n)
     moments = [
         Memory(held.parameters + cast, gradients, held.optimizer, inputs + scale * live + more, communication)
@@ -118,7 +118,7 @@ def _around(profile: Profile, plan: Plan) -> Callable[[Layer], tuple[float, floa
     if plan.zero < 3:
         return lambda _: (0.0, 0.0)
     width = profile.parameter_bytes
-    copy = min(width, WIDTH[plan.precision])
+    copy = min(width, BYTES_PER_VALUE[plan.precision])
     root = sum(x.repeats * cut(x, profile, plan)[0] for x in profile.layers if not x.unit) * copy
 
     def around(x: Layer) -> tuple[float, float]:

@@ -16,8 +16,8 @@ LOOK = "look"
 def at_pace(cluster: Cluster, pace: float) -> Cluster:
     """The hosts of its GPUs take `pace` times as long as measured."""
     device = cluster.device
-    start = {key: seconds if key == LOOK else pace * seconds for key, seconds in device.start.items()}
-    return replace(cluster, device=replace(device, start=start, launch=pace * device.launch))
+    start = {key: seconds if key == LOOK else pace * seconds for key, seconds in device.host_overhead.items()}
+    return replace(cluster, device=replace(device, host_overhead=start, launch=pace * device.launch))
 
 
 def speed_at(pace: float, profile: Profile, plan: Plan, cluster: Cluster) -> float:

@@ -36,7 +36,7 @@ def said_of(
         known[t.phase] += took
         last = took if t.phase == "forward" and known is seconds else last
     if layer.norms and plan.dp * copies(plan) > 1:
-        wait = layer.norms * max(cluster.stall, _statistics(plan, cluster))
+        wait = layer.norms * max(cluster.mid_step_message_s, _statistics(plan, cluster))
         seconds = {phase: s + wait for phase, s in seconds.items()}
     hidden = 0.0
     for phase, sent in ring.items():

@@ -9,12 +9,12 @@ from ..models.profile import Layer, Profile
 from ..models.shapes import Convolution, Product, shape_of
 from ..plans import Plan
 from ..schedules import Pipeline
+from ..theory.roofline import BYTES_PER_VALUE
 from .autocast import cast_bytes, wide_bytes
 from .memory import Memory
 from .pipeline import peak_bytes
 from .stages import Stage, profile_of
 from .tensor import tokens_of
-from .work import WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def kept_by_cells(profile: Profile, plan: Plan, n: float) -> list[Held]:
 
     Of a layer that is computed again only its result is kept; all else is there in its backward.
     """
-    scale = WIDTH[plan.precision] / profile.activation_bytes
+    scale = BYTES_PER_VALUE[plan.precision] / profile.activation_bytes
     whole = replace(plan, recompute="none")
     wide, cast = wide_bytes(profile, whole, n), cast_bytes(profile, whole)
     # what passes from block to block of a transformer is a sum that begins with a table's rows: autocast leaves it wide

@@ -102,7 +102,7 @@ class Steps:
             step = self._divided.step(plan)
             overhead = step.parts["overhead"] + between_steps(self._cluster)
             return self._answer(given, step.parts | {"overhead": overhead}, step.hidden, step.notes)
-        profile, cluster, m = self._profile, self._cluster.working(plan.ranks), plan.micro
+        profile, cluster, m = self._profile, self._cluster.with_active_ranks(plan.ranks), plan.micro
         times, sent = self._compute(plan), self._messages(plan)
         again = m * sum(t.again for t in times)
         exposed, hidden = communication(times, sent, plan, cluster)
@@ -125,7 +125,7 @@ class Steps:
             return 0.0
         moved = 2.0 * self._profile.trained * self._profile.parameter_bytes
         often = plan.micro if reduced_often(plan) else 1
-        return often * self._cluster.pace(plan.ranks) * moved / self._pricer.memory_rate("pointwise", max(1.0, moved))
+        return often * self._cluster.compute_factor(plan.ranks) * moved / self._pricer.memory_rate("pointwise", max(1.0, moved))
 
     def _late(self, plan: Plan, passes: float) -> float:
         """How much later than the passes a GPU's host is done with telling of the update: it may be ahead of them."""
@@ -136,7 +136,7 @@ class Steps:
         key = (n, plan.recompute, "host")
         if key not in self._updated:
             self._updated[key] = host_seconds(self._profile, self._pricer, plan, n), 0.0
-        update = self._profile.tensors * device.start.get("update", 0.0)
+        update = self._profile.tensors * device.host_overhead.get("update", 0.0)
         return plan.micro * self._updated[key][0] + update - passes
 
     def _answer(self, given: Plan, parts: dict[str, float], hidden: float, notes: tuple[str, ...]) -> Estimate:
@@ -150,7 +150,7 @@ class Steps:
             memory_parts=memory.parts(),
             memory_limit=self._memory_limit,
             hidden_seconds=hidden,
-            error=max(MEASURED_ERROR, cluster.spread) if cluster.measured else UNMEASURED_ERROR,
+            error=max(MEASURED_ERROR, cluster.measurement_spread) if cluster.measured else UNMEASURED_ERROR,
             origin=f"closed form; rates: {cluster.origin_of('device.peak')}; model: {profile.origin}",
             notes=(*notes_of(given, cluster), *notes),
             host_bytes=host_bytes(profile, plan),
@@ -175,16 +175,16 @@ class Steps:
         """The messages around the layers."""
         key = (plan.dp, plan.shards, plan.zero, plan.offload, plan.chunk, plan.compress, plan.bucket)
         if key not in self._sent:
-            self._sent[key] = Sent.of(messages(self._profile, plan, self._cluster.working(plan.ranks)))
+            self._sent[key] = Sent.of(messages(self._profile, plan, self._cluster.with_active_ranks(plan.ranks)))
         return self._sent[key]
 
     def _update(self, plan: Plan) -> tuple[float, float]:
         """(the update, the messages right before and after it)."""
         key = (plan.dp, plan.shards, plan.zero, plan.offload, plan.bucket, plan.chunk)
         if key not in self._updated:
-            profile, cluster = self._profile, self._cluster.working(plan.ranks)
+            profile, cluster = self._profile, self._cluster.with_active_ranks(plan.ranks)
             beside = after_backward(profile, plan, cluster) + after_update(profile, plan, cluster)
-            update = cluster.pace(plan.ranks) * update_seconds(profile, plan, cluster.device, self._pricer)
+            update = cluster.compute_factor(plan.ranks) * update_seconds(profile, plan, cluster.device, self._pricer)
             self._updated[key] = update, sum(message.seconds for message in beside)
         return self._updated[key]
 
@@ -196,13 +196,13 @@ BETWEEN = 12
 def agreement(plan: Plan, cluster: Cluster) -> float:
     """The engine agrees on the loss: one small all-reduce. Ranks on cores arrive apart at any message amid a step."""
     message = collective_seconds("all_reduce", plan.dp, 16, cluster)
-    return max(message, cluster.stall) if plan.dp > 1 and cluster.device.kind == "cpu" else message
+    return max(message, cluster.mid_step_message_s) if plan.dp > 1 and cluster.device.kind == "cpu" else message
 
 
 def between_steps(cluster: Cluster) -> float:
     """How long a GPU has nothing to do: the host reads the loss, and only then starts the next step."""
     device = cluster.device
-    return BETWEEN * device.start.get("forward", device.launch) if device.kind == "cuda" else 0.0
+    return BETWEEN * device.host_overhead.get("forward", device.launch) if device.kind == "cuda" else 0.0
 
 
 APART = 0.3
@@ -215,7 +215,7 @@ def statistics_seconds(t: LayerTime, plan: Plan, cluster: Cluster) -> float:
     if not layer.norms or plan.dp == 1:
         return 0.0
     times = 3 if plan.recompute != "none" and layer.composite else 2
-    stall = cluster.stall
+    stall = cluster.mid_step_message_s
     if cluster.device.kind == "cpu":
         stall = min(stall, APART * (t.forward + t.backward) / (layer.norms * times))
     return layer.norms * times * max(stall, collective_seconds("all_reduce", plan.dp, 4096.0, cluster))

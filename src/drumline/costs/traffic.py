@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from ..clusters import Cluster
 from ..models.profile import Layer, Profile
 from ..plans import Plan
+from ..theory.roofline import BYTES_PER_VALUE, MEMORY_EFFICIENCY
 from .axes import holders, inner, replicas
 from .collectives import collective_seconds
 from .host import copy_seconds
-from .work import STREAM, WIDTH
 
 FIRST_BUCKET = 2**20
 """The bucket that is filled first is small, so that sending begins early."""
@@ -129,7 +129,7 @@ def _by_bucket(layers: list[Layer], profile: Profile, plan: Plan, cluster: Clust
 def _by_unit(layers: list[Layer], profile: Profile, plan: Plan, cluster: Cluster) -> list[Around]:
     """Each unit is gathered before it runs and reduced after; what no unit holds goes with the first layer."""
     width = profile.parameter_bytes
-    copy = min(width, WIDTH[plan.precision])
+    copy = min(width, BYTES_PER_VALUE[plan.precision])
     rest = sum(cut(x, profile, plan)[0] for x in layers if not x.unit)
     known: dict[tuple[int, float], tuple[float, float]] = {}
 
@@ -185,10 +185,10 @@ def _bucket_seconds(size: float, plan: Plan, cluster: Cluster) -> float:
 
 def _compressed(size: float, tensors: float, profile: Profile, plan: Plan, cluster: Cluster) -> tuple[float, float]:
     """(bytes that are sent of m bytes of gradients, seconds that it takes to make and to undo them)."""
-    stream = size / (STREAM * cluster.device.bandwidth)
+    stream = size / (MEMORY_EFFICIENCY * cluster.device.bandwidth)
     if plan.compress == "fp16" and profile.parameter_bytes > 2:
         sent = size * 2 / profile.parameter_bytes
-        return sent, 2 * (stream + sent / (STREAM * cluster.device.bandwidth))
+        return sent, 2 * (stream + sent / (MEMORY_EFFICIENCY * cluster.device.bandwidth))
     if plan.compress == "powersgd":
         numbers = size / profile.parameter_bytes
         # a square matrix of n numbers becomes two of sqrt(n) x rank; the gradient is read or written six times

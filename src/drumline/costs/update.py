@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..clusters import Device
+from ..clusters import DeviceSpec
 from ..models.profile import Profile
 from ..plans import Plan
 from .host import copy_seconds, stream_seconds
@@ -15,7 +15,7 @@ GROUP = 32
 """Tensors that one kernel of torch's works on; it depends on how many operands there are."""
 
 
-def update_seconds(profile: Profile, plan: Plan, device: Device, pricer: Pricer) -> float:
+def update_seconds(profile: Profile, plan: Plan, device: DeviceSpec, pricer: Pricer) -> float:
     """What a rank does between its last gradient and its updated numbers."""
     checks = [1.0 * profile.parameter_bytes]  # the norm reads every gradient
     if plan.precision == "fp16":
@@ -31,7 +31,7 @@ def update_seconds(profile: Profile, plan: Plan, device: Device, pricer: Pricer)
 
 
 def _on_device(
-    profile: Profile, plan: Plan, device: Device, pricer: Pricer, passes: list[tuple[float, float]]
+    profile: Profile, plan: Plan, device: DeviceSpec, pricer: Pricer, passes: list[tuple[float, float]]
 ) -> float:
     """Passes of (bytes per number, operators per tensor, 0 where it only reads) over what this rank updates."""
     if device.kind == "cuda":
@@ -43,14 +43,14 @@ def _on_device(
     )
 
 
-def _in_groups(profile: Profile, plan: Plan, device: Device, pricer: Pricer, moved: float, ops: float) -> float:
+def _in_groups(profile: Profile, plan: Plan, device: DeviceSpec, pricer: Pricer, moved: float, ops: float) -> float:
     """A GPU works on many tensors with one kernel, as torch's optimizers do there of their own accord."""
     ops = 1.0 if ops <= FUSED else ops  # what is beside a fused kernel counts steps
     calls = ops * max(1.0, _pieces(profile, plan) / GROUP)
     each = profile.trained / plan.shards * moved / calls
     least = pricer.least or device.launch  # where kernels were measured, what the smallest takes: the host is ahead
     once = max(least, each / pricer.memory_rate("update", max(each, 1.0)))
-    return calls * once * device.situ.get("update", 1.0)
+    return calls * once * device.in_step_slowdown.get("update", 1.0)
 
 
 def _pieces(profile: Profile, plan: Plan) -> float:
@@ -61,7 +61,7 @@ def _pieces(profile: Profile, plan: Plan) -> float:
     return (profile.tensors + buckets * (plan.shards - 1)) / plan.shards
 
 
-def _on_host(profile: Profile, plan: Plan, device: Device, checks: float) -> float:
+def _on_host(profile: Profile, plan: Plan, device: DeviceSpec, checks: float) -> float:
     """The optimizer in host memory, at the rate of that memory; a CPU takes about as long to start an operator."""
     numbers = profile.trained / plan.shards
     calls = _pieces(profile, plan) * max(1.0, profile.optimizer_ops) * device.launch

@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from ..clusters import Cloud, Cluster, Curve, Device
+from ..clusters import ShapeTimes, Cluster, RateCurve, DeviceSpec
 from ..core import files
 from ..core.errors import ClusterError, nearest
 from ..models.profile import COMPUTE_KINDS
@@ -95,20 +95,20 @@ def _followed(old: Cluster, new: Cluster, keys: Sequence[str]) -> Cluster:
         device = _scaled(device, ratios, wider)
         origin["device.curve"] = f"scaled with what was {GIVEN}; before: {old.origin_of('device.curve')}"
     if any(".link." in key for key in keys):
-        new = dataclasses.replace(new, collective=(), pair=())
-        origin = {k: v for k, v in origin.items() if k.split(".")[0] not in ("collective", "pair")}
+        new = dataclasses.replace(new, collective=(), rank_link=())
+        origin = {k: v for k, v in origin.items() if k.split(".")[0] not in ("collective", "rank_link")}
     return dataclasses.replace(new, device=device, origin=origin)
 
 
-def _scaled(device: Device, ratios: dict[str, float], wider: float) -> Device:
+def _scaled(device: DeviceSpec, ratios: dict[str, float], wider: float) -> DeviceSpec:
     """Curves and clouds of compute follow the peak of their type, curves of memory the bandwidth."""
 
-    def scaled(curve: Curve) -> Curve:
+    def scaled(curve: RateCurve) -> RateCurve:
         ratio = ratios.get(curve.dtype, 1.0) if curve.kernel in COMPUTE_KINDS else wider
         return dataclasses.replace(curve, rates=tuple(rate * ratio for rate in curve.rates))
 
-    def faster(cloud: Cloud) -> Cloud:
+    def faster(cloud: ShapeTimes) -> ShapeTimes:
         ratio = ratios.get(cloud.dtype, 1.0)
         return dataclasses.replace(cloud, seconds=tuple(seconds / ratio for seconds in cloud.seconds))
 
-    return dataclasses.replace(device, curve=tuple(map(scaled, device.curve)), cloud=tuple(map(faster, device.cloud)))
+    return dataclasses.replace(device, curve=tuple(map(scaled, device.curve)), shape_times=tuple(map(faster, device.shape_times)))

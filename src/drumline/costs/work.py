@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ..clusters import Device
+from ..clusters import DeviceSpec
 from ..core.errors import ClusterError, PlanError
 from ..models.profile import ALIKE, COMPUTE_KINDS, FALLBACK, Layer, Op, Profile
 from ..models.selective import AGAIN, verdicts
+from ..theory.roofline import BYTES_PER_VALUE, MEMORY_EFFICIENCY
 from .clouds import ROWS, Clouds, work_of
 from .entries import CAST, entries
-
-STREAM = 0.8
-"""The share of the memory bandwidth that a kernel reaches, where no curve was measured."""
 
 FRESH = 2.0**25
 """Bytes from which the C library hands memory back at once, so that a CPU makes every page of the next tensor anew."""
@@ -29,9 +27,6 @@ EACH = {"forward": "each_forward", "backward": "each_backward"}
 
 LOOPED = 4
 """An operator that a layer calls more often, with the same sizes, is called in a loop."""
-
-WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "bf16-pure": 2, "fp8": 1}
-"""Bytes of a value by precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,7 @@ class Pricer:
     what the device needs to do it. A CPU does one operator after the other.
     """
 
-    def __init__(self, profile: Profile, device: Device, precision: str) -> None:
+    def __init__(self, profile: Profile, device: DeviceSpec, precision: str) -> None:
         if precision not in device.peak:
             raise ClusterError(
                 f"{device.name} has no rate for {precision}",
@@ -72,7 +67,7 @@ class Pricer:
             )
         self._device, self._precision = device, precision
         self._width = profile.activation_bytes
-        self._scale = WIDTH[precision] / profile.activation_bytes
+        self._scale = BYTES_PER_VALUE[precision] / profile.activation_bytes
         self._known: dict[tuple[int, int, int, str, float], Told] = {}
         self._clouds = Clouds(device)
         self._ahead = device.kind == "cuda"
@@ -102,7 +97,7 @@ class Pricer:
 
     def _measured(self, op: Op, n: float, flops: float, dtype: str) -> float | None:
         """By the shapes that were measured; an operator of which ranks share a part is no longer of its shape."""
-        if not op.shape or not self._device.cloud:
+        if not op.shape or not self._device.shape_times:
             return None
         shape = tuple(size.at(n) for size in op.shape)
         kind = ROWS if op.kind == "reduce" else op.kind
@@ -143,7 +138,7 @@ class Pricer:
         each operator of the forward is watched, also those that are not repeated.
         """
         if recompute != "none" and layer.composite:
-            plain, start = self.told(layer, phase, n), self._device.start
+            plain, start = self.told(layer, phase, n), self._device.host_overhead
             more = start.get("again", 0.0)
             if recompute == "selective":
                 more += start.get("watched", 0.0) * _started(layer)
@@ -156,15 +151,15 @@ class Pricer:
             else:
                 ops = [op for op in layer.ops if op.phase == phase]
             told = self._told(ops, self._situ(layer, phase), n)
-            if phase == "forward" and self._ahead and ENTRY in self._device.start:
-                told = replace(told, host=told.host + self._device.start[ENTRY] * entries(layer))
+            if phase == "forward" and self._ahead and ENTRY in self._device.host_overhead:
+                told = replace(told, host=told.host + self._device.host_overhead[ENTRY] * entries(layer))
             self._known[key] = told
         return self._known[key]
 
     def _told(self, ops: list[Op], situ: float, n: float) -> Told:
         """Operators of one layer, which take `situ` times as long as alone."""
         if not self._ahead:
-            around = sum(self._device.start.get(EACH[op.phase], 0.0) * entered(op) for op in ops)
+            around = sum(self._device.host_overhead.get(EACH[op.phase], 0.0) * entered(op) for op in ops)
             return Told(0.0, situ * sum(self.op_seconds(op, n) * op.count for op in ops) + around)
         host = busy = 0.0
         for op in ops:
@@ -179,7 +174,7 @@ class Pricer:
         """What the host takes to tell of a recurrent layer, step by step; as long as the layer itself takes where that
         was not measured.
         """
-        step = self._device.start.get(op.kind)
+        step = self._device.host_overhead.get(op.kind)
         return seconds if step is None or not op.shape else step * op.shape[0].at(n)
 
     def memory_rate(self, kind: str, size: float, dtype: str = "", *, name: str = "") -> float:
@@ -189,7 +184,7 @@ class Pricer:
             curve = self._device.curve_of(name, dtype or self._plain) or self._device.curve_of(name, "fp32")
             if curve is not None:
                 return curve.at(size)
-        return self._device.bandwidth * STREAM
+        return self._device.bandwidth * MEMORY_EFFICIENCY
 
     def update_seconds(self, layer: Layer, bytes_per_number: float, ops: float, share: float) -> float:
         """The optimizer's update of one layer's trained numbers, of which this rank holds `share`.
@@ -204,15 +199,17 @@ class Pricer:
         each = layer.parameters * share * bytes_per_number / (layer.tensors * max(1.0, ops))
         rate = self.memory_rate("update", max(each, 1.0))
         device = self._device
-        if "update" in device.start:  # the smallest updates were measured, and what is around them
-            return layer.tensors * (ops * each / rate * device.situ.get("update", 1.0) + device.start["update"])
-        return layer.tensors * ops * max(device.launch, each / rate) * device.situ.get("update", 1.0)
+        if "update" in device.host_overhead:  # the smallest updates were measured, and what is around them
+            return layer.tensors * (
+                ops * each / rate * device.in_step_slowdown.get("update", 1.0) + device.host_overhead["update"]
+            )
+        return layer.tensors * ops * max(device.launch, each / rate) * device.in_step_slowdown.get("update", 1.0)
 
     def _situ(self, layer: Layer, phase: str) -> float:
         """How much longer the layer's kernels take in a step than alone; what is computed `again` is forward."""
         kind = "conv" if any(op.kind == "conv" for op in layer.ops) else "compute"
         way = "backward" if phase == "backward" else "forward"
-        situ = self._device.situ
+        situ = self._device.in_step_slowdown
         return situ.get(f"{kind}_{way}", situ.get(kind, 1.0))
 
     def _compute_rate(self, kind: str, flops: float, dtype: str) -> float:
@@ -230,14 +227,14 @@ def entered(op: Op) -> int:
     return min(op.count, LOOPED)
 
 
-def start_of(op: Op, device: Device) -> float:
+def start_of(op: Op, device: DeviceSpec) -> float:
     """What the host of a GPU takes to start an operator: autocast's casts come without a line of Python. Those of a
     forward may be told with all that is around them (`ENTRY`).
     """
-    start = device.start.get("backward" if op.phase == "backward" else "forward", device.launch)
+    start = device.host_overhead.get("backward" if op.phase == "backward" else "forward", device.launch)
     if op.name == CAST:
-        return device.start.get("cast", start)
-    return 0.0 if op.phase == "forward" and ENTRY in device.start else start
+        return device.host_overhead.get("cast", start)
+    return 0.0 if op.phase == "forward" and ENTRY in device.host_overhead else start
 
 
 def _started(layer: Layer) -> int:

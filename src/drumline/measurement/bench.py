@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..clusters import Link
-from ..clusters.spec import Pair
+from ..clusters.spec import RankLink
 from ..comm import Communicator, ShmTransport, TorchTransport, Transport, run_threads
 from ..comm.choose import NATIVE
 from ..comm.environment import connect
@@ -143,7 +143,7 @@ class _Session:
                     found = [(float(size), self._half_trip(size, (a, b))) for size in (_FIT[0], _FIT[3])]
                     alpha, beta, _ = alpha_beta(found)
                     link = Link(alpha, 1 / beta)
-                    self.outcome.pairs += [Pair(a, b, link), Pair(b, a, link)]
+                    self.outcome.pairs += [RankLink(a, b, link), RankLink(b, a, link)]
 
     def _half_trip(self, size: int, peers: tuple[int, int]) -> float:
         """Seconds of one message, within a small share of the time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..clusters import Cluster, Link
-from ..clusters.spec import Pair
+from ..clusters.spec import RankLink
 from ..core.errors import InputError
 from ..reports.bench import Result
 
@@ -53,7 +53,7 @@ class Outcome:
     results: list[Result] = field(default_factory=list)
     links: dict[str, tuple[Link, float]] = field(default_factory=dict)
     """By transport: the fit, and the mean relative error that it left."""
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[RankLink] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:

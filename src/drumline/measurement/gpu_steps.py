@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..clusters import Device
+from ..clusters import DeviceSpec
 from ..core.job import Job
 from ..costs.work import Pricer
 from ..tracing import trace
@@ -22,7 +22,7 @@ WARM, LONG = 0.8, 0.5
 works without one gets warm and slows its clock, as it will in a run; kernels that are timed alone never get there."""
 
 
-def measure_amid(alone: Device, device: torch.device) -> dict[str, float]:
+def measure_amid(alone: DeviceSpec, device: torch.device) -> dict[str, float]:
     """By what factor a GPU takes longer for the kernels of large steps than for each alone: `compute` and `conv`.
 
     The steps are so large that the host is always ahead, so that the GPU's own time is seen.
@@ -33,7 +33,7 @@ def measure_amid(alone: Device, device: torch.device) -> dict[str, float]:
         ("conv", steps_of(partial(Residual, 128), (128, 56, 56), 256, BLOCKS)),
     ):
         profile = trace(job, precision=PRECISION, device="cuda")
-        pricer = Pricer(profile, replace(alone, situ={}), PRECISION)
+        pricer = Pricer(profile, replace(alone, in_step_slowdown={}), PRECISION)
         told = [pricer.told(x, phase, job.batch_size) for x in profile.each() for phase in ("forward", "backward")]
         found[name] = _at_least_one(_device_seconds(job, device) / sum(t.busy for t in told))
     return found

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from ..clusters import Host
-from ..costs.work import STREAM
+from ..clusters import HostMemory
+from ..theory.roofline import MEMORY_EFFICIENCY
 
 BYTES = 2**28
 TIMES = 5
@@ -18,7 +18,7 @@ ADAM = 28
 """Bytes that Adam reads and writes per number of four bytes: value, gradient and two moments in, all but one out."""
 
 
-def measure_host(device: torch.device, memory: float) -> Host:
+def measure_host(device: torch.device, memory: float) -> HostMemory:
     """Rates of a rank that offloads, with `memory` bytes of the host's to itself."""
     here = torch.empty(BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(BYTES, dtype=torch.uint8, device=device)
@@ -34,7 +34,7 @@ def measure_host(device: torch.device, memory: float) -> Host:
     optimizer = torch.optim.AdamW([p], fused=True)
     optimizer.step()
     rate = ADAM * p.numel() / _seconds(lambda: optimizer.step())
-    return Host(memory, rate / STREAM, copy)  # it is priced at that share of the memory's bandwidth
+    return HostMemory(memory, rate / MEMORY_EFFICIENCY, copy)  # it is priced at that share of the memory's bandwidth
 
 
 def measure_workspace(device: torch.device) -> float:

@@ -14,7 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ..clusters import Cloud, Cluster, Curve, Device, Fewer, Link, Network, Node, Table
+from ..clusters import ShapeTimes, Cluster, RateCurve, DeviceSpec, PartialOccupancy, Link, Network, Node, CollectiveTable
 from ..comm.environment import connect, device_of
 from .cpu import measure_cpu
 from .fit import alpha_beta
@@ -180,30 +180,30 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
     straggle, unit = _beyond_messages(waiting, nearest)
     return Cluster(
         name=platform.node() or "this-machine",
-        device=Device(
+        device=DeviceSpec(
             name=first["device_name"],
             kind=first["device"],
             memory=first["memory"] / (ranks // hosts if cpu else 1),
             bandwidth=bandwidth,
             peak=peak,
             launch=launch,
-            start={k: statistics.median(r["start"][k] for r in results) for k in first["start"]},
+            host_overhead={k: statistics.median(r["start"][k] for r in results) for k in first["start"]},
             context=max(r["context"] for r in results),
             threads=first["threads"] if cpu else 0,
-            situ={k: statistics.mean(r["situ"][k] for r in results) for k in first["situ"]},
+            in_step_slowdown={k: statistics.mean(r["situ"][k] for r in results) for k in first["situ"]},
             host=first["host"],
             workspace=first["workspace"],
             curve=curves,
-            cloud=_clouds(results),
+            shape_times=_clouds(results),
         ),
         node=Node(ranks // hosts, Link(alpha, 1 / beta)),
         network=Network(hosts, Link(far, 1 / far_beta)) if hosts > 1 else None,
         overlap=min(r["overlap"] for r in results),
-        straggle=straggle,
-        stall=waiting.stall,
-        unit=unit,
-        fewer={str(count): _fewer(count, found, first["transport"]) for count, found in first["fewer"].items()},
-        spread=statistics.median(spreads),
+        straggler_slowdown=straggle,
+        mid_step_message_s=waiting.stall,
+        sharded_unit_s=unit,
+        partial_occupancy={str(count): _fewer(count, found, first["transport"]) for count, found in first["fewer"].items()},
+        measurement_spread=statistics.median(spreads),
         collective=tables,
         origin=_origins(first, ranks, left, far_left),
     )
@@ -244,24 +244,24 @@ def _origins(first: dict[str, Any], ranks: int, left: float, far: float) -> dict
     }
 
 
-def _tables(transport: str, ranks: int, found: dict[str, list[tuple[float, float]]]) -> tuple[Table, ...]:
+def _tables(transport: str, ranks: int, found: dict[str, list[tuple[float, float]]]) -> tuple[CollectiveTable, ...]:
     """What collectives of so many ranks took."""
     return tuple(
-        Table(name, transport, ranks, tuple(m for m, _ in points), tuple(t for _, t in points))
+        CollectiveTable(name, transport, ranks, tuple(m for m, _ in points), tuple(t for _, t in points))
         for name, points in found.items()
     )
 
 
-def _fewer(count: int, found: AtWork, transport: str) -> Fewer:
+def _fewer(count: int, found: AtWork, transport: str) -> PartialOccupancy:
     """What is otherwise when so many ranks of a host work."""
     if found.waiting is None:
-        return Fewer(found.pace)
+        return PartialOccupancy(found.pace)
     tables = _tables(transport, count, found.collectives)
     straggle, unit = _beyond_messages(found.waiting, tables)
-    return Fewer(found.pace, straggle, found.waiting.stall, unit, tables)
+    return PartialOccupancy(found.pace, straggle, found.waiting.stall, unit, tables)
 
 
-def _beyond_messages(waiting: Waiting, measured: tuple[Table, ...]) -> tuple[float, float]:
+def _beyond_messages(waiting: Waiting, measured: tuple[CollectiveTable, ...]) -> tuple[float, float]:
     """(straggle, unit): what replicating and sharding cost a step beyond what their messages cost alone."""
     if not measured:
         return 1.0, 0.0
@@ -271,13 +271,13 @@ def _beyond_messages(waiting: Waiting, measured: tuple[Table, ...]) -> tuple[flo
     return max(1.0, (waiting.replicated - message) / waiting.apart), max(0.0, waiting.unit - messages)
 
 
-def _device_alone(measured: dict[str, Any], device: torch.device) -> Device:
+def _device_alone(measured: dict[str, Any], device: torch.device) -> DeviceSpec:
     """This rank's kernels as a device, to price a small step with."""
     curves, _ = _curves([measured])
     best = {c.dtype: max(c.rates) for c in curves if c.kernel == "matmul"}
     stream = max(max(c.rates) for c in curves if c.kernel == "pointwise")
     kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
-    return Device(
+    return DeviceSpec(
         "this rank",
         kind,
         1.0,
@@ -285,12 +285,12 @@ def _device_alone(measured: dict[str, Any], device: torch.device) -> Device:
         best,
         measured["launch"],
         curve=curves,
-        cloud=_clouds([measured]),
-        start=measured["start"],
+        shape_times=_clouds([measured]),
+        host_overhead=measured["start"],
     )
 
 
-def _clouds(results: list[dict[str, Any]]) -> tuple[Cloud, ...]:
+def _clouds(results: list[dict[str, Any]]) -> tuple[ShapeTimes, ...]:
     """The ranks' shapes, each the mean of theirs."""
     found: dict[tuple[str, str], dict[tuple[float, ...], list[float]]] = {}
     for r in results:
@@ -298,12 +298,12 @@ def _clouds(results: list[dict[str, Any]]) -> tuple[Cloud, ...]:
             for kernel, shape, seconds, _ in spots:
                 found.setdefault((kernel, dtype), {}).setdefault(shape, []).append(seconds)
     return tuple(
-        Cloud(kernel, dtype, tuple(shapes), tuple(geometric_mean(times) for times in shapes.values()))
+        ShapeTimes(kernel, dtype, tuple(shapes), tuple(geometric_mean(times) for times in shapes.values()))
         for (kernel, dtype), shapes in found.items()
     )
 
 
-def _curves(results: list[dict[str, Any]]) -> tuple[tuple[Curve, ...], list[float]]:
+def _curves(results: list[dict[str, Any]]) -> tuple[tuple[RateCurve, ...], list[float]]:
     """The ranks' curves, averaged; and the spread of every point."""
     curves, spreads = [], []
     for dtype in results[0]["points"]:
@@ -316,7 +316,7 @@ def _curves(results: list[dict[str, Any]]) -> tuple[tuple[Curve, ...], list[floa
                         found.setdefault(size, []).append(rate)
                         spreads.append(spread)
             sizes = tuple(sorted(found))
-            curves.append(Curve(kernel, dtype, sizes, tuple(geometric_mean(found[s]) for s in sizes)))
+            curves.append(RateCurve(kernel, dtype, sizes, tuple(geometric_mean(found[s]) for s in sizes)))
     return tuple(curves), spreads
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from ..clusters import Device
+from ..clusters import DeviceSpec
 from .pace import PRODUCTS, SIZES, Look
 from .shared import crowding
 
@@ -29,10 +29,10 @@ FLICKER = 0.35
 """How far, in logarithms, the pace of a shared core comes and goes by itself. What is beyond it lasts."""
 LASTS, LASTED = 0.2, 0.3
 """The share of such a difference that is there in a run of some seconds, where it was seen before the run; and where
-looks before and after the run both count. By the looks and steps of CPUs: docs/validate-here.md."""
+looks before and after the run both count. By the looks and steps of CPUs: docs/calibration.md."""
 
 
-def speed(curves: Device, device: torch.device, *, rounds: int = ROUNDS) -> float:
+def speed(curves: DeviceSpec, device: torch.device, *, rounds: int = ROUNDS) -> float:
     """The ranks' speed now over their measured speed, by a matmul and a stream: the mean of the ranks.
 
     That a step waits for the slowest of them is priced by itself (`Cluster.straggle`).

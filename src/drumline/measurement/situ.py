@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..clusters import Device
+from ..clusters import DeviceSpec
 from ..core.job import Job
 from ..costs.work import EACH, Pricer, entered
 from ..models import Profile
@@ -88,14 +88,14 @@ class Steps:
         """What each takes by a clock."""
         return [sum(step(now)) for step in self._all()]
 
-    def beside(self, alone: Device) -> Situ:
+    def beside(self, alone: DeviceSpec) -> Situ:
         """What was found, beside what the kernels take alone.
 
         What light steps take beyond their kernels is put down to the number of their operators, and of their tensors in
         the update; what the others take beyond that is a factor: `compute` and `conv`, each way. How much longer an
         update takes is told by two that have as many tensors, of different sizes: `update`.
         """
-        alone = replace(alone, start={"update": 0.0}, situ={})
+        alone = replace(alone, host_overhead={"update": 0.0}, in_step_slowdown={})
         priced = {kind: [_Priced(step, alone) for step in steps] for kind, steps in self._steps.items()}
         (light,), (least, *_, most) = priced[LIGHT], priced[COMPUTE]
         found = {"update": max(1.0, (most.took[2] - least.took[2]) / (most.moved - least.moved))}
@@ -142,7 +142,7 @@ class _Step:
 class _Priced:
     """What a step took, as the mean of the logarithms, beside what its kernels take alone."""
 
-    def __init__(self, step: _Step, alone: Device) -> None:
+    def __init__(self, step: _Step, alone: DeviceSpec) -> None:
         self.took = [math.exp(statistics.fmean(map(math.log, column))) for column in zip(*step.times, strict=True)]
         self.profile: Profile = trace(step.job)
         pricer, layers = Pricer(self.profile, alone, "fp32"), list(self.profile.each())

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..clusters import Device
+from ..clusters import DeviceSpec
 from ..core.job import Job
 from ..costs.entries import CAST, entries
 from ..costs.pace import LOOK
@@ -124,13 +124,13 @@ class Starts:
             return {name: step() for name, step in self._steps.items()}
 
 
-def host_pace(measured: Device, device: torch.device) -> float | None:
+def host_pace(measured: DeviceSpec, device: torch.device) -> float | None:
     """How many times as long as when it was measured the host of a GPU will take in a run that begins now.
 
     None where that is not known: nothing was measured by which to tell, or a model fills the GPU and leaves no room for
     a small one. Nothing of the look stays in the GPU's memory, nor in its peak.
     """
-    then = measured.start.get(LOOK)
+    then = measured.host_overhead.get(LOOK)
     if not then:
         return None
     try:

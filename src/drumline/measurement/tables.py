@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..clusters import Cluster, Table
+from ..clusters import Cluster, CollectiveTable
 from ..reports.bench import Result
 from .benchconfig import MESSAGES, Outcome
 
 
-def tables(results: Sequence[Result]) -> tuple[Table, ...]:
+def tables(results: Sequence[Result]) -> tuple[CollectiveTable, ...]:
     """What auto chooses by, from what was measured."""
     found: dict[tuple[str, str, int, str, int], dict[int, float]] = {}
     for r in results:
@@ -20,7 +20,7 @@ def tables(results: Sequence[Result]) -> tuple[Table, ...]:
     made = []
     for (collective, transport, ranks, algorithm, segments), times in found.items():
         sizes, seconds = zip(*sorted(times.items()), strict=True)
-        made.append(Table(collective, transport, ranks, tuple(map(float, sizes)), seconds, algorithm, segments))
+        made.append(CollectiveTable(collective, transport, ranks, tuple(map(float, sizes)), seconds, algorithm, segments))
     return tuple(made)
 
 
@@ -29,6 +29,6 @@ def with_tables(cluster: Cluster, outcome: Outcome, origin: str) -> Cluster:
     new = tables(outcome.results)
     keys = {(t.collective, t.transport, t.ranks) for t in new}
     old = tuple(t for t in cluster.collective if (t.collective, t.transport, t.ranks) not in keys)
-    pairs = tuple(outcome.pairs) or cluster.pair
-    origins = {**cluster.origin, "collective": origin, **({"pair": origin} if outcome.pairs else {})}
-    return replace(cluster, collective=(*old, *new), pair=pairs, origin=origins)
+    pairs = tuple(outcome.pairs) or cluster.rank_link
+    origins = {**cluster.origin, "collective": origin, **({"rank_link": origin} if outcome.pairs else {})}
+    return replace(cluster, collective=(*old, *new), rank_link=pairs, origin=origins)

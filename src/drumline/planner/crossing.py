@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..clusters import Cluster, Link, Table
+from ..clusters import Cluster, Link, CollectiveTable
 from ..core.units import format_bytes, format_rate
 from ..costs import Estimate
 from ..models.profile import Profile
@@ -192,18 +192,18 @@ def slower(cluster: Cluster, factor: float) -> Cluster:
     network = cluster.network
     return replace(
         cluster,
-        stall=cluster.stall * factor,
+        mid_step_message_s=cluster.mid_step_message_s * factor,
         node=replace(cluster.node, link=_slow(cluster.node.link, factor)),
         network=replace(network, link=_slow(network.link, factor)) if network else None,
         collective=_slow_tables(cluster.collective, factor),
-        fewer={
-            k: replace(f, stall=f.stall * factor, collective=_slow_tables(f.collective, factor))
-            for k, f in cluster.fewer.items()
+        partial_occupancy={
+            k: replace(f, mid_step_message_s=f.mid_step_message_s * factor, collective=_slow_tables(f.collective, factor))
+            for k, f in cluster.partial_occupancy.items()
         },
     )
 
 
-def _slow_tables(tables: tuple[Table, ...], factor: float) -> tuple[Table, ...]:
+def _slow_tables(tables: tuple[CollectiveTable, ...], factor: float) -> tuple[CollectiveTable, ...]:
     return tuple(replace(t, seconds=tuple(s * factor for s in t.seconds)) for t in tables)
 
 

@@ -10,10 +10,10 @@ from ..core.units import format_bytes, format_count, format_rate, format_seconds
 from ..costs import Estimate
 from ..costs.divide import divide
 from ..costs.layers import largest_share
-from ..costs.links import level
 from ..costs.traffic import Message, after_backward, after_update, messages, reduced_often
 from ..models.profile import Profile
 from ..plans import Plan
+from ..theory.alpha_beta import level
 from .prices import by_fit, prices
 
 
@@ -60,7 +60,7 @@ class _Parts:
     """The words of each part for one plan."""
 
     def __init__(self, profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> None:
-        self._profile, self._plan, self._e, self._cluster = profile, plan, e, cluster.working(plan.ranks)
+        self._profile, self._plan, self._e, self._cluster = profile, plan, e, cluster.with_active_ranks(plan.ranks)
         self._local = divide(profile, plan) if plan.splits_model else None
         self._mine = self._local.profile if self._local is not None else profile
         self._n = largest_share(profile.batch_size, plan)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..core.units import format_bytes, format_count, format_rate, format_seconds
 from ..costs import Estimate
-from ..costs.closed import FittedSteps
-from ..costs.closed.plans import known, layouts_of, rows_of
-from ..costs.closed.stages import stages
+from ..costs.fitted import FittedSteps
+from ..costs.fitted.plans import known, layouts_of, rows_of
+from ..costs.fitted.stages import stages
 from ..models.profile import Profile
 from ..plans import Plan
 

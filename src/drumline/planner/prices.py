@@ -13,7 +13,7 @@ from ..models.profile import Profile
 from ..plans import Plan
 
 if TYPE_CHECKING:
-    from ..costs.closed import FittedSteps
+    from ..costs.fitted import FittedSteps
 
     Prices = Steps | FittedSteps
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def prices(profile: Profile, cluster: Cluster, precision: str) -> Prices:
     """What prices plans of one precision for a model on a cluster."""
     if any(op.kind == "attention" for x in profile.layers for op in x.ops):
-        from ..costs.closed import fitted_for  # here, because it brings numpy along
+        from ..costs.fitted import fitted_for  # here, because it brings numpy along
 
         return fitted_for(profile, cluster, precision) or Steps(profile, cluster, precision)
     return Steps(profile, cluster, precision)

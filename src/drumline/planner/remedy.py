@@ -8,9 +8,9 @@ from ..clusters import Cluster
 from ..core.errors import ClusterError
 from ..core.units import format_bytes
 from ..costs import Estimate, Steps
-from ..costs.work import WIDTH
 from ..models.profile import Profile
 from ..plans import Plan
+from ..theory.roofline import BYTES_PER_VALUE
 from .prices import prices
 from .space import candidates, micro_batches, recomputations, smaller
 from .splitting import splits
@@ -39,7 +39,7 @@ def rule(profile: Profile, least: Estimate) -> str:
 
 def too_large(profile: Profile, e: Estimate) -> str:
     """The largest layer, where it alone, as it is computed with, is larger than a device; else nothing."""
-    width = min(profile.parameter_bytes, WIDTH[Plan.parse(e.plan).precision])
+    width = min(profile.parameter_bytes, BYTES_PER_VALUE[Plan.parse(e.plan).precision])
     layer = max(profile.layers, key=lambda x: x.parameters + x.frozen)
     size = (layer.parameters + layer.frozen) * width
     if size <= e.memory_limit:

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..clusters import Cluster
-from ..costs.closed import FittedSteps
-from ..costs.closed.inputs import SCHEDULES, Array
-from ..costs.closed.plans import Rows, plan_of
+from ..costs.fitted import FittedSteps
+from ..costs.fitted.inputs import SCHEDULES, Array
+from ..costs.fitted.plans import Rows, plan_of
 from ..plans import Plan
 from ..plans.combinations import refusal
 from .objectives import Scored

@@ -11,10 +11,10 @@ from ..costs import Estimate
 from ..costs.batch import WARM_EPOCHS, batch_warning, scale_rate, token_warning
 from ..costs.interval import save_interval
 from ..costs.tensor import tokens_of
-from ..costs.work import STREAM
 from ..models.profile import Profile
 from ..models.shapes import Convolution, shape_of
 from ..plans import Plan
+from ..theory.roofline import MEMORY_EFFICIENCY
 
 USUAL_LOSS = 3.0
 """Nats per token of a language model that is half trained: where its critical batch is told for."""
@@ -94,7 +94,11 @@ def saving(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster, mtbf: fl
     # replicas share the work of saving: every number is written once
     share = whole / plan.ranks
     host = cluster.device.host
-    rate = host.copy if host is not None and cluster.device.kind == "cuda" else STREAM * cluster.device.bandwidth / 2
+    rate = (
+        host.copy
+        if host is not None and cluster.device.kind == "cuda"
+        else MEMORY_EFFICIENCY * cluster.device.bandwidth / 2
+    )
     stall = share / rate
     interval = save_interval(stall, mtbf)
     every = max(1, round(interval / e.step_seconds))

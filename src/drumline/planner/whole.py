@@ -13,9 +13,9 @@ from dataclasses import fields, replace
 import numpy as np
 
 from ..clusters import Cluster
-from ..costs.closed import FittedSteps
-from ..costs.closed.inputs import SCHEDULES, Array
-from ..costs.closed.plans import RECOMPUTE, Rows
+from ..costs.fitted import FittedSteps
+from ..costs.fitted.inputs import SCHEDULES, Array
+from ..costs.fitted.plans import RECOMPUTE, Rows
 from ..costs.tensor import tokens_of
 from ..models.profile import Profile
 from ..plans import Plan

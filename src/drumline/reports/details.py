@@ -250,7 +250,7 @@ def cluster_section(cluster: Cluster) -> Html:
         ]
     rows += [
         ["communication that computation hides", f"{100 * cluster.overlap:.0f}%", cluster.origin_of("overlap")],
-        ["spread of measurements", f"{100 * cluster.spread:.1f}%", cluster.origin_of("spread")],
+        ["spread of measurements", f"{100 * cluster.measurement_spread:.1f}%", cluster.origin_of("measurement_spread")],
     ]
     for c in d.curve:
         unit = "FLOP/s" if c.kernel in COMPUTE_KINDS else "B/s"

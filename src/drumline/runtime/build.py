@@ -11,10 +11,10 @@ from torch import nn
 
 from ..core.job import Job
 from ..plans import Plan
-from .adopt.given import Given
 from .batchnorm import Spanning, span_statistics
 from .compiling import compile_layers
 from .experts import Spread, SpreadExperts
+from .given import Given
 from .groups import mesh_of
 from .memory.recompute import recompute
 from .memory.selective import recompute_selectively

@@ -20,9 +20,9 @@ from ..datasets.loader import Loader
 from ..datasets.stream import Batch, Micro, Stream
 from ..plans import Plan, check
 from ..tracing.fake import call
+from .buffer_snapshot import Moving
 from .elementwise import check_elementwise
 from .guards.guard import Guard, Guards
-from .guards.moving import Moving
 from .held import hold
 from .own_batch import own_batch
 from .passes import read, run_passes

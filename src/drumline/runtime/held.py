@@ -15,7 +15,7 @@ from ..core.job import Job
 from ..plans import Plan
 from ..tracing.running import with_values
 from .build import Built, build, choose
-from .observe.record import Recorder
+from .recording.recorder import Recorder
 from .strategies.pieces import Kind, Part, Piece, kinds_of, rename
 from .strategies.strategy import Strategy
 

@@ -7,6 +7,6 @@ import torch.nn.parallel
 import torch.profiler
 
 from . import engine
-from .proof import verify
+from .verification import verify
 
 __all__ = ["engine", "torch", "verify"]

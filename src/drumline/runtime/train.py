@@ -14,8 +14,8 @@ from ..tracing.kinds import tensors
 from .checkpoint.during import Keeper, Saves, steps_left
 from .engine import Engine
 from .guards.guard import nothing_to_compare
-from .observe.probe import Probe
-from .observe.slowest import EVERY, slowest
+from .telemetry.probe import Probe
+from .telemetry.slowest import EVERY, slowest
 
 WARM_UP = 2
 """Steps that are not counted in the measured step time; the next one is looked at under the profiler."""

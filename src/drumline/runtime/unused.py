@@ -9,7 +9,7 @@ import torch
 from ..core.errors import DrumlineError
 from ..core.job import Job
 from ..tracing.fake import call, fake_batch, fake_mode, fake_model, first_sample
-from .adopt.given import Absent
+from .given import Absent
 
 
 def unused_parameters(job: Job) -> bool:

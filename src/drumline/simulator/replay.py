@@ -9,8 +9,8 @@ from functools import partial
 
 from ..core.timeline import Span, Timeline
 from ..costs.lanes import Durations, play
-from ..costs.links import Links, Port, as_topology
 from ..schedules import Pipeline, Schedule, Send, messages
+from ..theory.alpha_beta import Links, Port, as_topology
 from .loop import Loop
 from .turns import turns
 

@@ -22,7 +22,7 @@ def simulate_step(
 
     With a `speed`, of a machine that runs at that share of its measured speed; the estimate has it already.
     """
-    plan, cluster = as_it_runs(plan, cluster), cluster.working(plan.ranks)
+    plan, cluster = as_it_runs(plan, cluster), cluster.with_active_ranks(plan.ranks)
     if plan.splits_model:
         return simulate_divided(profile, plan, cluster, speed=speed)
     lanes = Lanes(cluster.overlap)
@@ -38,7 +38,7 @@ def simulate_step(
         if reduced_often(plan):
             lanes.join()
         if plan.zero == 3:
-            lanes.compute("communication units", cluster.unit * sum(1 for t in times if t.gather))
+            lanes.compute("communication units", cluster.sharded_unit_s * sum(1 for t in times if t.gather))
         for t in times:
             lanes.compute(f"communication statistics {t.layer.name}", statistics_seconds(t, plan, cluster))
     for message in after_backward(profile, plan, cluster):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..costs.closed.inputs import Array, Layouts, Machines, Models, recomputed
+from ..costs.fitted.inputs import Array, Layouts, Machines, Models, recomputed
 from .row import KINDS, Run
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..costs.closed.inputs import Array
+from ..costs.fitted.inputs import Array
 
 TURN = 0.05
 """Errors below this count by their square, above it by their size."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..costs.closed.chips import SAME_CHIP
-from ..costs.closed.constants import MEMORY, NAMES, PRIOR, WIDTH, Constants
-from ..costs.closed.inputs import Array
-from ..costs.closed.profiles import REFERENCE, Device, Profiles
+from ..costs.fitted.chips import SAME_CHIP
+from ..costs.fitted.constants import MEMORY, NAMES, PRIOR, WIDTH, Constants
+from ..costs.fitted.inputs import Array
+from ..costs.fitted.profiles import REFERENCE, Device, Profiles
 from .arrays import Runs
 from .fitting import Problem, fit, slopes_at
 from .predict import memory, times

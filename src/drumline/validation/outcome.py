@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import InputError
-from ..costs.closed.inputs import Array
-from ..costs.closed.profiles import Profiles, load_profiles
+from ..costs.fitted.inputs import Array
+from ..costs.fitted.profiles import Profiles, load_profiles
 from .arrays import arrays
 from .learn import learn, leave_one_out, profiles_of
 from .predict import predict

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..costs.closed.constants import MEMORY, NAMES, Constants
-from ..costs.closed.inputs import Array
-from ..costs.closed.memory import StepMemory, step_memory
-from ..costs.closed.profiles import Profiles
-from ..costs.closed.step import StepTimes, step_times
+from ..costs.fitted.constants import MEMORY, NAMES, Constants
+from ..costs.fitted.inputs import Array
+from ..costs.fitted.memory import StepMemory, step_memory
+from ..costs.fitted.profiles import Profiles
+from ..costs.fitted.step import StepTimes, step_times
 from .arrays import Runs
 
 

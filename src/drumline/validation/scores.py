@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..costs.closed.inputs import Array
+from ..costs.fitted.inputs import Array
 from .row import Run
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..clusters.catalogue import load
 from ..core.errors import InputError, nearest
-from ..costs.closed.chips import SAME_CHIP, best_product, type_of
+from ..costs.fitted.chips import SAME_CHIP, best_product, type_of
 
 _CLUSTERS = {
     "V100": "dgx-v100",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..costs.closed.inputs import SCHEDULES
+from ..costs.fitted.inputs import SCHEDULES
 
 _FUSED_SINCE = 2023
 """From this year on, runs in bf16 or fp8 use attention in one kernel unless they say otherwise."""

@@ -17,7 +17,7 @@ from ...partition.capture import Captured
 from ...partition.moves import part_of
 from ...partition.program import Holder, put
 from ...tracing.kinds import tensors
-from ..adopt.given import Given
+from ..given import Given
 from ..weights import OF_TORCH, Parcel, seeded_model, send
 from .captures import Captures
 from .placing import Placement

@@ -10,7 +10,7 @@ from ...plans import Plan
 from ...tracing.warned import let_weights_lie_apart
 from ..build import Built
 from ..held import Held
-from ..observe.record import Recorder
+from ..recording.recorder import Recorder
 from ..recurrent import noticed
 from ..strategies.buckets import Reach
 from ..strategies.flat import FlatShard

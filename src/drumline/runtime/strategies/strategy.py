@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..observe.record import Recorder
+from ..recording.recorder import Recorder
 from .pieces import Piece
 
 

@@ -1,0 +1,143 @@
+"""Rules that keep the package easy to read: unique class names, one-way imports, a complete map, sound Markdown."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "drumline"
+MODULES = sorted(SOURCE.rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 70
+
+
+def test_public_class_names_are_unique() -> None:
+    places = defaultdict(list)
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path.relative_to(SOURCE).as_posix())
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_the_map_names_every_module() -> None:
+    design = (ROOT / "docs" / "design.md").read_text()
+    block = design[design.index("    src/drumline/") :]
+    named = set()
+    package: list[str] = []
+    for line in block[: block.index("\n\n")].splitlines()[1:]:
+        depth = (len(line) - len(line.lstrip())) // 2 - 3  # packages are indented by two more spaces each
+        name = line.split()[0]
+        package = [*package[:depth], name.removesuffix("/")] if name.endswith("/") else package[:depth]
+        if not name.endswith("/"):
+            named.add("/".join([*package, name]))
+    modules = {p.relative_to(SOURCE).as_posix() for p in MODULES if p.name != "__init__.py"}
+    assert sorted(modules - named) == [], "modules that the map in docs/design.md does not name"
+    assert sorted(named - modules) == [], "names on the map in docs/design.md without a module"
+
+
+def test_files_and_functions_stay_short() -> None:
+    long = []
+    for path in MODULES:
+        text = path.read_text()
+        if text.count("\n") > LONGEST_FILE:
+            long.append(f"{path.relative_to(SOURCE)}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > LONGEST_FUNCTION:
+                    long.append(f"{path.relative_to(SOURCE)}: {node.name} has {lines} lines")
+    assert long == []
+
+
+def test_no_line_is_exempt_from_the_formatter() -> None:
+    exempt = [p for d in ("src", "tests", "benchmarks", "examples") for p in (ROOT / d).rglob("*.py")]
+    marks = re.compile(r"#\s*fmt:\s*(skip|off)")
+    assert [str(p.relative_to(ROOT)) for p in exempt if marks.search(p.read_text())] == []
+
+
+# -- Markdown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_markdown_is_sound(page: Path) -> None:
+    assert markdown_faults(page.read_text(), page.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("words ```python wrapped into prose```\n", "line 1: a code fence inside a line of text"),
+        ("```python\nx = 1\n", "line 1: a code fence that is never closed"),
+        ("| a | b |\n|---|---|\n| 1 | 2 | 3 |\n", "line 3: 3 cells in a table of 2 columns"),
+        ("see [here](missing.md)\n", "line 1: no file missing.md"),
+        ("see [here](#missing)\n", "line 1: no heading #missing"),
+        ("some `code\n\nnext\n", "line 1: a backtick without its partner"),
+    ],
+)
+def test_markdown_faults_are_found(text: str, fault: str, tmp_path: Path) -> None:
+    assert markdown_faults(text, tmp_path) == [fault]
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    reached, waiting = {index}, [index]
+    while waiting:
+        page = waiting.pop()
+        for link in re.findall(r"\]\(([^)#]+\.md)", page.read_text()):
+            target = (page.parent / link).resolve()
+            if target not in reached and target.exists():
+                reached.add(target)
+                waiting.append(target)
+    pages = set(ROOT.glob("docs/**/*.md"))
+    assert sorted(str(p.relative_to(ROOT)) for p in pages - reached) == []
+
+
+def markdown_faults(text: str, folder: Path) -> list[str]:
+    """Faults of one page: fences, tables, inline code, links to files and headings."""
+    faults = []
+    fence, opened, columns, paragraph, start = "", 0, 0, "", 1
+    headings = {_anchor(line.lstrip("#")) for line in text.splitlines() if line.startswith("#")}
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if fence:
+            fence = "" if stripped == fence else fence
+            continue
+        if stripped.startswith("```"):
+            fence, opened = "```", number
+            continue
+        if "```" in line:
+            faults.append(f"line {number}: a code fence inside a line of text")
+            continue
+        if line.startswith("    ") and not paragraph:
+            continue
+        cells = len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", stripped))) - 1 if stripped.startswith("|") else 0
+        if cells and columns and cells != columns:
+            faults.append(f"line {number}: {cells} cells in a table of {columns} columns")
+        columns = columns or cells if cells else 0
+        if not stripped or cells:
+            faults += [f"line {start}: a backtick without its partner"] if paragraph.count("`") % 2 else []
+            paragraph, start = "", number + 1
+        if not cells:
+            paragraph, start = paragraph + line, start if paragraph else number
+        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", line)):
+            path, _, anchor = target.partition("#")
+            if "://" in path:
+                continue
+            if path and not (folder / path).exists():
+                faults.append(f"line {number}: no file {path}")
+            elif not path and _anchor(anchor) not in headings:
+                faults.append(f"line {number}: no heading #{anchor}")
+    if fence:
+        faults.append(f"line {opened}: a code fence that is never closed")
+    return faults + ([f"line {start}: a backtick without its partner"] if paragraph.count("`") % 2 else [])
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w-]", "", heading.strip().lower().replace(" ", "-"))
