@@ -31,11 +31,11 @@ from gpt_task import GPT, Size, Tokens, loss_of
 from torch import nn
 
 import drumline as dl
-from drumline.measurement.host import measure_workspace
-from drumline.runtime.dry_run import Rank, dry_run
-from drumline.runtime.dry_run.alive import Alive, storage_bytes
+from drumline.measurement.gpu_kernels import measure_workspace
+from drumline.runtime.dry_run import DryRunRank, dry_run
+from drumline.runtime.dry_run.live_memory import LiveMemory, storage_bytes
 from drumline.runtime.engine import Engine, initialize
-from drumline.tracing.kinds import tensors
+from drumline.tracing.op_costs import tensors
 
 BOUND = 0.05
 ALL = ("dp=1", "dp=1,precision=bf16", "dp=1,micro=2", "dp=1,zero=3")
@@ -113,7 +113,7 @@ def job_of(name: str, device: str) -> dl.Job:
     return made
 
 
-def run(name: str, plan: str, device: str, said: Rank, workspace: int) -> Row:
+def run(name: str, plan: str, device: str, said: DryRunRank, workspace: int) -> Row:
     """What the engine takes, beside what was said."""
     engine, peak = (_on_gpu if device == "cuda" else _on_cpu)(job_of(name, device), plan)
     state = [t for values in engine.optimizer.state.values() for t in tensors(values)]
@@ -134,7 +134,7 @@ def _on_gpu(job: dl.Job, plan: str) -> tuple[Engine, int]:
 
 
 def _on_cpu(job: dl.Job, plan: str) -> tuple[Engine, int]:
-    alive = Alive("cpu")
+    alive = LiveMemory("cpu")
     data = job.data()
     with alive:
         engine = initialize(replace(job, data=lambda: data), plan)
@@ -145,7 +145,7 @@ def _on_cpu(job: dl.Job, plan: str) -> tuple[Engine, int]:
             engine.step(batch)
         alive.start()
         engine.step(batch)
-    return engine, alive.most
+    return engine, alive.peak
 
 
 def _free() -> None:

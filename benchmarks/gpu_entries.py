@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drumline.measurement.blocks import Attention, Residual
-from drumline.measurement.clock import settle
+from drumline.measurement.in_step_slowdown import AttentionBlock, ResidualBlock
+from drumline.measurement.timing import synchronize
 
 WARM, WIDTH, BLOCKS = 3, 64, 6
 PARTS = ("operator", "attention", "cast", "view", "function")
@@ -76,10 +76,10 @@ class Forward:
     def take(self, half: bool) -> None:
         """One turn: a forward that counts, and its backward."""
         kind = self.given.device.type
-        settle(kind)
+        synchronize(kind)
         start = time.perf_counter()
         loss = self(half)
-        settle(kind)
+        synchronize(kind)
         self.times.append(time.perf_counter() - start)
         loss.backward()
         self.model.zero_grad()
@@ -114,11 +114,15 @@ def models(device: torch.device) -> Iterator[tuple[str, Callable[[], nn.Module],
         return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1))
 
     def deep() -> nn.Module:
-        return nn.Sequential(nn.Sequential(nn.Sequential(Attention(WIDTH, 2))))
+        return nn.Sequential(nn.Sequential(nn.Sequential(AttentionBlock(WIDTH, 2))))
 
-    yield "transformer", in_a_row(lambda: Attention(WIDTH, 2)), rows
+    yield "transformer", in_a_row(lambda: AttentionBlock(WIDTH, 2)), rows
     yield "nested", in_a_row(deep), rows
-    yield "residual", lambda: nn.Sequential(nn.Conv2d(3, 8, 3), in_a_row(lambda: Residual(8))()), image[..., :32, :32]
+    yield (
+        "residual",
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), in_a_row(lambda: ResidualBlock(8))()),
+        image[..., :32, :32],
+    )
     mlp = in_a_row(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(0.1)), 20)
     yield "mlp", mlp, rows
     yield "normed mlp", in_a_row(normed, 15), rows

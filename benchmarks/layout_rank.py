@@ -28,7 +28,7 @@ from drumline.clusters import Cluster
 from drumline.comm.environment import connect, disconnect
 from drumline.core.errors import PlanError
 from drumline.core.units import format_rate, format_seconds
-from drumline.costs import Steps
+from drumline.costs import OperatorCostModel
 from drumline.measurement.machine import measure_rank, to_cluster
 from drumline.planner import search
 from drumline.plans import Plan
@@ -68,7 +68,7 @@ def _planned(task: Task, job: Any) -> dict[str, Any]:
         answer, _ = search(profile, cluster)
         first = answer.candidates[0]
         chosen = next(c for c in answer.candidates if Plan.parse(c.plan).ranks == RANKS)
-        predicted = priced(task.samples, Steps(profile, cluster, Plan.parse(chosen.plan).precision))
+        predicted = priced(task.samples, OperatorCostModel(profile, cluster, Plan.parse(chosen.plan).precision))
         predicted |= {chosen.plan: chosen.step_seconds}
         links = [
             f"{format_seconds(x.alpha)} and {format_rate(x.bandwidth)} {where}"

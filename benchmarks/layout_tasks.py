@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from drumline.core.errors import PlanError
-from drumline.costs import Steps
+from drumline.costs import OperatorCostModel
 from drumline.plans import Plan
 from drumline.plans.combinations import refusal
 
@@ -68,7 +68,7 @@ def layouts(samples: int) -> Iterator[Plan]:
                     yield plan
 
 
-def priced(samples: int, steps: Steps) -> dict[str, float]:
+def priced(samples: int, steps: OperatorCostModel) -> dict[str, float]:
     """The cheapest plan of every layout by the planner's own price, also of those that it does not look at.
 
     Where there are replicas, the cheapest that shares nothing between them and the cheapest that does.

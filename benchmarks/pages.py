@@ -1,4 +1,4 @@
-"""What it is worth that ranks on a CPU keep the memory they have freed (`drumline.comm.pages`).
+"""What it is worth that ranks on a CPU keep the memory they have freed (`drumline.comm.malloc_settings`).
 
     python benchmarks/pages.py [--jobs cnn,unet,gpt,mlp] [--ranks 2] [--rounds 5] [--paste]
 
@@ -27,7 +27,7 @@ from cpu_jobs import NAMES
 from engine_peers.ratios import ratio
 from split_contest.page import paste
 
-from drumline.comm.pages import OFF
+from drumline.comm.malloc_settings import SWITCH
 from drumline.core.units import format_seconds
 from drumline.launchers import run_ranks
 
@@ -80,7 +80,7 @@ def main() -> None:
         for i in range(2 * options.rounds):
             keeps = "10"[(i + i // 2) % 2]
             command = [sys.executable, __file__, "--one", "--jobs", name, "--ranks", str(options.ranks)]
-            done = subprocess.run(command, env={**os.environ, OFF: keeps}, capture_output=True, text=True, check=True)
+            done = subprocess.run(command, env={**os.environ, SWITCH: keeps}, capture_output=True, text=True, check=True)
             found[keeps].append(tuple(json.loads(done.stdout.splitlines()[-1])))
         lines.append(line_of(name, found))
         print(lines[-1], flush=True)

@@ -30,10 +30,11 @@ from torch import nn
 
 from drumline.comm.environment import connect
 from drumline.core.job import Job
-from drumline.costs.lanes import play
-from drumline.costs.pipeline import peak_bytes
+from drumline.costs.pipeline_clock import time_pipeline
+from drumline.costs.pipeline_memory import peak_activation_bytes
 from drumline.launchers import run_ranks
 from drumline.runtime.engine import Engine, initialize
+from drumline.runtime.parallel.model_parallel import ModelParallel
 from drumline.schedules.pipeline import Pipeline, pipeline_order
 
 RANKS, LAYERS, WIDTH = 4, 8, 16384
@@ -126,8 +127,8 @@ def contest(emit: Callable[[dict[str, Any]], None], sleeps: Sleeps, micro: int, 
 
 
 def _peak(engine: Engine) -> int:
-    assert engine.split is not None
-    return engine.split.peak
+    assert isinstance(engine.strategy, ModelParallel)
+    return engine.strategy.peak
 
 
 def _job(sleeps: Sleeps, micro: int) -> Job:
@@ -182,7 +183,7 @@ def predicted(case: Case, micro: int, sleeps: Sleeps, message: float) -> float:
         backward[0], weight[0] = 0.0, b + w
     else:
         backward, weight = [b + w] * order.stages, [0.0] * order.stages
-    return play(order, forward=f, backward=backward, weight=weight, transfer=message).seconds
+    return time_pipeline(order, forward=f, backward=backward, weight=weight, transfer=message).seconds
 
 
 def report(ranks: list[Found], micro: int, sleeps: Sleeps) -> list[str]:
@@ -218,7 +219,7 @@ def _near(r: Ratio) -> str:
 def _theory(case: Case, micro: int) -> int:
     """The most bytes on one rank, if stages keep the inputs of their layers until the weights have their gradients."""
     order = case.order(micro)
-    return int(max(peak_bytes(order, [case.layers * BYTES] * order.stages)))
+    return int(max(peak_activation_bytes(order, [case.layers * BYTES] * order.stages)))
 
 
 def _promises(ranks: list[Found], micro: int) -> list[str]:

@@ -30,13 +30,14 @@ from cpu_more import NAMES as MORE
 from cpu_unseen import NAMES as UNSEEN
 from split_contest.page import paste
 
-from drumline.cli.measure import measure_now
 from drumline.clusters import Cluster, DeviceSpec
 from drumline.core.job import Job
 from drumline.core.units import format_seconds
 from drumline.costs import Estimate, estimate
-from drumline.costs.learnt import Observed, learnt, observe
+from drumline.costs.correction_fit import fit_corrections
+from drumline.costs.observed_runs import ObservedRun, observed_run
 from drumline.launchers import run_ranks
+from drumline.loop.measure import measure_local
 from drumline.models import Profile
 from drumline.plans import Plan
 from drumline.tracing import trace
@@ -60,9 +61,9 @@ class Case:
     profile: Profile
     cluster: Cluster
 
-    def predicted(self, taught: Sequence[Observed]) -> Estimate:
+    def predicted(self, taught: Sequence[ObservedRun]) -> Estimate:
         """By the closed form, and what some runs taught."""
-        return estimate(self.profile, self.plan, dataclasses.replace(self.cluster, corrections=learnt(taught)))
+        return estimate(self.profile, self.plan, dataclasses.replace(self.cluster, corrections=fit_corrections(taught)))
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Ran:
     case: Case
     seconds: float
     speed: float
-    seen: Observed
+    seen: ObservedRun
 
     def error(self, predicted: Estimate) -> float:
         """Relative, with its sign, at the speed of the moment."""
@@ -110,7 +111,7 @@ def _cases(jobs: Sequence[str], n: int, folder: Path) -> list[Case]:
     path = folder / f"cpu-{n}.toml"
     if not path.exists():
         begin = time.monotonic()
-        measure_now(n).save(path)
+        measure_local(n).save(path)
         print(f"measured with {n} ranks in {time.monotonic() - begin:.0f} s", flush=True)
     cluster = Cluster.load(path)
     return [Case(name, Plan.parse(PLANS[n]), trace(Job.load(_reference(name))), cluster) for name in jobs]
@@ -133,7 +134,7 @@ def _round(cases: Sequence[Case], seconds: float) -> list[Ran]:
 
 def run_all(emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str, int]], device: DeviceSpec) -> Any:
     """On every rank: the jobs one after the other, each as `drumline train` runs it."""
-    from drumline.cli.ranks import train_rank
+    from drumline.loop.rank_tasks import train_rank
     from drumline.runtime.guards.guard import Guards
 
     found = []
@@ -150,7 +151,7 @@ def run_all(emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str, 
 def _ran(case: Case, ranks: list[dict[str, Any]]) -> Ran:
     seconds, speed = max(r["step_seconds"] for r in ranks), ranks[0]["speed"] or 1.0
     raw = case.predicted(())
-    seen = observe(
+    seen = observed_run(
         case.profile,
         case.plan,
         raw.at_speed(ranks[0]["during"]),

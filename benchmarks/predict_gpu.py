@@ -32,8 +32,8 @@ from gpu_models.table import TABLE, Entry
 import drumline as dl
 from drumline.clusters import Cluster
 from drumline.costs import estimate
-from drumline.costs.pace import at_pace
-from drumline.measurement.starts import host_pace
+from drumline.costs.what_if import with_host_slowdown
+from drumline.measurement.host_overhead import host_slowdown
 from drumline.models import Profile
 from drumline.runtime.engine import initialize
 from drumline.tracing import trace
@@ -60,9 +60,9 @@ def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool) -> 
     if cluster_file:
         cluster = Cluster.load(cluster_file)
     else:
-        from drumline.cli.measure import measure_now
+        from drumline.loop.measure import measure_local
 
-        cluster = measure_now(1)
+        cluster = measure_local(1)
     seconds = time.perf_counter() - start
     cluster.save(out / "cluster.toml")
     print(f"measured in {seconds:.0f} s\n{cluster}", flush=True)
@@ -98,8 +98,8 @@ def one(entry: Entry, cluster: Cluster, out: Path) -> dict[str, Any]:
     plan = dl.Plan.parse(entry.plan)
     profile = traced(entry)
     usual = estimate(profile, plan, cluster)
-    pace = host_pace(cluster.device, torch.device("cuda")) or 1.0
-    predicted = estimate(profile, plan, at_pace(cluster, pace))
+    pace = host_slowdown(cluster.device, torch.device("cuda")) or 1.0
+    predicted = estimate(profile, plan, with_host_slowdown(cluster, pace))
     profile.save(out / f"{entry.name.replace(' ', '-').replace(',', '')}.json")
     free()
     engine = initialize(entry.job(), plan)

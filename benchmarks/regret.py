@@ -28,12 +28,12 @@ from regret_plans import steps
 from regret_plans.served import Worlds
 from split_contest.page import paste
 
-from drumline.cli.measure import measure_now
-from drumline.cli.splitting import best, can_split
 from drumline.clusters import Cluster
 from drumline.core.errors import PlanError, TraceError
 from drumline.core.job import Job
 from drumline.core.units import format_seconds
+from drumline.loop.forecast import best_runnable, check_split
+from drumline.loop.measure import measure_local
 from drumline.planner import search
 from drumline.plans import Plan
 from drumline.tracing import trace
@@ -97,7 +97,7 @@ def main() -> None:
 def _cluster(n: int, folder: Path) -> Cluster:
     path = folder / f"cpu-{n}.toml"
     if not path.exists():
-        measure_now(n).save(path)
+        measure_local(n).save(path)
     return Cluster.load(path)
 
 
@@ -106,7 +106,7 @@ def contest(name: str, cluster: Cluster, worlds: Worlds) -> Contest:
     reference = f"{HERE / 'cpu_jobs.py'}:{name}"
     job = Job.load(reference)
     answer, estimates = search(trace(job), cluster)
-    chosen, _ = best(job, answer)
+    chosen, _ = best_runnable(job, answer)
     offers = [Offer(Plan.parse(c.plan), estimates[c.plan].step_seconds) for c in answer.candidates if c.fits]
     measured = [o for o in few_of_each(offers) if _runs(job, o.plan)]
     first = {}
@@ -145,7 +145,7 @@ def few_of_each(offers: Sequence[Offer]) -> list[Offer]:
 def _runs(job: Job, plan: Plan) -> bool:
     """Whether the engine can split this model so; `drumline train` passes over what it cannot."""
     try:
-        can_split(job, plan)
+        check_split(job, plan)
     except (PlanError, TraceError):
         return False
     return True

@@ -43,12 +43,11 @@ def look() -> float:
     """On a rank: the logarithm of what a product and a stream take."""
     import torch
 
-    from drumline.measurement.pace import PRODUCTS
-    from drumline.measurement.pulse import looks
+    from drumline.measurement.speed_probe import MATMUL_WEIGHT, probe_rounds
 
-    seen = looks(torch.device("cpu"), LOOKS)
+    seen = probe_rounds(torch.device("cpu"), LOOKS)
     product, stream = (statistics.median(math.log(s[k]) for s in seen) for k in ("matmul", "pointwise"))
-    return PRODUCTS * product + (1 - PRODUCTS) * stream
+    return MATMUL_WEIGHT * product + (1 - MATMUL_WEIGHT) * stream
 
 
 def main() -> None:

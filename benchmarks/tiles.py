@@ -30,10 +30,10 @@ from torch import nn
 from drumline.comm.environment import connect
 from drumline.core.job import Job
 from drumline.launchers import run_ranks
-from drumline.partition.layout import even
-from drumline.partition.window import rows_sent
+from drumline.partition.sharding.halo_exchange import rows_sent
+from drumline.partition.sharding.layout import even_bounds
 from drumline.runtime.engine import Engine, initialize
-from drumline.runtime.weights import seeded_model
+from drumline.runtime.state.weights import seeded_model
 
 TILES = (2, 2)
 CHANNELS = 4
@@ -117,8 +117,8 @@ def halo_bytes(size: int, rank: int, itemsize: int) -> dict[str, int]:
 
 def _wanted(conv: Conv, size: int) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
     """Where the input is cut, and the rows that each half of the outputs needs: o * stride - 1 to o * stride + 1."""
-    bounds = even(size // conv.over, 2)
-    outputs = pairwise(even(size // conv.over // conv.stride, 2))
+    bounds = even_bounds(size // conv.over, 2)
+    outputs = pairwise(even_bounds(size // conv.over // conv.stride, 2))
     return bounds, [(a * conv.stride - 1, (b - 1) * conv.stride + 2) for a, b in outputs]
 
 
@@ -198,15 +198,13 @@ def compared(_: Any, plan: str, size: int) -> Found:
     torch.set_num_threads(1)
     job = job_of(size)
     engine = initialize(job, f"{plan},backend=gloo", dtype=torch.float64)
-    split = engine.split
-    assert split is not None
     made: dict[str, torch.Tensor] = {}
 
     def see(_: int, shown: Any, value: torch.Tensor) -> None:
         if shown.module == "":
-            made["output"] = split.whole(value.detach(), shown.splits)
+            made["output"] = engine.strategy.whole_output(value.detach(), shown.splits)
 
-    split.watch(see)
+    engine.strategy.watch_outputs(see)
     engine.__dict__["gradients_ready"] = lambda: made.update(engine.whole_gradients())
     batch = next(iter(engine.data(1)))
     found = Found(losses=[engine.step(batch)], sent={})

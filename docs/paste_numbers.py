@@ -1,4 +1,4 @@
-"""Runs the examples and pastes what was predicted and measured into the README. `make numbers` calls it."""
+"""Pastes measured numbers into the README and redraws its picture. `make numbers` calls it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def drumline(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         sys.exit(done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def main() -> None:
-    """Measure, train both examples, write the table between the marks."""
+    """Measure, train both examples, paste the tables, redraw the picture."""
     with tempfile.TemporaryDirectory() as folder:
         cluster = f"{folder}/here.toml"
         device = drumline("measure", "-o", cluster)["cluster"]["device"]
@@ -49,7 +49,7 @@ def main() -> None:
             rows.append("| " + " | ".join(cells) + " |")
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     table = [
-        "| command | plan it chose | step predicted | measured | off | peak memory predicted | measured | off |",
+        "| command | chosen plan | step predicted | measured | error | peak memory predicted | measured | error |",
         "|---|---|---|---|---|---|---|---|",
         *rows,
         "",
@@ -57,10 +57,17 @@ def main() -> None:
     ]
     paste(MARKS, table)
     paste(COLLECTIVES, collectives(when, device["name"]))
+    picture()
+
+
+def picture() -> None:
+    """Run the command that the README names below its picture."""
+    (command,) = re.findall(r"`(drumline simulate \S+ .* --picture \S+)`", (ROOT / "README.md").read_text())
+    drumline(*command.split()[1:])
 
 
 def collectives(when: str, device: str) -> list[str]:
-    """The table of all-reduces, contestants side by side."""
+    """The table of all-reduce times, one column for each implementation."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         command = [sys.executable, str(ROOT / "benchmarks" / "collectives.py"), "--json", str(out)]

@@ -1,4 +1,4 @@
-"""A small convolutional network with BatchNorm that learns to read handwritten digits (scikit-learn's, 8 x 8)."""
+"""A small convolutional network with BatchNorm, trained on handwritten digits (scikit-learn's, 8 x 8)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import drumline as dl
 
 
 class Block(nn.Module):
-    """Two convolutions beside a residual."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class CNN(nn.Module):
 
 
 class Digits(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """1,797 images of handwritten digits, every fifth held back for validation."""
+    """1,797 images of handwritten digits, every fifth reserved for validation."""
 
-    def __init__(self, held_back: bool = False) -> None:
+    def __init__(self, validation: bool = False) -> None:
         from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)
-        chosen = [i for i in range(len(labels)) if (i % 5 == 0) == held_back]
+        chosen = [i for i in range(len(labels)) if (i % 5 == 0) == validation]
         self.images = torch.tensor(images[chosen], dtype=torch.float32).view(-1, 1, 8, 8) / 16
         self.labels = labels[chosen]
 
@@ -54,7 +54,7 @@ class Digits(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Share of digits read right."""
+    """Share of digits classified correctly."""
     return {"accuracy": (output.argmax(-1) == target).float().mean()}
 
 
@@ -65,7 +65,7 @@ def job() -> dl.Job:
         loss=F.cross_entropy,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         data=Digits,
-        validation=lambda: Digits(held_back=True),
+        validation=lambda: Digits(validation=True),
         evaluate=accuracy,
         batch_size=64,
         steps=60,

@@ -1,4 +1,4 @@
-"""A small byte-level GPT that learns the Python standard library's own source: text that is on every machine."""
+"""A small byte-level GPT, trained on the source of Python's standard library: text that every machine has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = ("argparse.py", "ast.py", "dataclasses.py", "difflib.py", "inspect.py"
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a norm and beside a residual."""
+    """Attention and a two-layer perceptron, each after a norm and with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class GPT(nn.Module):
 
 
 class Text(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Windows of bytes, each with itself shifted by one."""
+    """Windows of bytes, each with its next bytes as the target."""
 
     def __init__(self, modules: tuple[str, ...] = MODULES) -> None:
         folder = Path(sysconfig.get_path("stdlib"))
@@ -79,7 +79,7 @@ def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def accuracy(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Share of bytes that were guessed right."""
+    """Share of bytes predicted correctly."""
     return {"accuracy": (logits.argmax(-1) == targets).float().mean()}
 
 

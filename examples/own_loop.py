@@ -1,11 +1,11 @@
-"""One loop for one device, many devices, many nodes, and ranks that come and go; only what starts it changes.
+"""One training loop for one device, many devices, many nodes, and a varying number of ranks.
 
     python examples/own_loop.py checkpoints 4          # one device
-    drumline run -n 2 examples/own_loop.py checkpoints 4   # goes on with two ranks
+    drumline run -n 2 examples/own_loop.py checkpoints 4   # resumes with two ranks
     torchrun --standalone --nproc-per-node 3 examples/own_loop.py checkpoints 4   # and with three
 
-The second argument is how many steps to go. Every start goes on from the newest checkpoint, whatever number of ranks
-wrote it. A third argument is a plan, such as dp=2,zero=3; without one every rank is a replica.
+The second argument is the number of steps. Every start resumes from the newest checkpoint, written by any number of
+ranks. A third argument is a plan, such as dp=2,zero=3; without one every rank is a replica.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import drumline as dl
 
 
 def job() -> dl.Job:
-    """Learn to tell in which quarter of the plane a point lies."""
+    """Classify points by their quadrant."""
     points = torch.randn(1000, 2, generator=torch.Generator().manual_seed(0))
     return dl.Job(
         model=lambda: nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 4)),
@@ -33,7 +33,7 @@ def job() -> dl.Job:
 
 
 def main() -> None:
-    """Go on, train, save."""
+    """Resume, train, save."""
     folder, steps = Path(sys.argv[1]), int(sys.argv[2])
     engine = dl.initialize(job(), sys.argv[3] if len(sys.argv) > 3 else None)
     if folder.exists():

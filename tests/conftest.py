@@ -27,7 +27,7 @@ LONGEST = (
     "test_readme",
     "test_model_parallel",
     "test_parity",
-    "test_dryrun",
+    "test_dry_run_engine",
     "test_rules",
     "test_commands",
     "test_model_parallel_meaning",

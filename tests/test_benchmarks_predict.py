@@ -11,7 +11,7 @@ import pytest
 from drumline.clusters import Cluster, load
 from drumline.core.job import Job
 from drumline.costs import estimate
-from drumline.costs.learnt import observe
+from drumline.costs.observed_runs import observed_run
 from drumline.models import Profile, zoo
 from drumline.plans import Plan
 
@@ -31,7 +31,7 @@ def ran(name: str, profile: Profile, cluster: Cluster, factor: float) -> Any:
     raw = estimate(profile, plan, cluster)
     phases = {k: factor * v for k, v in raw.parts.items() if k in ("forward", "backward", "optimizer")}
     seconds = factor * raw.step_seconds
-    seen = observe(
+    seen = observed_run(
         profile,
         plan,
         raw,

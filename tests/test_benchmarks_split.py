@@ -29,7 +29,7 @@ def test_predictions_are_those_of_equal_stages() -> None:
     import pipelines
     from sleeping import Sleeps
 
-    from drumline.costs.pipeline import pipeline_seconds
+    from drumline.costs.pipeline_clock import pipeline_seconds
 
     one = Sleeps(1.0, 1.0, 1.0)
     for case in pipelines.CASES:

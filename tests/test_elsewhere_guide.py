@@ -1,4 +1,4 @@
-"""docs/plan-elsewhere.md is executed: its commands in order, in one folder, and what they print begins as it says."""
+"""docs/plan-elsewhere.md is executed: its commands run in order, and print what the page shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from command import here
 
-from drumline.plans.emit import TOOLS
+from drumline.interop.tools import TOOLS
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "plan-elsewhere.md").read_text()
 
@@ -29,7 +29,7 @@ def test_commands_print_what_the_page_says(tmp_path: Path) -> None:
 
 def test_every_tool_and_config_is_on_the_page() -> None:
     assert all(f"| `{tool}` |" in GUIDE for tool in TOOLS)
-    count = len(list((Path(__file__).parent / "plans" / "configs").iterdir()))
-    assert f"{count} configs in `tests/plans/configs`" in GUIDE
+    count = len(list((Path(__file__).parent / "interop" / "configs").iterdir()))
+    assert f"{count} configs in `tests/interop/configs`" in GUIDE
     for link in re.findall(r"\]\(([^)#]+)\)", GUIDE):
         assert (Path(__file__).parents[1] / "docs" / link).exists(), link

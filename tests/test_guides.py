@@ -1,4 +1,4 @@
-"""The guides are executed: each of their programs runs as it stands, and prints what it says it prints."""
+"""The guides are executed: every program runs, and prints what its comments say."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ GUIDES = ["learning-rate.md", "from-deepspeed.md", "experts.md", "planning.md", 
 
 
 def programs() -> list[tuple[str, str]]:
-    found = []
+    all_programs = []
     for name in GUIDES:
-        found += [(name, text) for text in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.S)]
-    return found
+        all_programs += [(name, text) for text in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.S)]
+    return all_programs
 
 
 @pytest.mark.parametrize(("name", "text"), programs(), ids=[f"{n} {i}" for i, (n, _) in enumerate(programs())])
-def test_a_program_of_a_guide(tmp_path: Path, name: str, text: str) -> None:
+def test_guide_program(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "guide.py").write_text(text)
     if "dl.spawn(" in text:  # ranks look for its functions in the file that was started
         done = subprocess.run([sys.executable, "guide.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
@@ -46,7 +46,7 @@ def test_the_loop_on_two_ranks(tmp_path: Path) -> None:
     assert "".join(done.stdout.split()) == "8888", done.stdout  # 8 and 8 of each rank, which write at the same time
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_are_valid() -> None:
     for name in GUIDES:
         for link in re.findall(r"\]\(([^)#]+)\)", (DOCS / name).read_text()):
             assert (DOCS / link).exists(), f"{name}: {link}"

@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import source_tree
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "drumline"
@@ -24,6 +25,37 @@ def test_public_class_names_are_unique() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(path.relative_to(SOURCE).as_posix())
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_no_two_packages_import_each_other() -> None:
+    """Rooms and sub-packages, late imports and imports for type checking too."""
+    assert source_tree.mutual_imports() == {}
+
+
+def test_packages_that_import_each_other_are_detected(tmp_path: Path) -> None:
+    texts = {
+        "__init__.py": "from .one.a import x",
+        "one/__init__.py": "from .a import x",
+        "one/a.py": "def f():\n    from ..two import b",
+        "two/__init__.py": "",
+        "two/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from drumline.one import a",
+        "one/deep/__init__.py": "",
+        "one/deep/c.py": "from .. import a",
+        "two/d.py": "from . import b",
+    }
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    pair = {
+        "drumline.one <-> drumline.two in drumline": [
+            "one/a.py:2 imports drumline.two.b",
+            "two/b.py:3 imports drumline.one.a",
+        ]
+    }
+    assert source_tree.mutual_imports(tmp_path) == pair
+    (tmp_path / "one" / "a.py").write_text("from .deep import c")
+    assert list(source_tree.mutual_imports(tmp_path)) == ["drumline.one.deep <-> its own modules in drumline.one"]
 
 
 def test_the_map_names_every_module() -> None:
@@ -141,3 +173,84 @@ def markdown_faults(text: str, folder: Path) -> list[str]:
 
 def _anchor(heading: str) -> str:
     return re.sub(r"[^\w-]", "", heading.strip().lower().replace(" ", "-"))
+
+
+# -- private names of torch
+
+
+def test_private_torch_names_live_in_torchkit() -> None:
+    """Names with one leading underscore that a module reaches from the torch package, by import or by attribute."""
+    uses = {p.relative_to(SOURCE): names for p in MODULES if (names := private_torch_names(ast.parse(p.read_text())))}
+    assert {str(path): names for path, names in uses.items() if path.parts[0] != "torchkit"} == {}
+    assert len(uses) <= 12
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("import torch._dynamo", "torch._dynamo"),
+        ("from torch._C import Node", "torch._C.Node"),
+        ("from torch import nn\nx = nn._reduction", "torch.nn._reduction"),
+        ("import torch.distributed as dist\ndist.group._x()", "torch.distributed.group._x"),
+        ("import torch\naten = torch.ops.aten\ny = aten._softmax.default", "torch.ops.aten._softmax"),
+        ("import torch\nx = getattr(torch.cuda, '_sleep')", "torch.cuda._sleep"),
+        ("import importlib\nimportlib.import_module('torch._dynamo')", "torch._dynamo"),
+    ],
+)
+def test_private_torch_names_are_recognised(code: str, name: str) -> None:
+    assert name in private_torch_names(ast.parse(code))
+
+
+@pytest.mark.parametrize("code", ["import torch\ntorch.__version__", "from torch import nn\nself._x = nn.Linear"])
+def test_public_torch_names_are_not_private(code: str) -> None:
+    assert private_torch_names(ast.parse(code)) == []
+
+
+def private_torch_names(tree: ast.Module) -> list[str]:
+    aliases = _torch_aliases(tree)
+    names = list(aliases.values())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [a.name for a in node.names if a.name.split(".")[0] == "torch"]
+        elif isinstance(node, ast.Attribute):
+            names.append(_torch_path(node, aliases))
+        elif isinstance(node, ast.Call) and node.args:
+            names.append(_named_by_string(node, aliases))
+    return sorted({n for n in names if any(p[:1] == "_" and p[:2] != "__" for p in n.split("."))})
+
+
+def _torch_aliases(tree: ast.Module) -> dict[str, str]:
+    """Names of a module that stand for something in torch -> its dotted path."""
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for a in node.names:
+                if a.name.split(".")[0] == "torch":
+                    aliases[a.asname or "torch"] = a.name if a.asname else "torch"
+        elif isinstance(node, ast.ImportFrom) and not node.level and str(node.module).split(".")[0] == "torch":
+            aliases.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            path = _torch_path(node.value, aliases)
+            if path:
+                aliases[node.targets[0].id] = path
+    return aliases
+
+
+def _torch_path(node: ast.AST, aliases: dict[str, str]) -> str:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([aliases[node.id], *reversed(parts)]) if isinstance(node, ast.Name) and node.id in aliases else ""
+
+
+def _named_by_string(call: ast.Call, aliases: dict[str, str]) -> str:
+    """`getattr(torch.x, "_y")` and `import_module("torch._x")`."""
+    function, last = ast.unparse(call.func).split(".")[-1], call.args[min(1, len(call.args) - 1)]
+    if not isinstance(last, ast.Constant) or not isinstance(last.value, str):
+        return ""
+    if function in ("getattr", "setattr", "hasattr"):
+        base = _torch_path(call.args[0], aliases)
+        return f"{base}.{last.value}" if base else ""
+    return last.value if function == "import_module" and last.value.split(".")[0] == "torch" else ""

@@ -13,7 +13,7 @@ import pytest
 
 from drumline import Job
 from drumline.core.errors import JobError
-from drumline.core.job import guard
+from drumline.core.job import call_user_code
 
 FILE = """
 import drumline as dl
@@ -218,12 +218,12 @@ def test_a_job_in_memory_has_no_file_form() -> None:
 
 
 def test_guard() -> None:
-    assert guard(max, "m", 1, 2) == 2
+    assert call_user_code(max, "m", 1, 2) == 2
     with pytest.raises(JobError, match="m raised ValueError: one\n  where: .*test_job.py, line ") as caught:
-        guard(_raises, "m")
+        call_user_code(_raises, "m")
     assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(JobError, match="^as it is$"):
-        guard(_raises_ours, "m")
+        call_user_code(_raises_ours, "m")
     assert "two" not in caught.value.what
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 

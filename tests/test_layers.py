@@ -1,4 +1,4 @@
-"""The one-way order of the rooms: a room imports only from rooms before it, and torch begins at `datasets`."""
+"""The one-way order of the rooms: a room imports only from rooms before it, and torch begins at `torchkit`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-SOURCE = Path(__file__).parents[1] / "src" / "drumline"
+from source_tree import SOURCE, files, imports
 
 ORDER = [
     {"core"},
@@ -17,12 +16,14 @@ ORDER = [
     {"clusters"},
     {"models"},
     {"plans"},
+    {"interop"},
     {"theory"},
     {"costs"},
     {"planner"},
     {"simulator"},
     {"reports"},
     {"validation"},
+    {"torchkit"},
     {"datasets"},
     {"tracing"},
     {"comm"},
@@ -31,43 +32,17 @@ ORDER = [
     {"runtime"},
     {"measurement"},
     {"launchers"},
+    {"loop"},
     {"cli"},
 ]
-TORCH_BEGINS = "datasets"
-ARRAYS = ("costs/closed", "validation", "planner/whole.py", "planner/shortlist.py")
+TORCH_BEGINS = "torchkit"
+ARRAYS = ("costs/closed", "validation", "planner/finalists_tmp.py", "planner/finalists.py")
 """Where numpy is imported at once before torch begins; elsewhere there, only where it is used."""
 LEVEL = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 
 
-def files() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
-
-
 def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
-
-
-def imports(path: Path) -> list[tuple[str, bool]]:
-    """(absolute module, whether only for type checking) of every import in a file, also those inside functions."""
-    package = ["drumline", *path.relative_to(SOURCE).parent.parts]
-    found = []
-    tree = ast.parse(path.read_text())
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, id(node) in typing_only) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, node.module] if node.module else base)
-            found.append((module, id(node) in typing_only))
-            if not node.module:
-                found += [(f"{module}.{alias.name}", id(node) in typing_only) for alias in node.names]
-    return found
 
 
 def at_start(path: Path) -> list[str]:
@@ -82,8 +57,8 @@ def test_a_room_imports_only_from_rooms_before_it(path: Path) -> None:
     room = room_of(path)
     if room in ("__init__", "__main__"):
         return
-    for module, _ in imports(path):
-        parts = module.split(".")
+    for item in imports(path):
+        parts = item.module.split(".")
         if parts[0] != "drumline" or len(parts) < 2 or parts[1] not in LEVEL:
             continue
         other = parts[1]
@@ -91,10 +66,10 @@ def test_a_room_imports_only_from_rooms_before_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_torch_begins_at_datasets(path: Path) -> None:
+def test_torch_begins_at_torchkit(path: Path) -> None:
     room = room_of(path)
     if room in LEVEL and LEVEL[room] < LEVEL[TORCH_BEGINS]:
-        heavy = [m for m, typing in imports(path) if m.split(".")[0] == "torch" and not typing]
+        heavy = [i.module for i in imports(path) if i.module.split(".")[0] == "torch" and not i.typing_only]
         if not path.relative_to(SOURCE).as_posix().startswith(ARRAYS):
             heavy += [m for m in at_start(path) if m.split(".")[0] == "numpy"]
         assert not heavy, f"{path} imports {heavy}"

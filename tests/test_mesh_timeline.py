@@ -61,8 +61,8 @@ TIMELINE = Timeline(
 def test_sums() -> None:
     assert TIMELINE.seconds == 1.0
     assert TIMELINE.ranks == (0, 3)
-    assert TIMELINE.busy(0, "compute") == 0.5
-    assert TIMELINE.busy(1, "compute") == 0
+    assert TIMELINE.busy_seconds(0, "compute") == 0.5
+    assert TIMELINE.busy_seconds(1, "compute") == 0
     assert str(TIMELINE) == "measured timeline: 3 spans, 1.00 s"
     assert Timeline("predicted").seconds == 0.0
 

@@ -27,7 +27,7 @@ TIMEOUT = 60.0
 """Seconds that a function may run before its ranks are said to hang."""
 GRACE = 1.0
 """Seconds that the peers of a rank that failed get to fail too."""
-PRELOAD = ["drumline.runtime.preload"]
+PRELOAD = ["drumline.runtime.training.preload"]
 """What the server imports before it forks the first rank."""
 
 

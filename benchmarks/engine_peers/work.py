@@ -17,7 +17,7 @@ from gpt_task import loss_of as loss_of
 from torch import nn
 
 from drumline.core.job import Job
-from drumline.datasets import Batch, Stream
+from drumline.datasets import RankBatch, Stream
 
 CONTEXT, WIDTH, HEADS, BLOCKS = 32, 384, 6, 6
 KEPT = 8
@@ -72,7 +72,7 @@ class Work:
     """0: every rank has all; 1: the optimizer's state is sharded; 2: the gradients too; 3: the parameters too."""
     samples: int
     """Of one rank in one step."""
-    batches: tuple[Batch, ...]
+    batches: tuple[RankBatch, ...]
     """This rank's."""
     job: Job
     shm: Any

@@ -12,7 +12,7 @@ from gpt_task import ADAMW, GPT, Size, Tokens, loss_of
 from gpt_task import CLIP as CLIP
 
 from drumline.core.job import Job
-from drumline.datasets import Batch, Stream
+from drumline.datasets import RankBatch, Stream
 
 SIZE = Size(context=64, width=384, heads=6, blocks=6)
 """About 10.9 million parameters."""
@@ -32,7 +32,7 @@ class Work:
     """Of Drumline, without its backend."""
     micro: int
     job: Job
-    batches: tuple[Batch, ...]
+    batches: tuple[RankBatch, ...]
     shm: Any
     """The process group on the `shm` backend; the default group is on gloo."""
 

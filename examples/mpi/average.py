@@ -1,4 +1,4 @@
-"""The average of a list by scatter and gather: the first rank deals it out, each averages its part.
+"""The average of a list by scatter and gather: the first rank distributes it, each rank averages its part.
 
 drumline run -n 4 examples/mpi/average.py
 

@@ -1,4 +1,4 @@
-"""A broken exchange: both ranks receive before they send, so both wait for ever. Drumline says so, with the lines.
+"""A broken exchange: both ranks receive before they send, so both wait forever. Drumline reports it, with the lines.
 
 drumline run -n 2 examples/mpi/deadlock.py
 
@@ -15,5 +15,5 @@ comm = MPI.COMM_WORLD
 other = 1 - comm.rank
 mine, theirs = np.full(3, float(comm.rank)), np.empty(3)
 
-comm.Recv(theirs, source=other, tag=7)  # the mend: comm.Sendrecv(mine, other, 7, theirs, other, 7)
+comm.Recv(theirs, source=other, tag=7)  # the fix: comm.Sendrecv(mine, other, 7, theirs, other, 7)
 comm.Send(mine, dest=other, tag=7)

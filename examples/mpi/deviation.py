@@ -1,4 +1,4 @@
-"""The standard deviation of numbers that no rank has all of: two all-reduces, and every rank knows it.
+"""The standard deviation of numbers distributed over ranks: two all-reduces, and every rank has it.
 
 drumline run -n 4 examples/mpi/deviation.py
 
@@ -20,7 +20,7 @@ squares = np.array([((mine - mean) ** 2).sum()])
 comm.Allreduce(MPI.IN_PLACE, squares, op=MPI.SUM)
 deviation = math.sqrt(squares[0] / n)
 
-everybody = comm.gather(deviation, root=0)
+deviations = comm.gather(deviation, root=0)
 if comm.rank == 0:
     print(f"{comm.size} ranks with {mine.size} numbers each: mean {mean:.2f}, standard deviation {deviation:.2f}")
-    print(f"all ranks have the same bits: {len(set(everybody)) == 1}")
+    print(f"all ranks have the same bits: {len(set(deviations)) == 1}")

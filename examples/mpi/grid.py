@@ -1,4 +1,4 @@
-"""Ranks as a grid with two columns: `Split` makes a communicator of each row and each column, which sum by themselves.
+"""Ranks as a grid with two columns: `Split` makes a communicator of each row and each column, which sum independently.
 
 drumline run -n 4 examples/mpi/grid.py
 

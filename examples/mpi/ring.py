@@ -1,4 +1,4 @@
-"""A token goes round a ring without anybody blocking: receives are posted first, so no order of ranks can deadlock.
+"""Pass a token round a ring without blocking: receives are posted first, so no order of ranks can deadlock.
 
 drumline run -n 4 examples/mpi/ring.py
 
@@ -19,6 +19,6 @@ for number in range(1, comm.size + 1):
     requests = [comm.Irecv(coming, source=before, tag=number), comm.Isend(token, dest=after, tag=number)]
     MPI.Request.Waitall(requests)
     token[:] = coming
-    everybody = comm.gather(int(token[0]), root=0)
+    tokens = comm.gather(int(token[0]), root=0)
     if comm.rank == 0:
-        print(f"round {number}: {everybody}")
+        print(f"round {number}: {tokens}")

@@ -1,25 +1,13 @@
 # ruff: noqa: F401  # names for programs, not for this file
 """`from drumline import MPI`: mpi4py's names and behaviour, over shared memory, gloo or MPI itself.
 
-What is there, and what is not, stands in docs/mpi.md.
+docs/mpi.md lists what is supported.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .mpi.attributes import (
-    ERRHANDLER_NULL,
-    ERRORS_ABORT,
-    ERRORS_ARE_FATAL,
-    ERRORS_RETURN,
-    FILE_NULL,
-    SESSION_NULL,
-    Errhandler,
-    File,
-    Session,
-)
-from .mpi.buffers import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE
 from .mpi.comm import (
     COMM_NULL,
     COMM_SELF,
@@ -38,9 +26,21 @@ from .mpi.datatype import Datatype
 from .mpi.exception import Get_error_class, Get_error_string
 from .mpi.exception import MPIError as Exception
 from .mpi.group import GROUP_EMPTY, GROUP_NULL, Group
+from .mpi.handles import (
+    ERRHANDLER_NULL,
+    ERRORS_ABORT,
+    ERRORS_ARE_FATAL,
+    ERRORS_RETURN,
+    FILE_NULL,
+    SESSION_NULL,
+    Errhandler,
+    File,
+    Session,
+)
 from .mpi.info import INFO_ENV, INFO_NULL, Info
 from .mpi.library import *  # noqa: F403
-from .mpi.memory import buffer
+from .mpi.memory import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE, buffer
+from .mpi.message import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from .mpi.op import (
     BAND,
     BOR,
@@ -59,12 +59,11 @@ from .mpi.op import (
     SUM,
     Op,
 )
-from .mpi.pickles import Pickle
-from .mpi.pickles import default as pickle
+from .mpi.pickling import Pickle
+from .mpi.pickling import default as pickle
+from .mpi.predefined_types import TYPES
 from .mpi.request import REQUEST_NULL, Grequest, Prequest, Request
 from .mpi.status import Status
-from .mpi.transfer import MESSAGE_NO_PROC, MESSAGE_NULL, Message
-from .mpi.types import TYPES
 from .mpi.win import WIN_NULL, Win
 
 globals().update(TYPES)  # INT, DOUBLE and all the others

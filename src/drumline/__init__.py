@@ -1,8 +1,7 @@
-"""Drumline keeps your ranks in step.
+"""Drumline finds the fastest way to train a PyTorch model on the machines you have, and runs it that way.
 
-It tells the fastest way to train a PyTorch model on the machines at hand, runs it that way, proves that it computes
-the same gradients as one device would, and shows how far its prediction was off. Importing this costs no torch: names
-that need it are loaded when they are first used.
+The loop: `measure` -> `profile` -> `plan` -> `verify` -> `train` -> `report`, each a function of values. This import does
+not load torch: names that need it are loaded on first use.
 """
 
 from __future__ import annotations
@@ -20,19 +19,30 @@ if TYPE_CHECKING:
     from .comm.environment import rank_zero_first
     from .costs import Estimate
     from .launchers import spawn
+    from .loop.measure import measure
+    from .loop.plan import plan
+    from .loop.profile import profile
+    from .loop.report import report
+    from .loop.simulate import Simulation, simulate
+    from .loop.train import train
+    from .loop.verify import verify
     from .models import Profile
     from .partition.experts import Experts
+    from .planner import Answer, Candidate
     from .plans import Plan
-    from .runtime.deepspeed.compat import initialize
+    from .reports import Run, StepRecord
+    from .runtime.deepspeed.initialize import initialize
     from .runtime.dry_run import dry_run
     from .runtime.engine import Engine
     from .runtime.guards.guard import Guards
     from .runtime.learning_rates import rates
-    from .tracing import trace as profile
+    from .runtime.verification.verify import Verification
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Answer",
+    "Candidate",
     "Cluster",
     "DrumlineError",
     "Engine",
@@ -43,17 +53,29 @@ __all__ = [
     "Mesh",
     "Plan",
     "Profile",
+    "Run",
+    "Simulation",
     "Span",
+    "StepRecord",
     "Timeline",
+    "Verification",
     "dry_run",
     "initialize",
+    "measure",
+    "plan",
     "profile",
     "rank_zero_first",
     "rates",
+    "report",
+    "simulate",
     "spawn",
+    "train",
+    "verify",
 ]
 
 _LAZY = {
+    "Answer": "planner.Answer",
+    "Candidate": "planner.Candidate",
     "Cluster": "clusters.Cluster",
     "Engine": "runtime.engine.Engine",
     "Estimate": "costs.Estimate",
@@ -61,14 +83,24 @@ _LAZY = {
     "Guards": "runtime.guards.guard.Guards",
     "Plan": "plans.Plan",
     "Profile": "models.Profile",
-    "dry_run": "runtime.dryrun.dry_run",
-    "initialize": "runtime.adopt.compat.initialize",
-    "profile": "tracing.trace",
+    "Run": "reports.Run",
+    "Simulation": "loop.simulate.Simulation",
+    "StepRecord": "reports.StepRecord",
+    "Verification": "runtime.verification.verify.Verification",
+    "dry_run": "runtime.dry_run.dry_run",
+    "initialize": "runtime.deepspeed.initialize.initialize",
+    "measure": "loop.measure.measure",
+    "plan": "loop.plan.plan",
+    "profile": "loop.profile.profile",
     "rank_zero_first": "comm.environment.rank_zero_first",
-    "rates": "runtime.learning.rates",
+    "rates": "runtime.learning_rates.rates",
+    "report": "loop.report.report",
+    "simulate": "loop.simulate.simulate",
     "spawn": "launchers.spawn",
+    "train": "loop.train.train",
+    "verify": "loop.verify.verify",
 }
-"""Where each name lives. None of them is the name of a room, which would hide it."""
+"""Where each name is defined. None of them is the name of a room, which would hide it."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`drumline bench` as a person types it: what it prints, what it writes, what it refuses."""
+"""`drumline bench` as a user types it: output, files, refusals."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 import torch
 from command import here
 
-from drumline.cli.benchargs import parse_sizes
-from drumline.clusters import Cluster, DeviceSpec, Link, Node, CollectiveTable
+from drumline.cli.bench import parse_sizes
+from drumline.clusters import Cluster, CollectiveTable, DeviceSpec, Link, Node
 from drumline.comm import Communicator, Transport, run_threads
 from drumline.core.errors import InputError, VerificationError
 from drumline.measurement.bench import bench_threads
-from drumline.measurement.benchconfig import Config, Outcome, parse_algorithm
-from drumline.measurement.collectives import Bench, Case, whole_bytes
-from drumline.measurement.tables import tables, with_tables
-from drumline.reports.bench import Result, page, summary, verdicts
+from drumline.measurement.bench_cases import CollectiveBench, CollectiveCase, whole_bytes
+from drumline.measurement.bench_config import BenchConfig, BenchOutcome, parse_algorithm, tables, with_tables
+from drumline.reports.bench_page import page
+from drumline.reports.bench_results import BenchResult, summary, verdicts
 from drumline.schedules import ALGORITHMS
 
 CLUSTER = Cluster("here", DeviceSpec("core", "cpu", 1e9, 1e10, {"fp32": 1e10}, 1e-6), Node(2, Link(1e-5, 1e9)))
@@ -68,11 +68,11 @@ class TestCommand:
             "--json",
         )
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        rows = found["results"]
+        results = json.loads(done.stdout)
+        rows = results["results"]
         keys = {"collective", "transport", "algorithm", "ranks", "bytes", "seconds", "predicted_seconds"}
         assert all(keys | {"segments", "algbw", "busbw", "spread"} <= set(row) for row in rows)
-        assert {row["transport"] for row in rows} == {"threads", "gloo"} == set(found["links"])
+        assert {row["transport"] for row in rows} == {"threads", "gloo"} == set(results["links"])
         assert {row["collective"] for row in rows} == {"all_reduce", "latency", "bandwidth", "barrier"}
         assert {row["bytes"] for row in rows if row["collective"] == "all_reduce"} <= {8, 4096}
         assert all(row["seconds"] > 0 and row["ranks"] == 2 for row in rows)
@@ -81,7 +81,7 @@ class TestCommand:
         for row in rows:
             priced = row["algorithm"] not in ("native", "auto") and row["collective"] != "bandwidth"
             assert row["predicted_seconds"] > 0 if priced else True
-        assert found["auto"] and all(v["ratio"] >= 1 for v in found["auto"])
+        assert results["auto"] and all(v["ratio"] >= 1 for v in results["auto"])
         saved = Cluster.load(file)
         made = {(t.transport, t.algorithm) for t in saved.collective if t.collective == "all_reduce"}
         assert made >= {("threads", "ring"), ("gloo", "ring"), ("gloo", "native")}
@@ -89,7 +89,7 @@ class TestCommand:
         text = picture.read_text()
         assert text.count("<section>") == 8 and "all_reduce over gloo" in text and "<script>" in text
 
-    def test_a_person_reads_it_in_forty_columns(self) -> None:
+    def test_text_fits_40_columns(self) -> None:
         done = drumline(
             "all_reduce", "--transports", "threads", "--sizes", "8..512", "--seconds", 2, "-n", 3, COLUMNS="40"
         )
@@ -102,12 +102,12 @@ class TestCommand:
         assert "auto was within 10% of the best in" in done.stdout
         assert "measuring 8 B over threads" in done.stderr
 
-    def test_what_there_was_no_time_for_is_said(self) -> None:
+    def test_cases_out_of_time_are_listed(self) -> None:
         done = here("bench", "all_reduce", "--transports", "threads", "--sizes", "8..1MiB:2", "--seconds", 0.02)
         assert done.returncode == 0, done.stderr
         assert "left out, for lack of time: all_reduce of " in done.stdout and "(--seconds)" in done.stdout
 
-    def test_named_algorithms_are_shown_one_by_one(self) -> None:
+    def test_named_algorithms_are_all_shown(self) -> None:
         done = here(
             "bench",
             "broadcast",
@@ -135,8 +135,8 @@ class TestCommand:
         assert done.returncode == 0, done.stderr
         ring = next(line.split() for line in done.stdout.splitlines() if " ring " in line)
         assert ring == ["all_reduce", "ring", "14", "7/4", "m", "14", "1"]
-        found = json.loads(drumline("--list", "--json").stdout)["algorithms"]
-        assert len(found) == sum(map(len, ALGORITHMS.values()))
+        results = json.loads(drumline("--list", "--json").stdout)["algorithms"]
+        assert len(results) == sum(map(len, ALGORITHMS.values()))
 
     @pytest.mark.parametrize(
         ("arguments", "text"),
@@ -169,14 +169,14 @@ def test_sizes() -> None:
     assert parse_algorithm("ring*4") == ("ring", 4)
 
 
-def test_whole_bytes() -> None:
+def test_sizes_are_whole_bytes() -> None:
     assert whole_bytes("all_reduce", 10, 3, 4) == 8
     assert whole_bytes("all_gather", 8, 3, 4) == 12
     assert whole_bytes("barrier", 8, 3, 4) == 0
 
 
-def result(algorithm: str, seconds: float, size: int = 1000, **more: Any) -> Result:
-    return Result("all_reduce", "gloo", algorithm, 4, size, seconds, 1e-4, **more)
+def result(algorithm: str, seconds: float, size: int = 1000, **more: Any) -> BenchResult:
+    return BenchResult("all_reduce", "gloo", algorithm, 4, size, seconds, 1e-4, **more)
 
 
 def test_verdicts() -> None:
@@ -201,18 +201,18 @@ def test_tables_replace_those_of_the_same_collective() -> None:
     kept = CollectiveTable("all_reduce", "gloo", 2, (8.0,), (1.0,))
     cluster = dataclasses.replace(CLUSTER, collective=(old, kept))
     rows = [result("ring", 2e-3, 2000), result("ring", 1e-3), result("auto", 1e-3), result("ring", 3e-3, segments=4)]
-    found = with_tables(cluster, Outcome(rows), "measured now").collective
-    assert found == (
+    results = with_tables(cluster, BenchOutcome(rows), "measured now").collective
+    assert results == (
         kept,
         CollectiveTable("all_reduce", "gloo", 4, (1000.0, 2000.0), (1e-3, 2e-3), "ring"),
         CollectiveTable("all_reduce", "gloo", 4, (1000.0,), (3e-3,), "ring", 4),
     )
-    assert tables(rows) == found[1:]
+    assert tables(rows) == results[1:]
 
 
 def test_every_collective_is_measured_and_auto_follows_the_tables() -> None:
-    """Measure, choose by what was measured: auto runs the best of the same sizes."""
-    config = Config(tuple(ALGORITHMS), (64, 4096), ("all",), ("threads",), seconds=3.0)
+    """auto chooses from measured tables: it runs the best algorithm for the same sizes."""
+    config = BenchConfig(tuple(ALGORITHMS), (64, 4096), ("all",), ("threads",), seconds=3.0)
     outcome = bench_threads(lambda event: None, config, 3)
     assert {r.collective for r in outcome.results} == set(ALGORITHMS)
     cluster = with_tables(CLUSTER, outcome, "now")
@@ -229,7 +229,7 @@ def test_every_collective_is_measured_and_auto_follows_the_tables() -> None:
 
 
 def test_pairs() -> None:
-    config = Config(("latency",), (8,), ("all",), ("threads",), seconds=1.0, pairs=True)
+    config = BenchConfig(("latency",), (8,), ("all",), ("threads",), seconds=1.0, pairs=True)
     outcome = bench_threads(lambda event: None, config, 3)
     assert [(p.src, p.dst) for p in outcome.pairs] == [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]
     assert with_tables(CLUSTER, outcome, "now").rank_link == tuple(outcome.pairs)
@@ -247,14 +247,14 @@ def test_a_wrong_result_is_not_timed(collective: str, monkeypatch: pytest.Monkey
 
     def body(transport: Transport) -> None:
         comm = Communicator(transport)
-        bench = Bench(comm, collective, 64, torch.float32, torch.device("cpu"))
-        bench.check(Case(collective, next(iter(ALGORITHMS[collective]))))
+        bench = CollectiveBench(comm, collective, 64, torch.float32, torch.device("cpu"))
+        bench.check(CollectiveCase(collective, next(iter(ALGORITHMS[collective]))))
 
     with pytest.raises(VerificationError, match=rf"{collective} by \w+ gave a wrong result on rank"):
         run_threads(body, 2)
 
 
-def test_the_picture_escapes_and_needs_nothing_from_outside() -> None:
+def test_the_page_is_escaped_and_self_contained() -> None:
     text = page([result("<ring>", 1e-3)], title="<b>", notes=["a & b"])
     assert "&lt;ring&gt;" in text and "<b></b>" not in text and "a &amp; b" in text
     assert "http" not in text.replace("http-equiv", "")

@@ -1,4 +1,4 @@
-"""The commands as a person types them: what they print, what they leave, how they end."""
+"""The commands as a user types them: output, files, exit codes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def refused(code: int, *arguments: object, cwd: Path | None = None, run: Any = here) -> str:
-    """In this process, unless ranks are started or the process itself is what is looked at."""
+    """Refused, by default by a command in this process."""
     done = run(*arguments, cwd=cwd)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -107,9 +107,9 @@ def refused_after_start(code: int, *arguments: object, cwd: Path) -> str:
 class TestPlan:
     def test_json(self) -> None:
         done = here("plan", "gpt:7b", "--cluster", "dgx-h100", "--devices", 64, "--json")
-        found = json.loads(done.stdout)
-        assert {"plans", "candidates", "seconds", "explanation"} <= set(found)
-        best, *others = found["plans"]
+        document = json.loads(done.stdout)
+        assert {"plans", "candidates", "seconds", "explanation"} <= set(document)
+        best, *others = document["plans"]
         assert {"plan", "step_seconds", "memory_bytes", "fits", "reason"} <= set(best)
         assert best["fits"] and all(best["step_seconds"] <= o["step_seconds"] for o in others if o["fits"])
         assert all(o["reason"] for o in others)
@@ -122,8 +122,8 @@ class TestPlan:
         assert str(Plan.load(out)) == json.loads(done.stdout)["plans"][0]["plan"]
 
     def test_traced_job(self, tiny: Path) -> None:
-        found = json.loads(here("plan", "tiny.py", "--cluster", "dgx-h100", "--json", cwd=tiny).stdout)
-        assert found["plans"][0]["plan"].startswith("dp=1")  # a light model on one rank wins
+        document = json.loads(here("plan", "tiny.py", "--cluster", "dgx-h100", "--json", cwd=tiny).stdout)
+        assert document["plans"][0]["plan"].startswith("dp=1")  # a light model on one rank wins
 
     def test_narrow_terminal(self) -> None:
         done = drumline("plan", "gpt:7b", "--cluster", "dgx-h100", "--devices", 8, COLUMNS="40")
@@ -169,8 +169,10 @@ class TestBadInput:
             "torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))", "M(8, 4)"
         )
         (tmp_path / "m.py").write_text(text)
-        told = refused(2, "profile", "m.py", cwd=tmp_path)
-        assert "M cannot be traced" in told and "y.sum() > 0" in told and "torch.where" in told
+        text_of_error = refused(2, "profile", "m.py", cwd=tmp_path)
+        assert (
+            "M cannot be traced" in text_of_error and "y.sum() > 0" in text_of_error and "torch.where" in text_of_error
+        )
 
     @pytest.mark.parametrize(
         ("old", "new", "words"),
@@ -191,7 +193,7 @@ class TestBadInput:
     def test_unsupported_plan(self, tiny: Path) -> None:
         assert "the engine does not run sync=async" in refused(2, "verify", "tiny.py", "--plan", "sync=async", cwd=tiny)
 
-    def test_nonsense(self, tiny: Path) -> None:
+    def test_misspelled_or_missing_arguments(self, tiny: Path) -> None:
         assert "Did you mean 'gpt:7b'?" in refused(2, "plan", "gtp:7b")
         assert "Did you mean 'dgx-h100'?" in refused(2, "plan", "gpt:7b", "--cluster", "dgx-h10")
         assert "at least one device" in refused(2, "plan", "gpt:7b", "--cluster", "dgx-h100", "--devices", 0)
@@ -204,7 +206,7 @@ class TestBadInput:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Jobs, and a machine with numbers that somebody made up; test_readme.py measures the one it runs on."""
+    """Jobs, and a machine with invented numbers; test_readme.py measures the real one."""
     folder = tmp_path_factory.mktemp("loop")
     (folder / "tiny.py").write_text(TINY)
     (folder / "broken.py").write_text(BROKEN)
@@ -213,23 +215,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestLoop:
-    """Measure, verify, train and report: each does what it says."""
+    """Measure, verify, train and report."""
 
     def test_measure_writes_a_file(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[int] = []
-        module = importlib.import_module("drumline.cli.measure")  # the package has a command of this name
-        monkeypatch.setattr(module, "measure_now", lambda ranks, quiet: asked.append(ranks) or MACHINE)
-        found = json.loads(here("measure", "--ranks", 2, "-o", "measured.toml", "--json", cwd=folder).stdout)
-        assert asked == [2] and found["path"] == "measured.toml" and found["cluster"]["device"]["name"] == "core"
+        module = importlib.import_module("drumline.loop.measure")
+        monkeypatch.setattr(module, "measure_local", lambda ranks, **_: asked.append(ranks) or MACHINE)
+        document = json.loads(here("measure", "--ranks", 2, "-o", "measured.toml", "--json", cwd=folder).stdout)
+        assert asked == [2] and document["path"] == "measured.toml" and document["cluster"]["device"]["name"] == "core"
         assert Cluster.load(folder / "measured.toml") == MACHINE
         assert "written to again.toml" in here("measure", "-o", "again.toml", cwd=folder).stdout
 
     def test_verify_json(self, folder: Path) -> None:
         done = here("verify", "tiny.py", "--plan", "dp=2,zero=3", "--json", cwd=folder)
-        found = json.loads(done.stdout)
-        assert done.returncode == 0 and found["passed"] and found["ranks"] == 2
-        assert 0 <= found["errors"]["float64"] <= 1e-10 and 0 <= found["errors"]["float32"] <= 1e-3
-        assert found["first_divergence"] is None and found["plan"] == "dp=2,zero=3"
+        document = json.loads(done.stdout)
+        assert done.returncode == 0 and document["passed"] and document["ranks"] == 2
+        assert 0 <= document["errors"]["float64"] <= 1e-10 and 0 <= document["errors"]["float32"] <= 1e-3
+        assert document["first_divergence"] is None and document["plan"] == "dp=2,zero=3"
 
     def test_verify_what_train_would_choose(self, folder: Path) -> None:
         asked = ("tiny.py", "--plan", "auto", "--cluster", "here.toml", "--json")
@@ -240,20 +242,20 @@ class TestLoop:
 
     def test_verify_fails_and_names_the_module(self, folder: Path) -> None:
         done = here("verify", "broken.py", "--plan", "dp=2", "--steps", 2, "--json", cwd=folder)
-        found = json.loads(done.stdout)
-        assert done.returncode == 4 and not found["passed"]
-        assert found["first_divergence"] == "2" and found["phase"] == "backward"
+        document = json.loads(done.stdout)
+        assert done.returncode == 4 and not document["passed"]
+        assert document["first_divergence"] == "2" and document["phase"] == "backward"
         assert "diverges from the reference in '2'" in done.stderr
 
     def test_train_and_report(self, folder: Path) -> None:
         arguments = ("train", "tiny.py", "--plan", "auto", "--ranks", 2, "--cluster", "here.toml", "-o", "run")
         done = here(*arguments, "--json", cwd=folder)
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert len(found["losses"]) == found["steps"] == 6
-        assert found["losses"][-1] < found["losses"][0]
+        document = json.loads(done.stdout)
+        assert len(document["losses"]) == document["steps"] == 6
+        assert document["losses"][-1] < document["losses"][0]
         keys = ("step_seconds", "predicted_step_seconds", "peak_bytes", "predicted_peak_bytes")
-        assert all(found[key] > 0 for key in keys)
+        assert all(document[key] > 0 for key in keys)
         done = here("report", "run", "--trace", "trace.json", cwd=folder)
         assert done.returncode == 0 and "Predicted" in done.stdout
         assert "<svg" in (folder / "run" / "report.html").read_text()
@@ -267,7 +269,7 @@ class TestLoop:
 
     def test_run_folder_is_checked_before_training(self, folder: Path) -> None:
         arguments = ("train", "tiny.py", "--plan", "dp=1", "--cluster", "here.toml", "-o")
-        assert "holds a run already" in refused_after_start(2, *arguments, "run", cwd=folder)
+        assert "already contains a run" in refused_after_start(2, *arguments, "run", cwd=folder)
         assert "cannot be a run folder" in refused_after_start(2, *arguments, "tiny.py", cwd=folder)
 
     def test_more_micro_batches_than_samples(self, folder: Path) -> None:
@@ -306,8 +308,11 @@ def test_simulate() -> None:
     done = here("simulate", "all_reduce:ring", "--ranks", 4, "--bytes", "4MB", "--cluster", "dgx-h100", "--json")
     assert json.loads(done.stdout)["step_seconds"] == pytest.approx(6 * (3e-6 + 1e6 / 450e9))
     done = here("simulate", "gpt:7b", "--plan", "dp=8,zero=3,micro=64", "--cluster", "dgx-h100", "--json")
-    found = json.loads(done.stdout)
-    assert found["step_seconds"] == pytest.approx(sum(found["parts"].values()), rel=0.1) and found["critical_path"]
+    document = json.loads(done.stdout)
+    assert (
+        document["step_seconds"] == pytest.approx(sum(document["parts"].values()), rel=0.1)
+        and document["critical_path"]
+    )
     assert "Did you mean" in refused(2, "simulate", "all_reduce:rign", "--cluster", "dgx-h100")
     done = json.loads(here("simulate", "gpt:7b", "--plan", "tp=8", "--cluster", "dgx-h100", "--json").stdout)
     alone = json.loads(here("simulate", "gpt:7b", "--plan", "dp=1", "--cluster", "dgx-h100", "--json").stdout)

@@ -1,4 +1,4 @@
-"""`drumline doctor` as a person types it: lines, JSON, narrow terminals, exit codes."""
+"""`drumline doctor` as a user types it: text, JSON, narrow terminals, exit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from drumline.cli import app
 from drumline.measurement import doctor
-from drumline.measurement.doctor import Finding
+from drumline.measurement.doctor import DoctorFinding
 
 TOPICS = ("devices", "memory", "shared memory", "limits", "disk", "network", "clock", "versions", "terminal")
 
@@ -41,12 +41,12 @@ def test_quick() -> None:
 def test_everything_as_json() -> None:
     done = drumline("--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert set(found) == {"findings", "matrix", "problems", "notes", "seconds"}
-    assert found["problems"] == 0
-    assert found["notes"] == sum(f["state"] == "note" for f in found["findings"])
-    assert {"topic", "name", "value", "state", "remedy"} == set(found["findings"][0])
-    tried = {(t["backend"], t["device"], t["operation"]): t["state"] for t in found["matrix"]}
+    document = json.loads(done.stdout)
+    assert set(document) == {"findings", "matrix", "problems", "notes", "seconds"}
+    assert document["problems"] == 0
+    assert document["notes"] == sum(f["state"] == "note" for f in document["findings"])
+    assert {"topic", "name", "value", "state", "remedy"} == set(document["findings"][0])
+    tried = {(t["backend"], t["device"], t["operation"]): t["state"] for t in document["matrix"]}
     assert tried["gloo", "cpu", "all_reduce float32"] == "ok"
     assert tried["shm", "cpu", "all_reduce bfloat16"] == "ok"
     assert {op for b, d, op in tried if (b, d) == ("mpi", "cpu")} == {
@@ -56,19 +56,21 @@ def test_everything_as_json() -> None:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, findings: list[Finding], trials: list[doctor.Trial], *arguments: str
+    monkeypatch: pytest.MonkeyPatch, findings: list[DoctorFinding], trials: list[doctor.OperationTrial], *arguments: str
 ) -> tuple[int, str]:
-    """The command in this process, on what it is given to find."""
+    """The command in this process, with the given findings."""
     monkeypatch.setattr(doctor, "examine", lambda on_topic: findings)
-    monkeypatch.setattr(doctor, "columns", lambda: [doctor.Column("gloo", "cpu", 2)])
+    monkeypatch.setattr(doctor, "columns", lambda: [doctor.BackendColumn("gloo", "cpu", 2)])
     monkeypatch.setattr(doctor, "try_column", lambda column, **_: trials)
     done = CliRunner().invoke(app, ["doctor", *arguments])
     return done.exit_code, done.stdout
 
 
 def test_a_problem_ends_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Finding("network", "loopback", "refused", "problem", "ip link set lo up")
-    code, text = run(monkeypatch, [problem], [doctor.Trial("gloo", "cpu", "barrier", "hangs", "no answer within 8 s")])
+    problem = DoctorFinding("network", "loopback", "refused", "problem", "ip link set lo up")
+    code, text = run(
+        monkeypatch, [problem], [doctor.OperationTrial("gloo", "cpu", "barrier", "hangs", "no answer within 8 s")]
+    )
     assert code == 2
     assert "  problem loopback: refused\n          try: ip link set lo up\n" in text
     assert "  problem gloo cpu: barrier hangs: no answer within 8 s\n" in text
@@ -77,10 +79,10 @@ def test_a_problem_ends_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [
-        doctor.Trial("gloo", "cpu", "barrier", "ok"),
-        doctor.Trial("gloo", "cpu", "all_gather", "ok"),
-        doctor.Trial("shm", "cpu", "barrier", "aborts", "rank 1 was ended by SIGABRT"),
-        doctor.Trial("shm", "cpu", "all_gather", "refused", "RuntimeError: no"),
+        doctor.OperationTrial("gloo", "cpu", "barrier", "ok"),
+        doctor.OperationTrial("gloo", "cpu", "all_gather", "ok"),
+        doctor.OperationTrial("shm", "cpu", "barrier", "aborts", "rank 1 was ended by SIGABRT"),
+        doctor.OperationTrial("shm", "cpu", "all_gather", "refused", "RuntimeError: no"),
     ]
     monkeypatch.setenv("COLUMNS", "100")
     code, text = run(monkeypatch, [], trials)

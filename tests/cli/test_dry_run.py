@@ -1,4 +1,4 @@
-"""`drumline plan --dry-run` and `drumline profile --dry-run` as a person types them."""
+"""`drumline plan --dry-run` and `drumline profile --dry-run` as a user types them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_as_json_and_in_forty_columns(folder: Path) -> None:
     assert max(map(len, narrow.stdout.splitlines())) <= 40
 
 
-def test_the_finalists_are_looked_at(folder: Path) -> None:
+def test_the_finalists_are_dry_run(folder: Path) -> None:
     done = here("plan", "job.py", "--cluster", "dgx-h100", "--devices", 2, "--dry-run", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     value = json.loads(done.stdout)
@@ -73,7 +73,7 @@ def test_the_finalists_are_looked_at(folder: Path) -> None:
 
 
 def test_a_plan_that_fails_is_not_proposed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one fails; the answer is the best of the others, and says why."""
+    """The first plan fails: the answer is the best of the others, with the reason."""
     from drumline.core.errors import PlanError
     from drumline.runtime import dry_run
 
@@ -85,7 +85,7 @@ def test_a_plan_that_fails_is_not_proposed(folder: Path, monkeypatch: pytest.Mon
             raise PlanError("the dry run failed on purpose")
         return plain(job, plan, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(dryrun, "dry_run", first_fails)
+    monkeypatch.setattr(dry_run, "dry_run", first_fails)
     done = here("plan", "job.py", "--cluster", "dgx-h100", "--devices", 2, "--dry-run", "--json", cwd=folder)
     value = json.loads(done.stdout)
     assert value["dry_run"]["dropped"] == {seen[0]: "the dry run failed on purpose"}
@@ -93,14 +93,14 @@ def test_a_plan_that_fails_is_not_proposed(folder: Path, monkeypatch: pytest.Mon
     assert value["plans"][0]["plan"] == seen[1] and len(seen) == 4
 
 
-def test_a_model_that_asks_for_values_is_planned_and_not_run(folder: Path) -> None:
+def test_a_model_that_reads_values_is_planned_but_not_run(folder: Path) -> None:
     done = here("plan", "job.py:reads", "--cluster", "dgx-h100", "--devices", 2, "--dry-run", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     value = json.loads(done.stdout)["dry_run"]
     assert not value["runs"] and "cannot be traced" in next(iter(value["unknown"].values()))
 
 
-def test_what_has_no_model_cannot_be_run() -> None:
+def test_a_dry_run_needs_a_job() -> None:
     for words in (
         ("plan", "gpt:1.3b", "--cluster", "dgx-h100", "--dry-run"),
         ("profile", "gpt:1.3b", "--dry-run", "dp=2"),

@@ -1,4 +1,4 @@
-"""docs/planning.md is executed: each command runs, and prints what the page says that it prints."""
+"""docs/planning.md is executed: each command prints what the page shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
 EXAMPLES = re.findall(r"```sh\n(.*?)```\n```text\n(.*?)```", PAGE, re.S)
 
 
-def test_every_command_has_its_lines() -> None:
+def test_every_command_shows_its_output() -> None:
     assert len(EXAMPLES) == PAGE.count("```sh") == 8
 
 

@@ -1,4 +1,4 @@
-"""A job that is planned in half a float is traced in it: with its casts, and with what stays in fp32."""
+"""A job planned in half precision is traced in it: with its casts, and with the operators that stay in fp32."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import pytest
 from typer.testing import CliRunner
 
 from drumline.cli import app
-from drumline.cli.common import profile_in, profile_of
+from drumline.loop.inputs import load_profile, profile_in_precision
 
 JOB = str(Path(__file__).parents[2] / "examples" / "cnn.py")
 
 
-def test_a_job_is_traced_again_in_halves_alone() -> None:
-    plain = dataclasses.replace(profile_of(JOB), batch_size=48)
-    assert profile_in(JOB, plain, "fp32", "cuda") is plain
-    assert profile_in(JOB, plain, "tf32", "cuda") is plain
-    half = profile_in(JOB, plain, "bf16", "cuda")
+def test_a_job_is_traced_again_for_half_precision_only() -> None:
+    plain = dataclasses.replace(load_profile(JOB), batch_size=48)
+    assert profile_in_precision(JOB, plain, "fp32", "cuda") is plain
+    assert profile_in_precision(JOB, plain, "tf32", "cuda") is plain
+    half = profile_in_precision(JOB, plain, "bf16", "cuda")
     assert (half.precision, half.batch_size, half.activation_bytes) == ("bf16", 48, 2)
     assert any(op.kind in ("narrow", "widen") for x in half.layers for op in x.ops)
-    assert profile_in(JOB, half, "bf16", "cuda") is half
+    assert profile_in_precision(JOB, half, "bf16", "cuda") is half
 
 
-def test_models_of_the_zoo_are_scaled() -> None:
-    plain = profile_of("gpt:125m")
-    assert profile_in("gpt:125m", plain, "bf16", "cuda") is plain
+def test_zoo_models_are_scaled() -> None:
+    plain = load_profile("gpt:125m")
+    assert profile_in_precision("gpt:125m", plain, "bf16", "cuda") is plain
 
 
-def test_the_plan_is_priced_by_that_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, however many candidates there are."""
+def test_candidates_are_priced_with_the_half_precision_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, for any number of candidates."""
     import drumline.planner
 
     seen = []

@@ -1,4 +1,4 @@
-"""`drumline train` with checkpoints: it goes on where it was, under any plan, and ends with a checkpoint when asked to."""
+"""`drumline train` with checkpoints: it resumes under any plan, and saves before it ends on a signal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 import safetensors.torch
 from torch import nn
 
-from drumline.cli.checkpoints import Checkpoints
 from drumline.cli.export import export
-from drumline.cli.train import train_now
 from drumline.core.errors import InputError
+from drumline.loop.checkpoints import CheckpointOptions
+from drumline.loop.train import train as train_job
 
 JOB = """
 import time, torch
@@ -73,12 +73,12 @@ def test_save_resume_export(folder: Path) -> None:
     train(folder, "--steps", 8, run="straight")
     straight = losses(folder, "straight")
     first = train(folder, "--steps", 5, "--save-every", 2, "--resume", "auto")
-    assert "no checkpoint to go on from: the run starts at step 0" in first.stdout
+    assert "no checkpoint to resume from: the run starts at step 0" in first.stdout
     assert checkpoints(folder) == ["step-00000004", "step-00000005"] and losses(folder) == straight[:5]
     second = train(folder, "--steps", 8, "--resume", "auto", "--save-every", 2, "--keep", 3)
     assert "step-00000005, step 5, saved under dp=2" in second.stdout
     assert losses(folder) == straight  # bit for bit; what was there is kept
-    assert "(Young/Daly), --save-every" in second.stdout
+    assert "(Young/Daly): --save-every" in second.stdout
     done = subprocess.run(
         command("export", "run", "-o", "out", "--json"), cwd=folder, capture_output=True, text=True, timeout=60
     )
@@ -88,18 +88,16 @@ def test_save_resume_export(folder: Path) -> None:
 
 
 REFUSED = [
-    (Checkpoints(2, 1), "keep >= 2"),
-    (Checkpoints(-1), "--save-every -1"),
-    (Checkpoints(resume="nowhere"), "no checkpoint nowhere"),
+    (CheckpointOptions(2, 1), "keep >= 2"),
+    (CheckpointOptions(-1), "--save-every -1"),
+    (CheckpointOptions(resume="nowhere"), "no checkpoint nowhere"),
 ]
 
 
 @pytest.mark.parametrize(("options", "text"), REFUSED)
-def test_refused_before_anything_is_started(folder: Path, options: Checkpoints, text: str) -> None:
+def test_bad_options_are_refused_before_the_start(folder: Path, options: CheckpointOptions, text: str) -> None:
     with pytest.raises(InputError, match=text):
-        train_now(
-            str(folder / "j.py"), plan="dp=2", cluster="dgx-h100", output=str(folder / "run"), checkpoints=options
-        )
+        train_job(folder / "j.py", "dp=2", cluster="dgx-h100", output=folder / "run", checkpoints=options)
     assert not (folder / "run").exists()
 
 
@@ -117,7 +115,7 @@ def test_export_refuses(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_preemption(folder: Path, number: signal.Signals) -> None:
-    """The step is finished, the checkpoint complete, the exit code 0; the next run goes on from there."""
+    """The step is finished, the checkpoint complete, the exit code 0; the next run resumes from it."""
     line = command("train", "j.py:slow", "--plan", "dp=2", "--cluster", "dgx-h100", "-o", "run", "--save-every", 1000)
     process = subprocess.Popen(line, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

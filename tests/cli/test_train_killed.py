@@ -1,4 +1,4 @@
-"""A rank of a pipeline that is killed amid a step: the run ends, the rank is named, and nothing waits for ever."""
+"""A pipeline rank is killed during a step: the run ends, the rank is named, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ for batch in engine.data(1000):
     open(f"stepped-{{engine.rank}}", "w").close()
 """
 PATIENCE = 30.0
-"""Seconds in which everything must be over: a rank that waits for ever would take torch's half an hour."""
+"""Seconds until everything must have ended; a rank that hangs would wait for torch's half an hour."""
 
 
 @pytest.fixture
@@ -90,17 +90,17 @@ def test_through_the_command_line(folder: Path) -> None:
     with started(folder, *words) as process:
         wait_for(folder / "rank-1.pid", folder / "run" / "steps.jsonl")
         os.kill(int((folder / "rank-1.pid").read_text()), signal.SIGKILL)
-        _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 5, said
-    assert "rank 1 was ended by signal SIGKILL" in said and "Traceback" not in said
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 5, errors
+    assert "rank 1 was ended by signal SIGKILL" in errors and "Traceback" not in errors
     for path in folder.glob("rank-*.pid"):
         assert not Path(f"/proc/{path.read_text()}").exists(), f"{path.name} still runs"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_ranks_that_nobody_watches(folder: Path, backend: str) -> None:
-    """Started one by one, as by another launcher: each of the others ends by itself, and says whom it waited for."""
+def test_ranks_without_a_launcher(folder: Path, backend: str) -> None:
+    """Started one by one: each of the other ranks ends by itself, and names the rank it waited for."""
     (folder / "script.py").write_text(SCRIPT.format(backend=backend))
     env = {
         "WORLD_SIZE": "3",
@@ -114,7 +114,7 @@ def test_ranks_that_nobody_watches(folder: Path, backend: str) -> None:
         ]
         wait_for(*(folder / f"rank-{r}.pid" for r in range(3)), empty=[folder / f"stepped-{r}" for r in range(3)])
         os.kill(ranks[1].pid, signal.SIGKILL)
-        said = {r: ranks[r].communicate(timeout=PATIENCE)[1] for r in (0, 2)}
-    for r, text in said.items():
+        errors = {r: ranks[r].communicate(timeout=PATIENCE)[1] for r in (0, 2)}
+    for r, text in errors.items():
         assert ranks[r].returncode not in (0, -signal.SIGKILL), text
         assert "rank 1" in text, text

@@ -1,4 +1,4 @@
-"""`drumline train`: what it prints of the steps, and what it does when one is not finite."""
+"""`drumline train`: the log of its steps, and steps that are not finite."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_json_lines_and_a_trace(folder: Path) -> None:
 def test_stop_names_the_sample(folder: Path) -> None:
     done = train(folder, name="spoiled")
     assert done.returncode == 5 and "Traceback" not in done.stderr
-    assert "the loss is nan at step" in done.stderr and "the input of sample 11 is not finite" in done.stderr
+    assert "the loss is nan at step" in done.stderr and "the input of sample 11 is non-finite" in done.stderr
     assert "--on-nonfinite skip" in done.stderr
     assert not (folder / "run" / "run.json").exists()
     bad = len(steps(folder))  # what was there until then stays
@@ -101,7 +101,7 @@ def test_a_vote_with_nothing_to_compare(folder: Path) -> None:
         (("--log-every", "0"), "--log-every 0"),
     ],
 )
-def test_what_is_refused(folder: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_bad_options_are_refused(folder: Path, arguments: tuple[str, ...], words: str) -> None:
     done = here("train", "j.py:job", "--plan", "dp=2", "--cluster", "dgx-h100", "-o", "run", *arguments, cwd=folder)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not (folder / "run").exists()
@@ -109,9 +109,8 @@ def test_what_is_refused(folder: Path, arguments: tuple[str, ...], words: str) -
 
 @pytest.mark.slow
 def test_threads_are_one_process(folder: Path) -> None:
-    """`backend=threads` is started as one rank, and held as such."""
-    from drumline.cli.verify import verify_now
-    from drumline.plans import Plan
+    """`backend=threads` runs as one process."""
+    from drumline.loop.verify import verify
 
     example = Path(__file__).parents[2] / "examples" / "gpt.py"
-    assert verify_now(str(example), Plan.parse("dp=2,backend=threads"), steps=2).passed
+    assert verify(example, "dp=2,backend=threads", steps=2).passed

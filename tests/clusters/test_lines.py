@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drumline.clusters import Cluster
-from drumline.clusters.lines import line_of
+from drumline.clusters.checks import line_of
 from drumline.core.errors import ClusterError
 
 FILE = """\

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from drumline.clusters import Cluster, RateCurve, CollectiveTable
+from drumline.clusters import Cluster, CollectiveTable, RateCurve
 from drumline.clusters.spec import SET_BY_USER
 from drumline.core.errors import ClusterError
 
 GOOD = """
 name = "mine"
 overlap = 0.5
-spread = 0.02
+measurement_spread = 0.02
 
 [device]
 name = "Something"
@@ -114,7 +114,7 @@ def test_an_origin_covers_whole_words_only(good: Cluster) -> None:
     ("old", "new", "key", "near"),
     [
         ('memory = "40GB"', 'memory = "40GB"\nmemroy = "2GB"', "device.memroy", "memory"),
-        ("spread = 0.02", "spred = 0.02", "spred", "spread"),
+        ("measurement_spread = 0.02", "measurment_spread = 0.02", "measurment_spread", "measurement_spread"),
         ("devices = 8", "devices = 8\ndevice = 8", "node.device", "devices"),
         ('{ alpha = "3us",', '{ alpha = "3us", bandwith = 1,', "node.link.bandwith", "bandwidth"),
         ('kernel = "matmul"', 'kernel = "matmul"\nrate = [1.0]', "device.curve.0.rate", "rates"),

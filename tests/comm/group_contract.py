@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drumline.comm.torchnative import _ALL_GATHER, _REDUCE_SCATTER
+from drumline.comm.torch_transport import _ALL_GATHER, _REDUCE_SCATTER
 
 Group = dist.ProcessGroup
 Check = Callable[[Group], None]

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from drumline.comm import Communicator
-from drumline.comm.environment import connect, disconnect, place
+from drumline.comm.environment import connect, disconnect, rank_info
 from drumline.comm.mpi.collectives import SMALL, MpiCollectives, can_reduce
-from drumline.comm.mpi.post import EAGER
-from drumline.comm.mpi.transport import MpiPost, MpiTransport
+from drumline.comm.mpi.endpoint import EAGER, MpiEndpoint
+from drumline.comm.mpi.transport import MpiTransport
 from drumline.comm.mpi.world import world
 from drumline.core.errors import GaveUp, InputError
 
@@ -68,7 +68,7 @@ def every_type() -> None:
 def a_size_that_is_wrong() -> None:
     transport = MpiTransport(timeout=20)
     after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
-    cases = [(3, "8 bytes came where 12 were expected")]
+    cases = [(3, "8 bytes were received, 12 expected")]
     if transport.size > 1:
         cases.append((1, "runcate"))  # of messages to oneself Open MPI says nothing
     for n, words in cases:
@@ -148,7 +148,7 @@ def own_collectives() -> None:
     own.barrier()
 
 
-class Desk:
+class FrameReceiver:
     """Keeps what arrives."""
 
     def __init__(self) -> None:
@@ -163,8 +163,8 @@ class Desk:
 
 def frames_in_order() -> None:
     """Short and long frames mixed, from everyone to everyone, oneself too: in order from each sender."""
-    post = MpiPost()
-    desk = post.desk = Desk()
+    post = MpiEndpoint()
+    desk = post.receiver = FrameReceiver()
     sizes = (0, 1, EAGER, EAGER + 1, 5, 300_000, 3, 200_000, 1_000_000, 0, EAGER)
     sent = []
     for i, size in enumerate(sizes):
@@ -183,7 +183,7 @@ def frames_in_order() -> None:
 
 def the_contract_of_posts() -> None:
     for check in post_contract.CHECKS:
-        post = MpiPost()
+        post = MpiEndpoint()
         check(post)
         post.close()
 
@@ -211,9 +211,9 @@ def peers_are_found() -> None:
 
 def peers_of_other_hosts_are_found() -> None:
     """As above, but every rank says that it is a host of its own: the store is met by this machine's own address."""
-    from drumline.comm import meet
+    from drumline.comm.mpi import rendezvous
 
-    meet.host_digest = lambda: bytes([place().rank]) * 16
+    rendezvous.host_digest = lambda: bytes([rank_info().rank]) * 16
     where = connect(timeout=60)
     assert os.environ["GLOO_SOCKET_IFNAME"] != "lo" or where.size == 1
     total = torch.tensor([1])
@@ -251,7 +251,7 @@ def main() -> None:
         except BaseException:
             results[name] = traceback.format_exc()
             break  # the ranks may be out of step
-    Path(folder, f"{place().rank}.json").write_text(json.dumps(results))
+    Path(folder, f"{rank_info().rank}.json").write_text(json.dumps(results))
     if any(text != "ok" for text in results.values()):
         world().Abort(1)
 

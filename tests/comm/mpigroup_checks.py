@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from drumline.comm.mpi.world import load
 from drumline.core.errors import InputError
-from drumline.measurement.doctor.trials import OPERATIONS, PAIRS
+from drumline.measurement.doctor.operations import OPERATIONS, PAIRS
 
 
 @contextmanager

@@ -6,13 +6,13 @@ import hashlib
 import time
 from collections.abc import Callable
 
-from drumline.comm.mail.post import Post
+from drumline.comm.messaging.endpoint import Endpoint
 
-Check = Callable[[Post], None]
+Check = Callable[[Endpoint], None]
 SIZES = (0, 1, 7, 100, 5000, 70_000, 3_000_000)
 
 
-class Desk:
+class FrameReceiver:
     """Keeps all that arrives; says when a frame began."""
 
     def __init__(self) -> None:
@@ -34,31 +34,31 @@ def body_of(src: int, dst: int, size: int) -> bytes:
     return (seed * (size // 32 + 1))[:size]
 
 
-def until(post: Post, ready: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(post: Endpoint, ready: Callable[[], bool], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < end, "the post office is stuck"
         post.progress(0.05)
 
 
-def settle(post: Post, expected: int) -> None:
+def settle(post: Endpoint, expected: int) -> None:
     """Until `expected` frames are there, and everyone has said so: nobody leaves while others wait.
 
     Each call waits for words of its own, so that none of them is left for the office that comes next.
     """
 
     def words() -> int:
-        return len([f for f in post.desk.frames if f[1] == b"settled"])
+        return len([f for f in post.receiver.frames if f[1] == b"settled"])
 
-    until(post, lambda: len(post.desk.frames) - words() >= expected)
-    post.desk.settled += post.size
+    until(post, lambda: len(post.receiver.frames) - words() >= expected)
+    post.receiver.settled += post.size
     for dst in range(post.size):
         post.put(dst, b"settled", memoryview(b""))
-    until(post, lambda: words() >= post.desk.settled)
+    until(post, lambda: words() >= post.receiver.settled)
 
 
-def frames_arrive_whole_and_in_order(post: Post) -> None:
-    desk = post.desk = Desk()
+def frames_arrive_whole_and_in_order(post: Endpoint) -> None:
+    desk = post.receiver = FrameReceiver()
     outgoing = []
     for size in SIZES:
         for dst in range(post.size):
@@ -72,8 +72,8 @@ def frames_arrive_whole_and_in_order(post: Post) -> None:
     assert sorted((s, h, n) for s, h, n in desk.begun) == sorted((s, h, len(b)) for s, h, b in desk.frames)
 
 
-def memory_may_be_used_again_when_done(post: Post) -> None:
-    desk = post.desk = Desk()
+def memory_may_be_used_again_when_done(post: Endpoint) -> None:
+    desk = post.receiver = FrameReceiver()
     dst = (post.rank + 1) % post.size
     memory = bytearray(b"a" * 200_000)
     out = post.put(dst, b"first", memoryview(memory))
@@ -84,8 +84,8 @@ def memory_may_be_used_again_when_done(post: Post) -> None:
     assert first[2] == b"a" * len(memory)
 
 
-def progress_waits_no_longer_than_told(post: Post) -> None:
-    post.desk = Desk()
+def progress_waits_no_longer_than_told(post: Endpoint) -> None:
+    post.receiver = FrameReceiver()
     settle(post, 0)
     if post.size == 1:
         start = time.monotonic()
@@ -95,8 +95,8 @@ def progress_waits_no_longer_than_told(post: Post) -> None:
     settle(post, 0)
 
 
-def many_small_frames(post: Post) -> None:
-    desk = post.desk = Desk()
+def many_small_frames(post: Endpoint) -> None:
+    desk = post.receiver = FrameReceiver()
     n = 300
     for i in range(n):
         for dst in range(post.size):

@@ -15,7 +15,7 @@ from world import World
 
 from drumline.clusters import Link
 from drumline.comm import Communicator, TorchTransport, Transport, run_threads
-from drumline.comm.calls import Crossings, ranks_text
+from drumline.comm.call_check import CrossingDetector, ranks_text
 from drumline.core.errors import DrumlineError, GaveUp, InputError
 
 SECONDS = {2: 1.0, 3: 10.0, 4: 10.0}
@@ -310,16 +310,16 @@ def test_an_extra_call_at_the_end(world: Worlds) -> None:
 
 def test_crossings() -> None:
     x, y, z = 1, 2, 3
-    seen = Crossings(3)
+    seen = CrossingDetector(3)
     assert seen.add(7, (x, x, x), 1) is None
     assert seen.add(7, (x, y, x), 2) is None
     assert seen.add(8, (y, x, y), 3) is None  # of other calls
     assert seen.add(7, (y, x, y), 4) == (0, 1, 2)
-    chain = Crossings(2)
+    chain = CrossingDetector(2)
     assert [chain.add(7, pair, i + 1) for i, pair in enumerate([(x, y), (y, z), (z, x)])] == [None, None, (0, 1, 1)]
-    short = Crossings(2)
+    short = CrossingDetector(2)
     short.add(7, (x, y), 1)
-    for i in range(Crossings.LATEST):
+    for i in range(CrossingDetector.LATEST):
         short.add(7, (100 + i, 1000 + i), 2 + i)
     assert short.add(7, (y, x), 99) is None  # long forgotten
 

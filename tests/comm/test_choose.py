@@ -11,10 +11,10 @@ import plain
 import pytest
 import torch
 
-from drumline.clusters import Cluster, DeviceSpec, Link, Network, Node, CollectiveTable
+from drumline.clusters import Cluster, CollectiveTable, DeviceSpec, Link, Network, Node
 from drumline.clusters.spec import RankLink
 from drumline.comm import Communicator, Transport, run_threads
-from drumline.comm.choose import ASSUMED, Chooser
+from drumline.comm.auto_algorithm import DEFAULT_LINK, AlgorithmChooser
 from drumline.core import files
 from drumline.core.errors import ClusterError, InputError
 from drumline.costs.collectives import price
@@ -33,8 +33,8 @@ def chooser(
     offers: tuple[str, ...] = (),
     per_node: int | None = None,
     transport: str = "gloo",
-) -> Chooser:
-    return Chooser(
+) -> AlgorithmChooser:
+    return AlgorithmChooser(
         p, transport=transport, cluster=cluster, links=links, per_node=per_node, offers=lambda c: c in offers
     )
 
@@ -104,7 +104,7 @@ def test_without_a_cluster_the_transport_s_own_is_taken() -> None:
     """It was made for the transport; with a cluster's numbers the price decides."""
     assert chooser(4, offers=("all_reduce",)).choose("all_reduce", 100).algorithm == "native"
     assert chooser(4).choose("all_reduce", 100).origin == "priced"
-    assert chooser(4).links == ASSUMED
+    assert chooser(4).links == DEFAULT_LINK
     assert chooser(4, CLUSTER, offers=("all_reduce",)).choose("all_reduce", 100).algorithm != "native"
     assert chooser(4, offers=("all_reduce",)).choose("all_reduce", 100, native=False).algorithm != "native"
 
@@ -130,7 +130,7 @@ def crossed(a: int, b: int) -> Link:
     return Link(1e-6, 1e10) if a % 3 == b % 3 else Link(1e-5, 1e9)
 
 
-def ring_of(found: Chooser, m: int, *, algorithm: str = "ring") -> list[tuple[int, int]]:
+def ring_of(found: AlgorithmChooser, m: int, *, algorithm: str = "ring") -> list[tuple[int, int]]:
     schedule = found.schedule("all_reduce", found.given("all_reduce", algorithm))
     return sorted({(s.src, s.dst) for sends in schedule.rounds for s in sends})
 
@@ -196,7 +196,9 @@ def test_ranks_that_share_the_cluster_share_the_digest() -> None:
 
 def test_older_files_still_load() -> None:
     """A table without an algorithm was measured by the backend's own collective; that is what `plan` prices by."""
-    text = files.to_plain(dataclasses.replace(CLUSTER, collective=(CollectiveTable("all_reduce", "gloo", 4, (8.0,), (1e-4,)),)))
+    text = files.to_plain(
+        dataclasses.replace(CLUSTER, collective=(CollectiveTable("all_reduce", "gloo", 4, (8.0,), (1e-4,)),))
+    )
     assert set(text["collective"][0]) == {"collective", "transport", "ranks", "bytes", "seconds"}
     cluster = files.from_plain(Cluster, text, "old.toml", ClusterError)
     assert chooser(4, cluster, offers=("all_reduce",)).choose("all_reduce", 8).algorithm == "native"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.comm.environment import Place, connect, place
+from drumline.comm.environment import RankInfo, connect, rank_info
 from drumline.core.errors import InputError
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
@@ -14,31 +14,31 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, Place()),
-        (TORCHRUN, Place(2, 4, 0, "torchrun")),
-        ({"RANK": "2", "WORLD_SIZE": "4"}, Place(2, 4, 2, "torchrun")),
-        ({"RANK": "2"}, Place()),
-        ({"WORLD_SIZE": "2"}, Place()),
-        ({**SLURM, "SLURM_STEP_ID": "0"}, Place(5, 8, 1, "Slurm")),
-        (SLURM, Place()),  # inside an allocation, but not started by srun
-        ({**SLURM, "SLURM_STEP_ID": "0", **TORCHRUN}, Place(2, 4, 0, "torchrun")),  # torchrun inside srun
+        ({}, RankInfo()),
+        (TORCHRUN, RankInfo(2, 4, 0, "torchrun")),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, RankInfo(2, 4, 2, "torchrun")),
+        ({"RANK": "2"}, RankInfo()),
+        ({"WORLD_SIZE": "2"}, RankInfo()),
+        ({**SLURM, "SLURM_STEP_ID": "0"}, RankInfo(5, 8, 1, "Slurm")),
+        (SLURM, RankInfo()),  # inside an allocation, but not started by srun
+        ({**SLURM, "SLURM_STEP_ID": "0", **TORCHRUN}, RankInfo(2, 4, 0, "torchrun")),  # torchrun inside srun
         (
             {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-            Place(1, 3, 1, "Open MPI"),
+            RankInfo(1, 3, 1, "Open MPI"),
         ),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}, Place(0, 2, 0, "MPICH")),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Place(1, 2, 1, "MPICH")),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}, RankInfo(0, 2, 0, "MPICH")),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, RankInfo(1, 2, 1, "MPICH")),
     ],
 )
-def test_launchers(environment: dict[str, str], expected: Place) -> None:
-    assert place(environment) == expected
+def test_launchers(environment: dict[str, str], expected: RankInfo) -> None:
+    assert rank_info(environment) == expected
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.0", " 1", "²", "9" * 5000, "1e3", "0x1"])
 @pytest.mark.parametrize("key", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
 def test_nonsense(key: str, text: str) -> None:
     with pytest.raises(InputError) as caught:
-        place({**TORCHRUN, key: text})
+        rank_info({**TORCHRUN, key: text})
     assert caught.value.what == f"{key}={text!r}"
     assert caught.value.where == "environment"
     assert caught.value.rule == f"{key} is a whole number of at least 0"
@@ -49,7 +49,7 @@ def test_a_rank_beyond_the_size(rank: int, size: int) -> None:
     with pytest.raises(
         InputError, match=f"RANK={rank} and WORLD_SIZE={size}\n  where: environment\n  rule:  RANK < WORLD"
     ):
-        place({"RANK": str(rank), "WORLD_SIZE": str(size)})
+        rank_info({"RANK": str(rank), "WORLD_SIZE": str(size)})
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_mpiexec_without_mpi4py(monkeypatch: pytest.MonkeyPatch, launcher: dict[
     for key, value in launcher.items():
         monkeypatch.setenv(key, value)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    name = place().launcher
+    name = rank_info().launcher
     with pytest.raises(InputError, match=f"3 ranks were started by {name}, but MASTER_ADDR is not set") as caught:
         connect()
     assert caught.value.fix.endswith("; with `pip install 'drumline[mpi]'` it is not needed")

@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 
 from drumline.comm import Communicator, ThreadTransport, TorchTransport, Transport, run_threads
-from drumline.comm.hostnative import SEGMENT
-from drumline.comm.hosts import Hosts, HostTransport, find_hosts, host_digest, host_id, hosts, per_node
+from drumline.comm.hosts import SEGMENT, Hosts, HostTransport, find_hosts, host_digest, host_id, hosts, per_node
 from drumline.core.errors import InputError
-from drumline.runtime.groups import group_of
+from drumline.runtime.state.process_groups import group_of
 
 
 @pytest.mark.parametrize(

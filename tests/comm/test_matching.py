@@ -13,31 +13,31 @@ import torch
 from world import World
 
 from drumline.comm import Communicator
-from drumline.comm.mail.gloo import GlooPost
-from drumline.comm.mail.matching import Matching
-from drumline.comm.mail.message import ANY
-from drumline.comm.mail.post import Post
-from drumline.comm.mail.threads import run_posts
-from drumline.comm.mail.transport import MailTransport
+from drumline.comm.messaging.endpoint import Endpoint
+from drumline.comm.messaging.gloo_endpoint import GlooEndpoint
+from drumline.comm.messaging.matching import MessageMatcher
+from drumline.comm.messaging.messages import ANY
+from drumline.comm.messaging.thread_endpoint import run_endpoints
+from drumline.comm.messaging.transport import MatcherTransport
 from drumline.core.errors import GaveUp, InputError
 
-Fn = Callable[[Matching], Any]
+Fn = Callable[[MessageMatcher], Any]
 
 
 def on_threads(fn: Fn, p: int) -> list[Any]:
-    def body(post: Post) -> Any:
-        matching = Matching(post)
-        result = fn(matching)
-        matching.close()
+    def body(post: Endpoint) -> Any:
+        matcher = MessageMatcher(post)
+        result = fn(matcher)
+        matcher.close()
         return result
 
-    return run_posts(body, p)
+    return run_endpoints(body, p)
 
 
 def on_gloo(fn: Fn) -> Any:
-    matching = Matching(GlooPost())
-    result = fn(matching)
-    matching.close()
+    matcher = MessageMatcher(GlooEndpoint())
+    result = fn(matcher)
+    matcher.close()
     return result
 
 
@@ -45,14 +45,14 @@ def view(text: bytes | bytearray) -> memoryview:
     return memoryview(text)
 
 
-def take(m: Matching, src: int, tag: int, size: int = 100, context: int = 0) -> tuple[int, int, bytes]:
+def take(m: MessageMatcher, src: int, tag: int, size: int = 100, context: int = 0) -> tuple[int, int, bytes]:
     into = bytearray(size)
     receive = m.receive(src, context, tag, view(into))
     m.wait(receive)
     return receive.source, receive.tag, bytes(into[: receive.nbytes])
 
 
-def order_and_wildcards(m: Matching) -> None:
+def order_and_wildcards(m: MessageMatcher) -> None:
     nxt, before = (m.rank + 1) % m.size, (m.rank - 1) % m.size
     for i in range(3):
         m.wait(m.send(nxt, 0, i, view(b"tag%d" % i)))
@@ -67,7 +67,7 @@ def order_and_wildcards(m: Matching) -> None:
     assert [take(m, before, ANY, context=7)[1] for _ in range(3)] == [0, 1, 2]
 
 
-def receives_posted_first(m: Matching) -> None:
+def receives_posted_first(m: MessageMatcher) -> None:
     nxt, before = (m.rank + 1) % m.size, (m.rank - 1) % m.size
     buffers = [bytearray(8) for _ in range(4)]
     receives = [
@@ -80,7 +80,7 @@ def receives_posted_first(m: Matching) -> None:
     assert [bytes(b[: r.nbytes]) for r, b in zip(receives, buffers, strict=True)] == [b"a", b"b", b"c", b"d"]
 
 
-def sizes(m: Matching) -> None:
+def sizes(m: MessageMatcher) -> None:
     nxt, before = (m.rank + 1) % m.size, (m.rank - 1) % m.size
     for size in (0, 1, 5000, 400_000):
         sent = bytearray(b"x" * size)
@@ -103,7 +103,7 @@ def sizes(m: Matching) -> None:
     assert bytes(receive.into) == b"any size"
 
 
-def probes_and_taken_messages(m: Matching) -> None:
+def probes_and_taken_messages(m: MessageMatcher) -> None:
     nxt, before = (m.rank + 1) % m.size, (m.rank - 1) % m.size
     assert m.probe(ANY, 99, ANY) is None
     m.wait(m.send(nxt, 3, 4, view(b"one"), copy=True), m.send(nxt, 3, 4, view(b"two"), copy=True))
@@ -119,17 +119,17 @@ def probes_and_taken_messages(m: Matching) -> None:
     assert bytes(receive.into) == b"one"
 
 
-def synchronous_sends_wait_for_a_match(m: Matching) -> None:
+def synchronous_sends_wait_for_a_match(m: MessageMatcher) -> None:
     nxt, before = (m.rank + 1) % m.size, (m.rank - 1) % m.size
     sending = m.send(nxt, 0, 0, view(b"sync"), sync=True)
     for _ in range(20):
-        m.poke()
+        m.make_progress()
     assert not sending.done
     assert take(m, before, 0)[2] == b"sync"
     m.wait(sending)
 
 
-def cancelled_receives_take_nothing(m: Matching) -> None:
+def cancelled_receives_take_nothing(m: MessageMatcher) -> None:
     nxt, before = (m.rank + 1) % m.size, (m.rank - 1) % m.size
     into = bytearray(4)
     receive = m.receive(before, 0, 0, view(into))
@@ -142,7 +142,7 @@ def cancelled_receives_take_nothing(m: Matching) -> None:
     assert not m.cancel(receive)
 
 
-def several_threads_wait_at_once(m: Matching) -> None:
+def several_threads_wait_at_once(m: MessageMatcher) -> None:
     nxt, before = (m.rank + 1) % m.size, (m.rank - 1) % m.size
     failed: list[BaseException] = []
 
@@ -164,12 +164,12 @@ def several_threads_wait_at_once(m: Matching) -> None:
     assert not failed, failed
 
 
-def collectives_run_over_mail(m: Matching) -> None:
-    comm = Communicator(MailTransport(m, context=1 << 40))
+def collectives_run_over_mail(m: MessageMatcher) -> None:
+    comm = Communicator(MatcherTransport(m, context=1 << 40))
     tensor = comm.all_reduce(torch.arange(1000.0) + m.rank)
     assert torch.equal(tensor, torch.arange(1000.0) * m.size + sum(range(m.size)))
     if m.size > 1:
-        transport = MailTransport(m, context=1 << 41)
+        transport = MatcherTransport(m, context=1 << 41)
         pending = transport.send(torch.zeros(3 + m.rank), (m.rank + 1) % m.size, 0)
         before = (m.rank - 1) % m.size
         with pytest.raises(InputError, match=f"rank {before} sent {4 * (3 + before)} bytes, rank {m.rank} expects 40"):
@@ -204,7 +204,7 @@ def test_gloo(check: Fn, p: int, world: Callable[[int], World]) -> None:
 # -- deadlocks ----------------------------------------------------------------------------------------------------------
 
 
-def caught(fn: Fn, m: Matching) -> str:
+def caught(fn: Fn, m: MessageMatcher) -> str:
     start = time.monotonic()
     with pytest.raises(GaveUp) as e:
         fn(m)
@@ -212,23 +212,23 @@ def caught(fn: Fn, m: Matching) -> str:
     return str(e.value)
 
 
-def both_receive_first(m: Matching) -> str:
+def both_receive_first(m: MessageMatcher) -> str:
     other = 1 - m.rank
     return caught(lambda m: take(m, other, 5), m)
 
 
-def ring_of_synchronous_sends(m: Matching) -> str:
+def ring_of_synchronous_sends(m: MessageMatcher) -> str:
     return caught(lambda m: m.wait(m.send((m.rank + 1) % m.size, 0, 0, view(b"x"), sync=True)), m)
 
 
-def collective_against_receive(m: Matching) -> str:
-    comm = Communicator(MailTransport(m, context=1 << 40))
+def collective_against_receive(m: MessageMatcher) -> str:
+    comm = Communicator(MatcherTransport(m, context=1 << 40))
     if m.rank == 0:
         return caught(lambda _: comm.all_reduce(torch.ones(3)), m)
     return caught(lambda m: take(m, 0, 0), m)
 
 
-def waits_for_one_that_has_ended(m: Matching) -> str:
+def waits_for_one_that_has_ended(m: MessageMatcher) -> str:
     return "" if m.rank == 1 else caught(lambda m: take(m, 1, 0), m)
 
 
@@ -264,7 +264,7 @@ def test_a_deadlock_is_named_on_all_its_ranks(where: str, world: Callable[[int],
     assert "rank 1: has ended" in ended
 
 
-def a_rank_that_computes(m: Matching) -> None:
+def a_rank_that_computes(m: MessageMatcher) -> None:
     if m.rank == 0:
         time.sleep(2.0)
         m.wait(m.send(1, 0, 0, view(b"late"), copy=True))
@@ -275,12 +275,12 @@ def a_rank_that_computes(m: Matching) -> None:
         assert take(m, 1, 0)[2] == b"on"
 
 
-def a_thread_that_computes(m: Matching) -> None:
+def a_thread_that_computes(m: MessageMatcher) -> None:
     """The main thread waits for what another thread of the other rank sends late."""
     if m.rank == 0:
         later = threading.Thread(target=lambda: (time.sleep(1.8), m.wait(m.send(1, 0, 0, view(b"x"), copy=True))))
         later.start()
-        m.watch.users.add(later.ident)  # as a thread that has sent before
+        m.detector.users.add(later.ident)  # as a thread that has sent before
         assert take(m, 1, 0)[2] == b"y"
         later.join()
     else:
@@ -294,7 +294,7 @@ def test_a_rank_that_computes_is_never_accused() -> None:
     on_threads(a_thread_that_computes, 2)
 
 
-def after_a_deadlock(m: Matching) -> None:
+def after_a_deadlock(m: MessageMatcher) -> None:
     both_receive_first(m)
     m.wait(m.send(1 - m.rank, 0, 5, view(b"again"), copy=True))
     assert take(m, 1 - m.rank, 5)[2] == b"again"
@@ -306,11 +306,11 @@ def test_a_named_deadlock_can_be_left() -> None:
 
 
 def test_nothing_is_sent_after_the_end() -> None:
-    def fn(post: Post) -> None:
-        m = Matching(post)
+    def fn(post: Endpoint) -> None:
+        m = MessageMatcher(post)
         m.close()
         m.close()
         with pytest.raises(GaveUp, match="nothing is sent or received after Finalize"):
             m.send(0, 0, 0, view(b""))
 
-    run_posts(fn, 1)
+    run_endpoints(fn, 1)

@@ -36,7 +36,7 @@ def test_messages_joining_and_backend(name: str, n: int, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mpiexec.NAMES)
 def test_joining_across_hosts(name: str, tmp_path: Path) -> None:
-    from drumline.comm.meet import own_addresses
+    from drumline.comm.mpi.rendezvous import own_addresses
 
     if not own_addresses():
         pytest.skip("this machine has no address but its own loopback")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drumline.comm import Communicator, Pending, Transport, run_threads
+from drumline.comm import Communicator, PendingMessage, Transport, run_threads
 from drumline.schedules import Send, ring_all_reduce
 
 
@@ -61,7 +61,7 @@ class LendingTransport(Transport):
     def size(self) -> int:
         return self.inner.size
 
-    def send(self, tensor: Tensor, dst: int, tag: int) -> Pending:
+    def send(self, tensor: Tensor, dst: int, tag: int) -> PendingMessage:
         assert tensor.is_contiguous() and not tensor.is_conj()
         loan = Loan(tensor)
         with self.shelf.changed:
@@ -69,7 +69,7 @@ class LendingTransport(Transport):
             self.shelf.changed.notify_all()
         return loan
 
-    def receive(self, tensor: Tensor, src: int, tag: int) -> Pending:
+    def receive(self, tensor: Tensor, src: int, tag: int) -> PendingMessage:
         assert tensor.is_contiguous() and not tensor.is_conj()
         return Taking(self.shelf, (src, self.rank, tag), tensor)
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from drumline.comm.pages import MOST, OFF, keep_pages
+from drumline.comm.malloc_settings import MOST, SWITCH, keep_freed_memory
 
 TRIAL = """
 import resource, sys, torch
@@ -28,7 +28,7 @@ PAGES = 60 * 4 * 2**20 // os.sysconf("SC_PAGE_SIZE")
 
 def _faults(values: int = 2**20, many: int = 60, **more: str) -> int:
     """Pages that five steps made, after eight others, in which the heap finds its form."""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k not in ("GLIBC_TUNABLES", OFF)}
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k not in ("GLIBC_TUNABLES", SWITCH)}
     done = subprocess.run(
         [sys.executable, "-c", TRIAL.format(values=values, many=many)],
         env={**plain, **more},
@@ -52,14 +52,14 @@ def test_results_that_are_larger_than_pieces_of_the_heap_too() -> None:
     """Two of 120 MB, for which the C library would ask the system each time."""
     large = {"values": PAGES * os.sysconf("SC_PAGE_SIZE") // 8, "many": 2}
     assert _faults(**large) < 0.1 * PAGES
-    assert _faults(**large, **{OFF: "0"}) > 2 * PAGES
+    assert _faults(**large, **{SWITCH: "0"}) > 2 * PAGES
 
 
 @pytest.mark.skipif(os.confstr("CS_GNU_LIBC_VERSION") is None, reason="another C library")
 def test_room_takes_addresses_and_no_memory() -> None:
     code = (
-        "import psutil\nfrom drumline.comm.pages import keep_pages\nown = psutil.Process().memory_info\n"
-        "before = own()\nkept = keep_pages(1, {})\nafter = own()\n"
+        "import psutil\nfrom drumline.comm.malloc_settings import keep_freed_memory\nown = psutil.Process().memory_info\n"
+        "before = own()\nkept = keep_freed_memory(1, {})\nafter = own()\n"
         "print(kept, after.vms - before.vms, after.rss - before.rss)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -70,16 +70,16 @@ def test_room_takes_addresses_and_no_memory() -> None:
 @pytest.mark.parametrize(
     "env",
     [
-        {OFF: "0"},
+        {SWITCH: "0"},
         {"MALLOC_TRIM_THRESHOLD_": "131072"},
         {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"},
     ],
 )
 def test_who_has_decided_is_left_alone(env: dict[str, str]) -> None:
-    assert keep_pages(1, env) == 0
+    assert keep_freed_memory(1, env) == 0
 
 
 def test_no_more_is_kept_than_a_share_of_the_host() -> None:
-    alone, among = keep_pages(1, {}), keep_pages(1000, {})
+    alone, among = keep_freed_memory(1, {}), keep_freed_memory(1000, {})
     assert 0 < among < alone <= MOST
-    keep_pages(2, {})
+    keep_freed_memory(2, {})

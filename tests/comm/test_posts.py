@@ -8,23 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from post_contract import CHECKS, Check, Desk, until
+from post_contract import CHECKS, Check, FrameReceiver, until
 from world import World
 
-from drumline.comm.mail.gloo import GlooPost
-from drumline.comm.mail.post import Post
-from drumline.comm.mail.threads import run_posts
+from drumline.comm.messaging.endpoint import Endpoint
+from drumline.comm.messaging.gloo_endpoint import GlooEndpoint
+from drumline.comm.messaging.thread_endpoint import run_endpoints
 from drumline.core.errors import GaveUp
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 5])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
 def test_threads(check: Check, p: int) -> None:
-    run_posts(check, p)
+    run_endpoints(check, p)
 
 
 def on_gloo(check: Check) -> None:
-    post = GlooPost()
+    post = GlooEndpoint()
     check(post)
     post.close()
 
@@ -36,20 +36,20 @@ def test_gloo(check: Check, p: int, world: Callable[[int], World]) -> None:
 
 
 def test_a_thread_that_fails_ends_the_others() -> None:
-    def fn(post: Post) -> None:
-        post.desk = Desk()
+    def fn(post: Endpoint) -> None:
+        post.receiver = FrameReceiver()
         if post.rank == 1:
             raise ValueError("rank 1 has its reasons")
         with pytest.raises(GaveUp, match="rank 0 waits, but rank 1 failed"):
             until(post, lambda: False)
 
     with pytest.raises(ValueError, match="its reasons"):
-        run_posts(fn, 2)
+        run_endpoints(fn, 2)
 
 
 def die_early(note: str) -> None:
-    post = GlooPost()
-    post.desk = Desk()
+    post = GlooEndpoint()
+    post.receiver = FrameReceiver()
     if post.rank == 1:
         time.sleep(0.2)
         os._exit(0)

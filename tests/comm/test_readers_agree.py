@@ -9,7 +9,7 @@ import torch
 
 from drumline.clusters import Link
 from drumline.comm import Communicator, Transport, run_threads
-from drumline.comm.executor import execute, program, whole_layout
+from drumline.comm.executor import compile_schedule, execute, whole_buffer_layout
 from drumline.core.timeline import Timeline
 from drumline.costs.collectives import price
 from drumline.schedules import (
@@ -127,10 +127,10 @@ def test_the_order_of_operands_is_the_stated_one() -> None:
 
         def body(transport: Transport) -> float:
             tensor = torch.tensor([10.0 if transport.rank == 0 else 3.0])
-            part = program(dataclasses.replace(schedule, order=order), transport.rank)
+            part = compile_schedule(dataclasses.replace(schedule, order=order), transport.rank)
             execute(
                 part,
-                whole_layout(part, 1),
+                whole_buffer_layout(part, 1),
                 tensor,
                 tensor,
                 transport=transport,

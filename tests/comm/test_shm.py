@@ -21,7 +21,7 @@ import torch.distributed as dist
 from world import World
 
 from drumline.comm import Communicator, ShmTransport
-from drumline.comm.shm import ShmEngine, ShmPost
+from drumline.comm.shm import ShmBackend, ShmEndpoint
 from drumline.core.errors import GaveUp, InputError
 
 _made: dict[str, object] = {}
@@ -43,8 +43,8 @@ def group_of(native: str = "1") -> dist.ProcessGroup:
 
 def group_checks(native: str, *names: str) -> None:
     group = group_of(native)
-    kind = type(group._engine.core).__name__
-    assert kind == ("Core" if native == "1" else "PythonCore")
+    kind = type(group._backend.core).__name__
+    assert kind == ("NativeCore" if native == "1" else "PythonCore")
     for check in group_contract.CHECKS:
         if not names or check.__name__ in names:
             check(group)
@@ -70,9 +70,9 @@ def transport_of(name: str) -> ShmTransport:
 
 
 def post_checks() -> None:
-    engine: ShmEngine = transport_of("posts")._engine
+    engine: ShmBackend = transport_of("posts")._backend
     for check in post_contract.CHECKS:
-        check(ShmPost(engine.core))
+        check(ShmEndpoint(engine.core))
         dist.barrier()  # a fast rank's next frames are for the next office
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drumline.comm.torchgroup.errors import for_torch
+from drumline.comm.process_group.buffers import for_torch
 from drumline.core.errors import DrumlineError, GaveUp, InputError
 
 COMMAND = Path(__file__).parents[2] / "benchmarks" / "torch_group_tests.py"

@@ -6,13 +6,12 @@ import dataclasses
 
 import pytest
 
-from drumline.costs.autocast import cast_bytes, wide_bytes
-from drumline.costs.memory import peak_memory
-from drumline.models.profile import Affine, Layer, Op, Profile
+from drumline.costs.memory import cast_bytes, peak_memory, wide_bytes
+from drumline.models.profile import Affine, Layer, Profile, ProfiledOp
 from drumline.plans import Plan
 
-NORM = Op("native_layer_norm", "norm", "forward", Affine(), Affine(), count=2, output=Affine(0, 100))
-SOFTMAX = Op("_log_softmax", "softmax", "forward", Affine(), Affine())
+NORM = ProfiledOp("native_layer_norm", "norm", "forward", Affine(), Affine(), count=2, output=Affine(0, 100))
+SOFTMAX = ProfiledOp("_log_softmax", "softmax", "forward", Affine(), Affine())
 BLOCK = Layer("block", "Block", 1000, tensors=1, largest=1000, ops=(NORM,), composite=True, repeats=3)
 LOSS = Layer("loss", "loss", 0, ops=(SOFTMAX,), local_backward=Affine(0, 80))
 PROFILE = Profile("tiny", 8, (BLOCK, LOSS))
@@ -58,7 +57,7 @@ def test_no_copies_are_left_when_the_optimizer_works() -> None:
 def test_gradients_of_chunks_come_part_by_part() -> None:
     """A layer of 1000 numbers whose gradient, of 4000 bytes, is among what is alive."""
     alive = dataclasses.replace(
-        BLOCK, repeats=1, unit=True, live_backward=Affine(4000, 0), local_backward=Affine(4000, 0)
+        BLOCK, repeats=1, shard_unit=True, live_backward=Affine(4000, 0), local_backward=Affine(4000, 0)
     )
     profile = dataclasses.replace(PROFILE, layers=(alive, LOSS))
     whole, parts = (peak_memory(profile, Plan.parse(f"zero=3,offload=all,chunk={c}"), 0) for c in (1, 4))

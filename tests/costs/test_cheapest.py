@@ -10,9 +10,16 @@ import pytest
 
 from drumline.clusters import Link
 from drumline.core.errors import InputError
-from drumline.costs.cheapest import MANY, PIPELINES, SEGMENTS, SMALLEST, Choice, cheapest
+from drumline.costs.algorithm_choice import (
+    MANY_RANKS,
+    SEGMENTED_ALGORITHMS,
+    SEGMENTS,
+    SMALLEST_CHUNK,
+    AlgorithmChoice,
+    cheapest_algorithm,
+)
 from drumline.costs.collectives import price
-from drumline.costs.ring_order import EXACT, ring_length, ring_order
+from drumline.costs.ring_order import EXACT_RANKS, ring_length, ring_order
 from drumline.schedules import ALGORITHMS, IN_RANK_ORDER, collective_schedule, reordered, segmented
 from drumline.theory.alpha_beta import Links, Nodes, message_seconds
 from drumline.theory.collective_forms import CLOSED_FORMS
@@ -21,7 +28,7 @@ LINK = Link(5e-6, 4e9)
 NODES = Nodes(2, Link(2e-6, 5e10), Link(2e-5, 1e9))
 
 
-def seconds(collective: str, choice: Choice, p: int, m: int, links: Links, per_node: int) -> float:
+def seconds(collective: str, choice: AlgorithmChoice, p: int, m: int, links: Links, per_node: int) -> float:
     """The price of a choice, from the schedule that it names."""
     schedule = collective_schedule(collective, choice.algorithm, p, per_node=per_node)
     if choice.order is not None:
@@ -34,41 +41,41 @@ def seconds(collective: str, choice: Choice, p: int, m: int, links: Links, per_n
 @pytest.mark.parametrize("collective", ALGORITHMS)
 def test_nothing_is_cheaper(collective: str, p: int, links: Links) -> None:
     for m in (0, 60, 4096 * 60, 1 << 25):
-        choice = cheapest(collective, p, m, links, per_node=2)
+        choice = cheapest_algorithm(collective, p, m, links, per_node=2)
         assert seconds(collective, choice, p, m, links, 2) == pytest.approx(choice.seconds, rel=1e-4)
         for algorithm in ALGORITHMS[collective]:
             schedule = collective_schedule(collective, algorithm, p, per_node=2)
             for n in SEGMENTS:
-                if n * schedule.chunks <= 128 and (n == 1 or m >= n * SMALLEST * schedule.chunks):
+                if n * schedule.chunks <= 128 and (n == 1 or m >= n * SMALLEST_CHUNK * schedule.chunks):
                     assert choice.seconds <= price(segmented(schedule, n), m, links) * (1 + 1e-6)
 
 
 def test_small_ones_take_few_rounds_and_long_ones_few_bytes() -> None:
-    assert cheapest("all_reduce", 8, 64, LINK).algorithm == "doubling"
-    assert cheapest("all_reduce", 8, 1 << 26, LINK).algorithm in ("halving", "ring")
-    assert cheapest("all_reduce", 7, 1 << 26, LINK).algorithm == "ring"
-    assert cheapest("broadcast", 8, 64, LINK).algorithm == "binomial"
-    long = cheapest("broadcast", 8, 1 << 26, LINK)
+    assert cheapest_algorithm("all_reduce", 8, 64, LINK).algorithm == "doubling"
+    assert cheapest_algorithm("all_reduce", 8, 1 << 26, LINK).algorithm in ("halving", "ring")
+    assert cheapest_algorithm("all_reduce", 7, 1 << 26, LINK).algorithm == "ring"
+    assert cheapest_algorithm("broadcast", 8, 64, LINK).algorithm == "binomial"
+    long = cheapest_algorithm("broadcast", 8, 1 << 26, LINK)
     assert (long.algorithm, long.segments) == ("chain", 64)
-    assert cheapest("all_to_all", 8, 64, LINK).algorithm == "bruck"
-    assert cheapest("all_to_all", 8, 1 << 20, LINK).algorithm == "pairwise"
-    assert cheapest("all_reduce", 12, 1 << 24, Nodes(4, Link(1e-6, 1e11), Link(1e-5, 1e9)), per_node=4).algorithm == (
-        "hierarchical"
-    )
+    assert cheapest_algorithm("all_to_all", 8, 64, LINK).algorithm == "bruck"
+    assert cheapest_algorithm("all_to_all", 8, 1 << 20, LINK).algorithm == "pairwise"
+    assert cheapest_algorithm(
+        "all_reduce", 12, 1 << 24, Nodes(4, Link(1e-6, 1e11), Link(1e-5, 1e9)), per_node=4
+    ).algorithm == ("hierarchical")
     assert str(long).startswith("chain in 64 segments: ")
 
 
 def test_segments_are_not_cut_too_small() -> None:
     for m in (1 << 12, 1 << 14, 1 << 16, 1 << 22):
-        choice = cheapest("broadcast", 16, m, Link(1e-12, 1e9))
-        assert choice.segments == 1 or m // choice.segments >= SMALLEST
+        choice = cheapest_algorithm("broadcast", 16, m, Link(1e-12, 1e9))
+        assert choice.segments == 1 or m // choice.segments >= SMALLEST_CHUNK
 
 
-@pytest.mark.parametrize("p", [2, 5, 8, MANY])
+@pytest.mark.parametrize("p", [2, 5, 8, MANY_RANKS])
 def test_operations_that_do_not_commute_keep_the_order_of_ranks(p: int) -> None:
     for collective, known in IN_RANK_ORDER.items():
         for m in (8, 1 << 24):
-            choice = cheapest(collective, p, m, LINK, commutes=False)
+            choice = cheapest_algorithm(collective, p, m, LINK, commutes=False)
             assert choice.algorithm in known
             assert choice.order is None
 
@@ -76,23 +83,23 @@ def test_operations_that_do_not_commute_keep_the_order_of_ranks(p: int) -> None:
 @pytest.mark.parametrize("collective", ALGORITHMS)
 def test_many_ranks(collective: str) -> None:
     """By closed form where that is exact; no worse than what is tried in full below."""
-    for p in (MANY, 100):
+    for p in (MANY_RANKS, 100):
         for m in (64, 1 << 24):
-            choice = cheapest(collective, p, m, LINK)
+            choice = cheapest_algorithm(collective, p, m, LINK)
             best = min(CLOSED_FORMS[collective, a](p, m, LINK) for a in ALGORITHMS[collective])
             assert choice.seconds <= best * (1 + 1e-12)
             if choice.segments == 1:
                 assert choice.seconds == pytest.approx(best, rel=1e-12)
             else:
-                assert choice.algorithm in PIPELINES[collective]
+                assert choice.algorithm in SEGMENTED_ALGORITHMS[collective]
 
 
 def test_another_size_takes_no_time() -> None:
     for collective in ALGORITHMS:
-        cheapest(collective, 8, 1 << 20, LINK)
+        cheapest_algorithm(collective, 8, 1 << 20, LINK)
     start = time.process_time()  # of this process alone, so that a crowded machine does not count
     for collective in ALGORITHMS:
-        cheapest(collective, 8, (1 << 20) + 8, LINK)
+        cheapest_algorithm(collective, 8, (1 << 20) + 8, LINK)
     assert time.process_time() - start < 0.005 * len(ALGORITHMS)
 
 
@@ -102,7 +109,7 @@ def far_and_near(a: int, b: int) -> Link:
 
 
 def test_rings_follow_the_links() -> None:
-    choice = cheapest("all_gather", 6, 1 << 22, far_and_near)
+    choice = cheapest_algorithm("all_gather", 6, 1 << 22, far_and_near)
     plain = price(collective_schedule("all_gather", "ring", 6), 1 << 22, far_and_near)
     assert choice.seconds <= plain
     assert seconds("all_gather", choice, 6, 1 << 22, far_and_near, 6) == pytest.approx(choice.seconds, rel=1e-4)
@@ -116,12 +123,12 @@ def one_way(a: int, b: int) -> Link:
 
 
 def test_a_ring_is_chosen_in_the_order_that_pays() -> None:
-    choice = cheapest("reduce_scatter", 5, 1 << 20, one_way)
+    choice = cheapest_algorithm("reduce_scatter", 5, 1 << 20, one_way)
     assert (choice.algorithm, choice.order) == ("ring", (0, 2, 4, 1, 3))
     assert seconds("reduce_scatter", choice, 5, 1 << 20, one_way, 5) == pytest.approx(choice.seconds, rel=1e-4)
     assert str(choice).startswith("ring, ranks in the order 0, 2, 4, 1, 3: ")
     # A chain from another root is the same ring, entered there.
-    chain = cheapest("broadcast", 5, 1 << 20, one_way, root=4)
+    chain = cheapest_algorithm("broadcast", 5, 1 << 20, one_way, root=4)
     assert (chain.algorithm, chain.order) == ("chain", (0, 2, 4, 1, 3))
 
 
@@ -142,7 +149,7 @@ def test_the_best_ring_is_found(p: int) -> None:
             assert ring_length(order, costs) == best
 
 
-@pytest.mark.parametrize("p", [EXACT + 1, 16, 40])
+@pytest.mark.parametrize("p", [EXACT_RANKS + 1, 16, 40])
 def test_a_good_ring_is_found(p: int) -> None:
     """Ranks round a circle, shuffled: the ring is the circle, whatever their numbers."""
     places = list(range(p))
@@ -161,10 +168,10 @@ def test_a_good_ring_is_found(p: int) -> None:
 
 def test_wrong_calls() -> None:
     with pytest.raises(InputError, match=r"unknown collective 'all_reduc'(.|\n)*Did you mean 'all_reduce'\?"):
-        cheapest("all_reduc", 4, 8, LINK)
+        cheapest_algorithm("all_reduc", 4, 8, LINK)
     with pytest.raises(InputError, match=r"over 0 ranks"):
-        cheapest("all_reduce", 0, 8, LINK)
+        cheapest_algorithm("all_reduce", 0, 8, LINK)
     with pytest.raises(InputError, match=r"all_reduce of -1 bytes"):
-        cheapest("all_reduce", 4, -1, LINK)
+        cheapest_algorithm("all_reduce", 4, -1, LINK)
     with pytest.raises(InputError, match=r"a ring of 0 ranks"):
         ring_order(lambda a, b: 1.0, 0)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drumline.costs.fitted.chips import type_of
+from drumline.costs.fitted.constants_file import FittedConstants, load_constants
 
 from drumline.clusters import load
 from drumline.core.errors import ClusterError, InputError
@@ -23,12 +25,10 @@ from drumline.costs.fitted import (
     step_memory,
     step_times,
 )
-from drumline.costs.fitted.chips import type_of
 from drumline.costs.fitted.compute import layer_flops
 from drumline.costs.fitted.constants import PRIOR
 from drumline.costs.fitted.inputs import SCHEDULES
 from drumline.costs.fitted.memory import DEVICE, RESERVED, in_flight
-from drumline.costs.fitted.profiles import Profiles, load_profiles
 from drumline.costs.fitted.stages import stages
 from drumline.costs.fitted.step import PARTS
 from drumline.models import zoo
@@ -272,7 +272,7 @@ def test_names_of_devices() -> None:
 
 
 def test_every_device_of_the_catalogue_has_a_profile() -> None:
-    profiles = load_profiles()
+    profiles = load_constants()
     for name in ("dgx-v100", "p4d", "a800", "dgx-h200", "hgx-b200", "mi300x", "rtx4090"):
         constants = constants_for(load(name))
         assert 0.2 < float(constants.products) < 1 and type_of(load(name).device.name) in profiles.device
@@ -287,7 +287,7 @@ def test_a_profile_file_with_an_unknown_constant_is_refused(tmp_path: Any) -> No
     path = tmp_path / "mine.toml"
     Profiles(shared={"product": 0.8}, device={}).save(path, "by hand")
     with pytest.raises(InputError) as caught:
-        load_profiles(path)
+        load_constants(path)
     assert (
         "unknown constant 'product'" in str(caught.value)
         and f"{path}: shared" in str(caught.value)

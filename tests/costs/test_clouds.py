@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from drumline.clusters import ShapeTimes, DeviceSpec, load
+from drumline.clusters import DeviceSpec, ShapeTimes, load
 from drumline.costs import estimate
-from drumline.costs.clouds import Clouds, work_of
-from drumline.costs.work import Pricer
-from drumline.models.profile import Affine, Layer, Op, Profile
+from drumline.costs.kernel_time import Pricer
+from drumline.costs.shape_interpolation import ShapeInterpolation, kernel_work
+from drumline.models.profile import Affine, Layer, Profile, ProfiledOp
 from drumline.plans import Plan
 
 SHAPES = tuple((1.0, m, n, k) for m in (64.0, 512.0, 4096.0) for n in (64.0, 512.0, 4096.0) for k in (64.0, 4096.0))
@@ -18,7 +18,7 @@ SHAPES = tuple((1.0, m, n, k) for m in (64.0, 512.0, 4096.0) for n in (64.0, 512
 
 def seconds(shape: tuple[float, ...]) -> float:
     """A device that reaches a share of its peak that falls with the smallest size."""
-    return work_of("matmul", shape) / (1e12 * min(shape[1:]) / 4096) + 1e-6
+    return kernel_work("matmul", shape) / (1e12 * min(shape[1:]) / 4096) + 1e-6
 
 
 def device(**more: object) -> DeviceSpec:
@@ -29,19 +29,19 @@ def device(**more: object) -> DeviceSpec:
 
 
 def test_what_was_measured_comes_back() -> None:
-    clouds = Clouds(device())
+    clouds = ShapeInterpolation(device())
     for shape in SHAPES:
         assert clouds.seconds("matmul", "fp32", shape) == pytest.approx(seconds(shape), rel=0.05)
 
 
 def test_between_shapes_it_is_between() -> None:
-    clouds = Clouds(device())
+    clouds = ShapeInterpolation(device())
     for shape in ((1.0, 1024.0, 512.0, 4096.0), (1.0, 512.0, 200.0, 4096.0), (1.0, 2000.0, 4096.0, 64.0)):
         assert clouds.seconds("matmul", "fp32", shape) == pytest.approx(seconds(shape), rel=0.35)
 
 
 def test_what_was_not_measured_is_not_told() -> None:
-    clouds = Clouds(device())
+    clouds = ShapeInterpolation(device())
     assert clouds.seconds("conv", "fp32", (1.0,) * 7) is None
     assert clouds.seconds("matmul", "bf16", (1.0, 64.0, 64.0, 64.0)) is None
     assert (
@@ -56,26 +56,26 @@ def test_shapes_and_times_must_match() -> None:
         ShapeTimes("matmul", "fp32", ((1.0,), (2.0, 3.0)), (1.0, 1.0))
 
 
-def product(shape: tuple[float, ...], flops: float, phase: str = "forward", count: int = 1) -> Op:
+def product(shape: tuple[float, ...], flops: float, phase: str = "forward", count: int = 1) -> ProfiledOp:
     sizes = tuple(Affine(s) for s in shape)
-    return Op("mm", "matmul", phase, Affine(flops), Affine(1.0), count=count, shape=sizes)
+    return ProfiledOp("mm", "matmul", phase, Affine(flops), Affine(1.0), count=count, shape=sizes)
 
 
 def test_an_operator_that_ranks_share_is_not_of_its_shape() -> None:
     shape = (1.0, 512.0, 512.0, 4096.0)
-    whole, half = product(shape, work_of("matmul", shape)), product(shape, work_of("matmul", shape) / 2)
+    whole, half = product(shape, kernel_work("matmul", shape)), product(shape, kernel_work("matmul", shape) / 2)
     pricer = Pricer(Profile("p", 1, ()), device(launch=0.0), "fp32")
     assert pricer.op_seconds(whole, 1) == pytest.approx(seconds(shape), rel=0.1)
-    assert pricer.op_seconds(half, 1) == pytest.approx(work_of("matmul", shape) / 2 / 0.7e12)  # by the peak
+    assert pricer.op_seconds(half, 1) == pytest.approx(kernel_work("matmul", shape) / 2 / 0.7e12)  # by the peak
 
 
 def test_a_gpu_is_told_ahead() -> None:
     """A layer that keeps the GPU busy gives the host time for many small ones after it."""
-    large = product((1.0, 4096.0, 4096.0, 4096.0), work_of("matmul", (1.0, 4096.0, 4096.0, 4096.0)))
-    small = product((1.0, 64.0, 64.0, 64.0), work_of("matmul", (1.0, 64.0, 64.0, 64.0)), count=1000)
+    large = product((1.0, 4096.0, 4096.0, 4096.0), kernel_work("matmul", (1.0, 4096.0, 4096.0, 4096.0)))
+    small = product((1.0, 64.0, 64.0, 64.0), kernel_work("matmul", (1.0, 64.0, 64.0, 64.0)), count=1000)
     cluster = dataclasses.replace(load("dgx-h100").with_devices(1), device=device(launch=5e-5))
 
-    def forward(*layers: Op) -> float:
+    def forward(*layers: ProfiledOp) -> float:
         profile = Profile("p", 1, tuple(Layer(str(i), "L", 1, ops=(op,)) for i, op in enumerate(layers)))
         return estimate(profile, Plan.parse("precision=fp32"), cluster).parts["forward"]
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from drumline.clusters import Cluster, DeviceSpec, Link, Network, Node, CollectiveTable
+from drumline.clusters import Cluster, CollectiveTable, DeviceSpec, Link, Network, Node
 from drumline.core.errors import ClusterError, InputError
 from drumline.costs.collectives import CLOSED_FORMS, DEFAULTS, TWO_LEVELS, collective_seconds, price
 from drumline.schedules import (

@@ -12,17 +12,29 @@ from pathlib import Path
 import pytest
 
 from drumline.clusters import Cluster, load
-from drumline.clusters.corrections import LEAST, MOST, Corrections, CorrectionFactor
+from drumline.clusters.corrections import LEAST, MOST, CorrectionFactor, Corrections
 from drumline.core.errors import CorruptFile, InputError
 from drumline.costs import Estimate, estimate
-from drumline.costs.corrections import Corrector, job_of, kind_of
-from drumline.costs.history import KEEP, add, beside, forget, measurement_of, read, usable
-from drumline.costs.learnt import LASTING, SETTLES, Observed, learnt, observe
+from drumline.costs.correction_fit import fit_corrections
+from drumline.costs.corrections import Corrector, model_digest, plan_kind
+from drumline.costs.observed_runs import (
+    KEPT_RUNS,
+    LENGTH_POWER,
+    REFERENCE_SECONDS,
+    ObservedRun,
+    add_run,
+    cluster_digest,
+    corrections_file,
+    observed_run,
+    read_runs,
+    remove_runs,
+    usable_runs,
+)
 from drumline.models import Profile, zoo
 from drumline.planner import search
 from drumline.plans import Plan
 
-MADE = Observed(
+MADE = ObservedRun(
     when="2026-01-01T00:00:00",
     job="a",
     name="a",
@@ -38,7 +50,7 @@ MADE = Observed(
 )
 
 
-def run(job: str = "a", when: int = 0, factor: float = 1.0, **changes: object) -> Observed:
+def run(job: str = "a", when: int = 0, factor: float = 1.0, **changes: object) -> ObservedRun:
     """A run that took `factor` times its prediction, in every part."""
     predicted = dict(MADE.predicted)
     measured = {k: factor * v for k, v in predicted.items() if k != "communication"}
@@ -48,7 +60,7 @@ def run(job: str = "a", when: int = 0, factor: float = 1.0, **changes: object) -
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]  # fields by name
 
 
-def short(job: str = "a", when: int = 0, factor: float = 1.0, **changes: object) -> Observed:
+def short(job: str = "a", when: int = 0, factor: float = 1.0, **changes: object) -> ObservedRun:
     """The same with steps of some hundredths of a second: all of it takes less than a second."""
     one = run(job, when, factor, **changes)
     predicted, measured = ({k: v / 100 for k, v in parts.items()} for parts in (one.predicted, one.measured))
@@ -97,7 +109,7 @@ class TestOneRun:
     def test_bounds(self, factor: float) -> None:
         wild = run(factor=factor)
         assert all(LEAST <= r <= MOST for r in wild.ratios().values())
-        found = learnt([wild, run("b", 1, factor=factor)])
+        found = fit_corrections([wild, run("b", 1, factor=factor)])
         assert all(LEAST <= f.value <= MOST for f in found.factor)
 
 
@@ -105,17 +117,17 @@ class TestCombined:
     """Several runs."""
 
     def test_the_next_run_of_the_same_job_is_nearly_right(self) -> None:
-        assert total(learnt([run(factor=1.6)]), "a") == pytest.approx(1.6, rel=0.02)
+        assert total(fit_corrections([run(factor=1.6)]), "a") == pytest.approx(1.6, rel=0.02)
 
     def test_another_job_moves_the_same_way_but_less(self) -> None:
-        found = learnt([run(factor=1.6)])
+        found = fit_corrections([run(factor=1.6)])
         assert 1.2 < total(found, "b") < 1.6
-        more = learnt([run(job, i, factor=1.6) for i, job in enumerate("cdefg")])
+        more = fit_corrections([run(job, i, factor=1.6) for i, job in enumerate("cdefg")])
         assert total(found, "b") < total(more, "b") < 1.6
 
     def test_other_plans_move_along(self) -> None:
         """Else a plan would look fast because it has never been tried."""
-        found = learnt([run(factor=1.6)])
+        found = fit_corrections([run(factor=1.6)])
         for job in "ab":
             for kind, ranks in (("sharded", 2), ("one", 1), ("split by tp", 2)):
                 assert total(found, job, kind, ranks) == pytest.approx(total(found, job), rel=0.03)
@@ -126,7 +138,7 @@ class TestCombined:
         runs = [
             run(job, i, f, kind=k) for job in "ab" for i, (k, f) in enumerate((("replicas", 2.0), ("sharded", 1.0)))
         ]
-        found = learnt(runs)
+        found = fit_corrections(runs)
         assert total(found, "x", "replicas") > 1.4 * total(found, "x", "sharded")
         assert total(found, "a", "replicas") == pytest.approx(2.0, rel=0.1)
         assert total(found, "a", "sharded") == pytest.approx(1.0, rel=0.1)
@@ -135,60 +147,64 @@ class TestCombined:
         most = {"forward": 0.5, "backward": 0.5, "communication": 3.0}
         few = {"forward": 2.0, "backward": 1.9, "communication": 0.1}
         sure, unsure = (
-            total(learnt([run(predicted=p, measured={}, step_seconds=8.0, kind="fully sharded")]), "a", "one", 1)
+            total(
+                fit_corrections([run(predicted=p, measured={}, step_seconds=8.0, kind="fully sharded")]), "a", "one", 1
+            )
             for p in (few, most)
         )
         assert 1.0 < unsure < 1.4 < sure
 
     def test_newer_runs_count_more(self) -> None:
         rising, falling = ([run(when=i, factor=f) for i, f in enumerate(x)] for x in ((1.0, 1.2, 1.4), (1.4, 1.2, 1.0)))
-        assert total(learnt(falling), "a") < 1.2 < total(learnt(rising), "a")
-        assert learnt(rising) == learnt(rising[::-1])  # by their time, not by their place
+        assert total(fit_corrections(falling), "a") < 1.2 < total(fit_corrections(rising), "a")
+        assert fit_corrections(rising) == fit_corrections(rising[::-1])  # by their time, not by their place
 
     def test_short_runs_count_less(self) -> None:
         long, short = run("b", 0, 1.5), run("b", 0, 1.5, steps=3)
-        assert 1.0 < total(learnt([short]), "c") < total(learnt([long]), "c")
+        assert 1.0 < total(fit_corrections([short]), "c") < total(fit_corrections([long]), "c")
 
     def test_runs_whose_steps_differ_are_believed_less(self) -> None:
-        steady, unsteady = (total(learnt([short("b", 0, 1.5, spread=s)]), "b") for s in (0.0, 0.04))
+        steady, unsteady = (total(fit_corrections([short("b", 0, 1.5, spread=s)]), "b") for s in (0.0, 0.04))
         assert steady == pytest.approx(1.5, rel=0.01)
         assert 1.4 < unsteady < 0.99 * steady
-        many = total(learnt([short("b", i, 1.5, spread=0.04) for i in range(6)]), "b")
+        many = total(fit_corrections([short("b", i, 1.5, spread=0.04) for i in range(6)]), "b")
         assert unsteady < many < steady  # the more of them, the surer
-        long = total(learnt([short("b", 0, 1.5, spread=0.04, steps=20 * 25)]), "b")
+        long = total(fit_corrections([short("b", 0, 1.5, spread=0.04, steps=20 * 25)]), "b")
         assert unsteady < long < steady  # so does one that takes longer than the pace of a machine lasts
-        assert short().moment == 1.0 and run(steps=20).moment == pytest.approx((LASTING / 80) ** SETTLES)
-        moved, longer = (total(learnt([short("b", 0, 1.5, drift=0.2, steps=n)]), "b") for n in (20, 500))
+        assert short().noise_share == 1.0 and run(steps=20).noise_share == pytest.approx(
+            (REFERENCE_SECONDS / 80) ** LENGTH_POWER
+        )
+        moved, longer = (total(fit_corrections([short("b", 0, 1.5, drift=0.2, steps=n)]), "b") for n in (20, 500))
         assert moved < longer < 1.5  # and what looks saw of the pace is gone sooner
 
     def test_uneasy_runs_count_less(self) -> None:
         calm, uneasy = run("b", 0, 1.5), run("b", 0, 1.5, spread=0.4)
-        assert 1.0 < total(learnt([uneasy]), "c") < total(learnt([calm]), "c")
-        assert total(learnt([run("b", 0, 1.1), run("b", 1, 1.5, spread=0.8)]), "b") < 1.2
+        assert 1.0 < total(fit_corrections([uneasy]), "c") < total(fit_corrections([calm]), "c")
+        assert total(fit_corrections([run("b", 0, 1.1), run("b", 1, 1.5, spread=0.8)]), "b") < 1.2
 
     def test_one_wild_run_does_not_decide(self) -> None:
         calm = [run(job, i, 1.2) for i, job in enumerate("abcd")]
         wild = [*calm, run("e", 9, 5.0)]
-        assert total(learnt(wild), "x") < 1.1 * total(learnt(calm), "x")
+        assert total(fit_corrections(wild), "x") < 1.1 * total(fit_corrections(calm), "x")
 
     def test_a_job_with_many_runs_speaks_once(self) -> None:
         once, often = ([run("a", 0, 1.5), *[run("b", i + 1, 1.0) for i in range(n)]] for n in (1, 9))
-        assert total(learnt(often), "x") == pytest.approx(total(learnt(once), "x"), rel=0.03)
+        assert total(fit_corrections(often), "x") == pytest.approx(total(fit_corrections(once), "x"), rel=0.03)
 
     def test_precisions_are_apart(self) -> None:
-        found = learnt([run(factor=1.5), run(factor=0.5, precision="bf16")])
+        found = fit_corrections([run(factor=1.5), run(factor=0.5, precision="bf16")])
         assert {f.precision for f in found.factor if f.value > 1} == {"fp32"}
         assert {f.precision for f in found.factor if f.value < 1} == {"bf16"}
 
     def test_nothing_from_nothing(self) -> None:
-        assert not learnt([])
+        assert not fit_corrections([])
 
 
-def errors(runs: Sequence[Observed], others: bool) -> list[float]:
+def errors(runs: Sequence[ObservedRun], others: bool) -> list[float]:
     """Relative errors of the step: of each job by what the others taught, or by what nobody did."""
     found = []
     for r in runs:
-        known = learnt([x for x in runs if x.job != r.job] if others else [])
+        known = fit_corrections([x for x in runs if x.job != r.job] if others else [])
         step = sum(s * total(known, r.job, r.kind, r.ranks, p) for p, s in r.predicted.items())
         found.append(abs(step / r.step_seconds - 1))
     return found
@@ -217,7 +233,7 @@ def test_a_machine_that_is_predicted_well_is_left_alone() -> None:
     """Noise alone teaches next to nothing."""
     rng = random.Random(1)
     runs = [run(job, i, rng.lognormvariate(0.0, 0.05)) for i, job in enumerate("abcdef")]
-    assert total(learnt(runs), "x") == pytest.approx(1.0, abs=0.06)
+    assert total(fit_corrections(runs), "x") == pytest.approx(1.0, abs=0.06)
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +257,9 @@ class TestEstimate:
         raw = estimate(profile, plan, cluster)
         assert raw.raw_seconds == 0 and raw.correction == "" and raw.uncorrected_seconds == raw.step_seconds
         known = self.corrected(
-            cluster, CorrectionFactor("forward", 2.0, "bf16", runs=3), CorrectionFactor("forward", 1.5, "bf16", "replicas", 8, runs=2)
+            cluster,
+            CorrectionFactor("forward", 2.0, "bf16", runs=3),
+            CorrectionFactor("forward", 1.5, "bf16", "replicas", 8, runs=2),
         )
         e = estimate(profile, plan, known)
         assert e.parts["forward"] == pytest.approx(3 * raw.parts["forward"])
@@ -260,24 +278,26 @@ class TestEstimate:
             CorrectionFactor("forward", 2.0, "bf16", "sharded", 8),
         )
         assert estimate(profile, plan, self.corrected(cluster, *others)) == estimate(profile, plan, cluster)
-        own = CorrectionFactor("forward", 2.0, "bf16", "replicas", 8, job_of(profile))
+        own = CorrectionFactor("forward", 2.0, "bf16", "replicas", 8, model_digest(profile))
         assert "1 of them of this job" in estimate(profile, plan, self.corrected(cluster, own)).correction
 
     def test_products_are_bounded(self, profile: Profile, cluster: Cluster) -> None:
-        wild = self.corrected(cluster, *(CorrectionFactor("forward", 4.0, "bf16", job=j) for j in ("", job_of(profile))))
+        wild = self.corrected(
+            cluster, *(CorrectionFactor("forward", 4.0, "bf16", job=j) for j in ("", model_digest(profile)))
+        )
         plan = Plan.parse("precision=bf16")
         factor = estimate(profile, plan, wild).parts["forward"] / estimate(profile, plan, cluster).parts["forward"]
         assert factor == pytest.approx(MOST)
 
     def test_the_ranking_profits(self, profile: Profile, cluster: Cluster) -> None:
         raw, _ = search(profile, cluster, precision="bf16")
-        first = Plan.parse(raw.candidates[0].plan)
+        first = raw.candidates[0].plan
         slow = [
-            CorrectionFactor(p, MOST, "bf16", kind_of(first), first.ranks)
+            CorrectionFactor(p, MOST, "bf16", plan_kind(first), first.ranks)
             for p in ("forward", "backward", "communication", "optimizer")
         ]
         again, _ = search(profile, self.corrected(cluster, *slow), precision="bf16")
-        assert kind_of(Plan.parse(again.candidates[0].plan)) != kind_of(first)
+        assert plan_kind(again.candidates[0].plan) != plan_kind(first)
 
     def test_nothing_wins_because_it_was_not_tried(self, profile: Profile, cluster: Cluster) -> None:
         """All that runs is half as slow again as predicted: the winner ran, and still wins."""
@@ -285,9 +305,10 @@ class TestEstimate:
             cluster, origin={**cluster.origin, "device.peak": "measured"}
         )  # as those with runs
         raw, estimates = search(profile, cluster, precision="bf16")
-        plan, e = Plan.parse(raw.candidates[0].plan), estimates[raw.candidates[0].plan]
+        plan = raw.candidates[0].plan
+        e = estimates[str(plan)]
         phases = {p: 1.5 * e.parts[p] for p in ("forward", "backward", "optimizer")}
-        seen = observe(
+        seen = observed_run(
             profile,
             plan,
             e,
@@ -298,8 +319,10 @@ class TestEstimate:
             torch="",
             measurement="",
         )
-        again, corrected = search(profile, dataclasses.replace(cluster, corrections=learnt([seen])), precision="bf16")
-        best = corrected[again.candidates[0].plan]
+        again, corrected = search(
+            profile, dataclasses.replace(cluster, corrections=fit_corrections([seen])), precision="bf16"
+        )
+        best = corrected[str(again.candidates[0].plan)]
         assert best.step_seconds > 1.35 * e.step_seconds
         assert best.uncorrected_seconds == pytest.approx(e.step_seconds, rel=0.03)  # the same, or as good
 
@@ -314,16 +337,18 @@ class TestEstimate:
         known.save(tmp_path / "c.toml")
         assert Cluster.load(tmp_path / "c.toml") == known
         e = estimate(
-            profile, Plan.parse("dp=8,precision=bf16"), self.corrected(cluster, CorrectionFactor("forward", 1.5, "bf16"))
+            profile,
+            Plan.parse("dp=8,precision=bf16"),
+            self.corrected(cluster, CorrectionFactor("forward", 1.5, "bf16")),
         )
         e.save(tmp_path / "e.json")
         assert Estimate.load(tmp_path / "e.json") == e and e.raw_seconds > 0
 
     def test_digests_of_models(self, profile: Profile, tmp_path: Path) -> None:
         profile.save(tmp_path / "p.json")
-        assert job_of(Profile.load(tmp_path / "p.json")) == job_of(profile)
-        assert job_of(dataclasses.replace(profile, batch_size=3)) == job_of(profile)
-        assert job_of(zoo.profile("gpt:350m", batch_size=16)) != job_of(profile)
+        assert model_digest(Profile.load(tmp_path / "p.json")) == model_digest(profile)
+        assert model_digest(dataclasses.replace(profile, batch_size=3)) == model_digest(profile)
+        assert model_digest(zoo.profile("gpt:350m", batch_size=16)) != model_digest(profile)
 
     @pytest.mark.parametrize(
         ("plan", "kind"),
@@ -341,7 +366,7 @@ class TestEstimate:
         ],
     )
     def test_kinds(self, plan: str, kind: str) -> None:
-        assert kind_of(Plan.parse(plan)) == kind
+        assert plan_kind(Plan.parse(plan)) == kind
 
     def test_from_a_run_and_back(self, profile: Profile, cluster: Cluster) -> None:
         """A run that took longer than predicted is predicted right the next time, part by part."""
@@ -352,7 +377,7 @@ class TestEstimate:
             "backward": 1.1 * raw.parts["backward"],
             "optimizer": raw.parts["optimizer"],
         }
-        seen = observe(
+        seen = observed_run(
             profile,
             plan,
             raw,
@@ -364,7 +389,7 @@ class TestEstimate:
             measurement="m",
         )
         assert seen.steps == 20 and seen.spread == 0.0
-        e = Corrector(learnt([seen]), profile, "bf16")(raw, plan)
+        e = Corrector(fit_corrections([seen]), profile, "bf16")(raw, plan)
         assert e.step_seconds == pytest.approx(1.3 * raw.step_seconds, rel=0.03)
         assert e.parts["forward"] == pytest.approx(1.4 * raw.parts["forward"], rel=0.05)
 
@@ -373,19 +398,19 @@ class TestFile:
     """Beside the cluster file."""
 
     def test_runs_are_added_and_forgotten(self, tmp_path: Path) -> None:
-        path = beside(tmp_path / "here-2.toml")
-        assert path.name == "here-2.corrections.json" and read(path) == ()
-        assert [add(path, run(when=i)) for i in range(3)] == [1, 2, 3]
-        assert read(path) == tuple(run(when=i) for i in range(3))
-        assert usable((run(), run(torch="3"), run(measurement="n")), measurement="m", torch="2") == (run(),)
-        assert add(path, run(measurement="n")) == 1  # the machine was measured anew
-        assert forget(path) and not forget(path) and not path.exists()
+        path = corrections_file(tmp_path / "here-2.toml")
+        assert path.name == "here-2.corrections.json" and read_runs(path) == ()
+        assert [add_run(path, run(when=i)) for i in range(3)] == [1, 2, 3]
+        assert read_runs(path) == tuple(run(when=i) for i in range(3))
+        assert usable_runs((run(), run(torch="3"), run(measurement="n")), measurement="m", torch="2") == (run(),)
+        assert add_run(path, run(measurement="n")) == 1  # the machine was measured anew
+        assert remove_runs(path) and not remove_runs(path) and not path.exists()
 
     def test_old_runs_go(self, tmp_path: Path) -> None:
         path = tmp_path / "x.corrections.json"
-        for i in range(KEEP + 3):
-            add(path, run(str(i)))
-        assert len(read(path)) == KEEP and read(path)[-1].job == str(KEEP + 2)
+        for i in range(KEPT_RUNS + 3):
+            add_run(path, run(str(i)))
+        assert len(read_runs(path)) == KEPT_RUNS and read_runs(path)[-1].job == str(KEPT_RUNS + 2)
 
     @pytest.mark.parametrize(
         ("text", "rule"),
@@ -400,23 +425,23 @@ class TestFile:
         path = tmp_path / "x.corrections.json"
         path.write_text(text)
         with pytest.raises(CorruptFile) as e:
-            read(path)
+            read_runs(path)
         assert str(path) in e.value.what and rule in f"{e.value.rule} {e.value.where}"
-        assert add(path, run()) == 1 and read(path) == (run(),)
+        assert add_run(path, run()) == 1 and read_runs(path) == (run(),)
 
     def test_impossible_numbers(self, tmp_path: Path) -> None:
         path = tmp_path / "x.corrections.json"
-        add(path, run())
+        add_run(path, run())
         document = json.loads(path.read_text())
         document["runs"][0]["step_seconds"] = -1.0
         path.write_text(json.dumps(document))
         with pytest.raises(CorruptFile, match="damaged"):
-            read(path)
+            read_runs(path)
 
     def test_a_later_file_is_left_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "x.corrections.json"
         path.write_text('{"format": 2, "other": 1}')
-        for action in (lambda: read(path), lambda: add(path, run())):
+        for action in (lambda: read_runs(path), lambda: add_run(path, run())):
             with pytest.raises(InputError, match="later drumline"):
                 action()
         assert json.loads(path.read_text())["format"] == 2
@@ -424,17 +449,17 @@ class TestFile:
     def test_a_place_that_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(InputError, match="cannot be written"):
-            add(tmp_path / "file" / "x.corrections.json", run())
+            add_run(tmp_path / "file" / "x.corrections.json", run())
         (tmp_path / "x.corrections.json").mkdir()
         with pytest.raises(InputError, match="is a folder"):
-            add(tmp_path / "x.corrections.json", run())
+            add_run(tmp_path / "x.corrections.json", run())
         with pytest.raises(InputError, match="cannot be removed"):
-            forget(tmp_path / "x.corrections.json")
+            remove_runs(tmp_path / "x.corrections.json")
 
     def test_a_measurement_has_a_digest(self, tmp_path: Path) -> None:
         (tmp_path / "a.toml").write_text("a")
-        before = measurement_of(tmp_path / "a.toml")
+        before = cluster_digest(tmp_path / "a.toml")
         (tmp_path / "a.toml").write_text("b")
-        assert measurement_of(tmp_path / "a.toml") != before
+        assert cluster_digest(tmp_path / "a.toml") != before
         with pytest.raises(InputError, match="cannot be read"):
-            measurement_of(tmp_path / "none.toml")
+            cluster_digest(tmp_path / "none.toml")

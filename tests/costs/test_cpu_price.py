@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from drumline.clusters import ShapeTimes, Cluster, RateCurve, DeviceSpec, PartialOccupancy, Link, Node, CollectiveTable
+from drumline.clusters import Cluster, CollectiveTable, DeviceSpec, Link, Node, PartialOccupancy, RateCurve, ShapeTimes
 from drumline.core.errors import ClusterError
 from drumline.costs import estimate
-from drumline.costs.clouds import Clouds
-from drumline.costs.work import Pricer
+from drumline.costs.kernel_time import Pricer
+from drumline.costs.shape_interpolation import ShapeInterpolation
 from drumline.models import zoo
-from drumline.models.profile import Affine, Layer, Op, Profile
-from drumline.planner.crossing import slower
+from drumline.models.profile import Affine, Layer, Profile, ProfiledOp
+from drumline.planner.break_even import with_slower_messages
 from drumline.plans import Plan
 from drumline.simulator.step import simulate_step
 
@@ -32,18 +32,18 @@ DEVICE = DeviceSpec(
         RateCurve("bernoulli_", "fp32", (1e3,), (5e8,)),
         RateCurve("transpose", "fp32", (1e3,), (2e9,)),
         RateCurve("matmul", "fp32", (1e6,), (5e10,)),
-        RateCurve("fresh", "fp32", (1e6,), (2e9,)),
+        RateCurve("new_pages", "fp32", (1e6,), (2e9,)),
         RateCurve("update", "fp32", (1e3,), (1e10,)),
     ),
 )
 PROFILE = Profile("m", 16, (Layer("a", "Linear", 1000, tensors=2),))
 
 
-def op(name: str, kind: str, size: float) -> Op:
-    return Op(name, kind, "forward", Affine(), Affine(size))
+def op(name: str, kind: str, size: float) -> ProfiledOp:
+    return ProfiledOp(name, kind, "forward", Affine(), Affine(size))
 
 
-def price(one: Op, device: DeviceSpec = DEVICE) -> float:
+def price(one: ProfiledOp, device: DeviceSpec = DEVICE) -> float:
     return Pricer(PROFILE, device, "fp32").op_seconds(one, 1)
 
 
@@ -74,23 +74,29 @@ def test_large_results_are_made_anew() -> None:
 
     def product(m: float) -> float:
         sizes = tuple(map(Affine, (1.0, m, m, 8.0)))
-        return price(Op("mm", "matmul", "backward", Affine(2 * m * m * 8), Affine(4 * m * m), shape=sizes), device)
+        return price(
+            ProfiledOp("mm", "matmul", "backward", Affine(2 * m * m * 8), Affine(4 * m * m), shape=sizes), device
+        )
 
     assert product(4096) - 16 * (product(1024) - AROUND) == pytest.approx(4.0 * 4096**2 / 2e9, rel=0.2)
     assert product(2048) < 5 * product(1024)
 
 
 def test_recurrent_layers_of_a_cpu_run_one_after_the_other() -> None:
-    device = dataclasses.replace(DEVICE, shape_times=(ShapeTimes("recurrent", "fp32", ((32.0, 16.0, 64.0, 64.0),), (2e-3,)),))
+    device = dataclasses.replace(
+        DEVICE, shape_times=(ShapeTimes("recurrent", "fp32", ((32.0, 16.0, 64.0, 64.0),), (2e-3,)),)
+    )
     sizes = tuple(map(Affine, (32.0, 16.0, 64.0, 64.0)))
-    layers = Op("mkldnn_rnn_layer", "recurrent", "forward", Affine(1.0), Affine(1.0), count=2, shape=sizes)
+    layers = ProfiledOp("mkldnn_rnn_layer", "recurrent", "forward", Affine(1.0), Affine(1.0), count=2, shape=sizes)
     assert price(layers, device) == pytest.approx(2e-3 + AROUND, rel=1e-3)
 
 
 def test_forward_and_backward_have_their_own_factors() -> None:
     ops = (op("add", "pointwise", 1e6), dataclasses.replace(op("add", "pointwise", 1e6), phase="backward"))
     layer = Layer("a", "Linear", 10, tensors=1, ops=ops)
-    slow = dataclasses.replace(DEVICE, in_step_slowdown={"compute_forward": 1.5, "compute_backward": 1.25, "conv_forward": 9.0})
+    slow = dataclasses.replace(
+        DEVICE, in_step_slowdown={"compute_forward": 1.5, "compute_backward": 1.25, "conv_forward": 9.0}
+    )
     pricer = Pricer(PROFILE, slow, "fp32")
     alone = price(ops[0])
     assert pricer.layer_seconds(layer, "forward", 1) == pytest.approx(1.5 * alone)
@@ -100,8 +106,10 @@ def test_forward_and_backward_have_their_own_factors() -> None:
 def test_each_operator_of_a_step_has_something_around_it() -> None:
     ops = (op("add", "pointwise", 1e6), dataclasses.replace(op("add", "pointwise", 1e6), phase="backward", count=3))
     layer = Layer("a", "Linear", 10, tensors=1, ops=ops)
-    start = {"each_forward": 1e-3, "each_backward": 2e-3}
-    pricer = Pricer(PROFILE, dataclasses.replace(DEVICE, host_overhead=start, in_step_slowdown={"compute_forward": 2.0}), "fp32")
+    start = {"operator_forward": 1e-3, "operator_backward": 2e-3}
+    pricer = Pricer(
+        PROFILE, dataclasses.replace(DEVICE, host_overhead=start, in_step_slowdown={"compute_forward": 2.0}), "fp32"
+    )
     alone = price(ops[0])
     assert pricer.layer_seconds(layer, "forward", 1) == pytest.approx(2.0 * alone + 1e-3)
     assert pricer.layer_seconds(layer, "backward", 1) == pytest.approx(3 * (alone + 2e-3))
@@ -131,20 +139,23 @@ def test_convolutions_with_groups_are_priced_by_each_other() -> None:
     device = dataclasses.replace(DEVICE, launch=1e-9, shape_times=(ShapeTimes("conv", "fp32", shapes, seconds),))
     shape = (8.0, 1.0, 1.0, 400.0, 9.0, 1.0, 8.0, 1.0)
     flops = 2 * math.prod(shape[:5]) * shape[6]
-    found = Clouds(device).seconds("conv", "fp32", shape)
+    found = ShapeInterpolation(device).seconds("conv", "fp32", shape)
     assert found == pytest.approx(flops / 1e9, rel=0.2)
 
 
 def cluster(**more: object) -> Cluster:
     tables = tuple(
-        CollectiveTable(name, "shm", 4, (8.0, 1e6), (1e-4, 1e-3)) for name in ("all_reduce", "all_gather", "reduce_scatter")
+        CollectiveTable(name, "shm", 4, (8.0, 1e6), (1e-4, 1e-3))
+        for name in ("all_reduce", "all_gather", "reduce_scatter")
     )
     plain = Cluster("c", DEVICE, Node(4, Link(1e-5, 1e9)), collective=tables)
     return dataclasses.replace(plain, **more)  # type: ignore[arg-type]  # of several kinds
 
 
 def test_ranks_compute_faster_when_others_are_idle() -> None:
-    shared = cluster(partial_occupancy={"1": PartialOccupancy(0.4), "2": PartialOccupancy(0.5), "4": PartialOccupancy()})
+    shared = cluster(
+        partial_occupancy={"1": PartialOccupancy(0.4), "2": PartialOccupancy(0.5), "4": PartialOccupancy()}
+    )
     assert [shared.compute_factor(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([0.4, 0.5, 0.75, 1.0, 1.0])
     assert cluster().compute_factor(2) == 1.0
     layer = Layer("a", "Linear", 1000, tensors=2, ops=(op("add", "pointwise", 1e6),))
@@ -159,21 +170,34 @@ def test_ranks_meet_sooner_when_others_are_idle(tmp_path: Path) -> None:
     """What was measured of some ranks counts for plans of as many; all ranks are priced as before."""
     quick = tuple(dataclasses.replace(t, ranks=2, seconds=(1e-5, 1e-4)) for t in cluster().collective)
     crowded = cluster(straggler_slowdown=1.5, mid_step_message_s=0.2, sharded_unit_s=0.3)
-    shared = dataclasses.replace(crowded, partial_occupancy={"2": PartialOccupancy(0.5, 1.1, 0.02, 0.03, quick), "4": PartialOccupancy()})
+    shared = dataclasses.replace(
+        crowded, partial_occupancy={"2": PartialOccupancy(0.5, 1.1, 0.02, 0.03, quick), "4": PartialOccupancy()}
+    )
     profile = zoo.profile("gpt:125m", batch_size=16)
     for text in ("dp=4", "dp=4,zero=3", "dp=2,tp=2"):
         before, after = (estimate(profile, Plan.parse(text), c) for c in (crowded, shared))
         assert before == after
     alone = {"2": PartialOccupancy(0.5), "4": PartialOccupancy()}
-    two = dataclasses.replace(shared, straggler_slowdown=1.1, mid_step_message_s=0.02, sharded_unit_s=0.03, collective=quick, partial_occupancy=alone)
+    two = dataclasses.replace(
+        shared,
+        straggler_slowdown=1.1,
+        mid_step_message_s=0.02,
+        sharded_unit_s=0.03,
+        collective=quick,
+        partial_occupancy=alone,
+    )
     for text in ("dp=2", "dp=2,zero=3", "dp=1,tp=2", "dp=1,pp=2,micro=2"):
         plan = Plan.parse(text)
         assert estimate(profile, plan, shared).parts == pytest.approx(estimate(profile, plan, two).parts)
-        spans, others = (simulate_step(profile, plan, c, estimate(profile, plan, c)).spans for c in (shared, two))
+        spans, others = (simulate_step(profile, plan, c).spans for c in (shared, two))
         assert [s.end for s in spans] == pytest.approx([s.end for s in others])
-    slow = slower(shared, 2.0).with_active_ranks(2)
+    slow = with_slower_messages(shared, 2.0).with_active_ranks(2)
     assert slow.mid_step_message_s == 0.04 and slow.collective[0].seconds == (2e-5, 2e-4)
-    assert shared.with_active_ranks(1) == shared.with_active_ranks(2) and shared.with_active_ranks(3) is shared and shared.with_active_ranks(8) is shared
+    assert (
+        shared.with_active_ranks(1) == shared.with_active_ranks(2)
+        and shared.with_active_ranks(3) is shared
+        and shared.with_active_ranks(8) is shared
+    )
     shared.save(tmp_path / "c.toml")
     assert Cluster.load(tmp_path / "c.toml") == shared
 
@@ -184,7 +208,7 @@ def test_a_pace_alone_is_read_as_it_was_written_before(tmp_path: Path) -> None:
     path.write_text(path.read_text(encoding="utf-8") + "\n[fewer]\n1 = 0.4\n2 = 0.5\n4 = 1\n", encoding="utf-8")
     assert [Cluster.load(path).compute_factor(n) for n in (1, 2, 4)] == [0.4, 0.5, 1.0]
     path.write_text(path.read_text(encoding="utf-8").replace("2 = 0.5", '2 = "half"'), encoding="utf-8")
-    with pytest.raises(ClusterError, match=r"fewer\.2"):
+    with pytest.raises(ClusterError, match=r"partial_occupancy\.2"):
         Cluster.load(path)
 
 

@@ -12,9 +12,9 @@ from drumline.clusters import Cluster, DeviceSpec, HostMemory, Link, Network, No
 from drumline.core.errors import ClusterError, InputError
 from drumline.costs import Estimate, estimate
 from drumline.costs.collectives import collective_seconds
-from drumline.costs.host import host_bytes
-from drumline.costs.memory import IN_FLIGHT, peak_memory
-from drumline.costs.traffic import after_backward, after_update, messages
+from drumline.costs.data_parallel_comm import gradient_collectives, layer_collectives, parameter_collectives
+from drumline.costs.memory import BUCKETS_ALIVE, peak_memory
+from drumline.costs.optimizer_update import host_bytes
 from drumline.models import Profile, zoo
 from drumline.models.profile import Layer
 from drumline.plans import Plan
@@ -31,7 +31,7 @@ WIDE = dataclasses.replace(NODE, node=Node(64, NODE.node.link))
 
 
 def layer(name: str, numbers: int, **more: object) -> Layer:
-    return Layer(name, "Linear", numbers, tensors=1, largest=numbers, unit=True, **more)  # type: ignore[arg-type]
+    return Layer(name, "Linear", numbers, tensors=1, largest=numbers, shard_unit=True, **more)  # type: ignore[arg-type]
 
 
 A, B = layer("a", 1000), layer("b", 3000)
@@ -45,7 +45,7 @@ def memory(text: str) -> dict[str, float]:
 
 def sent(text: str, cluster: Cluster = NODE) -> list[tuple[str, float, float]]:
     """(collective, bytes, seconds) of every message of one micro-batch, gathers of the forward alone."""
-    around = messages(PROFILE, Plan.parse(text), cluster)
+    around = layer_collectives(PROFILE, Plan.parse(text), cluster)
     return [(m.collective, m.bytes, m.seconds) for pair in around for m in pair if m]
 
 
@@ -91,8 +91,8 @@ def test_what_each_level_holds() -> None:
 def test_few_buckets_are_in_flight() -> None:
     many = dataclasses.replace(PROFILE, layers=tuple(layer(f"x.{i}", 1000) for i in range(40)))
     plan = Plan.parse("dp=4,zero=2,bucket=5000")
-    assert peak_memory(many, plan, 1).communication == IN_FLIGHT * 5000
-    assert peak_memory(many, dataclasses.replace(plan, bucket=100), 1).communication == IN_FLIGHT * 4000
+    assert peak_memory(many, plan, 1).communication == BUCKETS_ALIVE * 5000
+    assert peak_memory(many, dataclasses.replace(plan, bucket=100), 1).communication == BUCKETS_ALIVE * 4000
 
 
 def test_hybrid_shards_hold_more() -> None:
@@ -115,10 +115,12 @@ def test_what_each_level_sends() -> None:
     share = ALPHA + 4000 / BANDWIDTH
     assert sent("dp=4") == [("all_reduce", 16000, pytest.approx(6 * share))]
     assert sent("dp=4,zero=1") == sent("dp=4,zero=2") == [("reduce_scatter", 16000, pytest.approx(3 * share))]
-    (gather,) = after_update(PROFILE, Plan.parse("dp=4,zero=1"), NODE)
+    (gather,) = parameter_collectives(PROFILE, Plan.parse("dp=4,zero=1"), NODE)
     assert (gather.bytes, gather.seconds) == (16000, pytest.approx(3 * share))
     assert (
-        after_update(PROFILE, Plan.parse("dp=4"), NODE) == after_update(PROFILE, Plan.parse("dp=4,zero=3"), NODE) == []
+        parameter_collectives(PROFILE, Plan.parse("dp=4"), NODE)
+        == parameter_collectives(PROFILE, Plan.parse("dp=4,zero=3"), NODE)
+        == []
     )
     a, b = (3 * (ALPHA + m / 4 / BANDWIDTH) for m in (4000, 12000))
     assert sent("dp=4,zero=3") == [
@@ -130,7 +132,7 @@ def test_what_each_level_sends() -> None:
 
 
 def test_buckets_are_gathered_one_by_one() -> None:
-    gathers = after_update(PROFILE, Plan.parse("dp=4,zero=1,bucket=4000"), NODE)
+    gathers = parameter_collectives(PROFILE, Plan.parse("dp=4,zero=1,bucket=4000"), NODE)
     assert [g.bytes for g in gathers] == [4000] * 4
     assert sum(g.seconds for g in gathers) == pytest.approx(4 * 3 * (ALPHA + 1000 / BANDWIDTH))
 
@@ -142,12 +144,12 @@ def test_hybrid_sums_each_share_over_the_replicas() -> None:
     for zero in (1, 2):
         plan = Plan.parse(f"dp=16,shard=4,zero={zero},micro=2")
         assert sent(str(plan), NODES) == [("reduce_scatter", 16000, pytest.approx(inside))]
-        (share,) = after_backward(PROFILE, plan, NODES)
+        (share,) = gradient_collectives(PROFILE, plan, NODES)
         assert (share.bytes, share.seconds) == (4000, pytest.approx(across))
         often = 1 if zero == 1 else 2  # the replicas meet once a step, whatever the shards do
         assert seconds(str(plan), cluster=NODES).parts["communication"] == pytest.approx((often + 1) * inside + across)
-    assert after_backward(PROFILE, Plan.parse("dp=16,zero=1"), NODES) == []
-    around = messages(PROFILE, Plan.parse("dp=16,shard=4,zero=3"), NODES)
+    assert gradient_collectives(PROFILE, Plan.parse("dp=16,zero=1"), NODES) == []
+    around = layer_collectives(PROFILE, Plan.parse("dp=16,shard=4,zero=3"), NODES)
     assert [g.seconds for g, _ in around if g] == pytest.approx(
         [3 * (ALPHA + m / 4 / BANDWIDTH) for m in (4000, 12000)]
     )
@@ -343,5 +345,5 @@ def test_replay_agrees_with_the_closed_form(text: str, overlap: float) -> None:
     assert sum(e.parts.values()) == pytest.approx(e.step_seconds)
     assert sum(e.memory_parts.values()) == pytest.approx(e.memory_bytes)
     assert all(v >= 0 for v in [*e.parts.values(), *e.memory_parts.values(), e.hidden_seconds])
-    timeline = simulate_step(profile, plan, machines, e)
+    timeline = simulate_step(profile, plan, machines)
     assert timeline.seconds == pytest.approx(e.step_seconds, rel=0.05)

@@ -6,56 +6,66 @@ import dataclasses
 
 import pytest
 
-from drumline.clusters import ShapeTimes, Cluster, DeviceSpec, Link, Node
+from drumline.clusters import Cluster, DeviceSpec, Link, Node, ShapeTimes
 from drumline.costs import estimate
-from drumline.costs.clouds import ROWS
-from drumline.costs.entries import ATTENTION, FUNCTION, UNSEEN, VIEW, entries
-from drumline.costs.pace import LOOK, at_pace, speed_at
-from drumline.costs.work import ENTRY, Pricer, start_of
-from drumline.models.profile import Affine, Layer, Op, Profile
+from drumline.costs.kernel_time import HOST_CALL, Pricer, host_calls, launch_overhead
+from drumline.costs.shape_interpolation import ROW_SUMS
+from drumline.costs.tuning import ATTENTION_CALLS, CALLS_PER_OP, FUNCTION_CALLS, VIEW_CALLS
+from drumline.costs.what_if import SPEED_PROBE, speed_at_host_slowdown, with_host_slowdown
+from drumline.models.profile import Affine, Layer, Profile, ProfiledOp
 from drumline.plans import Plan
 
-START = {"forward": 5e-5, "backward": 4e-5, "cast": 1e-5, "again": 1e-3, "watched": 3e-5}
+START = {"forward": 5e-5, "backward": 4e-5, "cast": 1e-5, "recompute": 1e-3, "selective_recompute": 3e-5}
 CLOUD = ShapeTimes("recurrent", "fp32", ((64.0, 16.0, 8.0, 8.0, 1.0), (64.0, 16.0, 8.0, 8.0, 4.0)), (0.01, 0.04))
-DEVICE = DeviceSpec("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, host_overhead=START, in_step_slowdown={"compute": 1.5}, shape_times=(CLOUD,))
+DEVICE = DeviceSpec(
+    "toy",
+    "cuda",
+    1e9,
+    1e12,
+    {"fp32": 1e12},
+    2e-5,
+    host_overhead=START,
+    in_step_slowdown={"compute": 1.5},
+    shape_times=(CLOUD,),
+)
 
 
-def op(name: str, kind: str, phase: str = "forward", **more: object) -> Op:
-    return Op(name, kind, phase, Affine(0.0, 1e6), Affine(0.0, 4e6), **more)  # type: ignore[arg-type]  # named
+def op(name: str, kind: str, phase: str = "forward", **more: object) -> ProfiledOp:
+    return ProfiledOp(name, kind, phase, Affine(0.0, 1e6), Affine(0.0, 4e6), **more)  # type: ignore[arg-type]  # named
 
 
 OPS = (op("mm", "matmul"), op("_to_copy", "narrow"), op("add", "pointwise"), op("mm", "matmul", "backward"))
 
 
-def priced(*ops: Op) -> tuple[Pricer, Layer]:
+def priced(*ops: ProfiledOp) -> tuple[Pricer, Layer]:
     layer = Layer("block", "Block", 4, ops=ops, composite=True)
     return Pricer(Profile("toy", 4, (layer,)), DEVICE, "fp32"), layer
 
 
 def test_a_cast_costs_its_host_less() -> None:
-    assert [start_of(x, DEVICE) for x in OPS] == [5e-5, 1e-5, 5e-5, 4e-5]
+    assert [launch_overhead(x, DEVICE) for x in OPS] == [5e-5, 1e-5, 5e-5, 4e-5]
     plain = DeviceSpec("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, host_overhead={"forward": 5e-5})
-    assert [start_of(x, plain) for x in OPS] == [5e-5, 5e-5, 5e-5, 2e-5]
+    assert [launch_overhead(x, plain) for x in OPS] == [5e-5, 5e-5, 5e-5, 2e-5]
 
 
 def test_layers_that_are_recomputed_cost_their_host_more() -> None:
     pricer, layer = priced(*OPS)
     plain, full, selective = (
-        pricer.told(layer, "forward", 1.0, recompute=how) for how in ("none", "full", "selective")
+        pricer.layer_time(layer, "forward", 1.0, recompute=how) for how in ("none", "full", "selective")
     )
-    assert plain.host == pytest.approx(1.1e-4)
-    assert full.host - plain.host == pytest.approx(1e-3)
-    assert selective.host - full.host == pytest.approx(2 * 3e-5)  # its two operators that are no casts
-    assert plain.busy == full.busy == selective.busy
+    assert plain.launch == pytest.approx(1.1e-4)
+    assert full.launch - plain.launch == pytest.approx(1e-3)
+    assert selective.launch - full.launch == pytest.approx(2 * 3e-5)  # its two operators that are no casts
+    assert plain.kernel == full.kernel == selective.kernel
 
 
 def test_recurrent_layers_are_not_slowed_once_more() -> None:
     shape = tuple(Affine(n) for n in (64.0, 16.0, 8.0, 8.0))
     pricer, layer = priced(op("_cudnn_rnn", "recurrent", shape=shape, dtype="fp32"))
-    told = pricer.told(layer, "forward", 1.0)
-    assert told.host == told.busy == pytest.approx(0.01, rel=0.05)
+    told = pricer.layer_time(layer, "forward", 1.0)
+    assert told.launch == told.kernel == pytest.approx(0.01, rel=0.05)
     pricer, layer = priced(OPS[0])
-    assert pricer.told(layer, "forward", 1.0).busy == pytest.approx(1.5 * 4e6 / 1e12)
+    assert pricer.layer_time(layer, "forward", 1.0).kernel == pytest.approx(1.5 * 4e6 / 1e12)
 
 
 def test_a_host_tells_of_a_recurrent_layer_step_by_step() -> None:
@@ -63,8 +73,8 @@ def test_a_host_tells_of_a_recurrent_layer_step_by_step() -> None:
     device = dataclasses.replace(DEVICE, in_step_slowdown={}, host_overhead={**START, "recurrent": 3e-4})
     shape = tuple(Affine(n) for n in (64.0, 16.0, 8.0, 8.0))
     layer = Layer("rnn", "LSTM", 4, ops=(op("_cudnn_rnn", "recurrent", shape=shape, dtype="fp32"),))
-    told = Pricer(Profile("toy", 4, (layer,)), device, "fp32").told(layer, "forward", 1.0)
-    assert told.host == pytest.approx(64 * 3e-4) and told.busy == pytest.approx(0.01, rel=0.05)
+    told = Pricer(Profile("toy", 4, (layer,)), device, "fp32").layer_time(layer, "forward", 1.0)
+    assert told.launch == pytest.approx(64 * 3e-4) and told.kernel == pytest.approx(0.01, rel=0.05)
     products = Layer("before", "Linear", 4, ops=(op_of(4e9, "forward"),))
     cluster = Cluster("toy", device, Node(1, Link(1e-6, 1e10)))
 
@@ -72,51 +82,53 @@ def test_a_host_tells_of_a_recurrent_layer_step_by_step() -> None:
         return estimate(Profile("toy", 4, layers), Plan.parse("dp=1"), on).parts["forward"]
 
     assert forward(cluster, layer) == pytest.approx(64 * 3e-4)
-    assert forward(at_pace(cluster, 2.0), layer) == pytest.approx(2 * 64 * 3e-4)
+    assert forward(with_host_slowdown(cluster, 2.0), layer) == pytest.approx(2 * 64 * 3e-4)
     before = forward(cluster, products)
     assert before > 64 * 3e-4 and forward(cluster, products, layer) == pytest.approx(before + 0.01, rel=0.05)
 
 
 def test_views_and_functions_cost_the_host_of_a_gpu_something() -> None:
     """By what is counted of a layer's forward; one of which nothing was counted is taken for a usual one."""
-    device = dataclasses.replace(DEVICE, host_overhead={**START, ENTRY: 2e-5})
+    device = dataclasses.replace(DEVICE, host_overhead={**START, HOST_CALL: 2e-5})
     ops = (*OPS, op("sdpa", "attention"))
     unseen = Layer("block", "Block", 4, ops=ops)
-    plain = dataclasses.replace(unseen, entered=40)
-    wordy = dataclasses.replace(plain, views=10, entered=240)
-    assert entries(unseen) == UNSEEN * 3  # without the cast
-    assert entries(plain) == pytest.approx(3 + ATTENTION + 40 * FUNCTION)
-    assert entries(wordy) - entries(plain) == pytest.approx(10 * VIEW + 200 * FUNCTION)
+    plain = dataclasses.replace(unseen, python_calls=40)
+    wordy = dataclasses.replace(plain, views=10, python_calls=240)
+    assert host_calls(unseen) == CALLS_PER_OP * 3  # without the cast
+    assert host_calls(plain) == pytest.approx(3 + ATTENTION_CALLS + 40 * FUNCTION_CALLS)
+    assert host_calls(wordy) - host_calls(plain) == pytest.approx(10 * VIEW_CALLS + 200 * FUNCTION_CALLS)
     pricer = Pricer(Profile("toy", 4, (plain, wordy)), device, "fp32")
     for layer in (plain, wordy):
-        assert pricer.told(layer, "forward", 1.0).host == pytest.approx(2e-5 * entries(layer) + START["cast"])
-        assert pricer.told(layer, "backward", 1.0).host == pytest.approx(START["backward"])
+        assert pricer.layer_time(layer, "forward", 1.0).launch == pytest.approx(
+            2e-5 * host_calls(layer) + START["cast"]
+        )
+        assert pricer.layer_time(layer, "backward", 1.0).launch == pytest.approx(START["backward"])
 
 
 def test_sums_of_rows_go_by_how_wide_they_are() -> None:
-    cloud = ShapeTimes(ROWS, "fp32", ((1e5, 64.0), (1e5, 1024.0)), (2e-4, 5e-4))
+    cloud = ShapeTimes(ROW_SUMS, "fp32", ((1e5, 64.0), (1e5, 1024.0)), (2e-4, 5e-4))
     device = dataclasses.replace(DEVICE, shape_times=(cloud,), in_step_slowdown={})
     sizes = (Affine(1e5), Affine(64.0))
-    ops = [Op("sum", "reduce", "backward", Affine(6.4e6), Affine(2.56e7), shape=shape) for shape in (sizes, ())]
+    ops = [ProfiledOp("sum", "reduce", "backward", Affine(6.4e6), Affine(2.56e7), shape=shape) for shape in (sizes, ())]
     layers = [Layer("bias", "Linear", 4, ops=(x,)) for x in ops]
     pricer = Pricer(Profile("toy", 4, tuple(layers)), device, "fp32")
-    rows, plain = (pricer.told(layer, "backward", 1.0).busy for layer in layers)
+    rows, plain = (pricer.layer_time(layer, "backward", 1.0).kernel for layer in layers)
     assert rows == pytest.approx(2e-4, rel=0.05) and plain < rows / 4
 
 
 def test_a_host_that_is_slower_now_slows_what_it_bounds() -> None:
     """A step of small operators takes as much longer as its host; one that the GPU bounds does not."""
     node = Node(1, Link(1e-6, 1e10))
-    cluster = Cluster("toy", dataclasses.replace(DEVICE, host_overhead={**START, LOOK: 0.02}), node)
+    cluster = Cluster("toy", dataclasses.replace(DEVICE, host_overhead={**START, SPEED_PROBE: 0.02}), node)
     small, large = (
         Layer("block", "Block", 4, ops=(op_of(size, "forward"), op_of(size, "backward"))) for size in (1e3, 1e12)
     )
-    slow = at_pace(cluster, 2.0)
-    assert slow.device.host_overhead[LOOK] == 0.02 and slow.device.host_overhead["forward"] == 1e-4
+    slow = with_host_slowdown(cluster, 2.0)
+    assert slow.device.host_overhead[SPEED_PROBE] == 0.02 and slow.device.host_overhead["forward"] == 1e-4
     plan = Plan.parse("dp=1")
-    assert speed_at(2.0, Profile("toy", 4, (small,)), plan, cluster) == pytest.approx(0.5, abs=0.1)
-    assert speed_at(2.0, Profile("toy", 4, (large,)), plan, cluster) == pytest.approx(1.0, abs=0.01)
+    assert speed_at_host_slowdown(2.0, Profile("toy", 4, (small,)), plan, cluster) == pytest.approx(0.5, abs=0.1)
+    assert speed_at_host_slowdown(2.0, Profile("toy", 4, (large,)), plan, cluster) == pytest.approx(1.0, abs=0.01)
 
 
-def op_of(flops: float, phase: str) -> Op:
-    return Op("mm", "matmul", phase, Affine(0.0, flops), Affine(0.0, 1e3))
+def op_of(flops: float, phase: str) -> ProfiledOp:
+    return ProfiledOp("mm", "matmul", phase, Affine(0.0, flops), Affine(0.0, 1e3))

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.core.errors import InputError
-from drumline.costs.lanes import Played, play
-from drumline.costs.pipeline import bubble, idle_seconds, peak_bytes, pipeline_seconds
+from drumline.costs.pipeline_clock import PipelineTimes, bubble, idle_seconds, pipeline_seconds, time_pipeline
+from drumline.costs.pipeline_memory import peak_activation_bytes
 from drumline.schedules import ORDERS, Action, Pipeline, one_f_one_b, pipeline_order, prove_pipeline
 
 RANKS, MICROS = st.integers(1, 8), st.integers(1, 32)
@@ -17,10 +17,10 @@ calm = settings(deadline=None, max_examples=60)  # other work on the machine is 
 MADE = [(name, virtual) for name, order in ORDERS.items() for virtual in order.virtual or (1, 2, 3, 4)]
 
 
-def played(name: str, p: int, m: int, v: int, f: float, b: float, w: float) -> Played:
+def played(name: str, p: int, m: int, v: int, f: float, b: float, w: float) -> PipelineTimes:
     """Counted action by action, with equal stages."""
     order = pipeline_order(name, p, m, v)
-    return play(order, forward=f / v, backward=(b if order.splits_backward else b + w) / v, weight=w / v)
+    return time_pipeline(order, forward=f / v, backward=(b if order.splits_backward else b + w) / v, weight=w / v)
 
 
 @pytest.mark.parametrize(("name", "virtual"), [made for made in MADE if made != ("zero-bubble", 2)])
@@ -80,20 +80,24 @@ def test_an_order_that_does_not_exist_has_no_price() -> None:
 
 
 def test_bytes_of_activations() -> None:
-    assert peak_bytes(one_f_one_b(3, 8), (10, 20, 30)) == (30, 40, 30)
+    assert peak_activation_bytes(one_f_one_b(3, 8), (10, 20, 30)) == (30, 40, 30)
     h1 = pipeline_order("zero-bubble", 3, 8)
-    assert peak_bytes(h1, (10, 20, 30)) == (30, 60, 90)  # all of it until W
-    assert peak_bytes(h1, (10, 20, 30), (4, 8, 12)) == (30, 48, 54)  # the last one: 30 + 2 x 12
-    assert peak_bytes(h1, (10, 10, 10), (15, 15, 15)) == (35, 40, 45)  # gradients are kept too: it may become more
+    assert peak_activation_bytes(h1, (10, 20, 30)) == (30, 60, 90)  # all of it until W
+    assert peak_activation_bytes(h1, (10, 20, 30), (4, 8, 12)) == (30, 48, 54)  # the last one: 30 + 2 x 12
+    assert peak_activation_bytes(h1, (10, 10, 10), (15, 15, 15)) == (
+        35,
+        40,
+        45,
+    )  # gradients are kept too: it may become more
     with pytest.raises(InputError, match=r"kept bytes of 2 stages\n.*each of 3"):
-        peak_bytes(h1, (1, 1, 1), (1, 1))
+        peak_activation_bytes(h1, (1, 1, 1), (1, 1))
 
 
 @calm
 @given(name=st.sampled_from(MADE), p=RANKS, m=MICROS)
 def test_equal_bytes_are_held_times_bytes(name: tuple[str, int], p: int, m: int) -> None:
     order = pipeline_order(name[0], p, m, name[1])
-    assert peak_bytes(order, (2.0,) * order.stages) == tuple(2.0 * n for n in prove_pipeline(order).held)
+    assert peak_activation_bytes(order, (2.0,) * order.stages) == tuple(2.0 * n for n in prove_pipeline(order).held)
 
 
 @calm
@@ -104,19 +108,23 @@ def test_skips_wait_for_nothing_that_the_chain_does_not_wait_for(
     order = pipeline_order(name[0], p, m, name[1])
     pairs = [(s, t) for s in range(order.stages) for t in range(s + 2, order.stages)]
     chosen = data.draw(st.lists(st.sampled_from(pairs), unique=True, max_size=5)) if pairs else []
-    plain = play(order, forward=1, backward=1, weight=1)
-    assert play(order, forward=1, backward=1, weight=1, skips=dict.fromkeys(chosen, 0.0)).actions == plain.actions
-    slow = play(order, forward=1, backward=1, weight=1, transfer=0.25, skips=dict.fromkeys(chosen, 0.5))
+    plain = time_pipeline(order, forward=1, backward=1, weight=1)
+    assert (
+        time_pipeline(order, forward=1, backward=1, weight=1, skips=dict.fromkeys(chosen, 0.0)).actions == plain.actions
+    )
+    slow = time_pipeline(order, forward=1, backward=1, weight=1, transfer=0.25, skips=dict.fromkeys(chosen, 0.5))
     homes = order.homes()
     far = sum(homes[s] != homes[t] for s, t in chosen)
     near = sum(homes[s] != homes[s + 1] for s in range(order.stages - 1))
-    assert len(slow.hops) == 2 * m * (far + near)  # each value once, straight to who wants it, and its gradient back
+    assert len(slow.transfers) == 2 * m * (
+        far + near
+    )  # each value once, straight to who wants it, and its gradient back
     assert slow.seconds >= plain.seconds
 
 
 def test_a_skip_goes_straight() -> None:
-    times = play(one_f_one_b(3, 1), forward=1, backward=1, transfer=(1, 2), skips={(0, 2): 5.0})
-    assert [(str(h.action), h.src, h.dst, h.stage, h.start, h.end) for h in times.hops] == [
+    times = time_pipeline(one_f_one_b(3, 1), forward=1, backward=1, transfer=(1, 2), skips={(0, 2): 5.0})
+    assert [(str(h.action), h.src, h.dst, h.stage, h.start, h.end) for h in times.transfers] == [
         ("F0", 0, 1, 1, 1, 2),
         ("F0", 0, 2, 2, 1, 6),
         ("F0", 1, 2, 2, 3, 5),
@@ -126,31 +134,33 @@ def test_a_skip_goes_straight() -> None:
     ]
     assert times.seconds == 14  # the skip is what the end waits for
     with pytest.raises(InputError, match="a skip from stage 0 to stage 1 of 3"):
-        play(one_f_one_b(3, 1), forward=1, backward=1, skips={(0, 1): 1.0})
+        time_pipeline(one_f_one_b(3, 1), forward=1, backward=1, skips={(0, 1): 1.0})
     with pytest.raises(InputError, match=r"skip times -1.0\n.*not negative"):
-        play(one_f_one_b(3, 1), forward=1, backward=1, skips={(0, 2): -1.0})
+        time_pipeline(one_f_one_b(3, 1), forward=1, backward=1, skips={(0, 2): -1.0})
 
 
 def test_boundaries_may_differ() -> None:
-    assert play(one_f_one_b(3, 1), forward=1, backward=1, transfer=(1, 2)).seconds == 6 + 2 * 3
+    assert time_pipeline(one_f_one_b(3, 1), forward=1, backward=1, transfer=(1, 2)).seconds == 6 + 2 * 3
     with pytest.raises(InputError, match=r"3 transfer times for 2 boundaries\n.*one per boundary"):
-        play(one_f_one_b(3, 1), forward=1, backward=1, transfer=(1, 2, 3))
+        time_pipeline(one_f_one_b(3, 1), forward=1, backward=1, transfer=(1, 2, 3))
 
 
 def test_a_longer_way_never_makes_it_faster() -> None:
     for name, virtual in MADE:
         order = pipeline_order(name, 4, 8, virtual)
-        ends = [play(order, forward=1, backward=1, weight=1, transfer=t).seconds for t in (0, 0.1, 0.5, 2)]
+        ends = [time_pipeline(order, forward=1, backward=1, weight=1, transfer=t).seconds for t in (0, 0.1, 0.5, 2)]
         assert ends == sorted(ends) and ends[0] < ends[-1]
 
 
 def test_slow_messages_cost_gpipe_least() -> None:
     """Its ranks wait for the first message of a direction; with forwards and backwards in turn they wait for each."""
-    ends = [play(pipeline_order(n, 4, 8), forward=1, backward=2, transfer=0.5).seconds for n in ("gpipe", "1f1b")]
+    ends = [
+        time_pipeline(pipeline_order(n, 4, 8), forward=1, backward=2, transfer=0.5).seconds for n in ("gpipe", "1f1b")
+    ]
     assert ends == [36, 41]
 
 
 def test_a_deadlock_has_no_times() -> None:
     stuck = Pipeline("by hand", 1, 1, ((Action("B", 0, 0), Action("F", 0, 0)),))
     with pytest.raises(InputError, match=r"by hand deadlocks on rank 0\n.*prove_pipeline"):
-        play(stuck, forward=1, backward=1)
+        time_pipeline(stuck, forward=1, backward=1)

@@ -10,18 +10,15 @@ import pytest
 
 from drumline.clusters import Cluster, DeviceSpec, Link, Network, Node, load
 from drumline.core.errors import PlanError
-from drumline.costs import Steps, estimate
-from drumline.costs.axes import axis_of, between_stages, flops_per_byte, hop, replicas
-from drumline.costs.clock import finish
-from drumline.costs.divide import divide
-from drumline.costs.divided import Divided
-from drumline.costs.lanes import play
-from drumline.costs.pipeline import pipeline_seconds
-from drumline.costs.stages import Cell, cut, names_of
-from drumline.costs.traffic import after_backward
+from drumline.costs import OperatorCostModel, estimate
+from drumline.costs.collectives import axis_group, between_stages, flops_per_byte, replicas, slowest_hop
+from drumline.costs.data_parallel_comm import gradient_collectives
+from drumline.costs.model_split import split_model
+from drumline.costs.pipeline_clock import end_seconds, pipeline_seconds, time_pipeline
+from drumline.costs.stages import StageLayer, cut_stages, layer_names
 from drumline.models import Profile, zoo
-from drumline.models.profile import Affine, Layer, Op
-from drumline.models.shapes import Convolution, dims, shape_of
+from drumline.models.profile import Affine, Layer, ProfiledOp
+from drumline.models.shapes import ConvolutionShape, dims, shape_of
 from drumline.plans import Plan, check
 from drumline.schedules import pipeline_order
 from drumline.simulator.step import simulate_step
@@ -61,7 +58,7 @@ def test_the_replay_agrees_with_the_closed_form(text: str, overlap: float) -> No
     assert sum(e.parts.values()) == pytest.approx(e.step_seconds)
     assert sum(e.memory_parts.values()) == pytest.approx(e.memory_bytes)
     assert all(v >= 0 for v in [*e.parts.values(), *e.memory_parts.values(), e.hidden_seconds])
-    timeline = simulate_step(GPT, plan, machines, e)
+    timeline = simulate_step(GPT, plan, machines)
     assert timeline.ranks == tuple(range(plan.ranks))
     assert timeline.seconds == pytest.approx(e.step_seconds, rel=1e-9 if plan.pp > 1 or plan.zero < 1 else 0.05)
 
@@ -69,7 +66,7 @@ def test_the_replay_agrees_with_the_closed_form(text: str, overlap: float) -> No
 @pytest.mark.parametrize("text", ["tile=1x2", "tile=2x2,dp=2", "tile=2x1,dp=2,zero=1"])
 def test_tiles_agree_too(text: str) -> None:
     e = estimate(UNET, parsed(text), SIXTEEN)
-    timeline = simulate_step(UNET, parsed(text), SIXTEEN, e)
+    timeline = simulate_step(UNET, parsed(text), SIXTEEN)
     assert timeline.seconds == pytest.approx(e.step_seconds, rel=0.05)
 
 
@@ -89,7 +86,7 @@ def products(profile: Profile) -> float:
 def test_tp_divides_products_and_parameters(n: int) -> None:
     """Llama's vocabulary divides, so all of it does: only the norms stay whole."""
     whole = zoo.profile("llama:8b")
-    local = divide(whole, Plan(tp=n)).profile
+    local = split_model(whole, Plan(tp=n)).profile
     assert products(local) == pytest.approx(products(whole) / n)
     norms = (2 * 32 + 1) * 4096
     assert local.parameters == (whole.parameters - norms) // n + norms
@@ -98,27 +95,27 @@ def test_tp_divides_products_and_parameters(n: int) -> None:
 
 def test_gpts_vocabulary_does_not_divide() -> None:
     """50257 is odd: the table stays whole, and its gradient is summed where tokens are divided, once a step."""
-    local = divide(GPT, Plan(tp=2))
+    local = split_model(GPT, Plan(tp=2))
     assert local.profile.layers[0].parameters == GPT.layers[0].parameters
     table = 50257 * 2048
     head = local.profile.layers[-1]
-    assert table < head.common < table + 3 * 2048  # with its norm
-    sent = after_backward(local.profile, Plan(tp=2), SIXTEEN)
+    assert table < head.tp_replicated < table + 3 * 2048  # with its norm
+    sent = gradient_collectives(local.profile, Plan(tp=2), SIXTEEN)
     assert {m.collective for m in sent} == {"all_reduce"}
-    common = sum(x.common * x.repeats for x in local.profile.layers)
+    common = sum(x.tp_replicated * x.repeats for x in local.profile.layers)
     assert sum(m.bytes for m in sent) == pytest.approx(common * GPT.parameter_bytes)
 
 
 def test_what_all_ranks_compute_is_not_summed() -> None:
     """Where tokens do not divide, norms are whole on every rank, and so are their gradients."""
     odd = zoo.profile("gpt:1.3b", sequence=2047)
-    assert not any(x.common for x in divide(odd, Plan(tp=2)).profile.layers)
+    assert not any(x.tp_replicated for x in split_model(odd, Plan(tp=2)).profile.layers)
 
 
 def test_blocks_say_two_pairs() -> None:
     """Attention and MLP: a gather to the columns and a scatter from the row, and the other way round in the backward."""
-    local = divide(zoo.profile("llama:8b"), Plan(tp=2))
-    block = max(zip(local.profile.layers, local.talks, strict=True), key=lambda pair: pair[0].repeats)[1]
+    local = split_model(zoo.profile("llama:8b"), Plan(tp=2))
+    block = max(zip(local.profile.layers, local.messages, strict=True), key=lambda pair: pair[0].repeats)[1]
     rows = [(t.phase, t.collective) for t in block if t.bytes.per_sample]
     assert sorted(rows) == sorted(
         [
@@ -134,9 +131,9 @@ def test_blocks_say_two_pairs() -> None:
 
 def test_tokens_that_do_not_divide() -> None:
     odd = zoo.profile("gpt:1.3b", sequence=2047)
-    said = [t for talks in divide(odd, Plan(tp=2)).talks for t in talks]
-    assert {t.collective for t in said} == {"all_reduce"}
-    assert divide(odd, Plan(tp=2)).profile.layers[1].output == odd.layers[1].output
+    messages = [t for talks in split_model(odd, Plan(tp=2)).messages for t in talks]
+    assert {t.collective for t in messages} == {"all_reduce"}
+    assert split_model(odd, Plan(tp=2)).profile.layers[1].output == odd.layers[1].output
 
 
 @pytest.mark.parametrize(
@@ -147,24 +144,24 @@ def test_heads_are_respected(name: str, tp: int, fix: str) -> None:
         estimate(zoo.profile(name), Plan(tp=tp, precision="bf16"), load("dgx-h100").with_devices(tp))
     assert "tp divides the heads" in caught.value.rule and f"% {tp} != 0" in caught.value.rule
     assert caught.value.fix == fix
-    divide(zoo.profile(name), Plan.parse(fix))
+    split_model(zoo.profile(name), Plan.parse(fix))
 
 
 def test_a_model_that_cannot_be_split() -> None:
     with pytest.raises(PlanError, match="no layer of mlp:2x9 can be split over 2 ranks"):
-        divide(zoo.profile("mlp:2x9"), Plan(tp=2))
+        split_model(zoo.profile("mlp:2x9"), Plan(tp=2))
 
 
 # -- tokens and tiles
 
 
 def test_cp_divides_activations_and_no_parameters() -> None:
-    local = divide(GPT, Plan(cp=4))
+    local = split_model(GPT, Plan(cp=4))
     assert local.profile.parameters == GPT.parameters
     assert local.profile.flops().per_sample == pytest.approx(GPT.flops().per_sample / 4)
     assert local.profile.layers[1].saved.per_sample == pytest.approx(GPT.layers[1].saved.per_sample / 4)
     pair = 2 * (2048 // 4) * 2048 * GPT.activation_bytes
-    block = local.talks[1]
+    block = local.messages[1]
     assert [(t.phase, t.wide) for t in block] == [("forward", False)] * 3 + [("backward", False)] * 3 + [
         ("backward", True)
     ] * 3
@@ -182,7 +179,12 @@ def test_the_last_rank_sees_all_tokens_of_a_causal_sequence() -> None:
         ),
     )
     even, last = (
-        [op.flops.per_sample for x in divide(p, Plan(cp=4)).profile.layers for op in x.ops if op.kind == "attention"]
+        [
+            op.flops.per_sample
+            for x in split_model(p, Plan(cp=4)).profile.layers
+            for op in x.ops
+            if op.kind == "attention"
+        ]
         for p in (GPT, causal)
     )
     assert last == pytest.approx([7 / 4 * flops for flops in even])
@@ -190,19 +192,23 @@ def test_the_last_rank_sees_all_tokens_of_a_causal_sequence() -> None:
 
 def test_edges_of_tiles() -> None:
     """3 x 3 at stride 1 reads two lines more: with two tiles one is a neighbour's, in between both are."""
-    shape = Convolution(8, 4, 64, 32, 3, 3, 1, 1, 1, 0)
-    op = Op("convolution", "conv", "forward", Affine(0.0, 1e6), Affine(64.0, 1e3), dims=dims(shape))
+    shape = ConvolutionShape(8, 4, 64, 32, 3, 3, 1, 1, 1, 0)
+    op = ProfiledOp("convolution", "conv", "forward", Affine(0.0, 1e6), Affine(64.0, 1e3), dims=dims(shape))
     down = replace(op, dims=dims(replace(shape, kernel_rows=2, kernel_columns=2, stride_rows=2, stride_columns=2)))
     layer = Layer("a", "Conv", 288, tensors=1, ops=(op, down))
     profile = Profile("images", 8, (layer, replace(layer, name="b")))
     first, second = (
-        [(t.phase, t.bytes.per_sample) for t in talks] for talks in divide(profile, Plan(tile=(2, 1))).talks
+        [(t.phase, t.bytes.per_sample) for t in talks] for talks in split_model(profile, Plan(tile=(2, 1))).messages
     )
     assert second == [("forward", 32 * 8 * 4.0), ("backward", 32 * 8 * 4.0)]
     assert first == second[:1], "images need no gradient"
-    both = [(t.axis, t.bytes.per_sample) for t in divide(profile, Plan(tile=(4, 2))).talks[0] if t.phase == "forward"]
+    both = [
+        (t.axis, t.bytes.per_sample)
+        for t in split_model(profile, Plan(tile=(4, 2))).messages[0]
+        if t.phase == "forward"
+    ]
     assert both == [("rows", 2 * 16 * 8 * 4.0), ("columns", 16 * 8 * 4.0)]
-    local = divide(profile, Plan(tile=(4, 2))).profile.layers[0]
+    local = split_model(profile, Plan(tile=(4, 2))).profile.layers[0]
     assert local.ops[0].flops.per_sample == 1e6 / 8 and local.parameters == 288
     assert shape_of(local.ops[0]) == replace(shape, rows=16, columns=16)
 
@@ -218,7 +224,7 @@ def test_edges_of_tiles() -> None:
 )
 def test_what_is_not_there_is_not_split(name: str, plan: str, words: str) -> None:
     with pytest.raises(PlanError) as caught:
-        divide(zoo.profile(name), Plan.parse(plan))
+        split_model(zoo.profile(name), Plan.parse(plan))
     assert words in f"{caught.value} {caught.value.rule}"
 
 
@@ -246,14 +252,15 @@ def test_the_clock_is_that_of_the_lanes(order: str, v: int, p: int, m: int) -> N
     pipeline = pipeline_order(order, p, m, v)
     f, b, w = ([draw.uniform(0.5, 2) for _ in range(p * v)] for _ in range(3))
     t = [draw.uniform(0, 1.5) for _ in range(p * v - 1)]
-    played = play(pipeline, forward=f, backward=b, weight=w, transfer=t)
-    assert finish(pipeline, pipeline.homes(), f, b, w, t) == pytest.approx(played.seconds, rel=1e-12)
+    played = time_pipeline(pipeline, forward=f, backward=b, weight=w, transfer=t)
+    assert end_seconds(pipeline, pipeline.homes(), f, b, w, t) == pytest.approx(played.seconds, rel=1e-12)
 
 
 def even_profile(layers: int) -> tuple[Profile, Cluster]:
     """Equal layers on devices whose messages take no time."""
     ops = tuple(
-        Op("mm", "matmul", phase, Affine(0.0, k * 1e9), Affine()) for phase, k in (("forward", 1.0), ("backward", 2.0))
+        ProfiledOp("mm", "matmul", phase, Affine(0.0, k * 1e9), Affine())
+        for phase, k in (("forward", 1.0), ("backward", 2.0))
     )
     layer = Layer("x.0", "Linear", 1000, tensors=1, largest=1000, ops=ops, saved=Affine(0.0, 100.0), repeats=layers)
     device = DeviceSpec("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 0.0)
@@ -276,16 +283,16 @@ def test_equal_stages_take_what_the_closed_form_says(order: str, v: int, p: int,
     assert parts["forward"] == pytest.approx(one["forward"] / p)
 
 
-def cells(costs: list[float], owns: list[bool]) -> list[Cell]:
+def cells(costs: list[float], owns: list[bool]) -> list[StageLayer]:
     return [
-        Cell(0, f"x.{i}", 1.0, c, 0, 0, 0, 0, 0, own, 0, 0, 0, 0)
+        StageLayer(0, f"x.{i}", 1.0, c, 0, 0, 0, 0, 0, own, 0, 0, 0, 0)
         for i, (c, own) in enumerate(zip(costs, owns, strict=True))
     ]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_slowest_stage_is_as_fast_as_can_be(seed: int) -> None:
-    """Against all ways to cut; every stage begins at a layer with parameters, and has one."""
+    """Against all ways to cut_stages; every stage begins at a layer with parameters, and has one."""
     draw = random.Random(seed)
     costs = [draw.choice([1.0, 1.0, 2.0, 5.0, 0.1]) for _ in range(9)]
     owns = [draw.random() < 0.8 for _ in costs]
@@ -295,23 +302,23 @@ def test_the_slowest_stage_is_as_fast_as_can_be(seed: int) -> None:
         max(sum(costs[a:b]) for a, b in itertools.pairwise([0, *at, len(costs)]))
         for at in itertools.combinations(starts, stages - 1)
     )
-    found = cut(cells(costs, owns), stages)
-    assert len(found) == stages and all(any(c.owns for c in s) for s in found)
+    found = cut_stages(cells(costs, owns), stages)
+    assert len(found) == stages and all(any(c.has_parameters for c in s) for s in found)
     assert [c.name for s in found for c in s] == [f"x.{i}" for i in range(9)]
     assert max(sum(c.forward for c in s) for s in found) == pytest.approx(best)
 
 
 def test_boundaries_by_hand() -> None:
-    prices = Divided(GPT, SIXTEEN, "bf16")
-    stages = prices.piped(parsed("pp=2,micro=2,split=blocks.3")).stages
+    prices = OperatorCostModel(GPT, SIXTEEN, "bf16")
+    stages = prices.pipeline(parsed("pp=2,micro=2,split=blocks.3")).stages
     assert [len(s) for s in stages] == [4, 22] and stages[1][0].name == "blocks.3"
-    assert names_of(GPT.layers)[-2:] == ["blocks.23", "head"]
+    assert layer_names(GPT.layers)[-2:] == ["blocks.23", "head"]
     with pytest.raises(PlanError, match="no layer of this name"):
-        prices.piped(parsed("pp=2,micro=2,split=blocks.99"))
+        prices.pipeline(parsed("pp=2,micro=2,split=blocks.99"))
     with pytest.raises(PlanError, match="split"):
-        prices.piped(parsed("pp=4,micro=2,split=blocks.3"))
+        prices.pipeline(parsed("pp=4,micro=2,split=blocks.3"))
     with pytest.raises(PlanError, match="split"):
-        prices.piped(parsed("pp=3,micro=2,split=blocks.5+blocks.3"))
+        prices.pipeline(parsed("pp=3,micro=2,split=blocks.5+blocks.3"))
 
 
 def test_more_stages_than_layers_begin_inside_of_them() -> None:
@@ -324,8 +331,8 @@ def test_more_stages_than_layers_begin_inside_of_them() -> None:
 
 def test_memory_of_stages() -> None:
     """1f1b holds as many micro-batches as ranks are to come, gpipe all; the tied table is held by both ends."""
-    prices = Divided(GPT, SIXTEEN, "bf16")
-    one, all_ = (prices.memories(parsed(f"pp=4,micro=16,schedule={s}")) for s in ("1f1b", "gpipe"))
+    prices = OperatorCostModel(GPT, SIXTEEN, "bf16")
+    one, all_ = (prices.memory_by_stage(parsed(f"pp=4,micro=16,schedule={s}")) for s in ("1f1b", "gpipe"))
     assert one[0].activations > one[1].activations > one[2].activations
     assert all(a.activations > 2 * b.activations for a, b in zip(all_, one, strict=True))
     table = 50257 * 2048 * 4
@@ -356,11 +363,11 @@ def test_stages_stand_as_far_apart_as_the_mesh_says(plan: str, where: str) -> No
 
 def test_axes_of_a_plan() -> None:
     plan = Plan.parse("dp=2,tp=2,cp=2,tile=2x1")
-    assert [axis_of(a, plan) for a in ("tp", "cp", "columns", "rows")] == [(2, 1), (2, 2), (1, 4), (2, 4)]
+    assert [axis_group(a, plan) for a in ("tp", "cp", "columns", "rows")] == [(2, 1), (2, 2), (1, 4), (2, 4)]
     assert replicas(plan) == (8, 2), "replicas, and ranks with other parts of the samples, sum together"
     assert replicas(Plan.parse("dp=4,tp=2,zero=1,shard=2")) == (2, 4)
-    assert hop(2, 1, NODES) == NODES.node.link
-    assert hop(2, 4, NODES).bandwidth == 1e8 / 4
+    assert slowest_hop(2, 1, NODES) == NODES.node.link
+    assert slowest_hop(2, 4, NODES).bandwidth == 1e8 / 4
 
 
 def test_tp_over_a_slow_network_costs_more() -> None:
@@ -375,18 +382,18 @@ def test_tp_over_a_slow_network_costs_more() -> None:
 
 def test_one_of_each_is_no_other_plan() -> None:
     """A plan with ones everywhere is priced as it was: not as a split model."""
-    steps = Steps(GPT, SIXTEEN, "bf16")
+    steps = OperatorCostModel(GPT, SIXTEEN, "bf16")
     assert steps.estimate(parsed("dp=4,tp=1,pp=1,cp=1,tile=1x1")) == steps.estimate(parsed("dp=4"))
-    assert divide(GPT, Plan()).profile == GPT
+    assert split_model(GPT, Plan()).profile == GPT
 
 
 def test_tiles_without_halos_send_no_edges() -> None:
-    with_, without = (divide(UNET, Plan(tile=(2, 2), halo=halo)) for halo in (True, False))
-    sent = [[t for talks in local.talks for t in talks if t.collective == "send"] for local in (with_, without)]
+    with_, without = (split_model(UNET, Plan(tile=(2, 2), halo=halo)) for halo in (True, False))
+    sent = [[t for talks in local.messages for t in talks if t.collective == "send"] for local in (with_, without)]
     assert sent[0] and not sent[1]
-    said = [[t for talks in local.talks for t in talks if t.collective != "send"] for local in (with_, without)]
-    assert said[0] == said[1], "statistics of norms still travel"
-    steps = Steps(UNET, SIXTEEN, "bf16")
+    messages = [[t for talks in local.messages for t in talks if t.collective != "send"] for local in (with_, without)]
+    assert messages[0] == messages[1], "statistics of norms still travel"
+    steps = OperatorCostModel(UNET, SIXTEEN, "bf16")
     near, apart = (steps.estimate(parsed(f"tile=2x2,dp=2{more}")) for more in ("", ",halo=false"))
     assert apart.parts["communication"] < near.parts["communication"]
 
@@ -399,8 +406,8 @@ def test_what_a_byte_between_stages_costs() -> None:
 
 
 def test_the_bubble_of_equal_stages_is_that_of_the_order() -> None:
-    piped = Divided(GPT, replace(SIXTEEN, overlap=1.0), "bf16").piped(parsed("pp=4,micro=8"))
-    assert piped.bubble == pytest.approx(piped.play().bubble)
+    piped = OperatorCostModel(GPT, replace(SIXTEEN, overlap=1.0), "bf16").pipeline(parsed("pp=4,micro=8"))
+    assert piped.bubble == pytest.approx(piped.times().bubble)
     assert 0.2 < piped.bubble < 0.5  # 3/11 where stages are equal and messages free
 
 

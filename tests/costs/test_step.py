@@ -10,8 +10,8 @@ import pytest
 from drumline.clusters import Cluster, load
 from drumline.core.errors import ClusterError
 from drumline.costs import estimate
+from drumline.costs.layer_time import largest_micro_batch
 from drumline.costs.memory import peak_memory
-from drumline.costs.step import largest_share
 from drumline.models import Profile, zoo
 from drumline.plans import Plan
 from drumline.simulator.step import simulate_step
@@ -47,7 +47,7 @@ def test_parts_add_up(text: str, profile: Profile, cluster: Cluster) -> None:
 def test_replay_agrees_with_the_closed_form(text: str, overlap: float, profile: Profile, cluster: Cluster) -> None:
     plan, machines = Plan.parse(text), dataclasses.replace(cluster, overlap=overlap)
     e = estimate(profile, plan, machines)
-    timeline = simulate_step(profile, plan, machines, e)
+    timeline = simulate_step(profile, plan, machines)
     assert timeline.ranks == tuple(range(plan.dp))
     assert timeline.seconds == pytest.approx(e.step_seconds, rel=0.05)
 
@@ -68,14 +68,15 @@ def test_recomputation_trades_memory_for_time(profile: Profile, cluster: Cluster
 
 def test_micro_batches_divide_activations(profile: Profile) -> None:
     one, four = (
-        peak_memory(profile, Plan.parse(f"micro={m}"), largest_share(64, Plan.parse(f"micro={m}"))) for m in (1, 4)
+        peak_memory(profile, Plan.parse(f"micro={m}"), largest_micro_batch(64, Plan.parse(f"micro={m}")))
+        for m in (1, 4)
     )
     assert four.activations < 0.3 * one.activations
 
 
 @pytest.mark.parametrize(("batch", "plan", "share"), [(8, "dp=3", 3), (7, "dp=2,micro=2", 2), (5, "dp=1,micro=5", 1)])
 def test_the_busiest_rank(batch: int, plan: str, share: int) -> None:
-    assert largest_share(batch, Plan.parse(plan)) == share
+    assert largest_micro_batch(batch, Plan.parse(plan)) == share
 
 
 def test_slow_links_show(profile: Profile, cluster: Cluster) -> None:
@@ -117,7 +118,7 @@ def test_what_ranks_cost_each_other(profile: Profile, cluster: Cluster) -> None:
     assert estimate(profile, alone, late) == estimate(profile, alone, cluster)
     before, after = estimate(profile, pair, cluster), estimate(profile, pair, late)
     assert after.parts["forward"] == pytest.approx(1.5 * before.parts["forward"])
-    units = sum(x.repeats for x in profile.layers if x.unit) + 1
+    units = sum(x.repeats for x in profile.layers if x.shard_unit) + 1
     slack = dataclasses.replace(cluster, sharded_unit_s=0.01)
     more = (
         estimate(profile, sharded, slack).parts["communication"]
@@ -125,7 +126,7 @@ def test_what_ranks_cost_each_other(profile: Profile, cluster: Cluster) -> None:
     )
     assert more == pytest.approx(0.01 * units)
     stalled = dataclasses.replace(cluster, mid_step_message_s=0.01)
-    norms = dataclasses.replace(profile, layers=tuple(dataclasses.replace(x, norms=1) for x in profile.layers))
+    norms = dataclasses.replace(profile, layers=tuple(dataclasses.replace(x, batch_norms=1) for x in profile.layers))
     waits = (
         estimate(norms, pair, stalled).parts["communication"] - estimate(profile, pair, stalled).parts["communication"]
     )
@@ -147,5 +148,5 @@ def test_the_speed_of_the_moment(profile: Profile, cluster: Cluster) -> None:
     half = e.at_speed(0.5)
     assert half.step_seconds == pytest.approx(2 * e.step_seconds) == pytest.approx(sum(half.parts.values()))
     assert half.memory_bytes == e.memory_bytes and "0.50 of its measured speed" in half.notes[-1]
-    timeline = simulate_step(profile, plan, cluster, half, speed=0.5)
+    timeline = simulate_step(profile, plan, cluster, speed=0.5)
     assert timeline.seconds == pytest.approx(half.step_seconds, rel=0.05)

@@ -1,4 +1,4 @@
-"""Batches loaded ahead: the same as without workers, from any step; whatever goes wrong in a worker is told, not waited for."""
+"""Batches loaded ahead: the same as without workers, from any step; failures of workers raise instead of hanging."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from test_stream import Numbers, job, seen
 
 from drumline.core.errors import GaveUp, JobError
-from drumline.datasets import Batch, Loader, Stream
+from drumline.datasets import Loader, RankBatch, Stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch's word on machines of few cores
 
 
 class Random(Numbers):
-    """Samples with an augmentation of every kind."""
+    """Samples with random augmentation of every kind."""
 
     def __getitem__(self, i: int) -> Any:
         return torch.tensor([i, torch.rand(()), random.random(), np.random.rand()], dtype=torch.float64), i
@@ -43,7 +43,7 @@ class Broken(Numbers):
 
 
 class Deadly(Numbers):
-    """Sample 2 ends the process that reads it."""
+    """Sample 2 kills the process that reads it."""
 
     def __getitem__(self, i: int) -> Any:
         if i == 2 and torch.utils.data.get_worker_info() is not None:
@@ -51,7 +51,7 @@ class Deadly(Numbers):
         return super().__getitem__(i)
 
 
-def equal(a: Batch, b: Batch) -> bool:
+def equal(a: RankBatch, b: RankBatch) -> bool:
     pairs = zip(a.micros, b.micros, strict=True)
     return (a.step, a.samples) == (b.step, b.samples) and all(
         torch.equal(x.input, y.input)
@@ -82,13 +82,13 @@ def test_the_same_batches_from_any_step(loader: Any, workers: int, start: int) -
         assert equal(ahead.batch(step), plain.batch(step))
 
 
-def test_steps_out_of_turn(loader: Any) -> None:
+def test_steps_out_of_order(loader: Any) -> None:
     plain, ahead = loader(Random(11), 0), loader(Random(11), 1)
     for step in (0, 1, 4, 4, 2, 3):
         assert equal(ahead.batch(step), plain.batch(step))
 
 
-def test_what_is_drawn_depends_on_step_and_rank() -> None:
+def test_random_numbers_depend_on_step_and_rank() -> None:
     drawn = set()
     for index in range(2):
         stream = Stream(job(batch_size=8), Random(8), dp=2, index=index)
@@ -119,7 +119,7 @@ def test_a_worker_that_dies_is_an_error(loader: Any) -> None:
     start = time.monotonic()
     with pytest.raises(
         GaveUp,
-        match=r"a worker that loads data has died before step \d\n  where: DataLoader worker .*\n  rule:  all 2 workers",
+        match=r"a data-loading worker died before step \d\n  where: DataLoader worker .*\n  rule:  all 2 workers",
     ):
         for step in range(4):
             ahead.batch(step)
@@ -128,7 +128,7 @@ def test_a_worker_that_dies_is_an_error(loader: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [-1, True, 1.5, None])
-def test_workers_are_a_number(workers: Any) -> None:
+def test_the_number_of_workers_is_checked(workers: Any) -> None:
     with pytest.raises(JobError, match="rule:  workers is a whole number of at least 0"):
         job(workers=workers)
 
@@ -157,7 +157,7 @@ def test_workers_end_with_the_loader(loader: Any) -> None:
 
 
 def load_and_vanish(pipe: Any) -> None:
-    """A rank with workers that is killed without a word."""
+    """A rank with workers that is killed without notice."""
     ahead = Loader(Stream(job(), Numbers(9)), workers=2)
     ahead.batch(0)
     pipe.send([c.pid for c in psutil.Process().children()])
@@ -165,7 +165,7 @@ def load_and_vanish(pipe: Any) -> None:
 
 
 def test_workers_end_with_a_rank_that_is_killed() -> None:
-    """The rank is a daemon, as ranks are: it may have workers all the same."""
+    """The rank is a daemon, as all ranks are, and has workers nevertheless."""
     context = torch.multiprocessing.get_context("fork")
     here, there = context.Pipe()
     rank = context.Process(target=load_and_vanish, args=(there,), daemon=True)
@@ -191,18 +191,18 @@ def test_workers_end_with_a_rank_that_is_killed() -> None:
     legs=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=6),
 )
 def test_every_sample_once_an_epoch_over_restarts(n: int, size: int, legs: list[tuple[int, int, int]]) -> None:
-    """Legs of (steps, ranks, micro-batches): each leg begins where the one before was stopped, with other ranks."""
+    """Legs of (steps, ranks, micro-batches): each starts where the previous one stopped, with other ranks."""
     step = 0
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     stop = sum(leg[0] for leg in legs)
     steps_per_epoch = -(-n // size)
     for steps, dp, micro in legs:
         ranks = [Loader(Stream(job(batch_size=size), Numbers(n), dp=dp, index=r, micro=micro)) for r in range(dp)]
         for _ in range(steps):
-            found.update(i for part in seen([r.batch(step) for r in ranks]) for i in part)
+            counts.update(i for part in seen([r.batch(step) for r in ranks]) for i in part)
             step += 1
             if step % steps_per_epoch == 0:
-                assert found == Counter(range(n))
-                found.clear()
+                assert counts == Counter(range(n))
+                counts.clear()
     assert step == stop
-    assert all(count == 1 for count in found.values())
+    assert all(count == 1 for count in counts.values())

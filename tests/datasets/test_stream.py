@@ -1,4 +1,4 @@
-"""Who sees which sample when: every sample once an epoch, in an order that the number of ranks does not change."""
+"""Sample order: every sample once an epoch, in an order that does not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from drumline import Job
 from drumline.core.errors import JobError
-from drumline.datasets import Batch, Stream, split
+from drumline.datasets import RankBatch, Stream, split_range
 
 
 class Numbers:
@@ -45,19 +45,19 @@ def streams(n: int, dp: int, micro: int, **changes: Any) -> list[Stream]:
     return [Stream(job(**changes), Numbers(n), dp=dp, index=r, micro=micro) for r in range(dp)]
 
 
-def seen(batches: list[Batch]) -> list[list[int]]:
-    """The samples of one step by micro-batch, put together from the ranks."""
-    found = []
+def seen(batches: list[RankBatch]) -> list[list[int]]:
+    """The samples of one step by micro-batch, collected from the ranks."""
+    micro_batches = []
     for micros in zip(*(b.micros for b in batches), strict=True):
         assert len({m.total for m in micros}) == 1
         assert sum(m.samples for m in micros) == micros[0].total
-        found.append([int(i) for m in micros for i in m.input[: m.samples]])
-    return found
+        micro_batches.append([int(i) for m in micros for i in m.input[: m.samples]])
+    return micro_batches
 
 
 @given(st.integers(0, 200), st.integers(1, 20))
-def test_split(n: int, parts: int) -> None:
-    ranges = split(n, parts)
+def test_split_range(n: int, parts: int) -> None:
+    ranges = split_range(n, parts)
     assert [i for r in ranges for i in r] == list(range(n))
     assert len(ranges) == parts
     lengths = [len(r) for r in ranges]
@@ -76,15 +76,15 @@ def test_split(n: int, parts: int) -> None:
 def test_every_sample_once_an_epoch(n: int, dp: int, micro: int, size: int, epoch: int) -> None:
     ranks = streams(n, dp, micro, batch_size=size)
     steps = ranks[0].steps_per_epoch
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for step in range(epoch * steps, (epoch + 1) * steps):
         batches = [s.batch(step) for s in ranks]
         assert len({b.samples for b in batches}) == 1
         whole = [i for part in seen(batches) for i in part]
         assert len(whole) == batches[0].samples
         assert whole == ranks[0].samples(step)  # the order of one rank alone
-        found.update(whole)
-    assert found == Counter(range(n))
+        counts.update(whole)
+    assert counts == Counter(range(n))
 
 
 @settings(deadline=None)
@@ -115,7 +115,7 @@ def test_the_order_changes_with_epoch_and_seed() -> None:
     assert order(0, 0) != list(range(50))
 
 
-def test_steps_may_be_asked_in_any_order() -> None:
+def test_steps_can_be_requested_in_any_order() -> None:
     [stream] = streams(10, 1, 1)
     forward = [stream.samples(i) for i in range(9)]
     assert [stream.samples(i) for i in reversed(range(9))] == forward[::-1]
@@ -133,7 +133,7 @@ def test_steps_may_be_asked_in_any_order() -> None:
         ({1, 2}, "the dataset is a set"),
     ],
 )
-def test_what_is_no_dataset(dataset: Any, words: str) -> None:
+def test_invalid_datasets_are_refused(dataset: Any, words: str) -> None:
     with pytest.raises(JobError, match=words):
         Stream(job(), dataset)
 
@@ -166,12 +166,12 @@ def test_a_sample_that_raises_is_named() -> None:
         ([(object(), 1)] * 4, {}, "collating samples raised TypeError"),
     ],
 )
-def test_what_is_no_batch(dataset: Any, changes: dict[str, Any], words: str) -> None:
+def test_invalid_batches_are_refused(dataset: Any, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         Stream(job(**changes), dataset).batch(0)
 
 
-def test_collate_is_the_jobs_own() -> None:
+def test_the_jobs_collate_function_is_used() -> None:
     own = job(collate=lambda samples: (len(samples), "target"))
     [micro] = Stream(own, Numbers(4)).batch(0).micros
     assert (micro.input, micro.target, micro.samples) == (4, "target", 4)

@@ -1,4 +1,4 @@
-"""What the tests of the launcher run on ranks: functions that end in every way that a rank can end."""
+"""Functions that the launcher tests run on ranks: they end in every way that a rank can end."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from drumline.comm.environment import connect, place, rank_zero_first
+from drumline.comm.environment import connect, rank_info, rank_zero_first
 from drumline.core.errors import PlanError
 
 
 def whereabouts(*given: Any) -> tuple[Any, ...]:
-    """Rank, size, threads and what was given."""
-    here = place()
+    """Rank, size, threads and the arguments."""
+    here = rank_info()
     return here.rank, here.size, torch.get_num_threads(), given
 
 
 def add_up() -> torch.Tensor:
-    """A tensor that went through a collective."""
+    """The result of a collective."""
     x = torch.full((3,), float(connect().rank + 1))
     dist.all_reduce(x)
     return x
 
 
 def mutate(x: torch.Tensor) -> list[float]:
-    """Write to an argument: it is this rank's own."""
-    x += place().rank + 1
+    """Write to an argument, which is this rank's own copy."""
+    x += rank_info().rank + 1
     time.sleep(0.2)
     return x.tolist()  # type: ignore[no-any-return]  # torch's
 
 
 def emit_and_return(emit: Any, n: int) -> int:
-    """Records on the way."""
+    """Emit records while running."""
     for i in range(n):
         emit({"i": i})
-    return place().rank
+    return rank_info().rank
 
 
 def fails(bad: int, how: str) -> Any:
-    """One rank ends badly; the others wait for it in a collective."""
+    """One rank fails; the others wait for it in a collective."""
     where = connect()
     dist.barrier()
     if where.rank == bad:
@@ -68,14 +68,14 @@ def fails(bad: int, how: str) -> Any:
 
 
 def all_fail() -> None:
-    """Every rank has something to say."""
-    raise ValueError(f"from {place().rank}")
+    """Every rank fails."""
+    raise ValueError(f"from {rank_info().rank}")
 
 
 def in_order(folder: str) -> list[str]:
-    """The first rank is slow, and yet before the others."""
+    """The first rank is slow, yet runs before the others."""
     with rank_zero_first():
-        rank = place().rank
+        rank = rank_info().rank
         seen = sorted(p.name for p in Path(folder).iterdir())
         if rank == 0:
             time.sleep(0.3)
@@ -84,10 +84,10 @@ def in_order(folder: str) -> list[str]:
 
 
 def zero_fails_first() -> str:
-    """What the first rank raises inside does not leave the others waiting."""
+    """An error of the first rank inside the block does not leave the others waiting."""
     try:
         with rank_zero_first():
-            if place().rank == 0:
+            if rank_info().rank == 0:
                 raise ValueError("no download")
     except ValueError:
         return "raised"

@@ -1,4 +1,4 @@
-"""The local launcher: results in order, the failure that explains the others, and nothing left behind."""
+"""The local launcher: results in order, the root cause of failures, and no leftovers."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_results_come_in_order() -> None:
     assert [(r, n, given) for r, n, _, given in results] == [(r, 3, ("a", 2)) for r in range(3)]
 
 
-def test_tensors_come_back() -> None:
+def test_tensors_are_returned() -> None:
     results = dl.spawn(on_ranks.add_up, ranks=2)
     assert all(torch.equal(x, torch.full((3,), 3.0)) for x in results)
 
 
-def test_arguments_are_a_ranks_own() -> None:
+def test_each_rank_has_its_own_arguments() -> None:
     x = torch.zeros(2)
     assert dl.spawn(on_ranks.mutate, x, ranks=2) == [[1.0, 1.0], [2.0, 2.0]]
     assert x.tolist() == [0.0, 0.0]
@@ -67,13 +67,13 @@ def test_an_error_names_the_rank() -> None:
     assert "in fails" in error.__notes__[0]
 
 
-def test_an_error_of_ours_arrives_as_it_is() -> None:
+def test_drumline_errors_are_raised_unchanged() -> None:
     with pytest.raises(PlanError) as caught:
         dl.spawn(on_ranks.fails, BAD, "ours", ranks=2)
     assert str(caught.value) == "a plan\n  where: here\n  rule:  r\n  try:   f"
 
 
-def test_a_killed_rank_is_named_with_its_signal() -> None:
+def test_a_killed_rank_is_reported_with_its_signal() -> None:
     error = failure("kill")
     assert error.what.startswith(
         "rank 1 was ended by signal SIGKILL; the kernel ends processes so when memory runs out"
@@ -89,11 +89,11 @@ def test_a_killed_rank_is_named_with_its_signal() -> None:
         ("unpicklable", "rank 1 failed: "),
     ],
 )
-def test_other_ends(how: str, words: str) -> None:
+def test_other_failures(how: str, words: str) -> None:
     assert failure(how, 2).what.startswith(words)
 
 
-def test_when_all_fail_the_first_is_told() -> None:
+def test_if_all_fail_the_first_is_reported() -> None:
     with pytest.raises(GaveUp, match="rank [01] failed: ValueError: from [01]"):
         dl.spawn(on_ranks.all_fail, ranks=2)
 
@@ -104,7 +104,7 @@ def test_number_of_ranks(ranks: int) -> None:
         dl.spawn(on_ranks.add_up, ranks=ranks)
 
 
-def test_what_cannot_travel() -> None:
+def test_functions_that_cannot_be_pickled() -> None:
     with pytest.raises(InputError, match="cannot be sent to ranks: .*\n  rule:  the function stands at the top level"):
         dl.spawn(lambda: None, ranks=2)
     with pytest.raises(InputError, match="cannot be sent to ranks"):
@@ -144,7 +144,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_one_script_three_ways(tmp_path: Path) -> None:
-    """Alone, under torchrun and in `dl.spawn`, the same script has the same losses."""
+    """The same script has the same losses alone, under torchrun and in `dl.spawn`."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(paths=[str(Path(__file__).parents[1])]))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -159,7 +159,7 @@ def test_one_script_three_ways(tmp_path: Path) -> None:
 
 
 def _results(command: list[str], folder: Path, *more: str) -> list[Any]:
-    """What each rank wrote; lines of two ranks on one terminal would mix."""
+    """The output of each rank, by file: lines of two ranks on one terminal would mix."""
     folder.mkdir()
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -189,10 +189,10 @@ if __name__ == '__main__':
 @pytest.mark.parametrize(
     "text, command", [(SCRIPT, ["-m", "drumline", "run", "-n", "2"]), (SPAWNS, [])], ids=["run", "spawn"]
 )
-def test_a_launcher_that_is_ended_takes_its_ranks_along(
+def test_killing_the_launcher_ends_its_ranks(
     tmp_path: Path, text: str, command: list[str], how: str
 ) -> None:
-    """Also where they say nothing, so that nobody tells them."""
+    """Also if the ranks do not communicate with it."""
     script = tmp_path / "sleep.py"
     script.write_text(text)
     launcher = subprocess.Popen([sys.executable, *command, str(script), str(tmp_path)])

@@ -12,15 +12,28 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from drumline.clusters import RateCurve, DeviceSpec
+from drumline.clusters import DeviceSpec, RateCurve
 from drumline.core.job import Job
-from drumline.costs.clouds import work_of
-from drumline.measurement import cpu, cpu_shapes, cpu_streams
-from drumline.measurement.journal import Journal
-from drumline.measurement.often import Often
-from drumline.measurement.pace import SIZES, Look, Pace
-from drumline.measurement.pulse import FLICKER, IN_A_ROW, LASTED, LASTS, OWN, during, expected, looks, speed
-from drumline.measurement.shared import AGAIN, LEAST, Clock, crowding, own_clock
+from drumline.costs.shape_interpolation import kernel_work
+from drumline.measurement import cpu_kernels, cpu_shapes
+from drumline.measurement.cgroup import oversubscription
+from drumline.measurement.cpu_clock import AGAIN, LEAST, CpuClock, rank_clock
+from drumline.measurement.resume_journal import ResumeJournal
+from drumline.measurement.speed_probe import (
+    FLUCTUATION,
+    PERSISTENCE_AROUND,
+    PERSISTENCE_BEFORE,
+    PROBE_CURVES,
+    PROBE_SIZES,
+    PROBES_PER_ROUND,
+    SpeedProbe,
+    SpeedTracker,
+    current_speed,
+    expected_speed,
+    probe_rounds,
+    speed_during_run,
+)
+from drumline.measurement.timing import RateLimited
 from drumline.tracing import trace
 
 CPU = torch.device("cpu")
@@ -34,15 +47,15 @@ def test_ranks_that_share_a_core_are_timed_by_the_processor(monkeypatch: pytest.
     def wait() -> None:
         time.sleep(0.002)
 
-    assert Clock(1.0)(wait).seconds > 0.0019
-    assert Clock(4.0)(wait).seconds == pytest.approx(0.004)
-    assert own_clock(4.0)() < own_clock(1.0)()
+    assert CpuClock(1.0)(wait).seconds > 0.0019
+    assert CpuClock(4.0)(wait).seconds == pytest.approx(0.004)
+    assert rank_clock(4.0)() < rank_clock(1.0)()
 
 
 def test_crowding_counts_threads_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    assert [crowding(n, 1) for n in (1, 2, 3, 4)] == [1.0, 1.0, 1.5, 2.0]
-    assert crowding(1, 2) == 1.0
+    assert [oversubscription(n, 1) for n in (1, 2, 3, 4)] == [1.0, 1.0, 1.5, 2.0]
+    assert oversubscription(1, 2) == 1.0
 
 
 def test_steps_are_taken_all_along_a_measurement_however_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,24 +63,32 @@ def test_steps_are_taken_all_along_a_measurement_however_short(monkeypatch: pyte
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     taken: list[float] = []
-    often = Often(lambda: taken.append(now), 1.0)
+    often = RateLimited(lambda: taken.append(now), 1.0)
     for i in range(1, 37):
         now = i / 4
         often()
     assert taken == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    often.fill(7)
+    often.ensure_calls(7)
     assert len(taken) == 9
-    often.fill(11)
+    often.ensure_calls(11)
     assert taken[9:] == [9.0, 9.0]
 
 
 def test_operators_have_points_under_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_streams, "SIZES", (2**10, 2**13))
-    monkeypatch.setattr(cpu_streams, "FRESH", 2**12)
-    monkeypatch.setattr("drumline.measurement.shared.BUDGET", 0.0)
-    points = cpu_streams.measure_cpu_streams(Clock(), Journal(None, CPU), lambda: None)
+    monkeypatch.setattr(cpu_kernels, "SIZES", (2**10, 2**13))
+    monkeypatch.setattr(cpu_kernels, "UNCACHED_VALUES", 2**12)
+    monkeypatch.setattr("drumline.measurement.cpu_clock.BUDGET", 0.0)
+    points = cpu_kernels.measure_cpu_elementwise(CpuClock(), ResumeJournal(None, CPU), lambda: None)
     names = {p.kernel for p in points}
-    assert {"add", "pointwise", "bernoulli_", "gelu_backward", "native_group_norm", "pool_backward", "fresh"} <= names
+    assert {
+        "add",
+        "pointwise",
+        "bernoulli_",
+        "gelu_backward",
+        "native_group_norm",
+        "pool_backward",
+        "new_pages",
+    } <= names
     assert {"transpose", "strided", "update", "gather_backward", "upsample_bilinear2d_backward"} <= names
     assert "clone" in names  # the plain one; what changes the order is under its kind
     assert all(p.size > 0 and p.timing.seconds > 0 for p in points)
@@ -82,16 +103,16 @@ def test_bytes_are_counted_as_a_trace_counts_them() -> None:
         batch_size=16,
     )
     traced = next(op for x in trace(job).layers for op in x.ops if op.name == "gelu")
-    with cpu_streams.Counted() as counted:
+    with cpu_kernels.LargestCall() as counted:
         F.gelu(torch.zeros(16, 8))
     assert (counted.name, counted.kind) == ("gelu", "special")
     assert counted.bytes == traced.bytes.at(16)
 
 
 def test_shapes_are_bounded_and_the_same_in_every_run() -> None:
-    products = cpu_shapes.product_shapes()
-    assert products == cpu_shapes.product_shapes() and len(products) == len(set(products)) > 100
-    assert all(work_of("matmul", s) <= cpu_shapes.MOST for s in products)
+    products = cpu_shapes.matmul_shapes()
+    assert products == cpu_shapes.matmul_shapes() and len(products) == len(set(products)) > 100
+    assert all(kernel_work("matmul", s) <= cpu_shapes.MAX_OPERATIONS for s in products)
     filters = cpu_shapes.convolution_shapes()
     assert len(filters) == len(set(filters)) > 60
 
@@ -104,7 +125,7 @@ def test_every_case_runs_and_is_of_its_shape() -> None:
                 continue
             action()
             seen.add(kernel)
-            assert work_of(kernel, shape) > 0
+            assert kernel_work(kernel, shape) > 0
         assert kind in seen and f"{kind}_backward" in seen | {"matmul_backward"}
 
 
@@ -115,45 +136,56 @@ def test_looks_before_a_run_do_not_rest(monkeypatch: pytest.MonkeyPatch) -> None
         raise AssertionError(f"slept for {seconds} s")
 
     monkeypatch.setattr("time.sleep", sleep)
-    assert len(looks(CPU, 2)) == 2
+    assert len(probe_rounds(CPU, 2)) == 2
 
 
 def test_a_measurement_leaves_the_looks_that_a_run_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of looks amid the kernels, as many as small steps; not the single looks between two kernels."""
-    monkeypatch.setattr(cpu, "measure_cpu_shapes", lambda clock, report, journal, between: [])
-    monkeypatch.setattr(cpu, "measure_cpu_streams", lambda clock, journal, between: [])
+    monkeypatch.setattr(cpu_kernels, "measure_cpu_shapes", lambda clock, report, journal, between: [])
+    monkeypatch.setattr(cpu_kernels, "measure_cpu_elementwise", lambda clock, journal, between: [])
     calls = 0
 
-    def look(self: Look) -> dict[str, float]:
+    def look(self: SpeedProbe) -> dict[str, float]:
         nonlocal calls
         calls += 1
         return {"matmul": 2e-3, "pointwise": 5e-4}
 
-    monkeypatch.setattr(Look, "__call__", look)
+    monkeypatch.setattr(SpeedProbe, "__call__", look)
     taken: list[None] = []
-    found = cpu.measure_cpu(CPU, 1.0, lambda stage: None, Journal(None, CPU), lambda: taken.append(None))
+    found = cpu_kernels.measure_cpu(CPU, 1.0, lambda stage: None, ResumeJournal(None, CPU), lambda: taken.append(None))
     rates = {p.kernel: p.size / p.timing.seconds for p in found.points["fp32"]}
-    assert rates == pytest.approx({OWN["matmul"]: SIZES["matmul"] / 2e-3, OWN["pointwise"]: SIZES["pointwise"] / 5e-4})
-    assert len(taken) == cpu.LEAST and calls > cpu.LEAST * IN_A_ROW
+    assert rates == pytest.approx(
+        {
+            PROBE_CURVES["matmul"]: PROBE_SIZES["matmul"] / 2e-3,
+            PROBE_CURVES["pointwise"]: PROBE_SIZES["pointwise"] / 5e-4,
+        }
+    )
+    assert len(taken) == cpu_kernels.LEAST and calls > cpu_kernels.LEAST * PROBES_PER_ROUND
 
 
 def test_the_speed_of_the_moment_is_told_by_the_same_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The curves of products are of many shapes; the pulse has its own."""
-    seen = looks(CPU, 1)[0]
+    seen = probe_rounds(CPU, 1)[0]
     assert all(seconds > 0 for seconds in seen.values())
-    monkeypatch.setattr("drumline.measurement.pulse.looks", lambda device, rounds: [seen] * rounds)
-    own = tuple(RateCurve(OWN[k], "fp32", (SIZES[k],), (SIZES[k] / seen[k] / 2,)) for k in SIZES)
-    wrong = tuple(RateCurve(k, "fp32", (SIZES[k],), (SIZES[k] / seen[k] * 100,)) for k in SIZES)
+    monkeypatch.setattr("drumline.measurement.speed_probe.probe_rounds", lambda device, rounds: [seen] * rounds)
+    own = tuple(
+        RateCurve(PROBE_CURVES[k], "fp32", (PROBE_SIZES[k],), (PROBE_SIZES[k] / seen[k] / 2,)) for k in PROBE_SIZES
+    )
+    wrong = tuple(RateCurve(k, "fp32", (PROBE_SIZES[k],), (PROBE_SIZES[k] / seen[k] * 100,)) for k in PROBE_SIZES)
     device = DeviceSpec("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-5, curve=(*wrong, *own))
-    assert speed(device, CPU, rounds=2) == pytest.approx(2.0)
+    assert current_speed(device, CPU, rounds=2) == pytest.approx(2.0)
 
 
 def test_what_flickers_is_expected_to_be_gone_in_part() -> None:
-    assert expected(1.0, CPU) == 1.0
-    assert expected(1.1, CPU) == pytest.approx(1.1**LASTS) and expected(0.9, CPU) == pytest.approx(0.9**LASTS)
-    assert during(1.2, 1.0, CPU) == pytest.approx(1.2 ** (0.5 * LASTED))
-    assert expected(0.5, CPU) == pytest.approx(0.5 * math.exp((1 - LASTS) * FLICKER))  # another program's load lasts
-    assert expected(1.1, torch.device("cuda")) == 1.1
+    assert expected_speed(1.0, CPU) == 1.0
+    assert expected_speed(1.1, CPU) == pytest.approx(1.1**PERSISTENCE_BEFORE) and expected_speed(
+        0.9, CPU
+    ) == pytest.approx(0.9**PERSISTENCE_BEFORE)
+    assert speed_during_run(1.2, 1.0, CPU) == pytest.approx(1.2 ** (0.5 * PERSISTENCE_AROUND))
+    assert expected_speed(0.5, CPU) == pytest.approx(
+        0.5 * math.exp((1 - PERSISTENCE_BEFORE) * FLUCTUATION)
+    )  # another program's load lasts
+    assert expected_speed(1.1, torch.device("cuda")) == 1.1
 
 
 @pytest.mark.parametrize(
@@ -167,40 +199,42 @@ def test_a_machine_that_seems_slow_is_looked_at_again(
 
     def seen(device: torch.device, rounds: int) -> list[dict[str, float]]:
         calls.append(rounds)
-        return [dict.fromkeys(SIZES, next(given))]
+        return [dict.fromkeys(PROBE_SIZES, next(given))]
 
-    monkeypatch.setattr("drumline.measurement.pulse.looks", seen)
-    curves = tuple(RateCurve(OWN[k], "fp32", (SIZES[k],), (SIZES[k],)) for k in SIZES)  # a second each
+    monkeypatch.setattr("drumline.measurement.speed_probe.probe_rounds", seen)
+    curves = tuple(
+        RateCurve(PROBE_CURVES[k], "fp32", (PROBE_SIZES[k],), (PROBE_SIZES[k],)) for k in PROBE_SIZES
+    )  # a second each
     device = DeviceSpec("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-5, curve=curves)
-    assert speed(device, CPU) == pytest.approx(found) and len(calls) == times
+    assert current_speed(device, CPU) == pytest.approx(found) and len(calls) == times
 
 
-class Slow(Look):
+class Slow(SpeedProbe):
     """A rank whose kernels take so many times one second."""
 
     def __init__(self, *factors: float) -> None:
         self.factors = itertools.chain(factors, itertools.repeat(factors[-1]))
 
     def __call__(self) -> dict[str, float]:
-        return dict.fromkeys(SIZES, next(self.factors))
+        return dict.fromkeys(PROBE_SIZES, next(self.factors))
 
 
-ONE = dict.fromkeys(SIZES, 1.0)
+ONE = dict.fromkeys(PROBE_SIZES, 1.0)
 
 
 def test_what_is_timed_on_a_slow_rank_is_told_at_its_usual_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     given = itertools.count()
     monkeypatch.setattr("time.process_time", lambda: 0.001 * next(given))
-    pace = Pace(Slow(1.5), ONE)
-    assert Clock(2.0, pace)(lambda: None, 2.0**20).seconds == pytest.approx(0.002 / 1.5)
-    assert pace.usual("matmul") == pytest.approx(1.5)
+    pace = SpeedTracker(Slow(1.5), ONE)
+    assert CpuClock(2.0, pace)(lambda: None, 2.0**20).seconds == pytest.approx(0.002 / 1.5)
+    assert pace.mean_slowdown("matmul") == pytest.approx(1.5)
 
 
 def test_a_rank_that_is_held_up_is_timed_again() -> None:
     calls = []
     for factors in ((1.0,), (1.0, 1.0, 1.0, 1.0, 5.0, 1.0), (5.0,)):
         ran: list[int] = []
-        clock = Clock(1.0, Pace(Slow(*factors), ONE))
+        clock = CpuClock(1.0, SpeedTracker(Slow(*factors), ONE))
         clock(functools.partial(ran.append, 1), 2.0**20, budget=0.0)
         calls.append((len(ran) - 1) // (LEAST + 1))
     assert calls == [1, 2, AGAIN]

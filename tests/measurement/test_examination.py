@@ -8,23 +8,23 @@ from pathlib import Path
 import broken_operations as broken
 import pytest
 
+from drumline.measurement import cgroup
 from drumline.measurement.doctor import (
-    Column,
-    Finding,
-    Trial,
-    cgroup,
+    BackendColumn,
+    DoctorFinding,
+    OperationTrial,
+    backend_matrix,
     columns,
+    environment,
     examine,
     judge,
-    matrix,
-    surroundings,
     try_column,
 )
 
 
 def test_every_way_to_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What dies or hangs ends its processes, and what stands after it is tried in new ones."""
-    monkeypatch.setattr(matrix, "PATIENCE", (1.0, 2.0))
+    monkeypatch.setattr(backend_matrix, "PATIENCE", (1.0, 2.0))
     operations = {
         "first": broken.right,
         "wrong": broken.wrong,
@@ -35,7 +35,9 @@ def test_every_way_to_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         "last": broken.right,
     }
     heard: list[str] = []
-    trials = try_column(Column("gloo", "cpu", 2), operations=operations, on_trial=lambda t: heard.append(t.operation))
+    trials = try_column(
+        BackendColumn("gloo", "cpu", 2), operations=operations, on_trial=lambda t: heard.append(t.operation)
+    )
     found = {t.operation: (t.state, t.why) for t in trials}
     assert {name: state for name, (state, _) in found.items()} == {
         "first": "ok",
@@ -54,47 +56,49 @@ def test_every_way_to_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_death_is_that_of_its_own_operation() -> None:
     """Rank 1 is done with the first, and would die in the second before rank 0 has said how the first went."""
-    trials = try_column(Column("gloo", "cpu", 2), operations={"slow": broken.slow, "dies": broken.dies})
+    trials = try_column(BackendColumn("gloo", "cpu", 2), operations={"slow": broken.slow, "dies": broken.dies})
     assert [(t.operation, t.state) for t in trials] == [("slow", "ok"), ("dies", "aborts")], trials
 
 
 def test_a_busy_machine_is_not_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes longer than the first patience, or gives up by itself, is tried again with the second."""
-    monkeypatch.setattr(matrix, "PATIENCE", (0.25, 10.0))
+    monkeypatch.setattr(backend_matrix, "PATIENCE", (0.25, 10.0))
     operations = {"first": broken.right, "slow": broken.slow, "gives up": broken.gives_up, "last": broken.right}
-    trials = try_column(Column("gloo", "cpu", 2), operations=operations)
+    trials = try_column(BackendColumn("gloo", "cpu", 2), operations=operations)
     assert [(t.operation, t.state) for t in trials] == [(name, "ok") for name in operations], trials
 
 
 def test_a_column_that_cannot_start() -> None:
-    trials = try_column(Column("nccl", "cpu", 2), operations={"first": broken.right, "second": broken.right})
+    trials = try_column(BackendColumn("nccl", "cpu", 2), operations={"first": broken.right, "second": broken.right})
     assert {t.state for t in trials} == {"refused"}
     assert all(t.why for t in trials)
 
 
 def test_a_column_that_is_not_there() -> None:
-    (trial,) = try_column(Column("mpi", "cpu", 2, "mpi4py is not installed: pip"), operations={"x": broken.right})
-    assert trial == Trial("mpi", "cpu", "x", "not tried", "mpi4py is not installed: pip")
-    assert judge([trial]) == [Finding("backends", "mpi cpu", "mpi4py is not installed", "note", "pip")]
+    (trial,) = try_column(
+        BackendColumn("mpi", "cpu", 2, "mpi4py is not installed: pip"), operations={"x": broken.right}
+    )
+    assert trial == OperationTrial("mpi", "cpu", "x", "not tried", "mpi4py is not installed: pip")
+    assert judge([trial]) == [DoctorFinding("backends", "mpi cpu", "mpi4py is not installed", "note", "pip")]
 
 
 def test_time_that_is_over() -> None:
-    trials = try_column(Column("gloo", "cpu", 2), operations={"a": broken.right, "b": broken.right}, seconds=-1)
+    trials = try_column(BackendColumn("gloo", "cpu", 2), operations={"a": broken.right, "b": broken.right}, seconds=-1)
     assert [(t.state, t.why) for t in trials] == [("not tried", "-1 s were over")] * 2
 
 
 @pytest.mark.parametrize(
     ("trial", "state"),
     [
-        (Trial("gloo", "cpu", "all_reduce float32", "ok"), "ok"),
-        (Trial("gloo", "cpu", "all_reduce float32", "hangs", "no answer"), "problem"),
-        (Trial("gloo", "cpu", "all_reduce float32", "refused", "no network"), "problem"),
-        (Trial("gloo", "cpu", "all_to_all", "wrong"), "note"),
-        (Trial("shm", "cpu", "all_reduce float32", "aborts"), "note"),
-        (Trial("shm", "cpu", "all_reduce float32", "refused", "too small"), "note"),
+        (OperationTrial("gloo", "cpu", "all_reduce float32", "ok"), "ok"),
+        (OperationTrial("gloo", "cpu", "all_reduce float32", "hangs", "no answer"), "problem"),
+        (OperationTrial("gloo", "cpu", "all_reduce float32", "refused", "no network"), "problem"),
+        (OperationTrial("gloo", "cpu", "all_to_all", "wrong"), "note"),
+        (OperationTrial("shm", "cpu", "all_reduce float32", "aborts"), "note"),
+        (OperationTrial("shm", "cpu", "all_reduce float32", "refused", "too small"), "note"),
     ],
 )
-def test_what_trials_mean(trial: Trial, state: str) -> None:
+def test_what_trials_mean(trial: OperationTrial, state: str) -> None:
     (finding,) = judge([trial])
     assert finding.state == state
     assert bool(finding.remedy) == (state != "ok")
@@ -102,12 +106,12 @@ def test_what_trials_mean(trial: Trial, state: str) -> None:
 
 def test_what_there_was_no_time_for_is_no_problem() -> None:
     done, left = (
-        Trial("gloo", "cpu", "all_reduce float32", "ok"),
-        Trial("gloo", "cpu", "barrier", "not tried", "15 s were over"),
+        OperationTrial("gloo", "cpu", "all_reduce float32", "ok"),
+        OperationTrial("gloo", "cpu", "barrier", "not tried", "15 s were over"),
     )
     (finding,) = judge([done, left])
     assert (finding.state, finding.value) == ("note", "barrier not tried: 15 s were over")
-    (finding,) = judge([Trial("gloo", "cpu", "barrier", "not tried", "torch was built without gloo")])
+    (finding,) = judge([OperationTrial("gloo", "cpu", "barrier", "not tried", "torch was built without gloo")])
     assert finding.state == "problem"
 
 
@@ -128,14 +132,14 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(port))
-        finding = next(f for f in surroundings.network() if f.name == f"port {port}")
+        finding = next(f for f in environment.network() if f.name == f"port {port}")
     assert (finding.value, finding.state) == ("taken", "note")
     assert "--master-port" in finding.remedy
 
 
 def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
-    finding = next(f for f in surroundings.network() if f.name == "gloo's interface")
+    finding = next(f for f in environment.network() if f.name == "gloo's interface")
     assert finding.state == "note"
     assert "eth77" in finding.value
     assert "lo" in finding.remedy
@@ -151,6 +155,11 @@ def group(folder: Path, own: str, **files: str) -> tuple[Path, Path]:
     return folder / "fs", folder / "own"
 
 
+def quota_cores(listing: Path, root: Path) -> float | None:
+    quota = cgroup.cpu_quota(listing, root)
+    return quota.cores if quota else None
+
+
 def test_limits_of_control_groups(tmp_path: Path) -> None:
     """Version 2: the tightest on the way up counts."""
     root, own = group(
@@ -163,9 +172,9 @@ def test_limits_of_control_groups(tmp_path: Path) -> None:
         a__b__memory_DOT_max="max\n",
         a__b__pids_DOT_max="77\n",
     )
-    assert cgroup.cpu_quota(root, own) == 1.5
-    assert cgroup.memory_limit(root, own) == 1 << 30
-    assert cgroup.process_limit(root, own) == 77
+    assert quota_cores(own, root) == 1.5
+    assert cgroup.memory_limit(own, root) == 1 << 30
+    assert cgroup.process_limit(own, root) == 77
 
 
 def test_limits_of_old_control_groups(tmp_path: Path) -> None:
@@ -176,11 +185,11 @@ def test_limits_of_old_control_groups(tmp_path: Path) -> None:
         cpu__cpu_DOT_cfs_period_us="100000\n",
         memory__memory_DOT_limit_in_bytes="9223372036854771712\n",
     )
-    assert cgroup.cpu_quota(root, own) == 0.5
-    assert cgroup.memory_limit(root, own) is None
-    assert cgroup.process_limit(root, own) is None
+    assert quota_cores(own, root) == 0.5
+    assert cgroup.memory_limit(own, root) is None
+    assert cgroup.process_limit(own, root) is None
 
 
 def test_no_control_groups(tmp_path: Path) -> None:
-    assert cgroup.cpu_quota(tmp_path, tmp_path / "absent") is None
-    assert cgroup.memory_limit(tmp_path, tmp_path / "absent") is None
+    assert cgroup.cpu_quota(tmp_path / "absent", tmp_path) is None
+    assert cgroup.memory_limit(tmp_path / "absent", tmp_path) is None

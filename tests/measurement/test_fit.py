@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.measurement.clock import clock
-from drumline.measurement.fit import alpha_beta
+from drumline.measurement.links import alpha_beta
+from drumline.measurement.timing import time_action
 
 
 @given(st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-6))
@@ -26,21 +26,26 @@ def test_noise_never_gives_a_negative_time() -> None:
 
 def test_clock_repeats_and_tells_the_spread() -> None:
     calls = []
-    timing = clock(lambda: calls.append(1), budget=0.01)
+    timing = time_action(lambda: calls.append(1), budget=0.01)
     assert len(calls) > 8 and timing.seconds > 0 and timing.spread >= 0
 
 
 def test_what_is_left_beyond_messages() -> None:
     from drumline.clusters import CollectiveTable
     from drumline.measurement.machine import _beyond_messages
-    from drumline.measurement.meeting import Waiting
+    from drumline.measurement.synchronisation import SynchronisationCost
 
     tables = tuple(
-        CollectiveTable(name, "gloo", 2, (8.0, 1e6), (1e-3, 1e-3)) for name in ("all_reduce", "all_gather", "reduce_scatter")
+        CollectiveTable(name, "gloo", 2, (8.0, 1e6), (1e-3, 1e-3))
+        for name in ("all_reduce", "all_gather", "reduce_scatter")
     )
-    waiting = Waiting(apart=0.010, replicated=0.013, stall=0.001, unit=0.005, blocks=3, block_bytes=1e5)
+    waiting = SynchronisationCost(
+        independent=0.010, replicated=0.013, mid_step_message=0.001, sharded_unit=0.005, blocks=3, block_bytes=1e5
+    )
     straggle, unit = _beyond_messages(waiting, tables)
     assert straggle == pytest.approx(1.2) and unit == pytest.approx(0.002)
     assert _beyond_messages(waiting, ()) == (1.0, 0.0)
-    fast = Waiting(apart=0.010, replicated=0.005, stall=0.001, unit=0.0, blocks=3, block_bytes=1e5)
+    fast = SynchronisationCost(
+        independent=0.010, replicated=0.005, mid_step_message=0.001, sharded_unit=0.0, blocks=3, block_bytes=1e5
+    )
     assert _beyond_messages(fast, tables) == (1.0, 0.0)

@@ -13,13 +13,16 @@ import torch.distributed as dist
 from world import World
 
 from drumline.clusters import CollectiveTable
-from drumline.measurement import idle
-from drumline.measurement.idle import AtWork, measure_fewer
-from drumline.measurement.levels import find_levels
-from drumline.measurement.links import COLLECTIVES
+from drumline.measurement import synchronisation
+from drumline.measurement.in_step_slowdown import SmallSteps
+from drumline.measurement.links import COLLECTIVES, find_host_groups
 from drumline.measurement.machine import _fewer
-from drumline.measurement.meeting import Meetings, Waiting
-from drumline.measurement.situ import Steps
+from drumline.measurement.synchronisation import (
+    ActiveRanks,
+    SynchronisationCost,
+    SynchronisedSteps,
+    measure_partial_occupancy,
+)
 
 CPU = torch.device("cpu")
 
@@ -32,8 +35,10 @@ class Told:
 
 
 def paces(crowd: float) -> dict[int, float]:
-    with mock.patch.object(idle, "own_clock", lambda share: lambda: 0.5 + share):
-        return {k: found.pace for k, found in measure_fewer(find_levels(), Told(), crowd).items()}  # type: ignore[arg-type]
+    with mock.patch.object(synchronisation, "rank_clock", lambda share: lambda: 0.5 + share):
+        return {
+            k: found.compute_factor for k, found in measure_partial_occupancy(find_host_groups(), Told(), crowd).items()
+        }  # type: ignore[arg-type]
 
 
 def test_the_pace_is_that_of_small_steps_by_their_own_clock(world: Callable[[int], World]) -> None:
@@ -43,8 +48,8 @@ def test_the_pace_is_that_of_small_steps_by_their_own_clock(world: Callable[[int
         assert found == pytest.approx({1: (0.5 + 1.0) / (0.5 + 1.5), 2: 1.0})
 
 
-def fewer(crowd: float) -> dict[int, AtWork]:
-    return measure_fewer(find_levels(), Steps(crowd), crowd)
+def fewer(crowd: float) -> dict[int, ActiveRanks]:
+    return measure_partial_occupancy(find_host_groups(), SmallSteps(crowd), crowd)
 
 
 def test_ranks_are_measured_with_others_idle(world: Callable[[int], World]) -> None:
@@ -62,20 +67,20 @@ def test_where_each_has_a_core_they_meet_as_among_all(world: Callable[[int], Wor
     assert all(found.waiting is None for found in first.values())
 
 
-def met() -> tuple[Waiting, list[str]]:
+def met() -> tuple[SynchronisationCost, list[str]]:
     group = dist.group.WORLD
     assert group is not None
-    meetings, kinds = Meetings(CPU, group), []
-    step = Meetings._step
+    meetings, kinds = SynchronisedSteps(CPU, group), []
+    step = SynchronisedSteps._step
 
-    def noted(self: Meetings, how: str) -> float:
+    def noted(self: SynchronisedSteps, how: str) -> float:
         kinds.append(how)
         return step(self, how)
 
-    with mock.patch.object(Meetings, "_step", noted):
+    with mock.patch.object(SynchronisedSteps, "_step", noted):
         meetings.take()
         meetings.take()
-    return meetings.waiting(), kinds
+    return meetings.cost(), kinds
 
 
 def test_ranks_meet_in_turns_and_agree(world: Callable[[int], World]) -> None:
@@ -85,29 +90,31 @@ def test_ranks_meet_in_turns_and_agree(world: Callable[[int], World]) -> None:
     assert list(dict.fromkeys(kinds)) == ["apart", "after", "amid", "replicated", "sharded"]
 
 
-def told(slower: list[float]) -> Waiting:
+def told(slower: list[float]) -> SynchronisationCost:
     """A machine that is slower by a factor now and then, whatever ranks do."""
     group = dist.group.WORLD
     assert group is not None
     took = {"apart": 0.010, "after": 0.011, "amid": 0.013, "replicated": 0.012, "sharded": 0.017}
-    meetings = Meetings(CPU, group)
+    meetings = SynchronisedSteps(CPU, group)
     for factor in slower:
-        with mock.patch.object(Meetings, "_step", lambda self, how, factor=factor: factor * took[how]):
+        with mock.patch.object(SynchronisedSteps, "_step", lambda self, how, factor=factor: factor * took[how]):
             meetings.take()
-    return meetings.waiting()
+    return meetings.cost()
 
 
 def test_only_steps_of_one_moment_are_compared(world: Callable[[int], World]) -> None:
     found, _ = world(2).run(told, [1.0, 3.0, 1.0 / 3.0])
-    expected = Waiting(0.010, 0.012, 0.001, 0.003, 2, found.block_bytes)
+    expected = SynchronisationCost(0.010, 0.012, 0.001, 0.003, 2, found.block_bytes)
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(expected))
 
 
 def test_what_was_found_as_a_part_of_a_cluster() -> None:
     points: Any = {name: [(8.0, 1e-3), (1e6, 1e-3)] for name in COLLECTIVES}
-    waiting = Waiting(apart=0.010, replicated=0.013, stall=0.001, unit=0.005, blocks=3, block_bytes=1e5)
-    found = _fewer(2, AtWork(0.5, waiting, points), "shm")
+    waiting = SynchronisationCost(
+        independent=0.010, replicated=0.013, mid_step_message=0.001, sharded_unit=0.005, blocks=3, block_bytes=1e5
+    )
+    found = _fewer(2, ActiveRanks(0.5, waiting, points), "shm")
     assert (found.compute_factor, found.mid_step_message_s) == (0.5, 0.001)
     assert (found.straggler_slowdown, found.sharded_unit_s) == pytest.approx((1.2, 0.002))
-    assert found.collective[0] == CollectiveTable("all_reduce", "shm", 2, (8.0, 1e6), (1e-3, 1e-3)) and found.meet
-    assert not _fewer(1, AtWork(0.4), "shm").meet
+    assert found.collective[0] == CollectiveTable("all_reduce", "shm", 2, (8.0, 1e6), (1e-3, 1e-3))
+    assert not _fewer(1, ActiveRanks(0.4), "shm").collective

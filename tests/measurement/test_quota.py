@@ -9,17 +9,17 @@ from unittest import mock
 import pytest
 from world import World
 
-from drumline.measurement import levels, quota
-from drumline.measurement.quota import Quota
+from drumline.measurement import cgroup, links
+from drumline.measurement.cgroup import CpuQuota
 
 
-def _made(tmp_path: Path, listing: str, files: dict[str, str]) -> Quota | None:
+def _made(tmp_path: Path, listing: str, files: dict[str, str]) -> CpuQuota | None:
     for name, text in files.items():
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "cgroup").write_text(listing)
-    return quota.quota(tmp_path / "cgroup", tmp_path / "root")
+    return cgroup.cpu_quota(tmp_path / "cgroup", tmp_path / "root")
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,26 @@ def test_shares(tmp_path: Path, listing: str, files: dict[str, str], wanted: tup
 
 
 def test_no_control_groups(tmp_path: Path) -> None:
-    assert quota.quota(tmp_path / "nothing", tmp_path) is None
+    assert cgroup.cpu_quota(tmp_path / "nothing", tmp_path) is None
 
 
 def test_what_is_worked_counts_at_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the one stall was met or not changes little: it is in what the others work."""
-    monkeypatch.setattr(quota, "quota", lambda: Quota(0.5, 0.1, "here"))
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda: CpuQuota(0.5, 0.1, "here"))
     times, worked = [1.0, 1.0, 1.0, 5.0], [0.9, 0.9, 0.9, 1.1]
     for still, wanted in ((False, 1.0), (True, 1.9)):
-        monkeypatch.setattr(quota, "stands_still", lambda still=still: still)
-        assert quota.typical(times, worked) == pytest.approx(wanted)
-    assert quota.typical([4.0, 4.0], [0.1, 0.1]) == 4.0  # of a slow wire most is waiting
+        monkeypatch.setattr(cgroup, "is_throttled", lambda still=still: still)
+        assert cgroup.typical_seconds(times, worked) == pytest.approx(wanted)
+    assert cgroup.typical_seconds([4.0, 4.0], [0.1, 0.1]) == 4.0  # of a slow wire most is waiting
 
 
 def crowds(groups: list[str]) -> float:
     """On a rank: the threads for each core, where it is in one of these groups of half a core."""
     import torch.distributed as dist
 
-    share = Quota(0.5, 0.1, groups[dist.get_rank()])
-    with mock.patch.object(levels, "quota", lambda: share):
-        return levels.find_levels().crowd
+    share = CpuQuota(0.5, 0.1, groups[dist.get_rank()])
+    with mock.patch.object(links, "cpu_quota", lambda: share):
+        return links.find_host_groups().oversubscription
 
 
 def test_ranks_of_one_group_share_it(world: Callable[[int], World]) -> None:

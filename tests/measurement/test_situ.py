@@ -8,51 +8,51 @@ import time
 import pytest
 
 from drumline.clusters import DeviceSpec
-from drumline.measurement import situ
-from drumline.measurement.situ import CONV, LIGHT, WAYS, Steps, _Priced
+from drumline.measurement import in_step_slowdown
+from drumline.measurement.in_step_slowdown import CONV, LIGHT, PHASES, SmallSteps, _Priced
 
 ALONE = DeviceSpec("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-6)
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+def steps(monkeypatch: pytest.MonkeyPatch) -> SmallSteps:
     """Without the time that they take."""
-    monkeypatch.setattr(situ._Step, "_once", lambda step, now: (1.0, 1.0, 1.0))
-    return Steps(1.0)
+    monkeypatch.setattr(in_step_slowdown._Step, "_once", lambda step, now: (1.0, 1.0, 1.0))
+    return SmallSteps(1.0)
 
 
-def _take(steps: Steps, each: dict[str, float], factor: float, update: float, tensor: float) -> None:
+def _take(steps: SmallSteps, each: dict[str, float], factor: float, update: float, tensor: float) -> None:
     """As if every operator had something around it, and kernels took longer by a factor, of convolutions twice that."""
     for kind, found in steps._steps.items():
         for step in found:
             step.times[:] = [(1.0, 1.0, 1.0)]
             priced = _Priced(step, ALONE)
             slower = 1.0 if kind == LIGHT else 2 * factor if kind == CONV else factor
-            took = [slower * k + n * each[w] for k, n, w in zip(priced.kernels, priced.operators, WAYS, strict=True)]
+            took = [slower * k + n * each[w] for k, n, w in zip(priced.kernels, priced.operators, PHASES, strict=True)]
             step.times[:] = [(*took, update * priced.moved + priced.profile.tensors * tensor)] * 3
 
 
-def test_what_is_around_operators_is_told_from_what_slows_them(steps: Steps) -> None:
+def test_what_is_around_operators_is_told_from_what_slows_them(steps: SmallSteps) -> None:
     _take(steps, {"forward": 4e-5, "backward": 2e-5}, 1.25, 1.5, 1e-5)
-    found = steps.beside(ALONE)
-    assert found.start == pytest.approx({"update": 1e-5, "each_forward": 4e-5, "each_backward": 2e-5})
+    found = steps.compare(ALONE)
+    assert found.host_overhead == pytest.approx({"update": 1e-5, "operator_forward": 4e-5, "operator_backward": 2e-5})
     factors = {"compute_forward": 1.25, "compute_backward": 1.25, "conv_forward": 2.5, "conv_backward": 2.5}
-    assert found.factors == pytest.approx({**factors, "update": 1.5})
+    assert found.slowdown == pytest.approx({**factors, "update": 1.5})
 
 
-def test_nothing_is_below_nothing(steps: Steps) -> None:
+def test_nothing_is_below_nothing(steps: SmallSteps) -> None:
     _take(steps, {"forward": 0.0, "backward": 0.0}, 0.01, 0.1, 0.0)
     (light,) = steps._steps[LIGHT]
     light.times[:] = [(forward / 2, backward, update / 2) for forward, backward, update in light.times]
-    found = steps.beside(ALONE)
-    assert all(seconds >= 0 for seconds in found.start.values()) and found.factors["update"] == 1.0
-    assert all(factor >= situ.LEAST for factor in found.factors.values())
+    found = steps.compare(ALONE)
+    assert all(seconds >= 0 for seconds in found.host_overhead.values()) and found.slowdown["update"] == 1.0
+    assert all(factor >= in_step_slowdown.MIN_SLOWDOWN for factor in found.slowdown.values())
 
 
 def test_steps_are_taken_twice_and_the_second_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = itertools.count(1)
-    monkeypatch.setattr(situ._Step, "_once", lambda step, now: (float(next(calls)),) * 3)
-    steps = Steps(1.0)
+    monkeypatch.setattr(in_step_slowdown._Step, "_once", lambda step, now: (float(next(calls)),) * 3)
+    steps = SmallSteps(1.0)
     many = len(steps._all())
     assert next(calls) == 2 * many + 1 and not any(step.times for step in steps._all())
     steps.take()
@@ -60,5 +60,5 @@ def test_steps_are_taken_twice_and_the_second_counts(monkeypatch: pytest.MonkeyP
 
 
 def test_they_run() -> None:
-    steps = Steps(1.0)
+    steps = SmallSteps(1.0)
     assert all(seconds > 0 for step in steps._all() for seconds in step(time.perf_counter))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from drumline.measurement.shapes import spread_out
+from drumline.measurement.gpu_shapes import farthest_first
 
 SHAPES = list(itertools.product((48, 192, 512), (128, 196, 512, 1024, 4096), (64, 128)))
 
@@ -16,8 +16,8 @@ def farthest(chosen: list[tuple[int, ...]]) -> float:
 
 
 def test_every_beginning_covers_all() -> None:
-    order = spread_out(SHAPES)
+    order = farthest_first(SHAPES)
     assert sorted(order) == sorted(SHAPES)
-    assert order == spread_out(SHAPES)
+    assert order == farthest_first(SHAPES)
     assert order[0] == (192, 512, 64) or order[0] == (192, 512, 128)
     assert farthest(order[:8]) < 0.6 * farthest(SHAPES[:8])

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from drumline.clusters import DeviceSpec
-from drumline.costs.pace import LOOK
-from drumline.costs.work import ENTRY
-from drumline.measurement import starts
-from drumline.measurement.blocks import Attention, Recurrent, steps_of
-from drumline.measurement.starts import Starts, host_pace
+from drumline.costs.kernel_time import HOST_CALL
+from drumline.costs.what_if import SPEED_PROBE
+from drumline.measurement import host_overhead
+from drumline.measurement.host_overhead import HostOverheadSteps, host_slowdown
+from drumline.measurement.in_step_slowdown import AttentionBlock, RecurrentBlock, block_job
 
 CPU = torch.device("cpu")
 
@@ -22,8 +22,8 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(starts, "_job", lambda: steps_of(partial(Attention, 16, 2), (4, 16), 2, 2))
-    monkeypatch.setattr(starts, "_recurrent", lambda: steps_of(partial(Recurrent, 8, 2), (4, 8), 2, 1))
+    monkeypatch.setattr(host_overhead, "_job", lambda: block_job(partial(AttentionBlock, 16, 2), (4, 16), 2, 2))
+    monkeypatch.setattr(host_overhead, "_recurrent", lambda: block_job(partial(RecurrentBlock, 8, 2), (4, 8), 2, 1))
 
 
 def device_of(**start: float) -> DeviceSpec:
@@ -32,8 +32,8 @@ def device_of(**start: float) -> DeviceSpec:
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_every_start_is_told_by_turns_that_were_taken_together() -> None:
-    measured = Starts(CPU)
-    seconds = starts._Seconds
+    measured = HostOverheadSteps(CPU)
+    seconds = host_overhead._Seconds
     measured._turns = [
         {
             "plain": seconds(s, 2 * s, 0.5 * s),
@@ -45,31 +45,31 @@ def test_every_start_is_told_by_turns_that_were_taken_together() -> None:
         for s in (1.0, 1.0, 8.0)  # the host was slow for a while, for all kinds alike
     ]
     measured._turn = lambda: measured._turns[0]  # type: ignore[method-assign]  # the next ones are as the first
-    found = measured.look()
-    assert found[LOOK] == 3.0 and found["forward"] * measured._count["forward"] == pytest.approx(1.0)
-    assert found[ENTRY] * measured._entries == pytest.approx(1.0) and found[ENTRY] < found["forward"] / 1.5
+    found = measured.measure()
+    assert found[SPEED_PROBE] == 3.0 and found["forward"] * measured._count["forward"] == pytest.approx(1.0)
+    assert found[HOST_CALL] * measured._entries == pytest.approx(1.0) and found[HOST_CALL] < found["forward"] / 1.5
     assert (found["recurrent"], found["recurrent_backward"]) == pytest.approx((1e-3, 2e-3))  # a step of one layer
     assert found["cast"] * measured._casts == pytest.approx(2.0)
-    assert found["again"] * 2 * starts.LAYERS == pytest.approx(2.0)
-    assert found["watched"] * 2 * measured._inside == pytest.approx(3.0)
+    assert found["recompute"] * 2 * host_overhead.LAYERS == pytest.approx(2.0)
+    assert found["selective_recompute"] * 2 * measured._inside == pytest.approx(3.0)
 
 
 def test_of_what_a_look_sees_a_part_is_there_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts._Small, "passes", lambda step: starts._Seconds(0.01, 0.03))
-    assert host_pace(device_of(**{LOOK: 0.04}), CPU) == 1.0
-    assert host_pace(device_of(**{LOOK: 0.02}), CPU) == pytest.approx(2.0**starts.LASTS)
+    monkeypatch.setattr(host_overhead._Small, "passes", lambda step: host_overhead._Seconds(0.01, 0.03))
+    assert host_slowdown(device_of(**{SPEED_PROBE: 0.04}), CPU) == 1.0
+    assert host_slowdown(device_of(**{SPEED_PROBE: 0.02}), CPU) == pytest.approx(2.0**host_overhead.PERSISTENCE)
 
 
 def test_the_look_before_a_run_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_rng_state()
-    pace = host_pace(device_of(**{LOOK: 1e-3}), CPU)
+    pace = host_slowdown(device_of(**{SPEED_PROBE: 1e-3}), CPU)
     assert pace is not None and pace > 0 and torch.equal(torch.get_rng_state(), before)
-    twice = host_pace(device_of(**{LOOK: 1e-9}), CPU)
+    twice = host_slowdown(device_of(**{SPEED_PROBE: 1e-9}), CPU)
     assert twice is not None and twice > 1e2 * pace
-    assert host_pace(device_of(forward=1e-5), CPU) is None, "nothing to compare with"
+    assert host_slowdown(device_of(forward=1e-5), CPU) is None, "nothing to compare with"
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("the model fills the GPU")
 
-    monkeypatch.setattr(starts, "_Small", full)
-    assert host_pace(device_of(**{LOOK: 1e-3}), CPU) is None
+    monkeypatch.setattr(host_overhead, "_Small", full)
+    assert host_slowdown(device_of(**{SPEED_PROBE: 1e-3}), CPU) is None

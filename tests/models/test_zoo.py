@@ -11,7 +11,7 @@ import pytest
 from drumline.core.errors import InputError
 from drumline.models import KINDS, Affine, Layer, Profile, zoo
 from drumline.models.zoo import convolution, transformer
-from drumline.models.zoo.assemble import Draft
+from drumline.models.zoo.assemble import LayerDraft
 
 EVERY = zoo.names()
 
@@ -279,7 +279,7 @@ def _torch_keeps(module, x) -> int:
 
 
 def _as_layer(parts) -> Layer:
-    return Draft("x", "X", tuple(parts), 0).layer(Affine())
+    return LayerDraft("x", "X", tuple(parts), 0).layer(Affine())
 
 
 def test_a_block_keeps_what_torch_keeps() -> None:

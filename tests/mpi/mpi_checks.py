@@ -1,4 +1,4 @@
-"""How checks of drumline.MPI are run: on ranks that are threads, and on ranks that are processes."""
+"""Run checks of drumline.MPI on ranks that are threads, and on ranks that are processes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Check = Callable[[Any], Any]
 
 
 def in_processes(check: Check, transport: str = "") -> Any:
-    """Called in each process of a world: the check on COMM_WORLD, which is joined once."""
+    """Run a check on COMM_WORLD in each process of a world."""
     if transport:
         os.environ["DRUMLINE_TRANSPORT"] = transport
     return check(MPI.COMM_WORLD)
 
 
 def everywhere(checks: list[Check]) -> Callable[[Callable[..., None]], Any]:
-    """Give a test each check with each kind and number of ranks, as `run`."""
+    """Parametrize a test with each check and each kind and number of ranks."""
     places = [("threads", p) for p in (1, 2, 3, 4)] + [("processes", p) for p in (2, 3)]
 
     def mark(test: Callable[..., None]) -> Any:
@@ -33,13 +33,13 @@ def everywhere(checks: list[Check]) -> Callable[[Callable[..., None]], Any]:
 
 
 def run(check: Check, place: tuple[str, int], world: Any) -> list[Any]:
-    """The check on all ranks; what each gave."""
+    """Run a check on all ranks; returns their results."""
     kind, p = place
     return run_threads(check, p) if kind == "threads" else world(p).run(in_processes, check)
 
 
 def caught(error: type[BaseException], fn: Callable[[], Any]) -> str:
-    """The words of the error that it raises."""
+    """The text of the error that a function raises."""
     with pytest.raises(error) as e:
         fn()
     return str(e.value)

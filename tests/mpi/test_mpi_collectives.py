@@ -1,4 +1,4 @@
-"""Collectives of buffers and objects, blocking and not, on communicators of many kinds."""
+"""Collectives of buffers and objects, blocking and nonblocking, on several kinds of communicators."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def movement(comm: Any) -> None:
     comm.Barrier()
 
 
-def what_varies_by_rank(comm: Any) -> None:
+def sizes_that_vary_by_rank(comm: Any) -> None:
     p, rank = comm.size, comm.rank
     counts = [r + 1 for r in range(p)]
     mine = np.full(rank + 1, rank, "i")
@@ -89,7 +89,7 @@ def reductions(comm: Any) -> None:
     assert exscan[0] == (sum(range(rank)) if rank else -1), "rank 0 keeps what it had"
 
 
-def the_place_of_the_largest(comm: Any) -> None:
+def location_of_the_largest(comm: Any) -> None:
     p, rank = comm.size, comm.rank
     kind = np.dtype([("value", "d"), ("index", "i")], align=True)
     data = np.array([(float(rank % 2), rank), (float(-rank), rank)], kind)
@@ -103,13 +103,13 @@ def the_place_of_the_largest(comm: Any) -> None:
 
 
 def matrices(a: Any, b: Any, datatype: Any) -> None:
-    """2 x 2 whole numbers; what comes first stands left."""
+    """Multiply 2 x 2 integer matrices; the first operand is on the left."""
     left = np.frombuffer(a, "q").reshape(-1, 2, 2)
     right = np.frombuffer(b, "q").reshape(-1, 2, 2)
     right[:] = left @ right
 
 
-def order_of_ranks_is_kept(comm: Any) -> None:
+def rank_order_is_kept(comm: Any) -> None:
     p, rank = comm.size, comm.rank
     op = MPI.Op.Create(matrices, commute=False)
     kind = MPI.LONG_LONG.Create_contiguous(4).Commit()
@@ -148,7 +148,7 @@ def objects(comm: Any) -> None:
     assert comm.allreduce(rank, op=max) == p - 1
 
 
-def beside_the_program(comm: Any) -> None:
+def nonblocking(comm: Any) -> None:
     p, rank = comm.size, comm.rank
     total, copy, every = np.zeros(2), np.full(3, rank, "i"), np.zeros((p, 1), "i")
     requests = [
@@ -157,7 +157,7 @@ def beside_the_program(comm: Any) -> None:
         comm.Iallgather(np.full(1, rank, "i"), every),
         comm.Ibarrier(),
     ]
-    comm.send(rank, (rank + 1) % p, 4)  # messages and other collectives go on meanwhile
+    comm.send(rank, (rank + 1) % p, 4)  # messages and other collectives continue meanwhile
     assert comm.allreduce(1) == p
     assert comm.recv(source=(rank - 1) % p, tag=4) == (rank - 1) % p
     MPI.Request.Waitall(requests)
@@ -201,12 +201,12 @@ def communicators(comm: Any) -> None:
 
 CHECKS = [
     movement,
-    what_varies_by_rank,
+    sizes_that_vary_by_rank,
     reductions,
-    the_place_of_the_largest,
-    order_of_ranks_is_kept,
+    location_of_the_largest,
+    rank_order_is_kept,
     objects,
-    beside_the_program,
+    nonblocking,
     communicators,
 ]
 
@@ -217,20 +217,20 @@ def test_collectives(check: Any, place: Any, world: Any) -> None:
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter", "scan", "exscan"])
-def test_an_algorithm_keeps_the_order_of_ranks(collective: str) -> None:
-    """What operators that do not commute are run by."""
+def test_an_algorithm_keeps_the_rank_order(collective: str) -> None:
+    """Used for operators that do not commute."""
     for p in (1, 2, 3, 4, 7):
         for root in range(p) if collective == "reduce" else [0]:
             proofs = [prove(collective_schedule(collective, a, p, root=root)) for a in ALGORITHMS[collective]]
             assert any(proof.in_rank_order for proof in proofs), (collective, p, root)
 
 
-def test_an_operator_that_means_nothing_for_a_type_is_refused() -> None:
+def test_an_operator_is_refused_for_unsupported_types() -> None:
     def check(comm: Any) -> None:
         data = np.zeros(2, "F")
         words = caught(MPI.Exception, lambda: comm.Allreduce(data, data.copy(), MPI.MAX))
         assert "MPI_ERR_OP: MAX of MPI_C_FLOAT_COMPLEX" in words
-        assert "MAX takes whole numbers, numbers with fractions" in words
+        assert "MAX takes integers, floating-point numbers" in words
         words = caught(MPI.Exception, lambda: comm.Allreduce(data, data.copy(), MPI.BAND))
         assert "BAND of MPI_C_FLOAT_COMPLEX" in words
         assert "root 9" in caught(MPI.Exception, lambda: comm.bcast(1, root=9))

@@ -1,4 +1,4 @@
-"""Tensors of a GPU as buffers: staged through host memory, and back again where something was received."""
+"""GPU tensors as buffers: staged through host memory, and copied back after a receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between two ranks, as the standard has them."""
+"""Point-to-point messages, as in the MPI standard."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def wildcards_probes_and_status(comm: Any) -> None:
     comm.Barrier()
 
 
-def more_than_fits_is_an_error(comm: Any) -> None:
+def truncation_is_an_error(comm: Any) -> None:
     comm.Isend(np.zeros(8), comm.rank, 1)
     words = caught(MPI.Exception, lambda: comm.Recv(np.zeros(2), comm.rank, 1))
     assert words.startswith(f"MPI_ERR_TRUNCATE: a message of 64 bytes from rank {comm.rank}, tag 1")
@@ -112,10 +112,10 @@ def types_are_compared(comm: Any) -> None:
     assert "MPI_ERR_TYPE" in words
     assert "has other elements than MPI_FLOAT" in words
     comm.Isend(np.ones(2, "i"), comm.rank)
-    comm.Recv([np.zeros(2, "f"), MPI.BYTE], comm.rank)  # bytes take anything
+    comm.Recv([np.zeros(2, "f"), MPI.BYTE], comm.rank)  # BYTE matches every type
 
 
-def nobody_is_a_peer_too(comm: Any) -> None:
+def proc_null(comm: Any) -> None:
     status = MPI.Status()
     comm.Send(None, MPI.PROC_NULL)
     comm.Recv(None, MPI.PROC_NULL, status=status)
@@ -142,7 +142,7 @@ def synchronous_and_buffered(comm: Any) -> None:
     assert into.all()
 
 
-def requests_in_all_their_forms(comm: Any) -> None:
+def requests(comm: Any) -> None:
     dst, src = ring(comm)
     gets = [np.zeros(1, "i") for _ in range(4)]
     requests = [comm.Irecv(g, src, i) for i, g in enumerate(gets)]
@@ -150,9 +150,9 @@ def requests_in_all_their_forms(comm: Any) -> None:
     comm.Barrier()
     for i in (2, 0, 1, 3):
         comm.Send(np.full(1, i, "i"), dst, i)
-    found = set()
-    found.add(MPI.Request.Waitany(requests))
-    found.update(MPI.Request.Waitsome(requests))
+    completed = set()
+    completed.add(MPI.Request.Waitany(requests))
+    completed.update(MPI.Request.Waitsome(requests))
     statuses: list[MPI.Status] = []
     MPI.Request.Waitall(requests, statuses)
     assert len(statuses) == 4
@@ -166,7 +166,7 @@ def requests_in_all_their_forms(comm: Any) -> None:
     assert status.Is_cancelled()
 
 
-def requests_that_start_again(comm: Any) -> None:
+def persistent_requests(comm: Any) -> None:
     dst, src = ring(comm)
     give, get = np.zeros(3), np.zeros(3)
     out, into = comm.Send_init(give, dst), comm.Recv_init(get, src)
@@ -175,7 +175,7 @@ def requests_that_start_again(comm: Any) -> None:
         MPI.Prequest.Startall([into, out])
         MPI.Request.Waitall([into, out])
         assert (get == i).all()
-    assert "under way" in caught(MPI.Exception, lambda: (into.Start(), into.Start()))
+    assert "active request" in caught(MPI.Exception, lambda: (into.Start(), into.Start()))
     into.Cancel()
     into.Wait()
     out.Free()
@@ -194,14 +194,14 @@ def objects(comm: Any) -> None:
     request = comm.irecv(source=src)
     comm.send("later", dst)
     assert request.wait() == "later"
-    found = None
-    comm.isend("found", comm.rank, 9)
-    while found is None:
-        found = comm.improbe(comm.rank, 9)
-    assert found.recv() == "found"
+    message = None
+    comm.isend("probed", comm.rank, 9)
+    while message is None:
+        message = comm.improbe(comm.rank, 9)
+    assert message.recv() == "probed"
 
 
-def threads_that_talk_at_once(comm: Any) -> None:
+def concurrent_threads(comm: Any) -> None:
     dst, src = ring(comm)
     failed: list[BaseException] = []
 
@@ -229,14 +229,14 @@ CHECKS = [
     a_buffer_may_be_used_again,
     messages_do_not_overtake,
     wildcards_probes_and_status,
-    more_than_fits_is_an_error,
+    truncation_is_an_error,
     types_are_compared,
-    nobody_is_a_peer_too,
+    proc_null,
     synchronous_and_buffered,
-    requests_in_all_their_forms,
-    requests_that_start_again,
+    requests,
+    persistent_requests,
     objects,
-    threads_that_talk_at_once,
+    concurrent_threads,
 ]
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong is named: deadlocks and differing calls, on every rank, with operations and lines."""
+"""Error reports: deadlocks and different calls, on every rank, with operations and lines."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def collective_against_receive(comm: Any) -> str:
     return caught(GaveUp, lambda: comm.recv(source=0))
 
 
-def beside_the_program(comm: Any) -> str:
+def nonblocking_against_receive(comm: Any) -> str:
     if comm.rank == 0:
         request = comm.Iallreduce(np.zeros(1), np.zeros(1))
         return caught(GaveUp, request.Wait)
     return caught(GaveUp, lambda: comm.recv(source=0))
 
 
-def probe_in_vain(comm: Any) -> str:
+def probe_without_a_sender(comm: Any) -> str:
     return caught(GaveUp, lambda: comm.Probe(tag=3))
 
 
@@ -56,13 +56,13 @@ CASES = [
     ),
     (ring_of_ssend, 3, ["rank 0: Ssend to rank 1, tag 0", "rank 2: Ssend to rank 0, tag 0"]),
     (collective_against_receive, 2, ["rank 0: Allreduce ", "rank 1: recv from rank 0, any tag"]),
-    (beside_the_program, 2, ["rank 0: Iallreduce ", "rank 1: recv from rank 0, any tag"]),
+    (nonblocking_against_receive, 2, ["rank 0: Iallreduce ", "rank 1: recv from rank 0, any tag"]),
     (probe_in_vain, 3, ["rank 0: Probe from any rank, tag 3", "rank 2: Probe from any rank, tag 3"]),
 ]
 
 
-def apart(case: Any, comm: Any) -> Any:
-    """On a communicator of its own: a collective that was given up leaves its ranks out of step."""
+def on_a_duplicate(case: Any, comm: Any) -> Any:
+    """Run on a duplicated communicator: a collective that failed leaves its ranks out of step."""
     own = comm.Dup()
     try:
         return case(own)
@@ -70,12 +70,12 @@ def apart(case: Any, comm: Any) -> Any:
         own.Free()
 
 
-@pytest.mark.alone  # a deadlock is told from a long wait by the clock
+@pytest.mark.alone  # deadlock detection depends on timing
 @pytest.mark.parametrize(("case", "p", "words"), CASES, ids=lambda x: getattr(x, "__name__", ""))
 @pytest.mark.parametrize("place", ["threads", "processes"])
 def test_deadlocks(case: Any, p: int, words: list[str], place: str, world: Any) -> None:
     if place == "processes":
-        world(p).run(os.getpid)  # the first test that needs these ranks starts them, which takes seconds
+        world(p).run(os.getpid)  # starts the ranks, which takes seconds
     start = time.monotonic()
     case = partial(apart, case)
     texts = run_threads(case, p) if place == "threads" else world(p).run(in_processes, case)
@@ -101,7 +101,7 @@ def different_calls(comm: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("place", ["threads", "processes"])
-def test_differing_calls(place: str, world: Any) -> None:
+def test_different_calls(place: str, world: Any) -> None:
     case = partial(apart, different_calls)
     both = run_threads(case, 2) if place == "threads" else world(2).run(in_processes, case)
     for texts in both:
@@ -121,11 +121,11 @@ def test_wrong_arguments() -> None:
             ("MPI_ERR_ROOT: root 2", lambda: comm.Bcast(one, 2)),
             ("MPI_ERR_ARG: color -1", lambda: comm.Split(-1)),
             ("MPI_ERR_GROUP", lambda: comm.Split(comm.rank).Create(comm.group)),
-            ("COMM_WORLD and COMM_SELF stay", lambda: MPI.COMM_SELF.Free()),
+            ("COMM_WORLD and COMM_SELF cannot be freed", lambda: MPI.COMM_SELF.Free()),
         ]:
             assert words in caught(MPI.Exception, call)
         for words, call in [
-            ("1 of MPI_DOUBLE are given where 2 of MPI_DOUBLE", lambda: comm.Allreduce(one, np.zeros(2))),
+            ("1 of MPI_DOUBLE are sent where 2 of MPI_DOUBLE", lambda: comm.Allreduce(one, np.zeros(2))),
             ("3 objects for 2 ranks", lambda: comm.alltoall([1, 2, 3])),
             ("3 bytes are no multiple of 2 blocks", lambda: comm.Allgather(one, bytearray(3))),
         ]:

@@ -1,4 +1,4 @@
-"""Datatypes: where their bytes lie, and that messages put them there."""
+"""Datatypes: their memory layout, and that messages respect it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from mpi_checks import caught
 
 from drumline import MPI
-from drumline.mpi.buffers import simple
-from drumline.mpi.tensors import given as as_tensor
+from drumline.mpi.buffers import input_tensor as as_tensor
+from drumline.mpi.buffers import parse_message
 
 
 def sent(message: Any, into: Any) -> MPI.Status:
-    """To oneself and back."""
+    """Send a message to this rank."""
     status = MPI.Status()
     request = MPI.COMM_SELF.Isend(message, 0)
     MPI.COMM_SELF.Recv(into, 0, status=status)
@@ -26,7 +26,7 @@ def sent(message: Any, into: Any) -> MPI.Status:
     return status
 
 
-def test_made_types_pick_their_elements() -> None:
+def test_derived_types_select_their_elements() -> None:
     data = np.arange(24, dtype="i").reshape(4, 6)
     column = MPI.INT.Create_vector(4, 1, 6).Commit()
     got = np.zeros(4, "i")
@@ -52,7 +52,7 @@ def test_made_types_pick_their_elements() -> None:
     assert got.tolist() == [0, 6, 12, 18, 1, 7, 13, 19]
 
 
-def test_structs_are_laid_out_as_in_c() -> None:
+def test_structs_have_c_layout() -> None:
     kind = np.dtype([("a", "b"), ("b", "d"), ("c", "i")], align=True)
     made = MPI.Datatype.Create_struct([1, 1, 1], [0, 8, 16], [MPI.SIGNED_CHAR, MPI.DOUBLE, MPI.INT]).Commit()
     assert (made.size, made.extent) == (13, kind.itemsize)
@@ -71,13 +71,13 @@ def test_predefined_types_match_numpy_and_torch() -> None:
     assert MPI.DOUBLE_INT.extent == 16
     assert MPI.DOUBLE_INT.size == 12
     for dtype in (torch.float32, torch.bfloat16, torch.uint16, torch.complex128, torch.bool):
-        assert as_tensor(simple(torch.zeros(3, dtype=dtype), writable=False)).dtype == dtype
+        assert as_tensor(parse_message(torch.zeros(3, dtype=dtype), writable=False)).dtype == dtype
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_packing_and_unpacking_are_inverse(data: Any) -> None:
-    """On any types made of types, against a plain walk over their parts."""
+def test_unpacking_inverts_packing(data: Any) -> None:
+    """For nested types, against a plain walk over their parts."""
     kind = data.draw(st.sampled_from([MPI.BYTE, MPI.SHORT, MPI.DOUBLE]))
     for _ in range(data.draw(st.integers(0, 3))):
         n, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
@@ -94,16 +94,16 @@ def test_packing_and_unpacking_are_inverse(data: Any) -> None:
     count = data.draw(st.integers(0, 3))
     size = 16 + max(0, count - 1) * kind.extent + kind.true_ub
     memory = np.frombuffer(np.random.default_rng(1).bytes(size), np.uint8).copy()
-    packed = bytes(simple([memory, count, kind], writable=False).data())
+    packed = bytes(parse_message([memory, count, kind], writable=False).data())
     assert packed == b"".join(_walk(memory, kind._layout, i * kind.extent) for i in range(count))
     copy = np.zeros(size, np.uint8)
-    simple([copy, count, kind], writable=True).fill(packed)
-    assert bytes(simple([copy, count, kind], writable=False).data()) == packed
+    parse_message([copy, count, kind], writable=True).fill(packed)
+    assert bytes(parse_message([copy, count, kind], writable=False).data()) == packed
     assert np.count_nonzero(copy) <= len(packed)
 
 
 def _walk(memory: Any, layout: Any, at: int) -> bytes:
-    if layout.basic is not None:
+    if layout.scalar is not None:
         return memory[at : at + layout.size].tobytes()
     return b"".join(_walk(memory, old, at + d + i * old.extent) for d, n, old in layout.parts for i in range(n))
 
@@ -114,18 +114,18 @@ def _walk(memory: Any, layout: Any, at: int) -> bytes:
         ([bytearray(4), 2, MPI.INT], ValueError, "2 of MPI_INT reach from byte 0 to byte 8 of a buffer of 4"),
         ([bytearray(5), MPI.INT], ValueError, "5 bytes are no multiple of elements of 4 bytes"),
         ([bytearray(4), -1, MPI.INT], ValueError, "count -1 is negative"),
-        ([bytearray(4), "nonsense"], KeyError, "'nonsense' stands for no MPI datatype"),
+        ([bytearray(4), "nonsense"], KeyError, "'nonsense' is no MPI datatype"),
         (b"read only", BufferError, "nothing can be received into it"),
         (np.zeros((4, 4))[:, ::2], BufferError, "not contiguous"),
         (torch.zeros(4, 4).t(), ValueError, "call .contiguous()"),
-        ({1: 2}, TypeError, "dict is no buffer"),
+        ({1: 2}, TypeError, "dict is neither a buffer nor a list with one"),
         (None, TypeError, "None is no buffer"),
     ],
 )
-def test_messages_that_cannot_be_are_refused(message: Any, error: type[Exception], words: str) -> None:
+def test_invalid_messages_are_refused(message: Any, error: type[Exception], words: str) -> None:
     assert words in caught(error, lambda: MPI.COMM_SELF.Recv(message, 0))
 
 
-def test_nothing_is_sent_of_a_null_type() -> None:
+def test_null_and_predefined_types() -> None:
     assert "DATATYPE_NULL" in caught(MPI.Exception, lambda: MPI.DATATYPE_NULL.Get_size())
-    assert "predefined types stay" in caught(MPI.Exception, lambda: MPI.INT.Free())
+    assert "predefined types cannot be freed" in caught(MPI.Exception, lambda: MPI.INT.Free())

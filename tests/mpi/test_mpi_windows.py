@@ -1,4 +1,4 @@
-"""One-sided communication: Put, Get, Accumulate, in step by Fence, Lock, or Post and Start."""
+"""One-sided communication: Put, Get, Accumulate, synchronised by Fence, Lock, or Post and Start."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def accumulate(comm: Any) -> None:
     win.Free()
 
 
-def locks_keep_others_out(comm: Any) -> None:
-    """Read, add one, write: only a lock makes it safe."""
+def locks_are_exclusive(comm: Any) -> None:
+    """Read, add one, write: only safe under a lock."""
     p, rank = comm.size, comm.rank
     memory = np.zeros(1, "i")
     win = MPI.Win.Create(memory, 4, comm=comm)

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of expert parallelism: their tokens through their experts, beside the serial layer."""
+"""Rank functions of the expert-parallel tests: each rank's tokens through its experts, compared with the serial layer."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from drumline.partition.experts import Experts, Sharded, shard_experts
-from drumline.partition.moves import Axis
+from drumline.partition.experts import Experts, ShardedExperts, shard_experts
+from drumline.partition.sharding.redistribution import Axis
 
 WIDTH = 8
 
 
 @dataclass(frozen=True)
 class Case:
-    """One mixture, and who has how many tokens."""
+    """One mixture, and the number of tokens of each rank."""
 
     tokens: tuple[int, ...]
     experts: int = 8
@@ -29,7 +29,7 @@ class Case:
     """Whether the tokens need no gradient."""
     recompute: bool = False
     family: str = ""
-    """Of transformers; "" is a mixture of our own."""
+    """A model family of transformers; "" is a mixture of our own."""
     implementation: str = "eager"
     dtype: torch.dtype = torch.float64
 
@@ -48,7 +48,7 @@ class Expert(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A router and its experts, of ours or of transformers."""
+    """A router and its experts, ours or those of transformers."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Mixture(nn.Module):
 
 
 def of_family(case: Case) -> nn.Module:
-    """Experts of a model of transformers, with its names and its forward."""
+    """Experts of a transformers model, with its names and its forward."""
     if case.family == "mixtral":
         from transformers import MixtralConfig
         from transformers.models.mixtral.modeling_mixtral import MixtralExperts as Kind
@@ -114,7 +114,7 @@ def serial(case: Case) -> tuple[Mixture, Tensor, Tensor, Tensor]:
 
 
 def errors(case: Case) -> dict[str, float]:
-    """How far this rank is from the serial layer: its output, its tokens' gradient, every parameter's gradient."""
+    """Differences from the serial layer: this rank's output, its tokens' gradient, every parameter's gradient."""
     whole, x, y, dy = serial(case)
     model = build(case)
     sharded = shard_experts(model, axis())
@@ -123,10 +123,10 @@ def errors(case: Case) -> dict[str, float]:
     part = x.detach()[mine].requires_grad_(not case.frozen)
     out = model(part)
     out.backward(dy[mine])
-    found = {"out": far(out.detach(), y[mine])}
+    errors_by_name = {"out": max_difference(out.detach(), y[mine])}
     if not case.frozen:
         assert part.grad is not None and x.grad is not None
-        found["dx"] = far(part.grad, x.grad[mine])
+        errors_by_name["dx"] = max_difference(part.grad, x.grad[mine])
     wanted = dict(whole.named_parameters())
     for name, p in model.named_parameters():
         if case.frozen and name.startswith("before"):
@@ -139,12 +139,12 @@ def errors(case: Case) -> dict[str, float]:
             want = want.flatten()[rows.start : rows.start + p.numel()].view(p.shape)
         else:
             dist.all_reduce(p.grad)
-        found[name] = far(p.grad, want)
-    assert {*found, *sharded.away} >= {n for n in wanted if not (case.frozen and n.startswith("before"))}
-    return found
+        errors_by_name[name] = max_difference(p.grad, want)
+    assert {*errors_by_name, *sharded.absent} >= {n for n in wanted if not (case.frozen and n.startswith("before"))}
+    return errors_by_name
 
 
-def far(a: Tensor, b: Tensor) -> float:
+def max_difference(a: Tensor, b: Tensor) -> float:
     assert a.shape == b.shape and a.dtype == b.dtype, f"{a.shape} {b.shape} {a.dtype} {b.dtype}"
     return float((a - b).abs().max()) if a.numel() else 0.0
 
@@ -153,34 +153,34 @@ def all_errors(cases: list[Case]) -> list[dict[str, float]]:
     return [errors(case) for case in cases]
 
 
-def described(case: Case) -> tuple[Sharded, dict[str, tuple[int, ...]]]:
+def described(case: Case) -> tuple[ShardedExperts, dict[str, tuple[int, ...]]]:
     model = build(case)
     sharded = shard_experts(model, axis())
     return sharded, {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
 def sent_rows(case: Case) -> list[tuple[int, ...]]:
-    """Shapes of what every all-to-all of a forward brings."""
+    """Shapes received in every all-to-all of a forward."""
     import contextlib
     from collections.abc import Iterator
     from dataclasses import replace
 
-    heard: list[tuple[int, ...]] = []
+    recorded: list[tuple[int, ...]] = []
 
     @contextlib.contextmanager
-    def watch(name: str, message: str, tensor: Tensor) -> Iterator[None]:
-        heard.append(tuple(tensor.shape))
+    def observe(name: str, message: str, tensor: Tensor) -> Iterator[None]:
+        recorded.append(tuple(tensor.shape))
         yield
 
     model = build(case)
-    shard_experts(model, replace(axis(), watch=watch))
+    shard_experts(model, replace(axis(), observer=observe))
     with torch.no_grad():
         model(torch.randn(case.tokens[dist.get_rank()], WIDTH, dtype=case.dtype))
-    return heard
+    return recorded
 
 
 def language_model() -> tuple[float, dict[str, float]]:
-    """A whole Mixtral, one text per rank: how far the loss and the gradients are from the serial ones, relatively."""
+    """A whole Mixtral, one text per rank: relative differences of the loss and the gradients from the serial ones."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     def make() -> nn.Module:
@@ -210,7 +210,7 @@ def language_model() -> tuple[float, dict[str, float]]:
     loss.backward()
     total = loss.detach().clone()
     dist.all_reduce(total)
-    found = {}
+    errors_by_name = {}
     gradients = {n: p.grad for n, p in whole.named_parameters()}
     for name, p in model.named_parameters():
         g = gradients[name]
@@ -220,6 +220,6 @@ def language_model() -> tuple[float, dict[str, float]]:
             g = g.flatten()[start : start + p.numel()].view(p.shape)
         else:
             dist.all_reduce(p.grad)
-        found[name] = far(p.grad, g) / float(gradients[name].abs().max())
+        errors_by_name[name] = max_difference(p.grad, g) / float(gradients[name].abs().max())
     assert len(sharded.modules) == 2
-    return float((total - want).detach().abs()), found
+    return float((total - want).detach().abs()), errors_by_name

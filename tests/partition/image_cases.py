@@ -1,4 +1,4 @@
-"""The small programs that prove the rules of images, with the splits for which something is gathered."""
+"""Small programs for the image rules, with the splits for which something is gathered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the image tests do: spread a captured model over tiles or channels, run a step, compare it."""
+"""Rank functions of the image tests: shard a captured model over tiles or channels, run a step, compare it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch import nn
 from torch.fx import Graph, Node
 
 import drumline.partition.rules  # noqa: F401  # registers them
-from drumline.partition import moves
-from drumline.partition.capture import Captured, capture
-from drumline.partition.choose import choose
-from drumline.partition.layout import evenly
-from drumline.partition.moves import Axis, part_of
-from drumline.partition.overlap import join
-from drumline.partition.program import Holder, Program, put, splits_of
-from drumline.partition.shared_gradients import leave_summands
-from drumline.partition.spatial.pieces import hollow
-from drumline.partition.spread import Pass
-from drumline.partition.window import rebalance, route, window, windows
-from drumline.runtime.groups import group_of
+from drumline.partition.capture import CapturedGraph, capture
+from drumline.partition.partial_gradients import leave_partial_gradients
+from drumline.partition.program import GraphProgram, ParameterHolder, register_tensor, splits_of
+from drumline.partition.sharding import redistribution
+from drumline.partition.sharding.halo_exchange import rebalance, route, window, windows
+from drumline.partition.sharding.layout import even_split
+from drumline.partition.sharding.redistribution import Axis, part_of
+from drumline.partition.sharding_pass import ShardingPass
+from drumline.partition.spatial.conv import overlap_halos
+from drumline.partition.spatial.rows import empty_part
+from drumline.partition.tensor_splits import choose_tensor_splits
+from drumline.runtime.state.process_groups import group_of
 from drumline.tracing.fake import fake_mode
 
 SAMPLES = 3
@@ -36,19 +36,19 @@ STEPS = 2
 
 @dataclass
 class Result:
-    """What one rank found."""
+    """The result of one rank."""
 
     worst: dict[str, float]
-    """The largest difference of the loss, the gradients and the buffers, relative to their size."""
+    """The largest relative difference of the loss, the gradients and the buffers."""
     gathered: dict[str, list[str]] = field(default_factory=dict)
     moves: list[str] = field(default_factory=list)
-    """Whole tensors on the way, by the module that asked."""
+    """Gathered tensors, by the module that needed them."""
     parameters: int = 0
-    """Numbers of parameters that this rank holds."""
-    heard: list[tuple[str, str, int]] = field(default_factory=list)
+    """Number of parameter values on this rank."""
+    recorded: list[tuple[str, str, int]] = field(default_factory=list)
     """(axis, message, bytes)."""
     expected: int = 0
-    """Bytes that the spans of the windows say in one forward."""
+    """Bytes of the windows in one forward, by the formula."""
     hollow: int = 0
     """Operators of which this rank has no part."""
 
@@ -77,26 +77,26 @@ def run_model(model: nn.Module, leaves: list[Any]) -> torch.Tensor:
 
 
 @lru_cache
-def kept(name: str, size: tuple[int, int]) -> Captured:
-    """A graph that several tests spread, each into another one."""
+def cached_graph(name: str, size: tuple[int, int]) -> CapturedGraph:
+    """A graph that several tests shard, each into another one."""
     mode = fake_mode()
     return capture(model_of(name), run_model, [mode.from_tensor(t) for t in batch_of(name, size)], mode)
 
 
-def captured_of(name: str, size: tuple[int, int]) -> tuple[Captured, nn.Module, list[torch.Tensor]]:
-    """The graph, which nobody may change, and what it was made of."""
-    return kept(name, size), model_of(name), batch_of(name, size)
+def captured_of(name: str, size: tuple[int, int]) -> tuple[CapturedGraph, nn.Module, list[torch.Tensor]]:
+    """The graph, which must not be changed, and its model and batch."""
+    return cached_graph(name, size), model_of(name), batch_of(name, size)
 
 
-def axes_of(tiles: tuple[int, int], heard: list[tuple[str, str, int]]) -> list[tuple[Axis, int]]:
+def axes_of(tiles: tuple[int, int], recorded: list[tuple[str, str, int]]) -> list[tuple[Axis, int]]:
     """This rank's axes and the dims of the images that they split. Every rank makes every group."""
     rows, columns = tiles
     rank = dist.get_rank()
     i, j = divmod(rank, columns)
 
-    class Told:
+    class Observer:
         def __init__(self, axis: str, message: str, tensor: torch.Tensor) -> None:
-            heard.append((axis, message, tensor.numel() * tensor.element_size()))
+            recorded.append((axis, message, tensor.numel() * tensor.element_size()))
 
         def __enter__(self) -> None: ...
 
@@ -104,42 +104,46 @@ def axes_of(tiles: tuple[int, int], heard: list[tuple[str, str, int]]) -> list[t
 
     down = [group_of([r * columns + c for r in range(rows)]) for c in range(columns)]
     across = [group_of([r * columns + c for c in range(columns)]) for r in range(rows)]
-    found = [(Axis("rows", rows, i, down[j], Told), 2), (Axis("columns", columns, j, across[i], Told), 3)]
-    return [(axis, dim) for axis, dim in found if axis.size > 1]
+    axes = [(Axis("rows", rows, i, down[j], Observer), 2), (Axis("columns", columns, j, across[i], Observer), 3)]
+    return [(axis, dim) for axis, dim in axes if axis.size > 1]
 
 
-def spread_over_tiles(name: str, captured: Captured, axes: list[tuple[Axis, int]]) -> tuple[Graph, list[Pass]]:
-    """One pass after the other."""
+def shard_over_tiles(
+    name: str, captured: CapturedGraph, axes: list[tuple[Axis, int]]
+) -> tuple[Graph, list[ShardingPass]]:
+    """Shard over one axis after the other."""
     graph, passes = captured.graph, []
     for axis, dim in axes:
         image, target = (n for n in graph.nodes if n.op == "placeholder" and n.meta["role"] == "batch")
         size = captured.placeholders("batch")["0"].meta["val"].shape[dim]
-        seeds = {image.name: evenly(dim, size, axis.size)}
+        seeds = {image.name: even_split(dim, size, axis.size)}
         if name in PIXELS:
-            seeds[target.name] = evenly(dim - 1, size, axis.size)
-        done = Pass(graph, axis, captured.mode, seeds)
+            seeds[target.name] = even_split(dim - 1, size, axis.size)
+        done = ShardingPass(graph, axis, captured.mode, seeds)
         graph = done.run()
-        leave_summands(graph, axis)
+        leave_partial_gradients(graph, axis)
         graph.lint()
         passes.append(done)
     return graph, passes
 
 
-def program_of(graph: Graph, captured: Captured, model: nn.Module, axes: dict[str, Axis]) -> tuple[Program, Holder]:
+def program_of(
+    graph: Graph, captured: CapturedGraph, model: nn.Module, axes: dict[str, Axis]
+) -> tuple[GraphProgram, ParameterHolder]:
     """The graph on this rank's parts of the parameters."""
-    root = Holder()
+    root = ParameterHolder()
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     for node in graph.nodes:
         if node.op == "placeholder" and node.meta["role"] != "batch":
             tensor = state[node.meta["name"]].detach()
             for name, split in splits_of(node).items():
                 tensor = part_of(tensor, split, axes[name].index)
-            put(
+            register_tensor(
                 root,
                 node.meta["name"],
                 nn.Parameter(tensor.clone()) if node.meta["role"] == "parameter" else tensor.clone(),
             )
-    return Program(graph, captured.constants, root), root
+    return GraphProgram(graph, captured.constants, root), root
 
 
 def own_part(x: torch.Tensor, graph: Graph, i: int, axes: dict[str, Axis]) -> torch.Tensor:
@@ -152,19 +156,23 @@ def own_part(x: torch.Tensor, graph: Graph, i: int, axes: dict[str, Axis]) -> to
 
 def whole_tensors(graph: Graph) -> list[str]:
     """Gathers that are not for the output."""
-    alls = [n for n in graph.nodes if n.target in (moves.gather, moves.gather_to_enter, moves.take)]
+    alls = [
+        n
+        for n in graph.nodes
+        if n.target in (redistribution.gather, redistribution.gather_into_split_work, redistribution.take_part)
+    ]
     return [str(n.meta.get("module")) for n in alls if any(u.op != "output" for u in n.users)]
 
 
 def compared(
-    program: Program,
-    root: Holder,
+    program: GraphProgram,
+    root: ParameterHolder,
     model: nn.Module,
     leaves: list[torch.Tensor],
     axes: dict[str, Axis],
     summed: list[Axis],
 ) -> Result:
-    """Two steps of both (running statistics advance twice), and how far they are apart."""
+    """Two steps of both (running statistics advance twice), and their differences."""
     graph = program.graph
     splits = {n.meta["name"]: splits_of(n) for n in graph.nodes if n.op == "placeholder"}
     worst = {"loss": 0.0, "gradients": 0.0, "buffers": 0.0}
@@ -212,54 +220,54 @@ def _sent(node: Node) -> int:
 
 
 def on_tiles(cases: list[tuple[str, tuple[int, int]]], tiles: tuple[int, int]) -> list[Result]:
-    """Every case on the tiles that the ranks make up."""
-    heard: list[tuple[str, str, int]] = []
-    axes = axes_of(tiles, heard)
+    """Every case on the tiles of the ranks."""
+    recorded: list[tuple[str, str, int]] = []
+    axes = axes_of(tiles, recorded)
     by_name = {axis.name: axis for axis, _ in axes}
-    found = []
+    results = []
     for name, size in cases:
         captured, model, leaves = captured_of(name, size)
-        graph, passes = spread_over_tiles(name, captured, axes)
+        graph, passes = shard_over_tiles(name, captured, axes)
         program, root = program_of(graph, captured, model, by_name)
-        heard.clear()
+        recorded.clear()
         result = compared(program, root, model, leaves, by_name, [axis for axis, _ in axes])
         result.gathered = {k: v for done in passes for k, v in done.gathered.items()}
-        result.moves, result.heard = whole_tensors(graph), list(heard)
+        result.moves, result.recorded = whole_tensors(graph), list(recorded)
         result.expected = sum(_sent(node) for node in graph.nodes)
-        result.hollow = sum(node.target is hollow for node in graph.nodes)
-        found.append(result)
-    return found
+        result.hollow = sum(node.target is empty_part for node in graph.nodes)
+        results.append(result)
+    return results
 
 
 def on_channels(cases: list[tuple[str, tuple[int, int]]]) -> list[tuple[Result, list[str]]]:
-    """Every case with its channels on the ranks, as they are chosen; and the parameters that are held in parts."""
+    """Every case with its channels split as chosen, and the names of the split parameters."""
     axis = Axis("tp", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
-    found = []
+    results = []
     for name, size in cases:
         captured, model, leaves = captured_of(name, size)
-        choice = choose(captured, axis.size)
-        done = Pass(captured.graph, axis, captured.mode, choice.splits)
+        choice = choose_tensor_splits(captured, axis.size)
+        done = ShardingPass(captured.graph, axis, captured.mode, choice.splits)
         graph = done.run()
         program, root = program_of(graph, captured, model, {"tp": axis})
         result = compared(program, root, model, leaves, {"tp": axis}, [])
         result.gathered, result.moves = done.gathered, whole_tensors(graph)
         parts = [n.meta["name"] for n in graph.nodes if n.op == "placeholder" and splits_of(n)]
-        found.append((result, parts))
-    return found
+        results.append((result, parts))
+    return results
 
 
 def overlapped(name: str, size: tuple[int, int]) -> tuple[Result, int]:
-    """On tiles of rows, with windows and convolutions joined; and how many were."""
-    heard: list[tuple[str, str, int]] = []
-    axes = axes_of((dist.get_world_size(), 1), heard)
+    """On tiles of rows, with windows and convolutions fused, and the number of fusions."""
+    recorded: list[tuple[str, str, int]] = []
+    axes = axes_of((dist.get_world_size(), 1), recorded)
     captured, model, leaves = captured_of(name, size)
-    graph, _ = spread_over_tiles(name, captured, axes)
-    count = join(graph)
+    graph, _ = shard_over_tiles(name, captured, axes)
+    count = overlap_halos(graph)
     graph.lint()
     program, root = program_of(graph, captured, model, {"rows": axes[0][0]})
-    heard.clear()
+    recorded.clear()
     result = compared(program, root, model, leaves, {"rows": axes[0][0]}, [axes[0][0]])
-    result.heard = list(heard)
+    result.recorded = list(recorded)
     return result, count
 
 
@@ -268,9 +276,9 @@ def on_tiles_and_channels(name: str, size: tuple[int, int]) -> Result:
     axes = axes_of((2, 2), [])
     rows, channels = axes[0][0], Axis("tp", 2, axes[1][0].index, axes[1][0].group)
     captured, model, leaves = captured_of(name, size)
-    choice = choose(captured, 2)
-    graph, _ = spread_over_tiles(name, captured, axes[:1])
-    done = Pass(graph, channels, captured.mode, choice.splits)
+    choice = choose_tensor_splits(captured, 2)
+    graph, _ = shard_over_tiles(name, captured, axes[:1])
+    done = ShardingPass(graph, channels, captured.mode, choice.splits)
     graph = done.run()
     by_name = {"rows": rows, "tp": channels}
     program, root = program_of(graph, captured, model, by_name)

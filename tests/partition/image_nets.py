@@ -1,4 +1,4 @@
-"""Small image models, each with what partitioning finds hard: skips, strides, sizes that do not divide, statistics."""
+"""Small image models, each with something hard to partition: skips, strides, uneven sizes, statistics."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ResNet(nn.Module):
 
 
 def convnet() -> nn.Module:
-    """Convolution, BatchNorm, average pool, the mean of a map for each class."""
+    """Convolution, BatchNorm, average pool, and one averaged map per class."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 5, padding=2),
         nn.BatchNorm2d(8),
@@ -108,7 +108,7 @@ def separable() -> nn.Module:
 
 
 def vgg() -> nn.Module:
-    """Pools to a size, then `flatten` and linear layers over channels and places together."""
+    """Adaptive pooling, then `flatten` and linear layers over channels and positions together."""
     return nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1),
         nn.ReLU(),
@@ -153,4 +153,4 @@ MODELS: dict[str, Any] = {
     "segments": Segments,
 }
 PIXELS = ("unet", "segments")
-"""Those with a class for every pixel."""
+"""Models with a class for every pixel."""

@@ -1,4 +1,4 @@
-"""What ranks do that share samples: BatchNorm's statistics over all of them, and over none of a stand-in's."""
+"""Rank functions with shared samples: BatchNorm statistics over all of them, but not over a stand-in's."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from image_functions import (
     SAMPLES,
     axes_of,
     batch_of,
-    kept,
+    cached_graph,
     model_of,
     own_part,
     program_of,
     run_model,
-    spread_over_tiles,
+    shard_over_tiles,
 )
 
+from drumline.partition.batch_statistics import span_statistics
 from drumline.partition.capture import capture
-from drumline.partition.moves import Axis
-from drumline.partition.statistics import span
+from drumline.partition.sharding.redistribution import Axis
 from drumline.tracing.fake import fake_mode
 
 
@@ -29,7 +29,7 @@ def _group_of_all() -> Axis:
 
 
 def with_samples_too(name: str, size: tuple[int, int]) -> tuple[dict[str, float], int]:
-    """Four ranks: two that share the samples (2 and 1), each on two tiles of rows; statistics over all four."""
+    """Four ranks: two data-parallel groups (2 samples and 1), each on two tiles of rows; statistics over all four."""
     axes = axes_of((2, 2), [])
     (rows, _), (samples, _) = axes
     model, leaves = model_of(name), batch_of(name, size)
@@ -37,14 +37,14 @@ def with_samples_too(name: str, size: tuple[int, int]) -> tuple[dict[str, float]
     mine = [x[:2] if first else x[2:] for x in leaves]
     mode = fake_mode()
     own = capture(copy.deepcopy(model), run_model, [mode.from_tensor(x) for x in mine], mode)
-    graph, _ = spread_over_tiles(name, own, [(rows, 2)])
+    graph, _ = shard_over_tiles(name, own, [(rows, 2)])
     spans: list[frozenset[str]] = []
 
     def axis_of(names: frozenset[str]) -> Axis:
         spans.append(names)
         return _group_of_all() if names else Axis("samples", 2, samples.index, samples.group)
 
-    span(graph, axis_of)
+    span_statistics(graph, axis_of)
     program, root = program_of(graph, own, model, {"rows": rows})
     loss = run_model(model, leaves)
     loss.backward()
@@ -66,11 +66,11 @@ def with_samples_too(name: str, size: tuple[int, int]) -> tuple[dict[str, float]
 
 
 def with_a_stand_in(size: tuple[int, int]) -> dict[str, float]:
-    """Two ranks, of which the second runs a stand-in sample: everything is as the first has it alone."""
+    """Two ranks, the second with a stand-in sample: all results equal those of the first rank alone."""
     world = _group_of_all()
-    captured, model, leaves = kept.__wrapped__("convnet", size), model_of("convnet"), batch_of("convnet", size)
+    captured, model, leaves = cached_graph.__wrapped__("convnet", size), model_of("convnet"), batch_of("convnet", size)
     graph = captured.graph  # of its own: it is changed
-    presence = span(graph, lambda _: world)
+    presence = span_statistics(graph, lambda _: world)
     presence.here = world.index == 0
     program, root = program_of(graph, captured, model, {})
     loss = run_model(model, leaves)

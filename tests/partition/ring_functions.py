@@ -1,4 +1,4 @@
-"""What ranks do in the tests of ring attention: their part of it, beside torch's attention of the whole sequence."""
+"""Rank functions of the ring-attention tests: each rank's part, compared with torch's attention of the whole sequence."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from drumline.partition import block
-from drumline.partition.moves import Axis
-from drumline.partition.ring import ring_attention
-from drumline.runtime.groups import group_of
+from drumline.partition.sharding import attention_block
+from drumline.partition.sharding.redistribution import Axis
+from drumline.partition.sharding.ring_attention import ring_attention
+from drumline.runtime.state.process_groups import group_of
 
 
 @dataclass(frozen=True)
 class Case:
-    """One attention of a sequence that is split as `bounds` say."""
+    """One attention of a sequence that is split at `bounds`."""
 
     bounds: tuple[int, ...]
     q_bounds: tuple[int, ...] | None = None
@@ -29,13 +29,13 @@ class Case:
     """"", or words: bool, float, learned, one (row for all), heads (one per head), blind (a row that sees nothing)."""
     lead: tuple[int, ...] = (2, 4)
     keys: tuple[int, ...] | None = None
-    """The leading dims of k and v, where they are others."""
+    """The leading dims of k and v, if they differ."""
     values: int = 8
     """Width of v; that of q and k is 8."""
     scale: float | None = None
     grouped: bool = False
     dtype: torch.dtype = torch.float64
-    scores: int = block.SCORES
+    scores: int = attention_block.MAX_SCORES
 
 
 def axis() -> Axis:
@@ -43,14 +43,14 @@ def axis() -> Axis:
 
 
 def wholes(case: Case) -> tuple[list[Tensor], Tensor | None]:
-    """q, k, v and the mask, of the whole sequence; the same on every rank."""
+    """q, k, v and the mask of the whole sequence; the same on every rank."""
     torch.manual_seed(7)
     t, u = (case.q_bounds or case.bounds)[-1], case.bounds[-1]
     keys = case.keys or case.lead
     shapes = [(*case.lead, t, 8), (*keys, u, 8), (*keys, u, case.values)]
-    found = [torch.randn(s, dtype=case.dtype).requires_grad_() for s in shapes]
+    tensors = [torch.randn(s, dtype=case.dtype).requires_grad_() for s in shapes]
     if not case.mask:
-        return found, None
+        return tensors, None
     rows = 1 if "one" in case.mask else t
     shape = (case.lead[-1], rows, u) if "heads" in case.mask else (rows, u)
     if "bool" in case.mask:
@@ -58,12 +58,12 @@ def wholes(case: Case) -> tuple[list[Tensor], Tensor | None]:
         mask[..., 0] = True
         if "blind" in case.mask:
             mask[..., rows // 2, :] = False
-        return found, mask
+        return tensors, mask
     mask = torch.randn(shape, dtype=case.dtype)
     mask[..., -1:] = -torch.inf
     if "blind" in case.mask:
         mask[..., rows // 2, :] = -torch.inf
-    return found, mask.requires_grad_("learned" in case.mask)
+    return tensors, mask.requires_grad_("learned" in case.mask)
 
 
 def part(x: Tensor, bounds: tuple[int, ...], rank: int, dim: int = -2) -> Tensor:
@@ -72,12 +72,12 @@ def part(x: Tensor, bounds: tuple[int, ...], rank: int, dim: int = -2) -> Tensor
 
 @contextmanager
 def at_most(scores: int) -> Iterator[None]:
-    before = block.SCORES
-    block.SCORES = scores
+    before = attention_block.MAX_SCORES
+    attention_block.MAX_SCORES = scores
     try:
         yield
     finally:
-        block.SCORES = before
+        attention_block.MAX_SCORES = before
 
 
 def ring(case: Case, **more: Any) -> tuple[Tensor, list[Tensor], Tensor | None]:
@@ -112,7 +112,7 @@ def direction(out: Tensor, case: Case) -> Tensor:
 
 
 def errors(case: Case) -> dict[str, float]:
-    """How far this rank's output and gradients are from torch's, at most."""
+    """The largest differences of this rank's output and gradients from torch's."""
     (q, k, v), mask = wholes(case)
     want = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=case.causal, scale=case.scale, enable_gqa=case.grouped
@@ -120,20 +120,20 @@ def errors(case: Case) -> dict[str, float]:
     want.backward(direction(want, case))
     out, inputs, mine = ring(case)
     r, q_bounds = dist.get_rank(), case.q_bounds or case.bounds
-    found = {"out": far(out, part(want, q_bounds, r))}
+    errors = {"out": max_difference(out, part(want, q_bounds, r))}
     for name, x, whole, bounds in zip("qkv", inputs, (q, k, v), (q_bounds, case.bounds, case.bounds), strict=True):
         assert x.grad is not None and whole.grad is not None
-        found["d" + name] = far(x.grad, part(whole.grad, bounds, r))
+        errors["d" + name] = max_difference(x.grad, part(whole.grad, bounds, r))
     if mine is not None and mine.requires_grad:
         assert mine.grad is not None and mask is not None and mask.grad is not None
         one = mask.shape[-2] == 1
         if one:
             dist.all_reduce(mine.grad)
-        found["dmask"] = far(mine.grad, mask.grad if one else part(mask.grad, q_bounds, r))
-    return found
+        errors["dmask"] = max_difference(mine.grad, mask.grad if one else part(mask.grad, q_bounds, r))
+    return errors
 
 
-def far(a: Tensor, b: Tensor) -> float:
+def max_difference(a: Tensor, b: Tensor) -> float:
     assert a.shape == b.shape and a.dtype == b.dtype
     assert torch.isfinite(a).all() and torch.isfinite(b).all()
     return float((a - b).detach().abs().max()) if a.numel() else 0.0
@@ -160,25 +160,25 @@ def counted(case: Case) -> list[int]:
     return sent
 
 
-def told(case: Case) -> int:
-    """Bytes that a watcher hears of."""
-    heard: list[int] = []
+def observed_bytes(case: Case) -> int:
+    """Bytes that an observer sees."""
+    recorded: list[int] = []
 
     @contextmanager
-    def watch(name: str, message: str, tensor: Tensor) -> Iterator[None]:
+    def observe(name: str, message: str, tensor: Tensor) -> Iterator[None]:
         assert (name, message) == ("cp", "ring")
-        heard.append(tensor.nbytes)
+        recorded.append(tensor.nbytes)
         yield
 
     (q, k, v), _ = wholes(case)
     r = dist.get_rank()
     parts = [part(x, case.bounds, r) for x in (q, k, v)]
-    ring_attention(*parts, bounds=case.bounds, axis=replace(axis(), watch=watch), is_causal=case.causal)
-    return sum(heard)
+    ring_attention(*parts, bounds=case.bounds, axis=replace(axis(), observer=observe), is_causal=case.causal)
+    return sum(recorded)
 
 
 def dropped(case: Case) -> tuple[float, float, float]:
-    """The share of probabilities that was dropped; how far a second backward is; how far from the formula dv is.
+    """The share of dropped probabilities; the difference of a second backward; the difference of dv from the formula.
 
     With one-hot values the output IS the row of probabilities after dropout.
     """
@@ -195,7 +195,7 @@ def dropped(case: Case) -> tuple[float, float, float]:
     ]
     dist.all_gather(rows, out.detach().contiguous())
     columns = torch.cat(rows, -2).sum(-2)[0, 0, case.bounds[r] : case.bounds[r + 1]]
-    return float((out == 0).double().mean()), far(dv, again), far(dv[0, 0, :, 0], columns)
+    return float((out == 0).double().mean()), max_difference(dv, again), max_difference(dv[0, 0, :, 0], columns)
 
 
 def fake_shapes(bounds: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -216,7 +216,7 @@ def fake_shapes(bounds: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def in_pairs(case: Case) -> float:
-    """Ranks 0 and 2, and ranks 1 and 3, are rings of their own: the numbers of a group are not those of the world."""
+    """Ranks 0 and 2, and ranks 1 and 3, form rings: ranks of a group differ from those of the world."""
     groups = [group_of([0, 2]), group_of([1, 3])]
     r = dist.get_rank() // 2
     (q, k, v), _ = wholes(case)
@@ -227,4 +227,6 @@ def in_pairs(case: Case) -> float:
     out.backward(part(direction(out, case), case.bounds, r))
     want.backward(direction(want, case))
     assert k.grad is not None and parts[1].grad is not None
-    return max(far(out, part(want, case.bounds, r)), far(parts[1].grad, part(k.grad, case.bounds, r)))
+    return max(
+        max_difference(out, part(want, case.bounds, r)), max_difference(parts[1].grad, part(k.grad, case.bounds, r))
+    )

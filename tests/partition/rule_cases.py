@@ -1,4 +1,4 @@
-"""The small programs that prove the rules, by family of operators, with the splits for which something is gathered."""
+"""Small programs for the rules, by family of operators, with the splits for which something is gathered."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _used_split_and_whole(a: T, b: T) -> tuple[T, T]:
     return x.sum(0) + x.flip(0), torch.cumsum(x, 0) @ x.t()
 
 
-def _used_often(a: T, b: T) -> T:
+def _used_repeatedly(a: T, b: T) -> T:
     x = a + b
     return F.gelu(x) * x + x.t().reshape(6, 4) - x.mean() * b
 
@@ -121,7 +121,7 @@ IN_PLACE = [
     Case("a view read after writing", _view_read_after_writing, ((3, 4),), gathers="a0 a1"),
     Case("no_grad and detach", _without_gradient, ((3, 4), (3, 4))),
     Case("split and whole", _used_split_and_whole, ((4, 4), (4, 4)), gathers="a0 b0"),
-    Case("used often", _used_often, ((6, 4), (6, 4)), gathers="a0 a1 b0 b1"),
+    Case("used often", _used_repeatedly, ((6, 4), (6, 4)), gathers="a0 a1 b0 b1"),
     Case("sizes", _sizes, ((4, 4),), gathers="a1/uneven"),
     Case("tuples", _tuples, ((3, 4),), gathers="a0 a1"),
 ]
@@ -259,7 +259,7 @@ def _attention(**more: Any) -> Any:
     return run
 
 
-def _by_hand(a: T, b: T, c: T) -> T:
+def _manual_attention(a: T, b: T, c: T) -> T:
     scores = (a @ b.transpose(-1, -2) / 2.0).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), float("-inf"))
     return scores.softmax(-1) @ c
 
@@ -287,7 +287,7 @@ ATTENTION = [
     Case("attention with a bias", _attention(), (*_QKV, (1, 4, 5, 5)), gathers="a2/segments a3 b2 b3 c2 c3 d1 d2 d3"),
     Case("attention with a table", _attention(), (*_QKV, (5, 5)), gathers="a2/segments a3 b2 b3 c2 c3 d0 d1"),
     Case("attention of batches", _attention(), ((4, 5, 4),) * 3, gathers="a1/segments a2 b1 b2 c1 c2"),
-    Case("attention by hand", _by_hand, _QKV, gathers="b2"),
+    Case("attention by hand", _manual_attention, _QKV, gathers="b2"),
     Case("fused heads", _heads_of_one, ((2, 3, 8), (24, 8), (8, 8)), gathers="b0", pairs=True),
 ]
 

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 import drumline.partition.rules  # noqa: F401  # registers them
-from drumline.partition import moves
-from drumline.partition.capture import Captured, capture
-from drumline.partition.layout import Split, even
-from drumline.partition.moves import Axis, part_of
-from drumline.partition.program import Holder, Program, put
-from drumline.partition.spread import Pass
+from drumline.partition.capture import CapturedGraph, capture
+from drumline.partition.program import GraphProgram, ParameterHolder, register_tensor
+from drumline.partition.sharding import redistribution
+from drumline.partition.sharding.layout import Split, even_bounds
+from drumline.partition.sharding.redistribution import Axis, part_of
+from drumline.partition.sharding_pass import ShardingPass
 from drumline.tracing.fake import fake_mode
 
 NEAR = 1e-12
@@ -26,7 +26,7 @@ NEAR = 1e-12
 
 @dataclass(frozen=True)
 class Ids:
-    """Whole numbers below `high`: they come with the batch, and have no gradient."""
+    """Integers below `high`: part of the batch, without gradient."""
 
     shape: tuple[int, ...]
     high: int = 5
@@ -34,7 +34,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class Bits:
-    """Yes and no."""
+    """Booleans."""
 
     shape: tuple[int, ...]
 
@@ -46,15 +46,15 @@ class Case:
     name: str
     run: Callable[..., Any]
     inputs: tuple[Any, ...]
-    """A shape is a parameter."""
+    """Inputs; a shape is a parameter."""
     gathers: str = ""
-    """Splits of one input for which something is gathered: `a0`, `b1`, or `a1/segments` for one way of cutting."""
+    """Splits of one input for which something is gathered: `a0`, `b1`, or `a1/segments` for one kind of cut."""
     pairs: bool = False
-    """Whether two inputs are split at once as well."""
+    """Whether to split two inputs at once as well."""
 
 
 def seeds_of(case: Case, n: int) -> Iterator[tuple[str, dict[str, Split]]]:
-    """Every way to split one input, and two of them."""
+    """All splits of one input, and of two."""
     single: dict[str, list[Split]] = {}
     for letter, given in zip("abcdefgh", case.inputs, strict=False):
         shape = given.shape if isinstance(given, Ids | Bits) else given
@@ -76,16 +76,16 @@ def cuts_of(size: int, n: int) -> Iterator[tuple[str, tuple[tuple[int, ...], ...
     """Even, uneven (the last rank has one), and two segments."""
     if size < 2:
         return
-    yield "even", (even(size, n),)
+    yield "even", (even_bounds(size, n),)
     if size > n:
-        yield "uneven", ((*even(size - 1, n - 1), size),)
+        yield "uneven", ((*even_bounds(size - 1, n - 1), size),)
     if size >= 4:
-        half = even(size, 2)[1]
-        yield "segments", (even(half, n), even(size - half, n))
+        half = even_bounds(size, 2)[1]
+        yield "segments", (even_bounds(half, n), even_bounds(size - half, n))
 
 
 class Plain(nn.Module):
-    """Holds the parameters of a case."""
+    """A module with the parameters of a case."""
 
     def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Plain(nn.Module):
 
 
 def values_of(case: Case) -> dict[str, torch.Tensor]:
-    """The same numbers on every rank."""
+    """The values of a case, the same on every rank."""
     g = torch.Generator().manual_seed(len(case.name))
     made: dict[str, torch.Tensor] = {}
     for letter, given in zip("abcdefgh", case.inputs, strict=False):
@@ -108,8 +108,8 @@ def values_of(case: Case) -> dict[str, torch.Tensor]:
     return made
 
 
-def captured_of(case: Case) -> tuple[Captured, dict[str, torch.Tensor], list[str]]:
-    """The graph of a case, its values, and the names of those that come with the batch."""
+def captured_of(case: Case) -> tuple[CapturedGraph, dict[str, torch.Tensor], list[str]]:
+    """The graph of a case, its values, and the names of those in the batch."""
     values = values_of(case)
     batch = [k for k, v in values.items() if not v.is_floating_point()]
     mode = fake_mode()
@@ -121,24 +121,24 @@ def captured_of(case: Case) -> tuple[Captured, dict[str, torch.Tensor], list[str
     return capture(Plain(values), run, [mode.from_tensor(values[k]) for k in batch], mode), values, batch
 
 
-def placeholders(captured: Captured, batch: list[str]) -> dict[str, str]:
-    """Letter -> its node's name."""
-    found = {name: node.name for name, node in captured.placeholders("parameter").items()}
-    return found | {batch[int(i)]: node.name for i, node in captured.placeholders("batch").items()}
+def placeholders(captured: CapturedGraph, batch: list[str]) -> dict[str, str]:
+    """Letter -> name of its node."""
+    names = {name: node.name for name, node in captured.placeholders("parameter").items()}
+    return names | {batch[int(i)]: node.name for i, node in captured.placeholders("batch").items()}
 
 
-def spread(captured: Captured, batch: list[str], splits: Mapping[str, Split], axis: Axis) -> Pass:
-    """The pass, after it ran."""
+def shard(captured: CapturedGraph, batch: list[str], splits: Mapping[str, Split], axis: Axis) -> ShardingPass:
+    """Run a sharding pass."""
     names = placeholders(captured, batch)
-    found = Pass(captured.graph, axis, captured.mode, {names[k]: s for k, s in splits.items()})
-    found.run()
-    found.new.lint()
-    return found
+    sharding = ShardingPass(captured.graph, axis, captured.mode, {names[k]: s for k, s in splits.items()})
+    sharding.run()
+    sharding.new.lint()
+    return sharding
 
 
-def gathers(done: Pass) -> bool:
-    """Whether anything was made whole on the way to the outputs."""
-    alls = [n for n in done.new.nodes if n.target in (moves.gather, moves.gather_to_enter)]
+def gathers(done: ShardingPass) -> bool:
+    """Whether anything was gathered before the outputs."""
+    alls = [n for n in done.new.nodes if n.target in (redistribution.gather, redistribution.gather_into_split_work)]
     return bool(done.gathered) or any(any(u.op != "output" for u in n.users) for n in alls)
 
 
@@ -149,7 +149,7 @@ def cotangents(outs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def backward(outs: list[torch.Tensor]) -> None:
-    """From all outputs that have a way back."""
+    """Backward from all differentiable outputs."""
     pairs = [(o, c.to(o.dtype)) for o, c in zip(outs, cotangents(outs), strict=True) if o.requires_grad]
     if pairs:
         torch.autograd.backward([o for o, _ in pairs], [c for _, c in pairs])
@@ -165,16 +165,20 @@ def wanted(case: Case) -> tuple[list[torch.Tensor], dict[str, torch.Tensor | Non
 
 
 def got(
-    captured: Captured, values: Mapping[str, torch.Tensor], batch: list[str], splits: Mapping[str, Split], axis: Axis
+    captured: CapturedGraph,
+    values: Mapping[str, torch.Tensor],
+    batch: list[str],
+    splits: Mapping[str, Split],
+    axis: Axis,
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor | None]]:
     """Outputs and gradients of this rank's program, run on its parts."""
-    done = spread(captured, batch, splits, axis)
+    done = shard(captured, batch, splits, axis)
     own = {k: part_of(v, splits[k], axis.index).contiguous() if k in splits else v for k, v in values.items()}
-    root = Holder()
+    root = ParameterHolder()
     for k, v in own.items():
         if k not in batch:
-            put(root, k, nn.Parameter(v.clone()))
-    program = Program(done.new, captured.constants, root)
+            register_tensor(root, k, nn.Parameter(v.clone()))
+    program = GraphProgram(done.new, captured.constants, root)
     made = program(*(own[k].clone() for k in batch))
     outs = [made] if isinstance(made, torch.Tensor) else list(made)
     backward(outs)
@@ -182,7 +186,7 @@ def got(
 
 
 def differences(case: Case, axis: Axis) -> list[str]:
-    """What is not as it should be on this rank, over all ways to split."""
+    """Differences on this rank, over all splits."""
     captured, values, batch = captured_of(case)
     outs, gradients = wanted(case)
     wrong = []

@@ -1,16 +1,16 @@
-"""Functions for ranks: dropout, and moves between layouts."""
+"""Rank functions: dropout, and redistribution between layouts."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from rule_contract import Case, captured_of, spread
+from rule_contract import Case, captured_of, shard
 from torch import nn
 
-from drumline.partition import moves
-from drumline.partition.layout import Split
-from drumline.partition.moves import Axis, part_of
-from drumline.partition.program import Holder, Program, put
+from drumline.partition.program import GraphProgram, ParameterHolder, register_tensor
+from drumline.partition.sharding import redistribution
+from drumline.partition.sharding.layout import Split
+from drumline.partition.sharding.redistribution import Axis, part_of
 
 
 def _axis() -> Axis:
@@ -21,15 +21,15 @@ def drop(split: Split | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Dropout of ones, whole or split; and the generator's next numbers."""
     captured, _, batch = captured_of(Case("dropout", lambda a: torch.nn.functional.dropout(a, 0.5, True), ((64,),)))
     axis, ones = _axis(), torch.ones(64, dtype=torch.float64)
-    done = spread(captured, batch, {"a": split} if split else {}, axis)
-    root = Holder()
-    put(root, "a", nn.Parameter(part_of(ones, split, axis.index).clone() if split else ones))
-    (out,) = Program(done.new, captured.constants, root)()
+    done = shard(captured, batch, {"a": split} if split else {}, axis)
+    root = ParameterHolder()
+    register_tensor(root, "a", nn.Parameter(part_of(ones, split, axis.index).clone() if split else ones))
+    (out,) = GraphProgram(done.new, captured.constants, root)()
     return out.detach(), torch.rand(4)
 
 
-def moved(split: Split) -> list[str]:
-    """Every move, forward and backward, against what it says."""
+def redistributed(split: Split) -> list[str]:
+    """Every redistribution, forward and backward, against its definition."""
     axis = _axis()
     n, r = axis.size, axis.index
     g = torch.Generator().manual_seed(3)
@@ -41,12 +41,18 @@ def moved(split: Split) -> list[str]:
     own, own_slope = part_of(whole, split, r), part_of(slope, split, r)
     total, slopes_total = sum(each), sum(slopes)
     checks = {
-        "gather": (moves.gather, own, whole, slope, own_slope),
-        "gather_to_enter": (moves.gather_to_enter, own, whole, slopes[r], part_of(slopes_total, split, r)),
-        "take": (moves.take, whole, own, own_slope, slope),
-        "scatter": (moves.scatter, each[r], part_of(total, split, r), own_slope, slope),
-        "reduce": (lambda x, _, a: moves.reduce(x, a), each[r], total, slope, slope),
-        "enter": (lambda x, _, a: moves.enter(x, a), whole, whole, slopes[r], slopes_total),
+        "gather": (redistribution.gather, own, whole, slope, own_slope),
+        "gather_to_enter": (
+            redistribution.gather_into_split_work,
+            own,
+            whole,
+            slopes[r],
+            part_of(slopes_total, split, r),
+        ),
+        "take": (redistribution.take_part, whole, own, own_slope, slope),
+        "scatter": (redistribution.reduce_scatter_partial, each[r], part_of(total, split, r), own_slope, slope),
+        "reduce": (lambda x, _, a: redistribution.reduce_partial(x, a), each[r], total, slope, slope),
+        "enter": (lambda x, _, a: redistribution.enter_split_work(x, a), whole, whole, slopes[r], slopes_total),
     }
     wrong = []
     for name, (move, given, want, gradient, want_gradient) in checks.items():

@@ -1,4 +1,4 @@
-"""The captured graph: whole operators, plain where it can be, and a refusal that names what asks for values."""
+"""The captured graph: whole operators, no in-place ones where possible, and a refusal that names what reads values."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_layers_stay_whole() -> None:
     assert targets(case) == [aten.linear.default, aten.layer_norm.default]
 
 
-def test_operators_in_place_become_plain_ones() -> None:
+def test_in_place_operators_are_replaced() -> None:
     assert targets(Case("relu", lambda a: F.relu(a + 1, inplace=True), ((3, 4),))) == [
         aten.add.Tensor,
         aten.relu.default,
     ]
 
 
-def test_writing_under_another_name_stays() -> None:
+def test_writes_through_a_view_stay() -> None:
     def run(a: torch.Tensor) -> torch.Tensor:
         x = a.clone()
         x[:, 1:] = 0.0
@@ -43,7 +43,7 @@ def test_writing_under_another_name_stays() -> None:
     assert any(t._schema.is_mutable for t in targets(Case("rows", run, ((3, 4),))))
 
 
-def test_what_nobody_reads_is_dropped() -> None:
+def test_dead_nodes_are_removed() -> None:
     def run(a: torch.Tensor) -> torch.Tensor:
         a.exp().sum()
         return a * 2
@@ -51,7 +51,7 @@ def test_what_nobody_reads_is_dropped() -> None:
     assert targets(Case("dead", run, ((3, 4),))) == [aten.mul.Tensor]
 
 
-def test_placeholders_know_what_they_are() -> None:
+def test_placeholders_have_roles_and_names() -> None:
     model = nn.BatchNorm1d(4)
     model.bias.requires_grad_(False)
     mode = fake_mode()
@@ -62,7 +62,7 @@ def test_placeholders_know_what_they_are() -> None:
     assert list(captured.placeholders("batch")) == ["0"]
 
 
-def test_a_model_that_asks_for_values_is_refused() -> None:
+def test_capturing_a_model_that_reads_values_is_refused() -> None:
     class Asks(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) if x.sum() > 0 else x

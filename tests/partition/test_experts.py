@@ -1,4 +1,4 @@
-"""Experts that are spread over ranks compute what the serial layer computes, forward and backward."""
+"""Sharded experts compute the same as the serial layer, forward and backward."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from world import World
 
 from drumline.core.errors import JobError, PlanError
-from drumline.partition.experts import Away, Experts, Rows, shard_experts
-from drumline.partition.moves import Axis
+from drumline.partition.experts import AbsentParameter, ExpertRows, Experts, shard_experts
+from drumline.partition.sharding.redistribution import Axis
 
 Worlds = Callable[[int], World]
 
@@ -28,8 +28,8 @@ needs_transformers = pytest.mark.skipif(
 )
 
 
-def close(found: list[list[dict[str, float]]], grid: list[Case], bound: float = 1e-12) -> None:
-    for rank, answers in enumerate(found):
+def close(results: list[list[dict[str, float]]], grid: list[Case], bound: float = 1e-12) -> None:
+    for rank, answers in enumerate(results):
         for case, errors in zip(grid, answers, strict=True):
             assert max(errors.values()) < bound, f"rank {rank}, {case}: {errors}"
 
@@ -69,8 +69,8 @@ def test_experts_of_transformers(world: Worlds, n: int) -> None:
 
 
 @needs_transformers
-def test_a_language_model(world: Worlds) -> None:
-    """Its norms and its router compute in float32, so it is judged by that."""
+def test_a_mixtral_model(world: Worlds) -> None:
+    """Its norms and its router compute in float32, so the bound is that of float32."""
     for loss, gradients in world(2).run(functions.language_model, timeout=IMPORTS):
         assert loss < 1e-6
         assert max(gradients.values()) < 2e-5, gradients
@@ -86,31 +86,31 @@ def test_in_lower_precision(world: Worlds) -> None:
     close(world(2).run(functions.all_errors, grid), grid, 5e-6)
 
 
-def test_what_a_rank_holds(world: Worlds) -> None:
-    found = world(2).run(functions.described, Case((1, 1), experts=3))
-    (first, shapes), (second, _) = found
-    assert first.modules == ("experts",) and first.left == ()
+def test_parameters_of_a_rank(world: Worlds) -> None:
+    results = world(2).run(functions.described, Case((1, 1), experts=3))
+    (first, shapes), (second, _) = results
+    assert first.modules == ("experts",) and first.unrecognised == ()
     assert set(first.parts) == {"experts.0.up.weight", "experts.0.up.bias", "experts.0.down.weight"}
-    assert first.parts["experts.0.up.weight"] == Rows("experts.0.up.weight", (9, 8), 0)
-    assert first.away["experts.2.up.bias"] == Away((9,), torch.float64)
-    assert set(first.parts) | set(first.away) == set(second.parts) | set(second.away)
-    assert set(second.parts) == set(first.away), "every expert has one owner"
+    assert first.parts["experts.0.up.weight"] == ExpertRows("experts.0.up.weight", (9, 8), 0)
+    assert first.absent["experts.2.up.bias"] == AbsentParameter((9,), torch.float64)
+    assert set(first.parts) | set(first.absent) == set(second.parts) | set(second.absent)
+    assert set(second.parts) == set(first.absent), "every expert has one owner"
     assert "experts.1.up.weight" not in shapes and shapes["router.weight"] == (3, 8)
 
 
 @needs_transformers
-def test_what_a_rank_holds_of_batched_parameters(world: Worlds) -> None:
-    found = world(2).run(functions.described, Case((1, 1), experts=3, family="mixtral"), timeout=IMPORTS)
-    for rank, (sharded, shapes) in enumerate(found):
-        assert sharded.away == {}
-        assert sharded.parts["experts.gate_up_proj"] == Rows("experts.gate_up_proj", (3, 8, 8), rank * 64)
+def test_batched_parameters_of_a_rank(world: Worlds) -> None:
+    results = world(2).run(functions.described, Case((1, 1), experts=3, family="mixtral"), timeout=IMPORTS)
+    for rank, (sharded, shapes) in enumerate(results):
+        assert sharded.absent == {}
+        assert sharded.parts["experts.gate_up_proj"] == ExpertRows("experts.gate_up_proj", (3, 8, 8), rank * 64)
         assert shapes["experts.gate_up_proj"] == (rank + 1, 8, 8)
 
 
 def test_a_token_goes_once_to_a_rank(world: Worlds) -> None:
-    """All four experts of a token, on two ranks: two rows travel for it, not four."""
-    for heard in world(2).run(functions.sent_rows, Case((3, 3), experts=4, k=4)):
-        assert heard == [(2,), (6, 4), (6, 4), (6, 8), (6, 8)]
+    """All four experts of a token, on two ranks: two rows are sent for it, not four."""
+    for recorded in world(2).run(functions.sent_rows, Case((3, 3), experts=4, k=4)):
+        assert recorded == [(2,), (6, 4), (6, 4), (6, 8), (6, 8)]
 
 
 # -- the layer alone
@@ -132,14 +132,14 @@ def test_the_layer_is_the_weighted_sum() -> None:
             for rows in zip(x, index, weight, strict=True)
         ]
     )
-    found = experts(x, index, weight)
-    torch.testing.assert_close(found, want, rtol=1e-13, atol=1e-13)
-    found.sum().backward()
+    out = experts(x, index, weight)
+    torch.testing.assert_close(out, want, rtol=1e-13, atol=1e-13)
+    out.sum().backward()
     idle = experts[2].up.weight.grad
     assert idle is not None and not idle.any(), "an expert without tokens has gradients of 0"
 
 
-def test_no_tokens_at_all() -> None:
+def test_a_batch_without_tokens() -> None:
     experts = Experts(Expert() for _ in range(2))
     out = experts(torch.zeros(0, 8), torch.zeros(0, 2, dtype=torch.long), torch.zeros(0, 2))
     assert out.shape == (0, 8)
@@ -157,15 +157,15 @@ def test_shapes_without_values() -> None:
 
 
 @pytest.mark.parametrize("expert", [-1, 2])
-def test_an_expert_that_does_not_exist(expert: int) -> None:
+def test_a_missing_expert_is_refused(expert: int) -> None:
     experts = Experts(Expert() for _ in range(2))
     with pytest.raises(JobError, match=f"the router chose expert {expert}\n.*there are 2 experts: 0 to 1"):
         experts(torch.zeros(1, 8), torch.tensor([[expert]]), torch.ones(1, 1))
 
 
-def test_an_expert_that_changes_the_width() -> None:
+def test_an_expert_that_changes_the_width_is_refused() -> None:
     experts = Experts(nn.Linear(8, 3) for _ in range(2))
-    with pytest.raises(JobError, match=r"an expert made \(1, 3\) of \(1, 8\)"):
+    with pytest.raises(JobError, match=r"an expert returned \(1, 3\) for \(1, 8\)"):
         experts(torch.zeros(1, 8), torch.tensor([[0]]), torch.ones(1, 1))
 
 
@@ -181,26 +181,26 @@ class Unknown(nn.Module):
         return torch.stack([e(x) for e in self.experts]).sum(0)
 
 
-def test_a_model_without_known_experts() -> None:
-    with pytest.raises(PlanError, match="no experts that can be spread\n.*look like experts: experts\n.*known are"):
+def test_a_model_without_known_experts_is_refused() -> None:
+    with pytest.raises(PlanError, match="no experts that can be sharded\n.*look like experts: experts\n.*known are"):
         shard_experts(Unknown(), Axis("ep", 2, 0))
 
 
-def test_what_is_left_whole_is_named() -> None:
+def test_unrecognised_experts_are_named() -> None:
     model = nn.ModuleDict({"known": Experts(Expert() for _ in range(2)), "other": Unknown()})
     sharded = shard_experts(model, Axis("ep", 2, 1))
-    assert sharded.modules == ("known",) and sharded.left == ("other.experts",)
+    assert sharded.modules == ("known",) and sharded.unrecognised == ("other.experts",)
     assert len(list(model["other"].parameters())) == 6
 
 
-def test_fewer_experts_than_ranks() -> None:
+def test_fewer_experts_than_ranks_are_refused() -> None:
     with pytest.raises(
-        PlanError, match="2 experts cannot be spread over 3 ranks\n.*where: *moe\n.*2 < 3\n.*ep=2 or less"
+        PlanError, match="2 experts cannot be sharded over 3 ranks\n.*where: *moe\n.*2 < 3\n.*ep=2 or less"
     ):
         shard_experts(nn.ModuleDict({"moe": Experts(Expert() for _ in range(2))}), Axis("ep", 3, 0))
 
 
-def test_an_expert_that_shares_a_parameter() -> None:
+def test_an_expert_that_shares_a_parameter_is_refused() -> None:
     shared = Expert()
     with pytest.raises(PlanError, match="shares a parameter with another module\n.*where: *0.up.weight"):
         shard_experts(Experts([shared, shared]), Axis("ep", 2, 0))

@@ -1,4 +1,4 @@
-"""Image models on tiles and by channels: the loss, every gradient and every buffer of the whole image on one device."""
+"""Image models on tiles and by channels: loss, gradients and buffers equal those of the whole image on one device."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ GRID = [
 
 
 @pytest.mark.parametrize(("tiles", "name"), GRID)
-def test_tiles_give_what_the_whole_image_gives(world: Worlds, tiles: tuple[int, int], name: str) -> None:
+def test_tiles_match_the_whole_image(world: Worlds, tiles: tuple[int, int], name: str) -> None:
     cases = [(name, UNEVEN), (name, NARROW)]
     for rank, results in enumerate(world(tiles[0] * tiles[1]).run(on_tiles, cases, tiles)):
         for (_, size), result in zip(cases, results, strict=True):
@@ -68,7 +68,7 @@ def test_a_rank_may_run_out_of_rows(world: Worlds) -> None:
             check(result.worst, f"{name} of {size} on rank {rank}")
 
 
-def test_only_the_halo_travels(world: Worlds) -> None:
+def test_only_the_halo_is_sent(world: Worlds) -> None:
     results = world(2).run(on_tiles, [("convnet", (32, 24))], (2, 1))
     # 5 x 5 over 3 channels: both send two rows. The pool of stride 2: one row of 8 channels goes down. 3 x 3 without
     # padding over 8 channels of half the width: both send one row.
@@ -80,16 +80,16 @@ def test_only_the_halo_travels(world: Worlds) -> None:
         assert _bytes(result, "halo back") == STEPS * SAMPLES * 8 * back[rank]
 
 
-def test_windows_send_what_their_spans_say(world: Worlds) -> None:
+def test_windows_send_the_bytes_of_the_formula(world: Worlds) -> None:
     for (result,) in world(4).run(on_tiles, [("unet", UNEVEN)], (2, 2)):
         assert _bytes(result, "halo") == STEPS * result.expected > 0
 
 
 def _bytes(result: Result, message: str) -> int:
-    return sum(b for _, m, b in result.heard if m == message)
+    return sum(b for _, m, b in result.recorded if m == message)
 
 
-def test_channels_give_what_one_device_gives(world: Worlds) -> None:
+def test_channels_match_one_device(world: Worlds) -> None:
     cases = [(name, NARROW) for name in MODELS]
     for rank, results in enumerate(world(2).run(on_channels, cases)):
         for (name, _), (result, _) in zip(cases, results, strict=True):
@@ -97,7 +97,7 @@ def test_channels_give_what_one_device_gives(world: Worlds) -> None:
             assert not result.gathered, f"{name}: {result.gathered}"
 
 
-def test_norms_between_two_convolutions_are_held_in_parts(world: Worlds) -> None:
+def test_norms_between_two_convolutions_are_split(world: Worlds) -> None:
     (_, parts), (separable, more) = world(2).run(on_channels, [("resnet", NARROW), ("separable", NARROW)])[0]
     assert {"blocks.0.conv1.weight", "blocks.0.bn1.weight", "blocks.0.bn1.bias", "blocks.0.conv2.weight"} <= set(parts)
     assert {"0.weight", "1.weight", "3.weight", "3.bias", "4.weight", "6.weight"} <= set(more), "also depthwise ones"
@@ -111,13 +111,13 @@ def test_tiles_and_channels_together(world: Worlds) -> None:
             assert not result.gathered
 
 
-def test_the_interior_is_computed_while_the_halo_travels(world: Worlds) -> None:
+def test_the_interior_is_computed_during_the_exchange(world: Worlds) -> None:
     plain: list[list[Result]] = world(2).run(on_tiles, [("unet", UNEVEN)], (2, 1))
     for rank, (result, joined) in enumerate(world(2).run(overlapped, "unet", UNEVEN)):
         check(result.worst, f"rank {rank}")
         assert joined >= 8
-        halo = sorted(b for _, message, b in result.heard if message.startswith("halo"))
-        assert halo == sorted(b for _, message, b in plain[rank][0].heard if message.startswith("halo"))
+        halo = sorted(b for _, message, b in result.recorded if message.startswith("halo"))
+        assert halo == sorted(b for _, message, b in plain[rank][0].recorded if message.startswith("halo"))
 
 
 def test_statistics_span_samples_and_tiles(world: Worlds) -> None:
@@ -127,6 +127,6 @@ def test_statistics_span_samples_and_tiles(world: Worlds) -> None:
             assert spanned == norms
 
 
-def test_a_stand_in_counts_nothing(world: Worlds) -> None:
+def test_a_stand_in_sample_does_not_count(world: Worlds) -> None:
     for rank, worst in enumerate(world(2).run(with_a_stand_in, NARROW)):
         check(worst, f"rank {rank}")

@@ -1,4 +1,4 @@
-"""Operators on tiles give the part of what the whole image gives, forward and backward, in float64 to 1e-12."""
+"""Operators on tiles match the whole image, forward and backward, in float64 to 1e-12."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from world import World
 
 from drumline.partition import spatial
-from drumline.partition.layout import even
-from drumline.partition.moves import Axis
-from drumline.partition.spatial.slide import settled, slide
-from drumline.runtime.groups import group_of
+from drumline.partition.sharding.layout import even_bounds
+from drumline.partition.sharding.redistribution import Axis
+from drumline.partition.spatial.rows import feasible_bounds, plan_slide
+from drumline.runtime.state.process_groups import group_of
 
 Worlds = Callable[[int], World]
 Bounds = tuple[int, ...]
@@ -34,11 +34,11 @@ def axis_of() -> Axis:
 
 
 def cuts(size: int) -> list[Bounds]:
-    """Even, a rank with one row, a rank with nothing, everything at one rank."""
+    """Even, a rank with one row, a rank without rows, all rows on one rank."""
     n = dist.get_world_size()
     few = (0, *range(1, n), size)
     none = (0, *([size // 2] * (n - 1)), size) if n > 2 else (0, 0, size)
-    return [even(size, n), few, none, (*([0] * n), size)]
+    return [even_bounds(size, n), few, none, (*([0] * n), size)]
 
 
 def compare(
@@ -450,7 +450,7 @@ def other_resizes() -> None:
 
 
 def norms() -> None:
-    """Rows or columns split; then channels, aligned with the groups and not; far from zero."""
+    """Rows or columns split; then channels, aligned with the groups or not; values far from zero."""
     for bounds, dim in product(cuts(11), (2, 3)):
         shape = (3, 12, 11, 5) if dim == 2 else (3, 12, 5, 11)
         for groups, affine in product((1, 4, 12), (True, False)):
@@ -504,7 +504,7 @@ def group_norms(
 
 
 def running_norms(training: bool, shape: Sequence[int], dim: int, bounds: Bounds, w: Any, b: Any) -> None:
-    """Batch and instance norm, and what they leave in their running statistics."""
+    """Batch and instance norm, and their running statistics."""
     kinds: list[tuple[Any, Any]] = [(F.batch_norm, spatial.batch_norm), (F.instance_norm, spatial.instance_norm)]
     for whole, part in kinds:
         theirs, ours = ([torch.full((12,), 0.5, dtype=torch.float64) for _ in range(2)] for _ in range(2))
@@ -521,7 +521,7 @@ def running_norms(training: bool, shape: Sequence[int], dim: int, bounds: Bounds
 
 
 def two_axes() -> None:
-    """Tiles of a 2 x 2 mesh: statistics go over one axis, then the other."""
+    """Tiles of a 2 x 2 mesh: statistics span one axis, then the other."""
     rank = dist.get_rank()
     rows, columns = (0, 4, 11), (0, 5, 7)
     groups = [group_of(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
@@ -537,7 +537,7 @@ def two_axes() -> None:
         return t[:, :, rows[i] : rows[i + 1], columns[j] : columns[j + 1]]
 
     mine = tile(x.detach()).clone().requires_grad_()
-    from drumline.partition.window import window
+    from drumline.partition.sharding.halo_exchange import window
 
     tall = window(mine, 2, rows, ((-1, 5), (3, 12)), down)
     wide = window(tall, 3, columns, ((-1, 6), (4, 8)), across)
@@ -589,11 +589,11 @@ def half() -> None:
     torch.testing.assert_close(out.float(), whole, rtol=1e-2, atol=1e-2)
 
 
-def test_half(world: Worlds) -> None:
+def test_half_precision(world: Worlds) -> None:
     world(2).run(half)
 
 
-def test_absent_samples_count_nothing(world: Worlds) -> None:
+def test_absent_samples_do_not_count(world: Worlds) -> None:
     world(2).run(absent)
 
 
@@ -624,13 +624,13 @@ def shapes(x: torch.Tensor, w: torch.Tensor, axis: Axis) -> list[tuple[tuple[int
         functools.partial(spatial.resize, x, (16, 12), "cubic", True, (None, None)),
         functools.partial(spatial.pixel_unshuffle, x, 2),
     ]
-    found = []
+    results = []
     for call in calls:
         out, new = call(2, bounds, axis)
         out.sum().backward()
-        found.append((tuple(out.shape), new))
+        results.append((tuple(out.shape), new))
     norm = spatial.group_norm(x, None, None, 2, 1e-5, 2, bounds, axis)
-    return [*found, (tuple(norm.shape), bounds)]
+    return [*results, (tuple(norm.shape), bounds)]
 
 
 def real_shapes() -> list[tuple[tuple[int, ...], Any]]:
@@ -638,7 +638,7 @@ def real_shapes() -> list[tuple[tuple[int, ...], Any]]:
 
 
 def test_shapes_without_ranks(world: Worlds) -> None:
-    """On fake tensors every function has the shape of the real one, without a group."""
+    """On fake tensors every function returns the real shape, without a group."""
     for index, real in enumerate(world(2).run(real_shapes)):
         with FakeTensorMode():
             x, w = torch.empty(2, 4, 4, 6, requires_grad=True), torch.empty(4, 4, 3, 3)
@@ -646,10 +646,10 @@ def test_shapes_without_ranks(world: Worlds) -> None:
 
 
 def test_bounds_of_outputs() -> None:
-    """Same-size convolutions keep the bounds; those that halve agree with the pooling and the shortcut beside them."""
+    """Same-size convolutions keep the bounds; those that halve agree with the pooling and the shortcut next to them."""
     bounds = (0, 9, 17, 30)
-    assert slide(bounds, 3, 1, 1, 1).bounds == bounds == slide(bounds, 5, 1, 4, 4, 2).bounds
-    halves = {slide(bounds, k, 2, p, p).bounds for k, p in ((3, 1), (1, 0), (2, 0), (7, 3))}
+    assert plan_slide(bounds, 3, 1, 1, 1).bounds == bounds == plan_slide(bounds, 5, 1, 4, 4, 2).bounds
+    halves = {plan_slide(bounds, k, 2, p, p).bounds for k, p in ((3, 1), (1, 0), (2, 0), (7, 3))}
     assert halves == {(0, 5, 9, 15)}
-    assert settled((0, 9, 9, 9), 9) == (0, 7, 8, 9)  # nobody without rows
-    assert settled((0, 1, 1, 2), 2) == (0, 1, 1, 2)  # two rows for three ranks
+    assert feasible_bounds((0, 9, 9, 9), 9) == (0, 7, 8, 9)  # nobody without rows
+    assert feasible_bounds((0, 1, 1, 2), 2) == (0, 1, 1, 2)  # two rows for three ranks

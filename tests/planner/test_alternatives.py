@@ -9,16 +9,16 @@ import pytest
 
 from drumline.clusters import Cluster, load
 from drumline.core.errors import InputError
-from drumline.costs import Estimate, Steps, estimate
+from drumline.costs import Estimate, OperatorCostModel, estimate
+from drumline.costs.factory import cost_model
 from drumline.models import Profile, zoo
 from drumline.planner import search, space
-from drumline.planner.bounds import bounds
-from drumline.planner.crossing import crossings, overtaking, slower
+from drumline.planner.bottlenecks import bottlenecks
+from drumline.planner.break_even import link_thresholds, thresholds, with_slower_messages
 from drumline.planner.explain import reason
-from drumline.planner.families import FAMILIES, families_of, why_absent
 from drumline.planner.formula import formula
 from drumline.planner.objectives import OBJECTIVES, pareto
-from drumline.planner.prices import prices
+from drumline.planner.plan_families import FAMILIES, families_of, why_absent
 from drumline.plans import Plan
 from drumline.plans.combinations import check, refusal
 
@@ -57,7 +57,7 @@ def test_every_family_has_a_row() -> None:
         e = estimates[f.plan]
         assert f.slower == pytest.approx(e.step_seconds / answer.candidates[0].step_seconds - 1)
         assert (f.lacks_bytes == 0) == f.fits and f.lacks_bytes == pytest.approx(e.lacks[1])
-        same = [c for c in answer.candidates if f.name in families_of(Plan.parse(c.plan))]
+        same = [c for c in answer.candidates if f.name in families_of(c.plan)]
         assert same[0].plan == f.plan, "it is the best of its family"
     assert "needs" in rows["data"].reason and rows["data"].lacks_bytes > 0
     assert "2048 tokens a sample < 2 x 4096" in rows["context"].reason
@@ -76,22 +76,22 @@ def test_why_there_is_no_plan_of_a_family() -> None:
 
 def test_bounds() -> None:
     plan = Plan.parse("dp=8,zero=3,micro=2,precision=bf16")
-    found = bounds(GPT, plan, estimate(GPT, plan, EIGHT), EIGHT)
+    found = bottlenecks(GPT, plan, estimate(GPT, plan, EIGHT), EIGHT)
     assert sum(found.shares.values()) == pytest.approx(1) and found.first == "products"
     assert 0.5 < found.utilisation < 0.8
-    slow = slower(EIGHT, 100)
-    assert bounds(GPT, plan, estimate(GPT, plan, slow), slow).first == "communication"
+    slow = with_slower_messages(EIGHT, 100)
+    assert bottlenecks(GPT, plan, estimate(GPT, plan, slow), slow).first == "communication"
     tiny, one = zoo.profile("mlp:2x256", batch_size=1), load("one-a100")
     plan = Plan.parse("precision=bf16")
-    assert bounds(tiny, plan, estimate(tiny, plan, one), one).first in ("launches", "optimizer", "overhead")
+    assert bottlenecks(tiny, plan, estimate(tiny, plan, one), one).first in ("launches", "optimizer", "overhead")
 
 
 def test_what_would_have_to_change_is_right() -> None:
     """On either side of the link that is named, a whole search says who wins."""
     profile = zoo.profile("gpt:1.3b", batch_size=32)
-    answer, estimates = search(profile, EIGHT, turns=True)
-    ranked = [(Plan.parse(c.plan), estimates[c.plan]) for c in answer.candidates]
-    found = [c for c in crossings(profile, EIGHT, ranked) if c.key == "node.link.bandwidth"]
+    answer, estimates = search(profile, EIGHT, break_even=True)
+    ranked = [(c.plan, estimates[str(c.plan)]) for c in answer.candidates]
+    found = [c for c in thresholds(profile, EIGHT, ranked) if c.key == "node.link.bandwidth"]
     assert found, "with slower links something else wins"
     for c in found:
         assert c.below and c.value < EIGHT.node.link.bandwidth
@@ -112,26 +112,26 @@ def at(cluster: Cluster, bandwidth: float) -> Cluster:
 def test_where_two_plans_meet() -> None:
     profile = zoo.profile("gpt:1.3b", batch_size=32)
     fast, frugal = Plan.parse("dp=8,zero=3,precision=bf16"), Plan.parse("pp=8,micro=32,precision=bf16")
-    (found,) = overtaking(profile, EIGHT, fast, frugal)
+    (found,) = link_thresholds(profile, EIGHT, fast, frugal)
     assert found.below and found.key == "node.link.bandwidth" and found.plan == str(frugal)
     for factor, ahead in ((0.95, True), (1.05, False)):
-        by = prices(profile, at(EIGHT, found.value * factor), "bf16")
+        by = cost_model(profile, at(EIGHT, found.value * factor), "bf16")
         first, second = (by.estimate(p).step_seconds for p in (fast, frugal))
         assert (second < first) is ahead
-    assert overtaking(profile, EIGHT, fast, Plan.parse("dp=8,zero=3,micro=2,recompute=full,precision=bf16")) == []
+    assert link_thresholds(profile, EIGHT, fast, Plan.parse("dp=8,zero=3,micro=2,recompute=full,precision=bf16")) == []
 
 
 def test_memory_at_which_others_win() -> None:
     answer, estimates = search(GPT, EIGHT)
-    ranked = [(Plan.parse(c.plan), estimates[c.plan]) for c in answer.candidates]
-    found = [c for c in crossings(GPT, EIGHT, ranked) if c.key == "device.memory"]
+    ranked = [(c.plan, estimates[str(c.plan)]) for c in answer.candidates]
+    found = [c for c in thresholds(GPT, EIGHT, ranked) if c.key == "device.memory"]
     assert found
     for c in found:
         low, high = sorted((c.value, c.until or 2 * c.value))
         assert low < high and "a device" in str(c)
         middle = EIGHT.with_memory((low + high) / 2)
         best, _ = search(GPT, middle, brief=True)
-        assert c.family in families_of(Plan.parse(best.candidates[0].plan)), (c, best.candidates[0])
+        assert c.family in families_of(best.best.plan), (c, best.candidates[0])
 
 
 def test_objectives() -> None:
@@ -141,7 +141,7 @@ def test_objectives() -> None:
     assert first["time"].reason == "fastest that fits" and first["memory"].reason == "needs least memory"
     assert first["memory"].memory_bytes < first["time"].memory_bytes
     assert first["memory"].memory_bytes == min(c.memory_bytes for c in answers["memory"].candidates if c.fits)
-    cost = {c.plan: c.step_seconds * Plan.parse(c.plan).ranks for c in answers["cost"].candidates if c.fits}
+    cost = {c.plan: c.step_seconds * c.plan.ranks for c in answers["cost"].candidates if c.fits}
     assert first["cost"].plan == min(cost, key=lambda p: cost[p])
     assert "device hours" in answers["cost"].candidates[1].reason
     with pytest.raises(InputError, match="--objective tiem"):
@@ -159,7 +159,7 @@ def test_as_fast_and_simpler_is_said() -> None:
 
 def test_pareto() -> None:
     answer, estimates = search(GPT, EIGHT)
-    scored = [(Plan.parse(c.plan), estimates[c.plan]) for c in answer.candidates]
+    scored = [(c.plan, estimates[str(c.plan)]) for c in answer.candidates]
     front = pareto(scored)
     assert front[0][0] == scored[0][0] and len(front) > 3
     for _, e in front:
@@ -206,7 +206,7 @@ def test_stopped_early_it_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch)
     assert answer.interrupted and not whole.interrupted
     assert {c.plan for c in answer.candidates} == set(map(str, seen)) and len(seen) == 60
     assert answer.candidates[0].fits and answer.explanation
-    assert Plan.parse(answer.candidates[0].plan).ranks == 8, "plans that use the machine are looked at first"
+    assert answer.best.plan.ranks == 8, "plans that use the machine are looked at first"
 
 
 def test_stopped_before_anything_fits() -> None:
@@ -224,8 +224,8 @@ PROFILES = ("gpt:125m", "bert:base", "resnet50", "unet", "vit:base", "lstm:2x102
 def test_what_the_engine_refuses_is_never_offered(name: str) -> None:
     for cluster, batch in ((load("dgx-h100").with_devices(16), 24), (load("dgx-a100").with_devices(7), 12)):
         profile = zoo.profile(name, batch_size=batch)
-        for sparing in (False, True):
-            plans = list(space.candidates(profile, cluster, Plan(precision="bf16"), sparing=sparing))
+        for save_memory in (False, True):
+            plans = list(space.candidates(profile, cluster, Plan(precision="bf16"), save_memory=save_memory))
             assert len(plans) == len(set(plans)) > 20
             for plan in plans:
                 assert not refusal(plan), plan
@@ -251,7 +251,7 @@ def test_who_shares_a_layer_shares_a_node() -> None:
 def test_stages_that_share_a_table_have_a_price() -> None:
     """A table that tp leaves whole and two stages read: the later stage does not count what the first has counted."""
     profile, machines = zoo.profile("gpt:125m", batch_size=24), load("dgx-h100").with_devices(24)
-    steps = Steps(profile, machines, "bf16")
+    steps = OperatorCostModel(profile, machines, "bf16")
     plans = list(space.splits(profile, machines, Plan(precision="bf16")))
     assert any(p.tp > 1 and p.pp > 1 for p in plans)
     assert all(steps.estimate(p).step_seconds > 0 for p in plans)
@@ -264,7 +264,7 @@ def with_latency(cluster: Cluster) -> Cluster:
 def test_layers_are_computed_again_where_a_split_model_does_not_fit() -> None:
     tight = EIGHT.with_memory(20 * 2**30)
     plans = list(space.splits(GPT, tight, Plan(precision="bf16")))
-    fits = Steps(GPT, tight, "bf16").fits
+    fits = OperatorCostModel(GPT, tight, "bf16").fits
     again = [p for p in plans if p.recompute == "full"]
     assert again and not any(fits(replace(p, recompute="none")) for p in again)
     assert any(fits(p) for p in again), "it helps"
@@ -278,4 +278,4 @@ def test_devices_that_do_not_divide_stay_idle() -> None:
     }
     assert (3, 2, 1) in shapes and (1, 4, 1) in shapes
     answer, _ = search(zoo.profile("mlp:2x256", batch_size=4), with_latency(seven))
-    assert answer.candidates[0].plan.startswith("dp=1") and "6 devices stay idle: on " in answer.explanation
+    assert str(answer.best.plan).startswith("dp=1") and "6 devices stay idle: on " in answer.explanation

@@ -9,7 +9,7 @@ from drumline.core.errors import PlanError
 from drumline.costs import Estimate
 from drumline.models import zoo
 from drumline.planner import search
-from drumline.planner.finalists import WANTED, passed
+from drumline.planner.dry_runs import WANTED, drop_failed
 from drumline.plans import Plan
 
 
@@ -24,14 +24,14 @@ def test_the_first_that_pass_stand_first() -> None:
         seen.append(plan.dp)
         return "odd" if plan.dp % 2 else ""
 
-    kept = passed(scored(10), dry_run)
+    kept = drop_failed(scored(10), dry_run)
     assert seen == [1, 2, 3, 4, 5, 6] and len([n for n in seen if n % 2 == 0]) == WANTED
     assert [plan.dp for plan, _ in kept] == [2, 4, 6, 7, 8, 9, 10]
-    assert passed(scored(3), None) == scored(3)
+    assert drop_failed(scored(3), None) == scored(3)
     with pytest.raises(PlanError, match="none of the 3 best plans passes its dry run") as e:
-        passed(scored(3), lambda plan, _: "never")
+        drop_failed(scored(3), lambda plan, _: "never")
     assert e.value.where == "dp=1: never"
-    assert passed([], lambda plan, _: "never") == []
+    assert drop_failed([], lambda plan, _: "never") == []
 
 
 def test_a_search_proposes_none_that_failed() -> None:

@@ -10,13 +10,13 @@ from drumline.clusters import Cluster, Link, load
 from drumline.core.errors import DoesNotFit
 from drumline.models import Profile, zoo
 from drumline.planner import search
-from drumline.planner.families import families_of
+from drumline.planner.plan_families import families_of
 from drumline.plans import Plan
 
 
 def best(profile: Profile, cluster: Cluster) -> Plan:
     answer, _ = search(profile, cluster)
-    return Plan.parse(answer.candidates[0].plan)
+    return answer.best.plan
 
 
 def with_memory(cluster: Cluster, gib: float, *, host: float | None = None) -> Cluster:

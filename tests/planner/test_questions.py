@@ -11,14 +11,14 @@ import pytest
 from drumline.clusters import Cluster, CollectiveTable, load
 from drumline.core import files
 from drumline.core.errors import ClusterError, InputError
-from drumline.costs import Steps, estimate
-from drumline.costs.interval import save_interval
+from drumline.costs import OperatorCostModel, estimate
+from drumline.costs.checkpoint_interval import save_interval
 from drumline.models import zoo
 from drumline.planner import search
-from drumline.planner.crossing import crossings, slower
-from drumline.planner.curve import counts, scaling
-from drumline.planner.fit import first_plan, fit, largest_batch, most_at_once
-from drumline.planner.training import rates, saving, training
+from drumline.planner.break_even import thresholds, with_slower_messages
+from drumline.planner.fit_report import first_plan, fit_report, largest_batch, most_at_once
+from drumline.planner.scaling_curve import scaling_curve
+from drumline.planner.training import checkpoint_interval, scale_learning_rate, training_cost
 from drumline.planner.what_if import compare, with_changes
 from drumline.plans import Plan
 from drumline.plans.combinations import refusal
@@ -31,7 +31,7 @@ class TestFit:
     def test_what_fits_needs_no_change(self) -> None:
         four = H100.with_devices(4)
         plan = first_plan(zoo.profile("gpt:125m", batch_size=16), four, "bf16")
-        found = fit(zoo.profile("gpt:125m", batch_size=16), four, plan)
+        found = fit_report(zoo.profile("gpt:125m", batch_size=16), four, plan)
         assert found.fits and not found.changes and found.plan == "dp=4,precision=bf16" and found.largest_batch >= 16
 
     def test_the_largest_batch_is_the_largest(self) -> None:
@@ -41,7 +41,7 @@ class TestFit:
             most = largest_batch(GPT, four, plan)
             assert most > plan.dp * plan.micro
             for batch, fits in ((most, True), (most + 1, False)):
-                assert Steps(replace(GPT, batch_size=batch), four, "bf16").fits(plan) is fits
+                assert OperatorCostModel(replace(GPT, batch_size=batch), four, "bf16").fits(plan) is fits
 
     def test_the_most_at_once(self) -> None:
         four = H100.with_devices(4)
@@ -52,13 +52,13 @@ class TestFit:
     def test_every_single_change_is_tried(self) -> None:
         tight = H100.with_devices(4).with_memory(48 * 2**30)
         plan = first_plan(GPT, tight, "bf16")
-        found = fit(
+        found = fit_report(
             GPT,
             tight,
             plan,
             fleet=H100.with_memory(48 * 2**30),
             tokens=2048,
-            shorter=lambda n: zoo.profile("gpt:1.3b", batch_size=64, sequence=n),
+            shorten=lambda n: zoo.profile("gpt:1.3b", batch_size=64, sequence=n),
         )
         assert not found.fits and found.lacks_bytes > 0
         tried = {c.change.partition("=")[0].split()[0] for c in found.changes}
@@ -69,15 +69,15 @@ class TestFit:
         assert helped and found.changes[: len(helped)] == tuple(helped), "what helps stands first"
         assert [c.step_seconds for c in helped] == sorted(c.step_seconds for c in helped)
         for c in helped:
-            assert not refusal(Plan.parse(c.plan)) and c.memory_bytes <= c.memory_limit
+            assert not refusal(c.plan) and c.memory_bytes <= c.memory_limit
 
     def test_a_change_is_the_gentlest_that_helps(self) -> None:
         tight = H100.with_devices(4).with_memory(40 * 2**30)
         plan = Plan.parse("dp=4,zero=3,precision=bf16")
-        found = fit(GPT, tight, plan)
+        found = fit_report(GPT, tight, plan)
         micro = next(c for c in found.changes if c.change.startswith("micro="))
         assert micro.fits
-        steps, chosen = Steps(GPT, tight, "bf16"), Plan.parse(micro.plan)
+        steps, chosen = OperatorCostModel(GPT, tight, "bf16"), Plan.parse(micro.plan)
         assert steps.fits(chosen) and not steps.fits(replace(chosen, micro=chosen.micro // 2))
         batch = next(c for c in found.changes if c.change.startswith("batch "))
         assert batch.fits and batch.change == f"batch {found.largest_batch}"
@@ -138,12 +138,12 @@ def test_messages_that_were_measured_are_scaled() -> None:
     """A table would hide a link that changes, so the table changes with it."""
     table = CollectiveTable("all_reduce", "nccl", 4, (1e3, 1e9), (1e-5, 1e-2))
     measured = replace(H100.with_devices(4), collective=(table,))
-    slow = slower(measured, 2.0)
+    slow = with_slower_messages(measured, 2.0)
     assert slow.table("all_reduce", 4) == replace(table, seconds=(2e-5, 2e-2))
     profile = zoo.profile("gpt:125m", batch_size=8)
     answer, estimates = search(profile, measured)
-    ranked = [(Plan.parse(c.plan), estimates[c.plan]) for c in answer.candidates]
-    found = [c for c in crossings(profile, measured, ranked) if c.key != "device.memory"]
+    ranked = [(c.plan, estimates[str(c.plan)]) for c in answer.candidates]
+    found = [c for c in thresholds(profile, measured, ranked) if c.key != "device.memory"]
     assert {c.key for c in found} <= {"messages", "batch"}
     turned = [c for c in found if c.key == "messages"]
     assert turned and all("times as long as measured" in str(c) and c.value > 0 for c in turned)
@@ -155,7 +155,7 @@ class TestScaling:
         assert counts(H100.with_devices(48)) == [1, 2, 4, 8, 16, 32, 48]
 
     def test_curve(self) -> None:
-        points = scaling(zoo.profile("gpt:1.3b", batch_size=16), H100.with_devices(16))
+        points = scaling_curve(zoo.profile("gpt:1.3b", batch_size=16), H100.with_devices(16))
         assert [p.devices for p in points] == [1, 2, 4, 8, 16]
         assert points[0].efficiency == 1 and all(p.plan for p in points)
         rate = [p.samples_per_second for p in points]
@@ -167,13 +167,13 @@ class TestScaling:
     def test_where_few_devices_do_not_hold_it(self) -> None:
         machines = H100.with_devices(4)
         machines = replace(machines, device=replace(machines.device, host=None))
-        points = scaling(zoo.profile("gpt:7b", batch_size=8), machines)
+        points = scaling_curve(zoo.profile("gpt:7b", batch_size=8), machines)
         assert not points[0].plan and " > " in points[0].lacks
         first = next(p for p in points if p.plan)
         assert first.efficiency == 1 and first.devices > 1
 
     def test_a_batch_that_grows(self) -> None:
-        points = scaling(zoo.profile("resnet50", batch_size=256), H100.with_devices(4), grow=True)
+        points = scaling_curve(zoo.profile("resnet50", batch_size=256), H100.with_devices(4), grow=True)
         assert [p.batch_size for p in points] == [64, 128, 256]
         assert all(p.efficiency > 0.7 for p in points)
 
@@ -183,7 +183,7 @@ class TestTraining:
 
     def test_tokens(self) -> None:
         e = estimate(GPT, self.PLAN, H100.with_devices(8))
-        found = training(GPT, self.PLAN, e, tokens=1e12, price=2.5)
+        found = training_cost(GPT, self.PLAN, e, tokens=1e12, price=2.5)
         assert found.steps == math.ceil(1e12 / 2048 / 64) and found.tokens == pytest.approx(1e12)
         assert found.device_hours == pytest.approx(found.steps * e.step_seconds * 8 / 3600)
         assert found.price == pytest.approx(2.5 * found.device_hours)
@@ -191,17 +191,17 @@ class TestTraining:
     def test_epochs(self) -> None:
         net = zoo.profile("resnet50", batch_size=256)
         plan = Plan.parse("dp=8,precision=bf16")
-        found = training(net, plan, estimate(net, plan, H100.with_devices(8)), epochs=90, samples=1_281_167)
+        found = training_cost(net, plan, estimate(net, plan, H100.with_devices(8)), epochs=90, samples=1_281_167)
         assert found.steps == math.ceil(90 * 1_281_167 / 256) and found.epochs == pytest.approx(90) and found.price == 0
         with pytest.raises(InputError, match="no sequences of tokens"):
-            training(net, plan, estimate(net, plan, H100.with_devices(8)), tokens=1e9)
+            training_cost(net, plan, estimate(net, plan, H100.with_devices(8)), tokens=1e9)
         with pytest.raises(InputError, match="how many samples"):
-            training(net, plan, estimate(net, plan, H100.with_devices(8)), epochs=9)
+            training_cost(net, plan, estimate(net, plan, H100.with_devices(8)), epochs=9)
 
     def test_saving(self) -> None:
         machines = H100.with_devices(8)
         e = estimate(GPT, self.PLAN, machines)
-        found = saving(GPT, self.PLAN, e, machines, 6 * 3600)
+        found = checkpoint_interval(GPT, self.PLAN, e, machines, 6 * 3600)
         assert found.bytes == pytest.approx(12 * GPT.parameters)
         assert machines.device.host is not None
         assert found.stall == pytest.approx(found.bytes / 8 / machines.device.host.copy)
@@ -212,9 +212,9 @@ class TestTraining:
         )
 
     def test_rates(self) -> None:
-        found = rates(zoo.profile("resnet50", batch_size=16384), 256, 1_281_167)
+        found = scale_learning_rate(zoo.profile("resnet50", batch_size=16384), 256, 1_281_167)
         assert found.linear == 64 and found.root == 8 and found.warmup == math.ceil(5 * 1_281_167 / 16384)
         assert "beyond 8192" in found.warnings[0] and "rate x 64 with SGD" in str(found) and "391 steps" in str(found)
-        assert str(rates(zoo.profile("resnet50", batch_size=256), 256)) == ""
-        assert "tokens a batch is beyond" in str(rates(zoo.profile("gpt:7b", batch_size=4096), 4096))
-        assert "beyond 32768" in str(rates(zoo.profile("bert:base", batch_size=65536), 65536))
+        assert str(scale_learning_rate(zoo.profile("resnet50", batch_size=256), 256)) == ""
+        assert "tokens a batch is beyond" in str(scale_learning_rate(zoo.profile("gpt:7b", batch_size=4096), 4096))
+        assert "beyond 32768" in str(scale_learning_rate(zoo.profile("bert:base", batch_size=65536), 65536))

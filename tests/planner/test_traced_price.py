@@ -15,12 +15,12 @@ from torch import nn
 
 import drumline as dl
 from drumline.clusters import load
-from drumline.costs import Steps
-from drumline.costs.fitted import FittedSteps
+from drumline.costs import OperatorCostModel
+from drumline.costs.factory import cost_model
+from drumline.costs.fitted import FittedCostModel
 from drumline.costs.fitted.transformer import transformer_of
 from drumline.models import Profile, zoo
 from drumline.planner import search
-from drumline.planner.prices import prices
 from drumline.plans import Plan
 from drumline.tracing import trace
 
@@ -86,8 +86,8 @@ def traced(**kinds: Any) -> Profile:
 
 
 def seconds(profile: Profile, plan: str) -> float:
-    by = prices(profile, EIGHT, "bf16")
-    assert isinstance(by, FittedSteps)
+    by = cost_model(profile, EIGHT, "bf16")
+    assert isinstance(by, FittedCostModel)
     return by.estimate(Plan.parse(f"{plan},precision=bf16")).step_seconds
 
 
@@ -140,12 +140,16 @@ def test_own_operators_cost_what_they_move() -> None:
 
 def test_the_search_says_whose_price_it_is() -> None:
     answer, estimates = search(traced(), EIGHT, precision="bf16", brief=True)
-    best = estimates[answer.candidates[0].plan]
+    best = estimates[str(answer.best.plan)]
     assert "fitted on" in answer.scored_by and "model: traced" in best.origin and best.error < 0.5
-    assert best == prices(traced(), EIGHT, "bf16").estimate(Plan.parse(best.plan))
-    assert not any("tp=8" in c.plan for c in answer.candidates)  # 12 heads
+    assert best == cost_model(traced(), EIGHT, "bf16").estimate(best.plan)
+    assert not any("tp=8" in str(c.plan) for c in answer.candidates)  # 12 heads
 
 
 def test_what_it_does_not_know_is_priced_operator_by_operator() -> None:
-    assert isinstance(prices(traced(), load("mi300x").with_devices(8), "bf16"), Steps)  # nobody published runs on it
-    assert isinstance(prices(replace(traced(), layers=traced().layers[:-2]), EIGHT, "bf16"), Steps)  # without its head
+    assert isinstance(
+        cost_model(traced(), load("mi300x").with_devices(8), "bf16"), OperatorCostModel
+    )  # nobody published runs on it
+    assert isinstance(
+        cost_model(replace(traced(), layers=traced().layers[:-2]), EIGHT, "bf16"), OperatorCostModel
+    )  # without its head

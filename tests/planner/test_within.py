@@ -8,9 +8,10 @@ import pytest
 
 from drumline.clusters import load
 from drumline.core.errors import InputError, PlanError
+from drumline.interop import deepspeed
 from drumline.models import zoo
-from drumline.planner.within import allowed, batch_of, choose
-from drumline.plans import Plan, deepspeed
+from drumline.planner.config_completion import allowed_plans, batch_size_of, complete
+from drumline.plans import Plan
 from drumline.plans.combinations import refusal
 
 EIGHT = load("dgx-h100").with_devices(8)
@@ -25,7 +26,7 @@ AUTO: dict[str, Any] = {
 
 def test_a_config_that_fixes_all_is_one_plan() -> None:
     asked = deepspeed.read({"train_batch_size": 32, "zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}, 8)
-    found = choose(GPT, EIGHT, asked)
+    found = complete(GPT, EIGHT, asked)
     assert [str(plan) for plan, _ in found.ranked] == ["dp=8,zero=1,precision=bf16"]
     assert found.profile.batch_size == 32  # the config's, not the model's
     assert found.ranked[0][1].fits
@@ -33,7 +34,7 @@ def test_a_config_that_fixes_all_is_one_plan() -> None:
 
 def test_open_keys_are_decided_by_price_and_the_others_stay() -> None:
     asked = deepspeed.read({**AUTO, "zero_optimization": {"stage": "auto", "offload_optimizer": {"device": "none"}}}, 8)
-    found = choose(GPT, EIGHT, asked)
+    found = complete(GPT, EIGHT, asked)
     plans = [plan for plan, _ in found.ranked]
     assert {p.zero for p in plans} == {0, 1, 2, 3} and {p.micro for p in plans} == {1, 2, 4, 8}
     assert (
@@ -48,40 +49,40 @@ def test_open_keys_are_decided_by_price_and_the_others_stay() -> None:
 
 def test_open_axes_keep_the_number_of_ranks() -> None:
     asked = deepspeed.read({**AUTO, "tensor_parallel": {"autotp_size": "auto"}}, 8)
-    plans = list(allowed(GPT, EIGHT, asked))
+    plans = list(allowed_plans(GPT, EIGHT, asked))
     assert {(p.dp, p.tp) for p in plans} == {(8, 1), (4, 2), (2, 4), (1, 8)}
     assert all(p.ranks == 8 for p in plans)
 
 
 def test_samples_of_a_rank_fix_the_micro_batches() -> None:
     asked = deepspeed.read({**AUTO, "train_micro_batch_size_per_gpu": 2}, 8)
-    assert {p.micro for p in allowed(GPT, EIGHT, asked)} == {4}  # 64 = 2 x 4 x 8
+    assert {p.micro for p in allowed_plans(GPT, EIGHT, asked)} == {4}  # 64 = 2 x 4 x 8
     with pytest.raises(
         InputError, match=r"batch\(60\) != micro-batch\(2\) x a whole number x dp\(8\)\n  try:   --batch 64"
     ):
-        choose(GPT, EIGHT, asked, batch=60)
+        complete(GPT, EIGHT, asked, batch=60)
 
 
 def test_the_batch_that_counts() -> None:
     stated = deepspeed.read({"train_batch_size": 32}, 8)
-    assert batch_of(stated, 64, None) == batch_of(stated, 64, 32) == 32
+    assert batch_size_of(stated, 64, None) == batch_size_of(stated, 64, 32) == 32
     with pytest.raises(InputError, match=r"--batch\(48\) != the config's\(32\)"):
-        batch_of(stated, 64, 48)
+        batch_size_of(stated, 64, 48)
     follows = deepspeed.read({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3}, 8)
-    assert batch_of(follows, 64, None) == 48
+    assert batch_size_of(follows, 64, None) == 48
     for left_open in (AUTO, {**AUTO, "train_micro_batch_size_per_gpu": 2}, {}):
-        assert batch_of(deepspeed.read(left_open, 8), 64, None) == 64
-        assert batch_of(deepspeed.read(left_open, 8), 64, 16) == 16
+        assert batch_size_of(deepspeed.read(left_open, 8), 64, None) == 64
+        assert batch_size_of(deepspeed.read(left_open, 8), 64, 16) == 16
 
 
 def test_the_precision_that_counts() -> None:
     half = deepspeed.read({"fp16": {"enabled": "auto"}}, 8)
-    assert {p.precision for p in allowed(GPT, EIGHT, half)} == {"fp16"}
-    assert {p.precision for p in allowed(GPT, EIGHT, half, "fp32")} == {"fp32"}
+    assert {p.precision for p in allowed_plans(GPT, EIGHT, half)} == {"fp16"}
+    assert {p.precision for p in allowed_plans(GPT, EIGHT, half, "fp32")} == {"fp32"}
     with pytest.raises(InputError, match="the config leaves open fp32, fp16"):
-        list(allowed(GPT, EIGHT, half, "bf16"))
+        list(allowed_plans(GPT, EIGHT, half, "bf16"))
     with pytest.raises(InputError, match="--precision bf16 beside a config in fp32"):
-        list(allowed(GPT, EIGHT, deepspeed.read({}, 8), "bf16"))
+        list(allowed_plans(GPT, EIGHT, deepspeed.read({}, 8), "bf16"))
 
 
 def test_what_the_engine_does_not_run_is_refused_by_name() -> None:
@@ -89,9 +90,9 @@ def test_what_the_engine_does_not_run_is_refused_by_name() -> None:
         {"train_batch_size": 64, "zero_optimization": {"stage": 3}, "tensor_parallel": {"autotp_size": 2}}, 8
     )
     with pytest.raises(PlanError, match="the engine does not run zero=3 with a split model"):
-        choose(GPT, EIGHT, asked)
+        complete(GPT, EIGHT, asked)
     assert (
-        choose(
+        complete(
             GPT,
             EIGHT,
             deepspeed.read({**AUTO, "zero_optimization": {"stage": "auto"}, "tensor_parallel": {"autotp_size": 2}}, 8),
@@ -102,11 +103,11 @@ def test_what_the_engine_does_not_run_is_refused_by_name() -> None:
 
 def test_a_batch_smaller_than_the_replicas() -> None:
     with pytest.raises(PlanError, match="a batch of 4 on 8 ranks"):
-        choose(GPT, EIGHT, deepspeed.read(AUTO, 8), batch=4)
+        complete(GPT, EIGHT, deepspeed.read(AUTO, 8), batch=4)
 
 
 def test_plans_that_do_not_fit_come_last() -> None:
     large = zoo.profile("gpt:30b", batch_size=64)
-    found = choose(large, EIGHT, deepspeed.read({**AUTO, "zero_optimization": {"stage": "auto"}}, 8))
+    found = complete(large, EIGHT, deepspeed.read({**AUTO, "zero_optimization": {"stage": "auto"}}, 8))
     assert not found.ranked[-1][1].fits
     assert found.plan == Plan.parse(found.ranked[0][1].plan)

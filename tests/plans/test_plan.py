@@ -1,4 +1,4 @@
-"""The plan: its notation and its file are inverse to it, and what cannot be is refused by name and rule."""
+"""The plan: notation and file round-trip, and invalid values are refused with the rule."""
 
 from __future__ import annotations
 
@@ -13,37 +13,50 @@ from hypothesis import strategies as st
 
 from drumline.core.errors import PlanError
 from drumline.plans import Plan, check
-from drumline.plans.combinations import FREE, HELD, refusal
-from drumline.plans.plan import CHOICES
+from drumline.plans.combinations import TESTED_VALUES, UNRESTRICTED_KEYS, refusal
+from drumline.plans.keys import (
+    BytesKey,
+    ChoiceKey,
+    CountKey,
+    FlagKey,
+    KeyType,
+    LayersKey,
+    PatternKey,
+    TileKey,
+    key_table,
+)
+from drumline.plans.plan import KEYS
 
 counts = st.integers(1, 10_000_000)
-names = st.from_regex(r"[a-z_][a-z_0-9]{0,8}(\.[0-9]{1,3})?", fullmatch=True)
+layer_names = st.from_regex(r"[a-z_][a-z_0-9]{0,8}(\.[0-9]{1,3})?", fullmatch=True)
+
+
+def values_of(key_type: KeyType) -> st.SearchStrategy[Any]:
+    """Valid values of a key, by its type."""
+    if isinstance(key_type, ChoiceKey):
+        return st.sampled_from(key_type.choices)
+    return {
+        CountKey: counts,
+        FlagKey: st.booleans(),
+        BytesKey: st.integers(1, 2**40),
+        TileKey: st.tuples(st.integers(1, 9), st.integers(1, 9)),
+        LayersKey: st.lists(layer_names, max_size=3).map(tuple),
+        PatternKey: st.sampled_from(["allreduce", "server", "async", "stale:3", "local:16"]),
+    }[type(key_type)]
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """Any plan that can be."""
-    values: dict[str, Any] = {key: draw(st.sampled_from(words)) for key, words in CHOICES.items()}
-    values |= {key: draw(counts) for key in ("tp", "cp", "pp", "virtual", "micro", "chunk")}
-    shard, replicas = draw(st.integers(0, 1000)), draw(st.integers(1, 1000))
-    dp = max(1, shard) * replicas
-    values["ep"] = math.gcd(draw(counts), shard or dp)  # it divides them
-    sync = st.sampled_from(["allreduce", "server", "async", "stale:3", "local:16"])
-    return Plan(
-        dp=dp,
-        shard=shard,
-        zero=draw(st.integers(0, 3)),
-        sync=draw(sync),
-        split=tuple(draw(st.lists(names, max_size=3))),
-        tile=(draw(st.integers(1, 9)), draw(st.integers(1, 9))),
-        bucket=draw(st.integers(1, 2**40)),
-        compile=draw(st.booleans()),
-        **values,
-    )
+    """Any valid plan."""
+    values = {name: draw(values_of(key.type)) for name, key in KEYS.items()}
+    values["shard"] = shard = draw(st.integers(0, 1000))
+    values["dp"] = dp = max(1, shard) * draw(st.integers(1, 1000))
+    values["ep"] = math.gcd(draw(counts), shard or dp)  # a divisor
+    return Plan(**values)
 
 
 @given(plans())
-def test_notation_and_back(plan: Plan) -> None:
+def test_notation_round_trip(plan: Plan) -> None:
     assert Plan.parse(str(plan)) == plan
     assert Plan.from_table(plan.table(), "here") == plan
     assert hash(Plan.parse(str(plan))) == hash(plan)
@@ -51,12 +64,12 @@ def test_notation_and_back(plan: Plan) -> None:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans())
-def test_file_and_back(tmp_path: Path, plan: Plan) -> None:
+def test_file_round_trip(tmp_path: Path, plan: Plan) -> None:
     plan.save(tmp_path / "p.toml", "why")
     assert Plan.load(tmp_path / "p.toml") == plan
 
 
-def test_only_what_differs_is_written() -> None:
+def test_only_non_default_keys_are_written() -> None:
     assert str(Plan()) == "dp=1"
     assert str(Plan(dp=4, zero=3, tile=(2, 2), split=("a", "b"), compile=True)) == (
         "dp=4,zero=3,split=a+b,tile=2x2,compile=true"
@@ -85,7 +98,7 @@ def test_only_what_differs_is_written() -> None:
         ("zero=4", "zero=4\n.*\n  rule:  zero is 0, 1, 2 or 3"),
         (
             "recompute=ful",
-            "recompute=ful\n.*\n  rule:  recompute is none, selective, full\n  try:   Did you mean 'full'?",
+            "recompute=ful\n.*\n  rule:  recompute is none, selective or full\n  try:   Did you mean 'full'?",
         ),
         ("precision=fp64", "precision is fp32, tf32, bf16"),
         ("schedule=f1b", "Did you mean '1f1b'?"),
@@ -93,12 +106,12 @@ def test_only_what_differs_is_written() -> None:
         ("sync=stale:0", "stale:k"),
         ("dp=4,shard=3", "shard=3 with dp=4\n.*\n  rule:  shard divides dp: 4 % 3 != 0"),
         ("tile=2", "tile is rows x columns such as 2x2"),
-        ("tile=0x2", "tile=0x2\n.*\n  rule:  both are positive"),
+        ("tile=0x2", "tile=0x2\n.*\n  rule:  tile is rows x columns such as 2x2, each at least 1"),
         ("tile=2x2x2", "tile is rows x columns"),
         ("compile=maybe", "compile is true or false"),
         ("bucket=large", "bucket is a size such as 25MiB"),
-        ("bucket=0", "both are positive"),
-        ("bucket=-5MB", "both are positive"),
+        ("bucket=0", "bucket=0\n.*\n  rule:  bucket is a size such as 25MiB, at least 1 byte"),
+        ("bucket=-5MB", "at least 1 byte"),
         ("bucket=inf", "bucket is a size"),
     ],
 )
@@ -108,12 +121,12 @@ def test_refused(text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("value", [True, 2.0, "two", None, [2]])
-def test_a_count_in_a_file_is_a_whole_number(tmp_path: Path, value: Any) -> None:
+def test_counts_in_files_are_whole_numbers(tmp_path: Path, value: Any) -> None:
     with pytest.raises(PlanError, match="rule:  dp is a whole number"):
         Plan.from_table({"dp": value}, "p.toml")
 
 
-def test_a_file_names_itself(tmp_path: Path) -> None:
+def test_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text("dp = 2\nmicroo = 3\n")
     with pytest.raises(PlanError, match=r"unknown key 'microo'.*\n  where: .*p\.toml\n  try:   Did you mean 'micro'\?"):
         Plan.load(tmp_path / "p.toml")
@@ -129,7 +142,7 @@ def test_mesh(plan: Plan) -> None:
     assert plan.mesh.length("replica") * plan.mesh.length("shard") == plan.dp
 
 
-def test_order_of_the_mesh() -> None:
+def test_mesh_order() -> None:
     plan = Plan.parse("dp=6,shard=3,zero=1,tp=2,pp=4,cp=5,tile=1x2")
     assert str(plan.mesh) == "pp(4) x replica(2) x shard(3) x tile(2) x cp(5) x tp(2)"
     assert str(Plan.parse("dp=6").mesh) == "replica(6)"
@@ -174,7 +187,7 @@ def test_exact(text: str, exact: bool) -> None:
         "dp=4,ep=2",
     ],
 )
-def test_held(text: str) -> None:
+def test_supported(text: str) -> None:
     check(Plan.parse(text))
 
 
@@ -186,7 +199,7 @@ def test_held(text: str) -> None:
         ("tp=2,sync=local:4", "sync=local:4"),
     ],
 )
-def test_what_no_test_holds_is_refused_by_name(text: str, reason: str) -> None:
+def test_untested_values_are_refused_by_name(text: str, reason: str) -> None:
     with pytest.raises(PlanError) as caught:
         check(Plan.parse(text))
     assert caught.value.what.startswith(f"the engine does not run {reason}")
@@ -214,7 +227,7 @@ def test_what_no_test_holds_is_refused_by_name(text: str, reason: str) -> None:
     ],
 )
 def test_conflicts(text: str, words: str) -> None:
-    """Refused with the reason and a way out, although each of the two is held."""
+    """Refused with a reason and a fix, although each value alone is supported."""
     with pytest.raises(PlanError, match=f"the engine does not run {words}") as caught:
         check(Plan.parse(text))
     assert caught.value.rule
@@ -227,9 +240,20 @@ def test_processes() -> None:
     assert Plan.parse("dp=3").processes == 3
 
 
-def test_the_table_speaks_of_keys_that_are() -> None:
+def test_tested_values_are_of_existing_keys() -> None:
     keys = {f.name for f in fields(Plan)}
-    assert set(HELD) <= keys
-    assert keys >= FREE
-    assert all(f.default in HELD[f.name] for f in fields(Plan) if f.name in HELD)
+    assert set(TESTED_VALUES) <= keys
+    assert keys >= UNRESTRICTED_KEYS
+    assert all(f.default in TESTED_VALUES[f.name] for f in fields(Plan) if f.name in TESTED_VALUES)
     assert refusal(Plan()) == ""
+
+
+def test_documentation_has_the_table_of_keys() -> None:
+    page = Path(__file__).parents[2] / "docs" / "notation.md"
+    assert key_table(Plan) in page.read_text(), f"paste into {page}:\n{key_table(Plan)}"
+
+
+def test_reading_and_writing_are_inverse() -> None:
+    for name, key in KEYS.items():
+        default = getattr(Plan(), name)
+        assert key.type.read(key.type.write(default)) == default, name

@@ -1,4 +1,4 @@
-"""Runs that look like real ones: a small GPT on two ranks, and a bare one whose names are all markup."""
+"""Made-up runs: a small GPT on two ranks, and a minimal one whose names are all markup."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 import math
 import random
 
-from drumline.clusters.spec import Cluster, RateCurve, DeviceSpec, Link, Node, CollectiveTable
+from drumline.clusters.spec import Cluster, CollectiveTable, DeviceSpec, Link, Node, RateCurve
 from drumline.core.timeline import Span, Timeline
 from drumline.costs.estimate import Estimate
-from drumline.models.profile import Affine, Layer, Op, Profile
+from drumline.models.profile import Affine, Layer, Profile, ProfiledOp
 from drumline.planner.answer import Answer, Candidate
 from drumline.plans.plan import Plan
 from drumline.reports import Run, StepRecord
@@ -42,11 +42,11 @@ def make_cluster() -> Cluster:
     )
 
 
-def _ops(flops: float, size: float) -> tuple[Op, ...]:
+def _ops(flops: float, size: float) -> tuple[ProfiledOp, ...]:
     return (
-        Op("addmm", "matmul", "forward", Affine(0, flops), Affine(size, size / 8), count=4),
-        Op("gelu", "special", "forward", Affine(0, flops / 500), Affine(0, size / 4)),
-        Op("mm", "matmul", "backward", Affine(0, 2 * flops), Affine(size, size / 8), count=4),
+        ProfiledOp("addmm", "matmul", "forward", Affine(0, flops), Affine(size, size / 8), count=4),
+        ProfiledOp("gelu", "special", "forward", Affine(0, flops / 500), Affine(0, size / 4)),
+        ProfiledOp("mm", "matmul", "backward", Affine(0, 2 * flops), Affine(size, size / 8), count=4),
     )
 
 
@@ -76,7 +76,7 @@ def make_profile() -> Profile:
 
 
 def make_timeline(origin: str, *, slow: float = 1.0, jitter: float = 0.0, ranks: int = 2) -> Timeline:
-    """Forward, backward with gradients reduced behind it, and the optimizer, on each rank."""
+    """Forward, backward with overlapped gradient reduction, and optimizer, on each rank."""
     rng = random.Random(7)
     spans: list[Span] = []
     for rank in range(ranks):
@@ -108,7 +108,7 @@ def make_timeline(origin: str, *, slow: float = 1.0, jitter: float = 0.0, ranks:
 
 
 def make_answer(plan: str, n: int = 20) -> Answer:
-    found = [Candidate(plan, 0.0412, 158 * MIB, True, "wins: the fastest that fits")]
+    candidates = [Candidate(Plan.parse(plan), 0.0412, 158 * MIB, True, "wins: the fastest that fits")]
     for i in range(1, n):
         fits = i < n * 0.8
         micro = 2 ** (i % 4)
@@ -121,9 +121,9 @@ def make_answer(plan: str, n: int = 20) -> Answer:
             else ("does not fit: 5.1 GiB of 4 GiB")
         )
         size = (150 + 12 * i) * MIB * (1 if fits else 25)
-        found.append(Candidate(text, 0.0412 * (1 + 0.025 * i), size, fits, reason))
+        candidates.append(Candidate(Plan.parse(text), 0.0412 * (1 + 0.025 * i), size, fits, reason))
     return Answer(
-        tuple(found),
+        tuple(candidates),
         0.37,
         (
             "The step is bound by computation: 88% of it. Replication with two ranks halves the computation and hides "

@@ -1,4 +1,4 @@
-"""A headless Chromium for the tests of the page: what it says on its console, and what the page became."""
+"""A headless Chromium for the tests of the page: its console, and the document after the script."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def visit(page: Path, *, width: int = 1280, dark: bool = False) -> tuple[str, li
 
 
 def opened(page: Path, script: str) -> Path:
-    """A copy of the page whose policy is lifted and that runs one more script: what a hand on the mouse would do."""
+    """A copy of the page without its policy that also runs a script, which acts as the mouse."""
     text = page.read_text(encoding="utf-8")
     lifted = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text, count=1)
     assert lifted != text

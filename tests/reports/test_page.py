@@ -1,4 +1,4 @@
-"""The report page: what it says, that it is inert and self-contained, and that a real browser has no complaint."""
+"""The report page: its text, and that it is inert and self-contained."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fake_run import EVIL, MIB, make_answer, make_bare_run, make_profile, make_r
 from drumline.core.timeline import Span, Timeline
 from drumline.plans.plan import Plan
 from drumline.reports import Run, StepRecord
-from drumline.reports.compare import in_words, verdict
-from drumline.reports.division import Division
 from drumline.reports.markup import cut, escape, tag
 from drumline.reports.page import page, write_page
-from drumline.reports.parts import idle_share, parts_of, phase_of, short_name
-from drumline.reports.style import STYLE
+from drumline.reports.page_style import STYLE
+from drumline.reports.prediction_error import in_words, verdict
+from drumline.reports.split_summary import SplitSummary
+from drumline.reports.step_parts import idle_share, parts_of, phase_of, short_name
 
 _VOID = {"meta", "link", "br", "col", "wbr"}
 
 
 class Reader(HTMLParser):
-    """Reads a page, holds that its elements close in order, and keeps tags, attributes and text."""
+    """Parses a page, checks that elements close in order, and keeps tags, attributes and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Reader(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.words))
 
 
-def said(run: Run) -> str:
+def text_of(run: Run) -> str:
     return Reader(page(run)).text
 
 
@@ -74,19 +74,19 @@ def test_the_verdict() -> None:
     )
     assert in_words(0.25) == "25.0% too slow"
     assert in_words(1.5) == "2.5 times too slow"
-    assert in_words(-0.0001) == "right to 0.1%"
+    assert in_words(-0.0001) == "correct to 0.1%"
     assert in_words(-0.076, "too low", "too high") == "7.6% too low"
 
 
 def test_the_order_of_the_page() -> None:
-    text = said(make_run())
+    text = text_of(make_run())
     order = [
         "Predicted 41.2",
         "Command",
-        "Predicted against measured",
+        "Predicted and measured",
         "One step, rank by rank",
         "Memory of the fullest rank",
-        "Over the steps",
+        "Loss and step time",
         "The plan, and why it won",
         "The model",
         "The cluster",
@@ -100,7 +100,7 @@ def test_the_order_of_the_page() -> None:
         "examples/gpt.py:job",
         "6.4% too fast",
         "7.6% too low",
-        "within the stated bound of ±12%",
+        "within the stated error of ±12%",
         "accuracy 0.4821",
         "rates measured on this machine",
     ):
@@ -108,7 +108,7 @@ def test_the_order_of_the_page() -> None:
 
 
 def test_rows_of_parts_add_up_to_the_error() -> None:
-    text = said(make_run())
+    text = text_of(make_run())
     rows = text[text.index("in ms") : text.index("Communication is")]
     shares = [float(x) for x in re.findall(r"([+-][\d.]+)%", rows)]
     assert len(shares) == 6
@@ -116,40 +116,40 @@ def test_rows_of_parts_add_up_to_the_error() -> None:
     assert shares[-1] == -6.4
 
 
-def test_a_far_limit_is_said_and_a_near_one_drawn() -> None:
+def test_a_far_limit_is_named_and_a_near_one_drawn() -> None:
     run = make_run()
-    assert "4.00 GiB is 24.0 times the larger bar" in said(run)
-    assert "limit 4.00 GiB" not in said(run).replace("; limit 4.00 GiB.", "")
+    assert "4.00 GiB is 24.0 times the larger bar" in text_of(run)
+    assert "limit 4.00 GiB" not in text_of(run).replace("; limit 4.00 GiB.", "")
     tight = dataclasses.replace(run, estimate=dataclasses.replace(run.estimate, memory_limit=180 * MIB))
-    assert "limit 180 MiB" in said(tight).replace("; limit 180 MiB.", "")
-    assert "9.00 MiB above the larger bar: it fits" in said(tight)
+    assert "limit 180 MiB" in text_of(tight).replace("; limit 180 MiB.", "")
+    assert "9.00 MiB above the larger bar: it fits" in text_of(tight)
     over = dataclasses.replace(run, estimate=dataclasses.replace(run.estimate, memory_limit=160 * MIB))
-    assert "11.0 MiB below the larger bar: it does not fit" in said(over)
+    assert "11.0 MiB below the larger bar: it does not fit" in text_of(over)
 
 
-def test_host_memory_is_said_where_something_is_offloaded() -> None:
+def test_host_memory_is_shown_if_something_is_offloaded() -> None:
     run = make_run()
-    assert "host memory" not in said(run)
+    assert "host memory" not in text_of(run)
     there = dataclasses.replace(run.estimate, host_bytes=3 * MIB, host_limit=64 * MIB)
-    assert "3.00 MiB in host memory, of 64.0 MiB a rank." in said(dataclasses.replace(run, estimate=there))
+    assert "Predicted host memory: 3.00 MiB of 64.0 MiB per rank." in text_of(dataclasses.replace(run, estimate=there))
 
 
 def test_thirty_candidates_and_the_count_of_the_rest() -> None:
     run = make_run()
-    text = said(dataclasses.replace(run, answer=make_answer(str(run.plan), 75)))
-    assert "75 candidates in 370 ms, of which 60 fit. 45 more are in answer.json. This run's plan is marked." in text
+    text = text_of(dataclasses.replace(run, answer=make_answer(str(run.plan), 75)))
+    assert (
+        "75 candidates in 370 ms; 60 of them fit. 45 more are in answer.json. This run's plan is highlighted." in text
+    )
     assert "bucket= 29000000" in text.replace("bucket=", "bucket= ") and "bucket=31000000" not in text
 
 
 def test_a_plan_far_down_the_list_is_still_shown() -> None:
     run = make_run()
-    found = make_answer("dp=2", 75)
-    low = Plan.parse(found.candidates[50].plan)
+    answer = make_answer("dp=2", 75)
+    low = answer.candidates[50].plan
     answer = dataclasses.replace(
-        found,
-        candidates=tuple(
-            dataclasses.replace(c, plan=str(low)) if i == 50 else c for i, c in enumerate(found.candidates)
-        ),
+        answer,
+        candidates=tuple(dataclasses.replace(c, plan=low) if i == 50 else c for i, c in enumerate(answer.candidates)),
     )
     text = page(dataclasses.replace(run, plan=low, answer=answer))
     marked = re.search(r'<tr class="marked">.*?</tr>', text)
@@ -158,20 +158,20 @@ def test_a_plan_far_down_the_list_is_still_shown() -> None:
 
 
 def test_equal_layers_are_one_row() -> None:
-    text = said(make_run())
+    text = text_of(make_run())
     assert "blocks.0 … blocks.5 \u00d7 6" in text
     assert "10,646,784" in text
     block = dataclasses.replace(make_profile().layers[1], repeats=6)
     folded = dataclasses.replace(make_profile(), layers=(block,))
-    assert "blocks.0 … blocks.5 \u00d7 6" in said(dataclasses.replace(make_run(), profile=folded))
+    assert "blocks.0 … blocks.5 \u00d7 6" in text_of(dataclasses.replace(make_run(), profile=folded))
 
 
-def test_a_loss_that_is_no_number_is_said() -> None:
+def test_a_loss_that_is_not_finite_is_reported() -> None:
     steps = tuple(StepRecord(i, math.nan if i > 7 else 1.0 / i, 1.0, 0.04, 16) for i in range(1, 12))
     text = page(dataclasses.replace(make_run(), steps=steps))
-    assert "The loss is no number from step 8 on: nan." in text
+    assert "The loss is not finite from step 8 on: nan." in text
     none = tuple(StepRecord(i, math.inf, 1.0, 0.04, 16) for i in range(1, 3))
-    assert "Loss over the steps: no finite value." in said(dataclasses.replace(make_run(), steps=none))
+    assert "Loss over the steps: no finite value." in text_of(dataclasses.replace(make_run(), steps=none))
 
 
 def test_a_step_off_the_scale_is_marked() -> None:
@@ -180,7 +180,7 @@ def test_a_step_off_the_scale_is_marked() -> None:
     assert "longest: step 1, 310 ms" in text
 
 
-def test_a_run_of_nothing_has_a_page() -> None:
+def test_an_empty_run_has_a_page() -> None:
     run = make_run()
     zero = dataclasses.replace(run.estimate, step_seconds=0.0, parts={}, memory_bytes=0.0, memory_parts={})
     empty = dataclasses.replace(
@@ -195,13 +195,13 @@ def test_a_run_of_nothing_has_a_page() -> None:
         measured=Timeline("measured"),
         evaluation={},
     )
-    text = said(empty)
+    text = text_of(empty)
     for word in (
         "nothing was measured",
         "No step was taken",
         "Nothing was recorded on either timeline",
-        "No memory was predicted",
-        "given by hand",
+        "Memory was neither predicted nor measured",
+        "given, not searched for",
     ):
         assert word in text
 
@@ -209,7 +209,7 @@ def test_a_run_of_nothing_has_a_page() -> None:
 # ---- parts of a recorded step
 
 
-def test_parts_of_a_timeline_add_up_and_hide_what_is_hidden() -> None:
+def test_parts_of_a_timeline_add_up_and_exclude_hidden_communication() -> None:
     spans = (
         Span(0, "compute", "forward a", 1.0, 3.0),
         Span(0, "compute", "backward a", 3.0, 7.0),
@@ -283,7 +283,7 @@ def test_ids_are_unique_and_tables_have_headers() -> None:
     assert len(pictures) == read.tags.count("desc") == 5
 
 
-def test_it_is_the_same_every_time() -> None:
+def test_the_page_is_deterministic() -> None:
     assert page(make_run()) == page(make_run())
 
 
@@ -307,7 +307,7 @@ def test_a_large_run_makes_a_small_page() -> None:
     )
     text = page(large)
     assert len(text.encode()) < 5_000_000
-    assert "16 of 64 ranks are drawn" in text and "drawn as one" in text and "440 more rows" in text
+    assert "16 of 64 predicted ranks are drawn" in text and "drawn as one" in text and "440 more rows" in text
 
 
 def test_long_names_are_cut_with_the_whole_in_a_tooltip() -> None:
@@ -353,10 +353,10 @@ def test_text_can_be_read(scheme: str) -> None:
         assert _contrast(colours["on-dark"], colours[kind]) >= 4.5, kind
 
 
-def test_the_bubble_and_what_was_not_split_are_said() -> None:
+def test_the_bubble_and_unsplit_parts_are_shown() -> None:
     bubble = {"predicted": 0.2, "measured": 0.25, "order": 0.21}
-    division = Division(gathered={"rows": {"aten.cumsum.default": ("body",)}}, stages=("b",), bubble=bubble)
+    division = SplitSummary(gathered={"rows": {"aten.cumsum.default": ("body",)}}, stages=("b",), bubble=bubble)
     text = page(dataclasses.replace(make_run(), division=division))
-    assert "Bubble of the pipeline" in text and "25.0%" in text and "predicted 20.0%" in text
-    assert "21.0% if messages took no time" in text and "tile rows makes whole for cumsum (body)." in text
-    assert "Bubble of the pipeline" not in page(make_run())
+    assert "Pipeline bubble" in text and "25.0%" in text and "predicted 20.0%" in text
+    assert "21.0% if messages took no time" in text and "tile rows gathers tensors for cumsum (body)." in text
+    assert "Pipeline bubble" not in page(make_run())

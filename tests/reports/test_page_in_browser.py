@@ -1,4 +1,4 @@
-"""The report page in a real browser: no complaint on its console, and its script does what a reader needs."""
+"""The report page in a real browser: no console errors, and a working script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from drumline.reports.page import write_page
 @pytest.mark.parametrize(
     ("make", "width", "dark"), [(make_run, 1280, False), (make_run, 375, True), (make_bare_run, 375, False)]
 )
-def test_the_browser_has_no_complaint(make: Callable[[], Run], width: int, dark: bool, tmp_path: Path) -> None:
+def test_the_console_has_no_errors(make: Callable[[], Run], width: int, dark: bool, tmp_path: Path) -> None:
     document, console = visit(write_page(make(), tmp_path), width=width, dark=dark)
     assert console == []
     assert 'data-ready="yes"' in document
@@ -29,7 +29,7 @@ def test_the_browser_has_no_complaint(make: Callable[[], Run], width: int, dark:
     "wrong",
     ["<script>console.error('no')</script>", '<img src="https://example.org/a.png">', "<script>alert(1)</script>"],
 )
-def test_the_browser_does_complain_of_a_wrong_page(wrong: str, tmp_path: Path) -> None:
+def test_the_check_detects_a_wrong_page(wrong: str, tmp_path: Path) -> None:
     path = write_page(make_run(), tmp_path)
     path.write_text(path.read_text(encoding="utf-8").replace("</body>", wrong + "</body>"), encoding="utf-8")
     _, console = visit(path)
@@ -37,7 +37,7 @@ def test_the_browser_does_complain_of_a_wrong_page(wrong: str, tmp_path: Path) -
 
 
 @needs_browser
-def test_the_check_sees_an_error_of_a_script(tmp_path: Path) -> None:
+def test_the_check_detects_a_script_error(tmp_path: Path) -> None:
     _, console = visit(opened(write_page(make_run(), tmp_path), "console.error('it broke')"))
     assert len(console) == 1 and "it broke" in console[0]
 
@@ -66,8 +66,8 @@ def test_tooltips_zoom_and_width(width: int, tmp_path: Path) -> None:
     """
     document, console = visit(opened(write_page(make_run(), tmp_path), script), width=width)
     assert console == []
-    found = dict(re.findall(r'data-(\w+)="([^"]*)"', document[: document.index("<head>")]))
-    assert int(found["wide"]) <= 0
-    assert found["span"].startswith("backward head\n")
-    assert re.match(r"step 2\d\nloss ", found["point"])
-    assert found["gone"] == "true" and found["more"] == "true" and found["zoom"] == "8"
+    data = dict(re.findall(r'data-(\w+)="([^"]*)"', document[: document.index("<head>")]))
+    assert int(data["wide"]) <= 0
+    assert data["span"].startswith("backward head\n")
+    assert re.match(r"step 2\d\nloss ", data["point"])
+    assert data["gone"] == "true" and data["more"] == "true" and data["zoom"] == "8"

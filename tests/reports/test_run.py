@@ -1,4 +1,4 @@
-"""The run folder: it reads back equal, and what is damaged is named."""
+"""The run folder: it loads as it was saved, and damaged files are named."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fake_run import make_bare_run, make_run
 
 from drumline.core.errors import CorruptFile, InputError
 from drumline.reports import Run, StepRecord
-from drumline.reports.division import Division
 from drumline.reports.run import without_secrets
+from drumline.reports.split_summary import SplitSummary
 
 PARTS = [
     "cluster.toml",
@@ -38,8 +38,8 @@ def test_reads_back_equal(make: Callable[[], Run], tmp_path: Path) -> None:
     assert Run.load(tmp_path / "run") == run
 
 
-def test_what_was_not_split_reads_back(tmp_path: Path) -> None:
-    division = Division({"rows": {"aten.cumsum.default": ("a", "b")}}, {"w": "why"}, ("b",), {"measured": 0.25})
+def test_the_split_summary_reads_back(tmp_path: Path) -> None:
+    division = SplitSummary({"rows": {"aten.cumsum.default": ("a", "b")}}, {"w": "why"}, ("b",), {"measured": 0.25})
     run = dataclasses.replace(make_run(), division=division)
     run.save(tmp_path)
     assert Run.load(tmp_path) == run
@@ -53,13 +53,13 @@ def test_a_folder_from_before_plans_split_models_is_read(tmp_path: Path) -> None
     assert Run.load(tmp_path) == make_run()
 
 
-def test_the_folder_holds_these_files(tmp_path: Path) -> None:
+def test_files_of_the_folder(tmp_path: Path) -> None:
     make_run().save(tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {"run.json", *PARTS}
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 40
 
 
-def test_saving_again_leaves_nothing_stale_and_spares_other_files(tmp_path: Path) -> None:
+def test_saving_again_removes_stale_files_and_keeps_others(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("mine")
     make_run().save(tmp_path)
     make_bare_run().save(tmp_path)
@@ -68,7 +68,7 @@ def test_saving_again_leaves_nothing_stale_and_spares_other_files(tmp_path: Path
     assert {p.name for p in tmp_path.iterdir()} == left
 
 
-def test_errors_are_signed_shares_of_what_was_measured() -> None:
+def test_errors_are_signed_and_relative_to_the_measurement() -> None:
     run = make_run()
     assert run.time_error == pytest.approx((0.0412 - 0.0440) / 0.0440)
     assert run.memory_error == pytest.approx((158 - 171) / 171)
@@ -101,7 +101,7 @@ def test_no_folder(tmp_path: Path) -> None:
         Run.load(tmp_path / "not" / "there")
 
 
-def test_a_folder_that_is_no_run_says_where_runs_are(tmp_path: Path) -> None:
+def test_a_folder_of_runs_lists_them(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"(?s)is not a run.*run\.json") as e:
         Run.load(tmp_path)
     assert "drumline train" in e.value.fix
@@ -124,7 +124,7 @@ def test_a_file_instead_of_its_folder(tmp_path: Path) -> None:
 
 
 def _reseal(folder: Path, name: str) -> None:
-    """State the digest of what is there now, so that reading goes on to the contents."""
+    """Update the digest, so that loading gets to the contents."""
     head = json.loads((folder / "run.json").read_text())
     head["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     (folder / "run.json").write_text(json.dumps(head))
@@ -144,7 +144,7 @@ def test_one_changed_byte_is_damage(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("garbage", [b"\xff\xfe\x00", b"{[", b'{"nonsense": 1}\n', b"nonsense = 1\n", b"[[1]]"])
 @pytest.mark.parametrize("name", PARTS)
-def test_garbage_is_damage_and_no_mistake_of_the_user(name: str, garbage: bytes, tmp_path: Path) -> None:
+def test_garbage_is_reported_as_damage(name: str, garbage: bytes, tmp_path: Path) -> None:
     make_run().save(tmp_path)
     (tmp_path / name).write_bytes(garbage)
     _reseal(tmp_path, name)
@@ -154,7 +154,7 @@ def test_garbage_is_damage_and_no_mistake_of_the_user(name: str, garbage: bytes,
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_missing_part_is_damage(name: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_damage(name: str, tmp_path: Path) -> None:
     make_run().save(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(CorruptFile, match=f"{name} is missing"):

@@ -1,4 +1,4 @@
-"""Models that compute something else on some ranks, on purpose: what `verify` must find, and name."""
+"""Models with injected faults on some ranks, which `verify` must detect and locate."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from drumline.plans import Plan
 from drumline.runtime.verification.verify import verify
 
 _REFERENCE = {"running": False}
-"""The reference runs on the first rank too; a fault of that rank must not be in both."""
+"""The reference also runs on the first rank; a fault of that rank must not be in both."""
 
 
 def faulty(rank: int) -> bool:
-    """Whether this process is the one that computes wrongly, now."""
+    """Whether this process is faulty now."""
     return dist.get_world_size() > 1 and dist.get_rank() == rank and not _REFERENCE["running"]
 
 
 class _Scaled(torch.autograd.Function):
-    """The identity, whose gradient is 1% too large."""
+    """The identity with a gradient 1% too large."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -69,8 +69,8 @@ class Model(nn.Module):
         return self.last(self.block(torch.tanh(self.middle(torch.tanh(self.first(x))))))
 
 
-class Drifting(torch.optim.SGD):
-    """Its update is 1% larger while it runs under a plan."""
+class WrongRate(torch.optim.SGD):
+    """Its update is 1% too large under a plan."""
 
     def step(self, closure: Any = None) -> Any:
         rate = self.param_groups[0]["lr"]
@@ -85,7 +85,7 @@ def check(fault: str, rank: int, plan: str, clip: float | None = None) -> Any:
     """On every rank: verify the model with the fault."""
 
     def sgd(parameters: Any) -> torch.optim.Optimizer:
-        return (Drifting if fault == "update" else torch.optim.SGD)(parameters, lr=0.1)
+        return (WrongRate if fault == "update" else torch.optim.SGD)(parameters, lr=0.1)
 
     job = dl.Job(
         model=lambda: Model(fault, rank),
@@ -99,11 +99,11 @@ def check(fault: str, rank: int, plan: str, clip: float | None = None) -> Any:
 
 
 def check_norm(plan: str, spanning: bool) -> Any:
-    """On every rank: verify a network with BatchNorm, with or without statistics that span the ranks."""
+    """On every rank: verify a network with BatchNorm, with or without synchronized statistics."""
     job = small_jobs.make("cnn")
     if spanning:
         return _verify(job, plan)
-    with mock.patch("drumline.runtime.build.span_statistics", lambda model, group: []):
+    with mock.patch("drumline.runtime.core.rank_state.sync_batchnorms", lambda model, group: []):
         return _verify(job, plan)
 
 

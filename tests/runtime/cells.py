@@ -13,8 +13,8 @@ import small_jobs
 
 from drumline.core.errors import PlanError
 from drumline.plans import Plan
-from drumline.plans.combinations import FREE, HELD, conflict, refusal
-from drumline.runtime.verification.judge import COMPUTES
+from drumline.plans.combinations import TESTED_VALUES, UNRESTRICTED_KEYS, conflict, refusal
+from drumline.runtime.verification.tolerances import COMPUTE_DTYPES
 
 RANKS = (1, 2, 3, 4)
 CHOICES = 2
@@ -75,7 +75,7 @@ SAMES = (
 
 def plans(dp: int) -> Iterator[tuple[dict[str, object], Plan | PlanError]]:
     """Every plan with at most two choices: its table, and the plan, or why it is none."""
-    values = {**HELD, **{key: TRIED.get(key, ()) for key in sorted(FREE - {"dp"})}}
+    values = {**TESTED_VALUES, **{key: TRIED.get(key, ()) for key in sorted(UNRESTRICTED_KEYS - {"dp"})}}
     data = {key: found for key, found in values.items() if key not in parity.SPLITS}
     chosen = {key: [v for v in found if v != _DEFAULTS[key]] for key, found in data.items()}
     for n in range(CHOICES + 1):
@@ -90,7 +90,7 @@ def plans(dp: int) -> Iterator[tuple[dict[str, object], Plan | PlanError]]:
 
 def types_of(plan: Plan) -> tuple[str, str]:
     """What a plan is verified in: float64, and the type of its own precision."""
-    return "float64", COMPUTES[plan.precision]
+    return "float64", COMPUTE_DTYPES[plan.precision]
 
 
 def refused(plan: Plan | PlanError) -> str:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from drumline.core.errors import GaveUp
 from drumline.runtime.engine import Engine, initialize
-from drumline.runtime.weights import seeded_model
+from drumline.runtime.state.weights import seeded_model
 
 DOUBLE = torch.float64
 
@@ -54,7 +54,7 @@ class OwnLayers(nn.Module):
 
 def said_in_training(plan: str, model: type[nn.Module]) -> list[str]:
     """The sentences that a rank tells its launcher in a run of two steps."""
-    from drumline.runtime.train import train
+    from drumline.runtime.training.train import train
 
     told: list[dict[str, Any]] = []
     train(initialize(small_jobs.make("mlp", model=model), plan), told.append, steps=2, evaluate=False)

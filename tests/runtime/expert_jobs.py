@@ -15,7 +15,7 @@ from torch import nn
 import drumline as dl
 from drumline.core.errors import GaveUp
 from drumline.plans import Plan
-from drumline.runtime.guards.culprit import investigate
+from drumline.runtime.guards.nonfinite import diagnose
 from drumline.runtime.verification.verify import Verification, verify
 
 WIDTH, EXPERTS = 6, 4
@@ -204,7 +204,7 @@ def trained(name: str, plan: str, steps: int) -> dict[str, Any]:
         "held": held,
         "state": state,
         "evaluated": engine.evaluate()["loss"],
-        "names": list(engine.kinds),
+        "names": list(engine.parameter_specs),
     }
 
 
@@ -249,7 +249,7 @@ def voted(plan: str, rank: int, which: str) -> str:
     return "went on"
 
 
-def blamed(plan: str, rank: int, which: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def originating_ranks(plan: str, rank: int, which: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """An expert's weight is not a number: which rank and which parameter are named."""
     engine = dl.initialize(make("mixture"), plan)
     batch = next(engine.data(1))
@@ -257,7 +257,7 @@ def blamed(plan: str, rank: int, which: str) -> tuple[tuple[int, ...], tuple[str
         with torch.no_grad():
             next(p for name, p in engine.model.named_parameters() if name == which).view(-1)[0] = float("nan")
     loss, _ = engine.gradients_of(batch)
-    found = investigate(engine, batch, loss, engine.grad_norm)
+    found = diagnose(engine, batch, loss, engine.grad_norm)
     return found.ranks, found.names
 
 
@@ -265,19 +265,19 @@ def wrong(plan: str) -> Verification | None:
     """A plan whose owners lose what the other ranks' tokens give them: what `verify` says."""
     from unittest import mock
 
-    from drumline.partition.experts import exchange
+    from drumline.partition.experts import dispatch
 
     def lost(ctx: Any, gradient: torch.Tensor) -> Any:
-        back = exchange._moved(gradient, ctx.takes, ctx.gives, ctx.axis)
+        back = dispatch._moved(gradient, ctx.takes, ctx.gives, ctx.axis)
         return back * 0.5, None, None, None, None
 
-    with mock.patch.object(exchange._Exchange, "backward", staticmethod(lost)):
+    with mock.patch.object(dispatch._Exchange, "backward", staticmethod(lost)):
         return verify(make("idle"), Plan.parse(plan), steps=2)
 
 
 def noise(plan: str) -> float:
     """The noise scale of the gradients."""
-    from drumline.runtime.learning_rates.noise import noise_scale
+    from drumline.runtime.learning_rates.gradient_noise import noise_scale
 
     return noise_scale(dl.initialize(make("idle"), plan, dtype=torch.float64), batches=2, parts=2).scale
 

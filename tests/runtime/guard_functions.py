@@ -1,4 +1,4 @@
-"""What the ranks of test_guard.py do: they spoil one number somewhere, and tell what became of it."""
+"""Functions that test_guard.py runs on ranks: they corrupt one number and report what happened."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from torch import nn
 
 import drumline as dl
 from drumline.core.errors import GaveUp
-from drumline.datasets.stream import split
+from drumline.datasets.stream import split_range
 from drumline.runtime.engine import Engine, initialize
-from drumline.runtime.guards.guard import Guards, drifted, nothing_to_compare
+from drumline.runtime.guards.guard import Guards
+from drumline.runtime.guards.replicas import replica_mismatches, why_no_replicas
 
 BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
 
 
 class Trap(nn.Module):
-    """Lets everything through, until it is armed: then the gradient that comes back is not finite."""
+    """The identity; while armed, its gradient is non-finite."""
 
     armed = 0
-    """How many backwards are spoiled."""
+    """Number of backwards to corrupt."""
     value = float("nan")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Spoil.apply(x)
+        return _CorruptGradient.apply(x)
 
 
-class _Spoil(torch.autograd.Function):
+class _CorruptGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x.clone()
@@ -44,7 +45,7 @@ class _Spoil(torch.autograd.Function):
 
 
 class Trapped(nn.Module):
-    """Two blocks with a trap between them, behind a BatchNorm if asked."""
+    """Two blocks with a trap between them, optionally with a BatchNorm."""
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
@@ -58,8 +59,8 @@ class Trapped(nn.Module):
         return self.head(self.second(self.trap(self.norm(self.first(x)))))
 
 
-class Spoiled(small_jobs.Samples):
-    """One sample holds a number that is not finite."""
+class BadSamples(small_jobs.Samples):
+    """One sample has a non-finite number."""
 
     def __init__(self, sample: int, value: float) -> None:
         super().__init__("vector", 30)
@@ -67,7 +68,7 @@ class Spoiled(small_jobs.Samples):
 
 
 class Loss:
-    """Cross-entropy that is not finite for some calls on one rank, once it is armed."""
+    """Cross-entropy that is non-finite on one rank for the next `armed` calls."""
 
     def __init__(self, rank: int, value: float) -> None:
         self.rank, self.value, self.armed = rank, value, 0
@@ -81,9 +82,9 @@ class Loss:
 
 
 def job(norm: bool = False, **changes: Any) -> dl.Job:
-    """A small job with a trap in it, and a schedule that counts. Every rank has samples in every step.
+    """A small job with a trap and a schedule. Every rank has samples in every step.
 
-    SGD: before a BatchNorm the gradient of a bias is zero, and Adam makes steps of its rounding.
+    SGD: before a BatchNorm the gradient of a bias is zero, and Adam would step by its rounding noise.
     """
     return small_jobs.make(
         "mlp",
@@ -100,9 +101,9 @@ def job(norm: bool = False, **changes: Any) -> dl.Job:
 
 def snapshot(engine: Engine) -> dict[str, torch.Tensor]:
     """Everything that a bad step must not change."""
-    found = {k: v.clone() for k, v in engine.whole_parameters().items()}
-    found.update({k: b.clone() for k, b in engine.model.named_buffers()})
-    return found
+    state = {k: v.clone() for k, v in engine.whole_parameters().items()}
+    state.update({k: b.clone() for k, b in engine.model.named_buffers()})
+    return state
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -115,7 +116,7 @@ def caught(plan: str, what: str, value: str, rank: int, norm: bool = False) -> d
     loss = Loss(rank, BAD[value])
     engine = initialize(job(norm, loss=loss), plan)
     if what == "input":
-        engine.stream.dataset = Spoiled(_sample_of(engine, 2, rank), BAD[value])
+        engine.stream.dataset = BadSamples(_sample_of(engine, 2, rank), BAD[value])
     batches = engine.data(3)
     for _ in range(2):
         engine.step(next(batches))
@@ -125,7 +126,7 @@ def caught(plan: str, what: str, value: str, rank: int, norm: bool = False) -> d
     if what.startswith("gradient") and engine.rank == rank:
         Trap.armed = times
     if what == "weight" and engine.rank == rank:
-        _spoil_weight(engine, BAD[value])
+        _corrupt_weight(engine, BAD[value])
     before = snapshot(engine)
     try:
         engine.step(next(batches))
@@ -143,7 +144,7 @@ def caught(plan: str, what: str, value: str, rank: int, norm: bool = False) -> d
 
 
 def half(plan: str, what: str) -> dict[str, Any]:
-    """fp16: a gradient of one rank that overflows once, or a loss that is not finite."""
+    """fp16: a gradient of one rank overflows once, or a loss is non-finite."""
     Trap.armed, Trap.value = 0, float("inf")
     loss = Loss(1, float("nan"))
     engine = initialize(job(True, loss=loss), plan)
@@ -162,11 +163,11 @@ def half(plan: str, what: str) -> dict[str, Any]:
 def _sample_of(engine: Engine, step: int, rank: int) -> int:
     """The first sample of a rank's slice."""
     samples = engine.stream.samples(step)
-    part = split(len(samples), engine.plan.micro)[0]
-    return samples[split(len(part), engine.ranks)[rank][0]]
+    part = split_range(len(samples), engine.plan.micro)[0]
+    return samples[split_range(len(part), engine.ranks)[rank][0]]
 
 
-def _spoil_weight(engine: Engine, value: float) -> None:
+def _corrupt_weight(engine: Engine, value: float) -> None:
     name = "second.up.weight"
     p = dict(engine.model.named_parameters())[name]
     local = p.to_local() if hasattr(p, "to_local") else p
@@ -202,7 +203,7 @@ def skipping(plan: str, bad: tuple[int, ...], steps: int, patience: int = 5, nor
 
 
 def without(bad: tuple[int, ...], steps: int) -> dict[str, torch.Tensor]:
-    """One rank that never sees the batches that the others skip."""
+    """One rank that never runs the batches that the others skip."""
     Trap.armed = 0
     engine = initialize(job(True), "dp=1", dtype=torch.float64)
     for i in range(steps):
@@ -212,13 +213,13 @@ def without(bad: tuple[int, ...], steps: int) -> dict[str, torch.Tensor]:
 
 
 def flipped(plan: str, rank: int, name: str, at: int, vote: int, steps: int = 8) -> dict[str, Any]:
-    """One bit of one number of one rank changes before a step."""
+    """Flip one bit of one number on one rank before a step."""
     engine = initialize(small_jobs.make("cnn"), plan, guards=Guards(vote=vote))
     try:
         for batch in engine.data(steps):
             if batch.step == at and engine.rank == rank:
-                held = {**dict(engine.model.named_parameters()), **dict(engine.model.named_buffers())}[name]
-                local = held.to_local() if hasattr(held, "to_local") else held
+                tensor = {**dict(engine.model.named_parameters()), **dict(engine.model.named_buffers())}[name]
+                local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
                 local.detach().view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 3)
             engine.step(batch)
     except GaveUp as e:
@@ -227,16 +228,16 @@ def flipped(plan: str, rank: int, name: str, at: int, vote: int, steps: int = 8)
 
 
 def clean(plan: str, name: str) -> tuple[int, str]:
-    """A run without faults, with a vote after every step."""
+    """A run without faults, with a comparison in every step."""
     engine = initialize(small_jobs.make(name), plan, guards=Guards(vote=1))
     for batch in engine.data(4):
         engine.step(batch)
-    assert drifted(engine) == []
-    return engine.steps, nothing_to_compare(engine)
+    assert replica_mismatches(engine) == []
+    return engine.steps, why_no_replicas(engine)
 
 
 def mask_in_the_model(plan: str) -> str:
-    """A model with -inf in a buffer and in an output, as masks have it, and a loss that goes bad on rank 1."""
+    """A model with -inf in a buffer and an output, like a mask, and a bad loss on rank 1."""
     loss = Loss(1, float("nan"))
     engine = initialize(small_jobs.make("mlp", model=Masked, loss=loss), plan)
     loss.armed = 1000

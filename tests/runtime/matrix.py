@@ -36,9 +36,9 @@ from world import LARGEST, World
 
 from drumline.core.errors import PlanError
 from drumline.plans import Plan
-from drumline.runtime.unused import unused_parameters
-from drumline.runtime.verification.judge import BOUNDS, COMPRESSED, bounds_of, errors_of, limits_of, worst_of
-from drumline.runtime.verification.verify import engine_of, run_plan
+from drumline.runtime.strategies.parameter_usage import has_unused_parameters
+from drumline.runtime.verification.tolerances import BOUNDS, COMPRESSED, bounds_of, errors_of, limits_of, worst_of
+from drumline.runtime.verification.verify import build_engine, run_plan
 
 STEPS = 10
 LIMIT, COMPILE_LIMIT = 120.0, 600.0
@@ -71,12 +71,12 @@ def run_cell(cell: Cell, steps: int, folder: str = "") -> tuple[dict[str, float]
 
     def remembered(job: Any) -> bool:
         if cell.job not in _unused:
-            _unused[cell.job] = unused_parameters(job)
+            _unused[cell.job] = has_unused_parameters(job)
         return _unused[cell.job]
 
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # or torch would go on without compiling
-    with parity.as_in_life(cell.plan), mock.patch("drumline.runtime.build.unused_parameters", remembered):
-        engine = engine_of(small_jobs.make(cell.job), Plan.parse(cell.plan), exact=cell.computed == "float64")
+    with parity.as_in_life(cell.plan), mock.patch("drumline.runtime.core.rank_state.has_unused_parameters", remembered):
+        engine = build_engine(small_jobs.make(cell.job), Plan.parse(cell.plan), exact=cell.computed == "float64")
         mine = run_plan(engine, steps, set(), locate=False)
         if engine.rank > 0:
             return None

@@ -15,7 +15,7 @@ import torch
 
 from drumline.core.errors import PlanError
 from drumline.plans import Plan
-from drumline.plans.combinations import FREE, HELD, refusal
+from drumline.plans.combinations import TESTED_VALUES, UNRESTRICTED_KEYS, refusal
 from drumline.runtime.engine import initialize
 from drumline.runtime.verification.reference import run_reference
 from drumline.runtime.verification.verify import Verification, verify
@@ -37,8 +37,8 @@ ELSEWHERE = {"backend", "bucket", "compile"} | SPLITS
 
 TABLE: dict[str, tuple[object, ...]] = {
     "job": small_jobs.JOBS,
-    **{key: tuple(v for v in values if v not in SAME.get(key, ())) for key, values in HELD.items()},
-    **{key: TRIED.get(key, ()) for key in sorted(FREE)},
+    **{key: tuple(v for v in values if v not in SAME.get(key, ())) for key, values in TESTED_VALUES.items()},
+    **{key: TRIED.get(key, ()) for key in sorted(UNRESTRICTED_KEYS)},
 }
 """Every value that the planner may choose, for every job."""
 for _key in ELSEWHERE | {key for key, values in TABLE.items() if len(values) == 1}:

@@ -13,8 +13,8 @@ from cells import Cell, Fate, not_here, refused
 
 from drumline.core.errors import PlanError
 from drumline.plans import Plan
-from drumline.plans.combinations import HELD
-from drumline.runtime.verification.judge import COMPUTES
+from drumline.plans.combinations import TESTED_VALUES
+from drumline.runtime.verification.tolerances import COMPUTE_DTYPES
 
 RANKS = (2, 4, 8)
 TILES = ("2x1", "1x2", "2x2")
@@ -32,7 +32,7 @@ CHOICES: tuple[dict[str, object], ...] = (
 )
 """Beside the axes and, in a pipeline, its order."""
 ORDERS: tuple[dict[str, object], ...] = (
-    *({"schedule": str(name)} for name in HELD["schedule"] if name != "1f1b"),
+    *({"schedule": str(name)} for name in TESTED_VALUES["schedule"] if name != "1f1b"),
     {"schedule": "interleaved", "virtual": 2},
     {"schedule": "zero-bubble", "virtual": 2},
 )
@@ -90,7 +90,7 @@ def unfit(job: str, plan: Plan) -> str:
 def types_of(plan: Plan) -> tuple[str, ...]:
     """What a plan is run in: float64, and where it is the layout alone or a precision, the type of that."""
     plain = plan.zero == 0 and plan.recompute == "none" and plan.schedule == "1f1b" and plan.ranks < 8
-    return ("float64", COMPUTES[plan.precision]) if plain else ("float64",)
+    return ("float64", COMPUTE_DTYPES[plan.precision]) if plain else ("float64",)
 
 
 def fate(cell: Cell) -> Fate | None:

@@ -67,7 +67,7 @@ def sends(plan: str, *sizes: Any) -> tuple[dict[tuple[str, float], int], int]:
     return dict(seen), sum(p.numel() for p in engine.model.parameters())
 
 
-class Alive(TorchDispatchMode):
+class LiveMemory(TorchDispatchMode):
     """The most bytes at once of all storages that operators have made since it began."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ def holds(plan: str, *sizes: Any) -> dict[str, float]:
     engine = initialize(dl.Job(**{**_fields(given), "data": lambda: data}), plan)
     seen: dict[str, dict[int, int]] = {}
     engine.gradients_ready = lambda: seen.update(ready=live())  # type: ignore[method-assign]  # this is what it is for
-    alive = Alive()
+    alive = LiveMemory()
     for step, batch in enumerate(engine.data(3)):
         if step < 2:
             engine.step(batch)

@@ -12,12 +12,12 @@ import small_jobs
 import torch
 import torch.distributed as dist
 
-from drumline.partition import window
+from drumline.partition.sharding import halo_exchange
 from drumline.partition.spatial import norm
 from drumline.plans import Plan
-from drumline.runtime.parallel import model as split_model
-from drumline.runtime.parallel.spreading import Spreader
-from drumline.runtime.verification import verify as proof
+from drumline.runtime.parallel import model_parallel as split_model
+from drumline.runtime.parallel.graph_partition import GraphPartitioner
+from drumline.runtime.verification import verify as verify_module
 from drumline.runtime.verification.verify import verify
 
 
@@ -29,7 +29,7 @@ def run(fault: str, where: str, job: str, plan: str, changes: dict[str, Any]) ->
 
 def run_beside_float64(fault: str, where: str, job: str, plan: str, changes: dict[str, Any]) -> Any:
     """The same, but the run in float64 is right: what the plan's own type alone shows."""
-    made, compared = proof.initialize, proof._compare
+    made, compared = verify_module.initialize, verify_module._compare
 
     def initialize(*args: Any, dtype: Any = None) -> Any:
         with FAULTS[fault](where) if dtype is None else nullcontext():
@@ -39,14 +39,17 @@ def run_beside_float64(fault: str, where: str, job: str, plan: str, changes: dic
         with FAULTS[fault](where) if engine.dtype is None else nullcontext():
             return compared(engine, *rest)
 
-    with mock.patch.object(proof, "initialize", initialize), mock.patch.object(proof, "_compare", compare):
+    with (
+        mock.patch.object(verify_module, "initialize", initialize),
+        mock.patch.object(verify_module, "_compare", compare),
+    ):
         return verify(small_jobs.make(job, **changes), Plan.parse(plan), steps=2)
 
 
 @contextmanager
 def _wrapped(module: str, wrong: Callable[..., Any]) -> Iterator[None]:
     """While a rank's graph is made, what one module calls of ours is replaced; the reference runs no such graph."""
-    plain = Spreader.spread
+    plain = GraphPartitioner.partition
 
     def spread(self: Any, *args: Any, **named: Any) -> Any:
         made = plain(self, *args, **named)
@@ -57,16 +60,16 @@ def _wrapped(module: str, wrong: Callable[..., Any]) -> Iterator[None]:
             node.target = functools.partial(wrong, node.target)
         return made
 
-    with mock.patch.object(Spreader, "spread", spread):
+    with mock.patch.object(GraphPartitioner, "partition", spread):
         yield
 
 
 def halo(module: str) -> Any:
     """Rows of others arrive as zeros."""
-    plain = window._Mail.arrive
+    plain = halo_exchange._Mail.arrive
 
     def wrong(target: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        with mock.patch.object(window._Mail, "arrive", lambda mail: tuple(map(torch.zeros_like, plain(mail)))):
+        with mock.patch.object(halo_exchange._Mail, "arrive", lambda mail: tuple(map(torch.zeros_like, plain(mail)))):
             return target(*args, **named)
 
     return _wrapped(module, wrong)
@@ -84,19 +87,19 @@ def statistics(module: str) -> Any:
 
 def tied(_: str) -> Any:
     """A weight of two stages gets its own stage's gradient only."""
-    return mock.patch.object(split_model, "sum_shared", lambda *_: None)
+    return mock.patch.object(split_model, "sum_tied_gradients", lambda *_: None)
 
 
 @contextmanager
 def scale(where: str) -> Iterator[None]:
     """One rank's loss counts 1% too much, or as much as is said after the rank."""
-    plain = split_model.SplitModel.train
+    plain = split_model.ModelParallel.train_stages
     rank, _, times = where.partition(":")
 
     def train(self: Any, micros: Any, factor: float, *rest: Any) -> Any:
         return plain(self, micros, factor * (float(times or 1.01) if dist.get_rank() == int(rank) else 1.0), *rest)
 
-    with mock.patch.object(split_model.SplitModel, "train", train):
+    with mock.patch.object(split_model.ModelParallel, "train_stages", train):
         yield
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from drumline.runtime.engine import initialize
+from drumline.runtime.parallel.model_parallel import ModelParallel
 
 DOUBLE = torch.float64
 
@@ -31,14 +32,13 @@ class Masks(nn.Module):
 def masks(plan: str) -> dict[str, list[torch.Tensor]]:
     """On every rank: the masks of two steps, module by module."""
     engine = initialize(small_jobs.make("mlp", model=Masks), plan)
-    assert engine.split is not None
     found: dict[str, list[torch.Tensor]] = {"same": [], "own": []}
 
     def seen(micro: int, shown: Any, t: torch.Tensor) -> None:
         if shown.module in found:
             found[shown.module].append((t.detach() > 0).clone())
 
-    engine.split.watch(seen)
+    engine.strategy.watch_outputs(seen)
     for batch in engine.data(2):
         engine.step(batch)
     return found
@@ -47,12 +47,12 @@ def masks(plan: str) -> dict[str, list[torch.Tensor]]:
 def whole_on_every_rank(name: str, plan: str) -> float:
     """On every rank: train with dropout; how far parameters that several ranks have whole have moved apart."""
     engine = initialize(small_jobs.make(name), plan)
-    assert engine.split is not None
+    assert isinstance(engine.strategy, ModelParallel)
     for batch in engine.data(3):
         engine.step(batch)
     worst = 0.0
     for key, p in sorted(engine.model.named_parameters()):
-        if key in engine.split.spreader.splits:
+        if key in engine.strategy.partitioner.splits:
             continue
         copies = [torch.empty_like(p) for _ in range(engine.ranks)]
         dist.all_gather(copies, p.detach().contiguous())

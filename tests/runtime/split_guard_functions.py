@@ -1,4 +1,4 @@
-"""What the ranks of test_guard_split.py do: spoil a number of a model that is split over them, and tell what became of it."""
+"""Functions that test_guard_split.py runs on ranks: they corrupt a number of a split model and report what happened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import nn
 
 from drumline.core.errors import GaveUp
 from drumline.runtime.engine import Engine, initialize
-from drumline.runtime.guards.guard import Guards, drifted, nothing_to_compare
+from drumline.runtime.guards.guard import Guards
+from drumline.runtime.guards.replicas import replica_mismatches, why_no_replicas
 
 
 class Wide(nn.Module):
@@ -26,7 +27,7 @@ class Wide(nn.Module):
         return self.head(self.second(self.norm(self.first(x))))
 
 
-class Pictures(nn.Module):
+class ImageModel(nn.Module):
     """Convolutions with running statistics."""
 
     def __init__(self) -> None:
@@ -39,12 +40,12 @@ class Pictures(nn.Module):
 
 
 def job_of(name: str) -> Any:
-    """One of the small jobs, or a model of pictures."""
-    return small_jobs.make("cnn", model=Pictures) if name == "pictures" else small_jobs.make(name)
+    """One of the small jobs, or an image model."""
+    return small_jobs.make("cnn", model=ImageModel) if name == "pictures" else small_jobs.make(name)
 
 
 def engine_of(plan: str, **changes: Any) -> Engine:
-    """A small job of vectors."""
+    """A small job on vectors."""
     values = {
         "model": Wide,
         "batch_size": 8,
@@ -59,8 +60,8 @@ def snapshot(engine: Engine) -> dict[str, torch.Tensor]:
     return guard_functions.snapshot(engine)
 
 
-def spoiled(plan: str, what: str, name: str, rank: int) -> dict[str, Any]:
-    """Two good steps, then one that is bad because of one rank; who is named, and whether anything is left of it."""
+def corrupted(plan: str, what: str, name: str, rank: int) -> dict[str, Any]:
+    """Two good steps, then one that one rank makes bad: which rank is named, and whether the step has left traces."""
     engine = engine_of(plan)
     if what == "input":
         dataset = small_jobs.Samples("vector", 24)
@@ -69,32 +70,32 @@ def spoiled(plan: str, what: str, name: str, rank: int) -> dict[str, Any]:
     batches = engine.data(4)
     for _ in range(2):
         engine.step(next(batches))
-    held = dict(engine.model.named_parameters())
+    parameters = dict(engine.model.named_parameters())
     hook = None
     before = snapshot(engine)
     if engine.rank == rank and what == "gradient":
-        hook = held[name].register_hook(lambda g: torch.full_like(g, float("nan")))
+        hook = parameters[name].register_hook(lambda g: torch.full_like(g, float("nan")))
     if engine.rank == rank and what in ("weight", "large"):
         with torch.no_grad():
-            kept = held[name].clone()
-            held[name].view(-1)[0] = float("nan") if what == "weight" else 3e38
+            kept = parameters[name].clone()
+            parameters[name].view(-1)[0] = float("nan") if what == "weight" else 3e38
     engine.step(next(batches))
     if hook is not None:
         hook.remove()
     if engine.rank == rank and what in ("weight", "large"):
         with torch.no_grad():
-            held[name].copy_(kept)
-    [culprit] = engine.guard.skipped or [None]
-    assert culprit is not None, "nothing was caught"
+            parameters[name].copy_(kept)
+    [report] = engine.guard.skipped or [None]
+    assert report is not None, "nothing was caught"
     same = guard_functions.same(before, snapshot(engine))
     clean = engine.update.gradients() == []
     loss = engine.step(next(batches)) if what != "input" else 0.0
     return {
-        "what": culprit.what,
-        "where": culprit.where,
-        "ranks": culprit.ranks,
-        "names": culprit.names,
-        "samples": culprit.samples,
+        "what": report.what,
+        "where": report.where,
+        "ranks": report.ranks,
+        "names": report.names,
+        "samples": report.samples,
         "same": same,
         "clean": clean,
         "steps": engine.steps,
@@ -104,13 +105,13 @@ def spoiled(plan: str, what: str, name: str, rank: int) -> dict[str, Any]:
 
 
 def flipped(plan: str, rank: int, name: str, job: str = "gpt") -> tuple[str, int]:
-    """One bit of one number of one rank changes before the second step, with a vote in every step."""
+    """Flip one bit of one number on one rank before the second step, with a comparison in every step."""
     engine = initialize(job_of(job), plan, guards=Guards(vote=1))
     try:
         for batch in engine.data(3):
             if batch.step == 1 and engine.rank == rank:
-                held = {**dict(engine.model.named_parameters()), **dict(engine.model.named_buffers())}[name]
-                held.detach().view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 3)
+                tensor = {**dict(engine.model.named_parameters()), **dict(engine.model.named_buffers())}[name]
+                tensor.detach().view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 3)
             engine.step(batch)
     except GaveUp as e:
         return e.where, engine.steps
@@ -118,14 +119,14 @@ def flipped(plan: str, rank: int, name: str, job: str = "gpt") -> tuple[str, int
 
 
 def clean(plan: str, job: str) -> tuple[int, str]:
-    """A run without faults, with a vote in every step."""
+    """A run without faults, with a comparison in every step."""
     engine = initialize(job_of(job), plan, guards=Guards(vote=1))
     for batch in engine.data(3):
         engine.step(batch)
-    assert drifted(engine) == []
-    return engine.steps, nothing_to_compare(engine)
+    assert replica_mismatches(engine) == []
+    return engine.steps, why_no_replicas(engine)
 
 
 def names(plan: str, job: str = "gpt") -> dict[str, tuple[int, ...]]:
-    """The shapes of what this rank holds."""
+    """The shapes of this rank's parameters."""
     return {n: tuple(p.shape) for n, p in initialize(job_of(job), plan).model.named_parameters()}

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from world import World
 
-from drumline.runtime.compiling import compile_layers, inside_compiled
+from drumline.runtime.core.compiling import compile_layers, inside_compiled
 from drumline.runtime.verification.verify import Verification
 
 Worlds = Callable[[int], World]

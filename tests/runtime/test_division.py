@@ -15,9 +15,9 @@ from torch import nn
 from world import World
 
 from drumline.plans import Plan
-from drumline.reports.division import Division, division_of
+from drumline.reports.split_summary import SplitSummary, split_summary
 from drumline.runtime.engine import initialize
-from drumline.runtime.train import train
+from drumline.runtime.training.train import train
 from drumline.runtime.verification.verify import verify
 
 Worlds = Callable[[int], World]
@@ -39,13 +39,13 @@ def summing_job() -> Any:
     return small_jobs.make("convnet", model=Summing)
 
 
-def told(name: str, plan: str) -> tuple[list[str], Division, Any]:
+def told(name: str, plan: str) -> tuple[list[str], SplitSummary, Any]:
     """On every rank: what `train` says at its beginning, what the engine knows, and what `train` gives."""
     said: list[str] = []
     engine = initialize(summing_job() if name == "summing" else small_jobs.make(name), plan)
     result = train(engine, lambda e: said.append(e["said"]) if "said" in e else None, steps=1, evaluate=False)
-    assert engine.split is not None
-    return said, engine.split.division, result
+    assert engine.strategy.summary is not None
+    return said, engine.strategy.summary, result
 
 
 def proved(name: str, plan: str) -> Any:
@@ -57,14 +57,14 @@ def test_what_is_gathered_is_said(world: Worlds) -> None:
     (said, division, result), (silent, same, _) = world(2).run(told, "summing", "tile=2x1")
     assert list(division.gathered) == ["rows"] and not division.left and not division.stages
     assert division.gathered["rows"] == {"aten.cumsum.default": ("",)}
-    assert said == ["tile rows makes whole for cumsum (the model)"]
+    assert said == ["tile rows gathers tensors for cumsum (the model)"]
     assert silent == [] and same == division == result["division"]
 
 
 def test_what_tp_leaves_whole_is_said(world: Worlds) -> None:
     (said, division, _), _ = world(2).run(told, "gpt", "tp=2")
     assert division.left["norm.weight"] and "place.weight" in division.left
-    assert said[0].startswith(f"tp leaves {len(division.left)} parameters whole: ") and len(said) == 1
+    assert said[0].startswith(f"tp keeps {len(division.left)} parameters whole: ") and len(said) == 1
 
 
 def test_where_stages_begin_is_said(world: Worlds) -> None:
@@ -80,17 +80,17 @@ def test_verify_has_it_too(world: Worlds) -> None:
 
 
 def test_tiles_without_a_halo_are_held_to_a_stated_bound(world: Worlds) -> None:
-    """Exact in float64 with halos; without, losses are near and the note says how near."""
+    """Exact in float64 with halos; without, losses are close and the note says how close."""
     result = world(2).run(proved, "convnet", "tile=2x1,halo=false", timeout=120)[0]
     assert result.passed and result.errors["float64"] <= 1e-10
     assert result.bounds["float32"] == 0.25 and 1e-4 < result.errors["float32"] <= 0.25
     assert result.plan == "dp=1,tile=2x1,halo=false"
-    assert any(n.startswith("halo=false is approximate: losses off by") and "at most 0.25" in n for n in result.notes)
+    assert any(n.startswith("halo=false is approximate: loss error") and "at most 0.25" in n for n in result.notes)
     assert not Plan.parse(result.plan).exact
 
 
 def test_few_lines_however_much_there_is() -> None:
-    left = {f"blocks.{i}.norm.weight": "no product is split by it" for i in range(40)} | {
+    left = {f"blocks.{i}.norm.weight": "no matmul is split by it" for i in range(40)} | {
         "words.weight": "a table of 11 rows",
         "odd.weight": "7 outputs: 7 % 2 != 0",
         "other.weight": "9 outputs: 9 % 2 != 0",
@@ -100,15 +100,15 @@ def test_few_lines_however_much_there_is() -> None:
         "columns": {},
         "tp": {"<function gather at 0x7f>": ["x"]},
     }
-    lines = division_of(gathered, left, []).lines()
+    lines = split_summary(gathered, left, []).lines()
     assert lines == [
-        "tile rows makes whole for op0 (the model, a, b, 2 more); op1 (the model, a, b, 2 more); "
+        "tile rows gathers tensors for op0 (the model, a, b, 2 more); op1 (the model, a, b, 2 more); "
         "op2 (the model, a, b, 2 more); 2 more",
-        "tp makes whole for gather (x)",
-        "tp leaves 43 parameters whole: blocks.0.norm.weight, blocks.1.norm.weight, blocks.2.norm.weight, 37 more (no "
+        "tp gathers tensors for gather (x)",
+        "tp keeps 43 parameters whole: blocks.0.norm.weight, blocks.1.norm.weight, blocks.2.norm.weight, 37 more (no "
         "product is split by it); words.weight (a table of 11 rows); 2 more",
     ]
-    assert division_of({"rows": {}}, {}, ["a"]).lines() == []
+    assert split_summary({"rows": {}}, {}, ["a"]).lines() == []
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_few_lines_however_much_there_is() -> None:
         ({"measured": 0.25}, "bubble: predicted nothing, measured 25.0%"),
         (
             {"predicted": 0.2, "measured": 0.25, "order": 0.21},
-            "bubble: predicted 20.0%, measured 25.0%; of the order alone 21.0%",
+            "bubble: predicted 20.0%, measured 25.0%; 21.0% if messages took no time",
         ),
     ],
 )
 def test_the_line_of_the_bubble(bubble: dict[str, float], line: str) -> None:
-    assert Division(bubble=bubble).bubble_line() == line
+    assert SplitSummary(bubble=bubble).bubble_line() == line

@@ -195,5 +195,5 @@ def test_a_batch_that_weighs_nothing(world: Worlds) -> None:
 def test_a_loss_that_is_not_finite(world: Worlds) -> None:
     for text in world(2).run(on_ranks.infinite_loss):
         assert re.match(
-            r"the loss is (-?inf|nan) at step 0\n  where: rank 1: the loss is not finite, the outputs are", text
+            r"the loss is (-?inf|nan) at step 0\n  where: rank 1: the loss is non-finite, all outputs are finite", text
         )

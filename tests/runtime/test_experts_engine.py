@@ -196,7 +196,7 @@ def test_votes_know_who_has_the_same(world: Worlds) -> None:
 
 
 def test_the_owner_of_a_bad_expert_is_named(world: Worlds) -> None:
-    for ranks, names in world(2).run(expert_jobs.blamed, "dp=2,ep=2", 1, "blocks.0.experts.2.up.weight"):
+    for ranks, names in world(2).run(expert_jobs.originating_ranks, "dp=2,ep=2", 1, "blocks.0.experts.2.up.weight"):
         assert ranks == (1,) and names[0] == "blocks.0.experts.2.up.weight"
 
 
@@ -243,8 +243,8 @@ def test_what_does_not_go_with_ep(more: str) -> None:
     ("job", "words"),
     [
         ("six", "ep=4 for 6 experts\n.*blocks.0.experts\n.*6 % 4 != 0\n.*ep=2"),
-        ("listed", "no experts that can be spread\n.*look like experts: experts\n.*drumline.Experts"),
-        ("none", "the model has no experts that can be spread"),
+        ("listed", "no experts that can be sharded\n.*look like experts: experts\n.*drumline.Experts"),
+        ("none", "the model has no experts that can be sharded"),
         ("buffer", "an expert keeps the buffer 'scale'\n.*blocks.0.experts.0"),
         ("norm", "an expert keeps statistics of a batch\n.*blocks.0.experts.0.norm"),
     ],

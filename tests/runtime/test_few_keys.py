@@ -11,8 +11,8 @@ import split_cost_functions as functions
 from cells import Cell
 from world import World
 
-from drumline.costs.divide import divide
-from drumline.costs.roles import COLUMN, ROW, roles_of
+from drumline.costs.model_split import split_model
+from drumline.costs.tensor_roles import COLUMN, ROW, roles_of
 from drumline.plans import Plan
 from drumline.tracing import trace
 
@@ -35,7 +35,7 @@ def test_it_computes_what_one_device_computes(world: Worlds) -> None:
 def test_ranks_hold_what_was_predicted(world: Worlds) -> None:
     """The attention is priced as it is run: whole products, or columns whose outputs are gathered; no column and row."""
     profile = trace(small_jobs.make(JOB))
-    parameters = divide(profile, Plan(tp=4)).profile.parameters
+    parameters = split_model(profile, Plan(tp=4)).profile.parameters
     for _, numbers in world(4).run(functions.sends, "tp=4", JOB):
         assert numbers == parameters < profile.parameters
     roles = [word for words in roles_of(profile, 4) for word in words]

@@ -13,7 +13,7 @@ from world import World
 
 from drumline.core.errors import GaveUp
 from drumline.runtime.engine import initialize
-from drumline.runtime.scaler import LossScale
+from drumline.runtime.numerics.loss_scale import LossScale
 
 Worlds = Callable[[int], World]
 FIRST = 2.0**10

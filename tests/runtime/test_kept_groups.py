@@ -13,7 +13,7 @@ import torch.distributed as dist
 from world import World
 
 from drumline.runtime.engine import initialize
-from drumline.runtime.groups import group_along, group_of, mesh_of
+from drumline.runtime.state.process_groups import group_along, group_of, mesh_of
 
 Worlds = Callable[..., World]
 

@@ -1,7 +1,8 @@
-"""The log of a run: one set of fields for the screen, for JSON lines, for TensorBoard and for Weights & Biases."""
+"""The log of a run: the same fields on the screen, in JSON lines, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -18,21 +19,21 @@ import small_jobs
 from rich.console import Console
 
 from drumline.cli.screen import Screen
-from drumline.cli.train import Shown
+from drumline.cli.train import check_log_options
 from drumline.clusters import load
 from drumline.core.errors import CorruptFile, InputError
 from drumline.datasets.stream import Stream
 from drumline.reports import StepRecord
-from drumline.reports.steps import earlier_steps, read_steps, step_line
-from drumline.runtime.telemetry.log import Facts, Log, fit, fold, peak_of, words
-from drumline.runtime.telemetry.sinks import JsonFile, JsonStream, TensorBoard, Wandb, numbers
-from drumline.runtime.telemetry.slowest import compare
-from drumline.runtime.train import tokens
+from drumline.reports.step_records import earlier_steps, read_steps, step_line
+from drumline.runtime.telemetry.log import RunFacts, StepLog, fit_fields, peak_of, step_fields, wrap_fields
+from drumline.runtime.telemetry.sinks import JsonLinesFile, JsonLinesStream, TensorBoard, Wandb, finite_numbers
+from drumline.runtime.training.slowest_rank import compare
+from drumline.runtime.training.train import tokens
 
-FACTS = Facts(100, 4, predicted=0.5, work=0.0, work_per_sample=2e12, peak=100e12, memory_limit=80e9)
+FACTS = RunFacts(100, 4, predicted=0.5, work=0.0, work_per_sample=2e12, peak=100e12, memory_limit=80e9)
 
 
-def told(step: int, **changes: Any) -> dict[str, Any]:
+def report(step: int, **changes: Any) -> dict[str, Any]:
     return {
         "step": step,
         "loss": 2.5,
@@ -51,22 +52,22 @@ def told(step: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_rates_of_one_device() -> None:
-    r = Log(FACTS).record(told(9))
+def test_rates_per_device() -> None:
+    r = StepLog(FACTS).record(report(9))
     assert r.samples_per_second == pytest.approx(20) and r.tokens_per_second == pytest.approx(20 * 1024)
     assert r.tflops == pytest.approx(32 * 2 / 4 / 0.4) and r.mfu == pytest.approx(0.4)
     assert r.drift == pytest.approx(-0.2) and r.eta_seconds == pytest.approx(90 * 0.5)
     assert r.data_share == pytest.approx(0.2) and r.memory_share == pytest.approx(0.25)
 
 
-def test_what_is_not_known_is_said_so() -> None:
-    r = Log(Facts(10, 1)).record(told(0, tokens=0, memory_bytes=0.0))
+def test_unknown_values() -> None:
+    r = StepLog(RunFacts(10, 1)).record(report(0, tokens=0, memory_bytes=0.0))
     assert (r.tokens_per_second, r.tflops, r.mfu, r.drift, r.memory_share, r.slowest_rank) == (None,) * 6
-    line = fold(words(r, 10), 1000)
+    line = wrap_fields(step_fields(r, 10), 1000)
     assert "mfu N/A" in line and "predicted" not in line and "FLOP/s" not in line and "tokens/s" not in line
 
 
-def test_the_peak_is_that_of_the_precision() -> None:
+def test_peak_of_the_precision() -> None:
     h100 = load("dgx-h100")
     assert peak_of(h100, "bf16") == peak_of(h100, "bf16-pure") == h100.device.peak["bf16"]
     assert (
@@ -74,37 +75,37 @@ def test_the_peak_is_that_of_the_precision() -> None:
     )
 
 
-def test_drift_follows_the_last_steps_and_not_the_profiled_one() -> None:
-    log = Log(FACTS)
+def test_drift_uses_the_last_steps_without_the_profiled_one() -> None:
+    log = StepLog(FACTS)
     for i in range(5):
-        log.record(told(i, seconds=0.6))
-    assert log.record(told(5, seconds=60.0, probed=True)).drift == pytest.approx(0.2)
+        log.record(report(i, seconds=0.6))
+    assert log.record(report(5, seconds=60.0, probed=True)).drift == pytest.approx(0.2)
     for i in range(30):
-        last = log.record(told(6 + i, seconds=0.5))
+        last = log.record(report(6 + i, seconds=0.5))
     assert last.drift == pytest.approx(0.0)
     log.predicted = 0.25
-    assert log.record(told(40, seconds=0.5)).drift == pytest.approx(1.0)
+    assert log.record(report(40, seconds=0.5)).drift == pytest.approx(1.0)
 
 
-def test_the_first_step_counts_until_there_is_another() -> None:
-    log = Log(FACTS)
-    assert log.record(told(0, seconds=50.0)).drift == pytest.approx(99.0)
-    assert log.record(told(1, seconds=0.5)).drift == pytest.approx(0.0)
-    assert log.record(told(2, seconds=0.7)).drift == pytest.approx(0.2)
+def test_first_step_counts_until_the_second() -> None:
+    log = StepLog(FACTS)
+    assert log.record(report(0, seconds=50.0)).drift == pytest.approx(99.0)
+    assert log.record(report(1, seconds=0.5)).drift == pytest.approx(0.0)
+    assert log.record(report(2, seconds=0.7)).drift == pytest.approx(0.2)
 
 
-def test_memory_and_slowest_rank_stay_until_there_is_more() -> None:
-    log = Log(FACTS)
-    log.record(told(0, slowest=(2, "forward", 1.5)))
-    r = log.record(told(1, memory_bytes=1e9))
+def test_memory_and_slowest_rank_persist() -> None:
+    log = StepLog(FACTS)
+    log.record(report(0, slowest=(2, "forward", 1.5)))
+    r = log.record(report(1, memory_bytes=1e9))
     assert (r.slowest_rank, r.slowest_phase, r.slowest_factor, r.memory_bytes) == (2, "forward", 1.5, 20e9)
-    assert "slow rank 2 (forward 1.50x)" in words(r, 100)
-    assert "slowest rank 2 (data 1.10x)" in words(log.record(told(2, slowest=(2, "data", 1.1))), 100)
+    assert "slow rank 2 (forward 1.50x)" in step_fields(r, 100)
+    assert "slowest rank 2 (data 1.10x)" in step_fields(log.record(report(2, slowest=(2, "data", 1.1))), 100)
 
 
-def test_the_line() -> None:
-    r = Log(FACTS).record(told(9, skipped=2, checkpoint_age=125.0, slowest=(1, "data", 1.04)))
-    assert "  ".join(words(r, 100)) == (
+def test_log_line() -> None:
+    r = StepLog(FACTS).record(report(9, skipped=2, checkpoint_age=125.0, slowest=(1, "data", 1.04)))
+    assert "  ".join(step_fields(r, 100)) == (
         "step 10/100  loss 2.5000  grad 1.250  400 ms (predicted 500 ms, drift -20.0%)  20480 tokens/s  20 samples/s  "
         "18.6 GiB (25%)  40.0 TFLOP/s  mfu 40.0%  eta 45.0 s  data 20%  slowest rank 1 (data 1.04x)  skipped 2  "
         "checkpoint 2.08 min ago"
@@ -113,12 +114,17 @@ def test_the_line() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_lines_fit_a_terminal(width: int) -> None:
-    r = Log(FACTS).record(told(9, skipped=2, checkpoint_age=125.0, slowest=(1, "optimizer", 1.04)))
-    text = fold(words(r, 100_000), width)
+    r = StepLog(FACTS).record(report(9, skipped=2, checkpoint_age=125.0, slowest=(1, "optimizer", 1.04)))
+    text = wrap_fields(step_fields(r, 100_000), width)
     assert all(len(line) <= width for line in text.splitlines())
-    assert re.sub(r"\s+", " ", text) == " ".join(words(r, 100_000))
-    assert len(fit(words(r, 100_000), width)) <= width and fit(words(r, 100), 26) == "step 10/100  loss 2.5000"
-    long = fold(["step 3:", "rank unknown: the gradient of 'a.very.long.name.of.a.weight' was not finite"], width)
+    assert re.sub(r"\s+", " ", text) == " ".join(step_fields(r, 100_000))
+    assert (
+        len(fit_fields(step_fields(r, 100_000), width)) <= width
+        and fit_fields(step_fields(r, 100), 26) == "step 10/100  loss 2.5000"
+    )
+    long = wrap_fields(
+        ["step 3:", "rank unknown: the gradient of 'a.very.long.name.of.a.weight' was not finite"], width
+    )
     assert all(len(line) <= width for line in long.splitlines())
 
 
@@ -133,20 +139,22 @@ def shown(monkeypatch: pytest.MonkeyPatch, width: int, terminal: bool, **options
         no_color=True,
         legacy_windows=False,
     )
-    monkeypatch.setattr("drumline.reports.text.console", lambda **_: console)
-    return Screen(100, quiet=False, **options), out
+    monkeypatch.setattr("drumline.reports.console.console", lambda **_: console)
+    screen = Screen(quiet=False, **options)
+    screen.open(100)
+    return screen, out
 
 
-def test_a_terminal_of_40_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_of_40_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     screen, out = shown(monkeypatch, 40, True)
-    log = Log(FACTS)
-    with screen:
+    log = StepLog(FACTS)
+    with contextlib.closing(screen):
         for i in range(100):
             screen.step(
                 log.record(
-                    told(i, note="loss spike: 9 is 12.0 standard deviations above the last 64" if i == 50 else "")
+                    report(i, note="loss spike: 9 is 12.0 standard deviations above the last 64" if i == 50 else "")
                 ),
-                probed=False,
+                profiled=False,
             )
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     assert "step 100/100  loss 2.5000" in plain and "loss spike" in plain
@@ -155,11 +163,11 @@ def test_a_terminal_of_40_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     screen, out = shown(monkeypatch, 120, False)
-    log = Log(FACTS)
-    with screen:
+    log = StepLog(FACTS)
+    with contextlib.closing(screen):
         for i in range(100):
             note = "skipped: the loss is nan at step 7; rank 1: the loss is not finite" if i == 7 else ""
-            screen.step(log.record(told(i, note=note)), probed=i == 4)
+            screen.step(log.record(report(i, note=note)), profiled=i == 4)
     lines = out.getvalue().splitlines()
     assert [line.split()[1] for line in lines if line.startswith("step") and "loss 2.5" in line] == [
         "1/100",
@@ -173,38 +181,38 @@ def test_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_json_lines_have_the_same_fields(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     screen, out = shown(monkeypatch, 120, False, form="jsonl")
-    log = Log(FACTS)
-    record = log.record(told(3, loss=math.nan, note="skipped"))
-    with screen:
-        screen.step(record, probed=False)
+    log = StepLog(FACTS)
+    record = log.record(report(3, loss=math.nan, note="skipped"))
+    with contextlib.closing(screen):
+        screen.step(record, profiled=False)
     [line] = capsys.readouterr().out.splitlines()
-    found = json.loads(line)
-    assert list(found) == [f.name for f in dataclasses.fields(StepRecord)]
-    assert found["loss"] == "nan" and found["note"] == "skipped" and out.getvalue() == ""
+    record_json = json.loads(line)
+    assert list(record_json) == [f.name for f in dataclasses.fields(StepRecord)]
+    assert record_json["loss"] == "nan" and record_json["note"] == "skipped" and out.getvalue() == ""
 
 
-def test_the_file_grows_by_the_step_and_reads_back(tmp_path: Path) -> None:
-    sink, log = JsonFile(tmp_path / "steps.jsonl"), Log(FACTS)
-    records = [log.record(told(i, loss=math.inf if i == 1 else 2.0)) for i in range(3)]
+def test_file_grows_with_every_step_and_reads_back(tmp_path: Path) -> None:
+    sink, log = JsonLinesFile(tmp_path / "steps.jsonl"), StepLog(FACTS)
+    records = [log.record(report(i, loss=math.inf if i == 1 else 2.0)) for i in range(3)]
     for n, record in enumerate(records, 1):
         sink.write(record)
         assert read_steps(tmp_path / "steps.jsonl") == tuple(records[:n])
     sink.close()
     assert "mfu" in step_line(records[0]) and "checkpoint_age" not in step_line(records[0])
     with pytest.raises(InputError, match="cannot be written"):
-        JsonFile(tmp_path / "none" / "steps.jsonl")
+        JsonLinesFile(tmp_path / "none" / "steps.jsonl")
 
 
-def test_a_run_that_goes_on_adds_to_the_file(tmp_path: Path) -> None:
-    """Steps that are taken once more replace what was there; half a line, of a run that was killed, is no obstacle."""
-    path, log = tmp_path / "steps.jsonl", Log(FACTS)
+def test_resumed_run_appends_to_the_file(tmp_path: Path) -> None:
+    """Steps that run again replace their old lines; the partial last line of a killed run is tolerated."""
+    path, log = tmp_path / "steps.jsonl", StepLog(FACTS)
     assert earlier_steps(path) == ()
-    records = [log.record(told(i)) for i in range(6)]
+    records = [log.record(report(i)) for i in range(6)]
     path.write_text("".join(map(step_line, records[:5])) + '{"step": 5, "lo')
     assert earlier_steps(path) == tuple(records[:5])
     before = path.read_bytes()
-    sink = JsonFile(path, goes_on=True)
-    assert path.read_bytes() == before  # until a step is taken
+    sink = JsonLinesFile(path, resume=True)
+    assert path.read_bytes() == before  # until a step was run
     again = [dataclasses.replace(r, loss=1.0) for r in records[3:]]
     for record in again:
         sink.write(record)
@@ -215,19 +223,19 @@ def test_a_run_that_goes_on_adds_to_the_file(tmp_path: Path) -> None:
     path.write_text('{"step": "no number"}\n')
     with pytest.raises(CorruptFile, match="steps.jsonl"):
         earlier_steps(path)
-    JsonFile(path).close()
-    assert path.read_bytes() == b""  # a run that begins anew
+    JsonLinesFile(path).close()
+    assert path.read_bytes() == b""  # a new run
 
 
-def test_a_stream_is_left_open() -> None:
+def test_stream_is_left_open() -> None:
     out = io.StringIO()
-    sink = JsonStream(out)
-    sink.write(Log(FACTS).record(told(0)))
+    sink = JsonLinesStream(out)
+    sink.write(StepLog(FACTS).record(report(0)))
     sink.close()
     assert json.loads(out.getvalue())["step"] == 0
 
 
-def test_tensorboard_gets_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
     points: list[tuple[str, float, int]] = []
 
     class Writer:
@@ -243,14 +251,18 @@ def test_tensorboard_gets_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
     sink = TensorBoard("board")
-    record = Log(FACTS).record(told(9, grad_norm=math.nan))
+    record = StepLog(FACTS).record(report(9, grad_norm=math.nan))
     sink.write(record)
     sink.close()
-    assert {n: v for n, v, s in points if s == 9} == numbers(record) and points[-1][0] == "closed"
-    assert "grad_norm" not in numbers(record) and "note" not in numbers(record) and numbers(record)["loss"] == 2.5
+    assert {n: v for n, v, s in points if s == 9} == finite_numbers(record) and points[-1][0] == "closed"
+    assert (
+        "grad_norm" not in finite_numbers(record)
+        and "note" not in finite_numbers(record)
+        and finite_numbers(record)["loss"] == 2.5
+    )
 
 
-def test_wandb_is_offline_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wandb_is_offline_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows: list[Any] = []
 
     class Run:
@@ -271,14 +283,14 @@ def test_wandb_is_offline_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path:
     Wandb("run", tmp_path, {})
     monkeypatch.delenv("WANDB_MODE")
     sink = Wandb("run", tmp_path, {"plan": "dp=2"})
-    record = Log(FACTS).record(told(9))
+    record = StepLog(FACTS).record(report(9))
     sink.write(record)
     sink.close()
     monkeypatch.delenv("WANDB_MODE", raising=False)
     assert rows == [
         ("disabled", "drumline", {}),
         ("offline", "drumline", {"plan": "dp=2"}),
-        (9, numbers(record)),
+        (9, finite_numbers(record)),
         "finished",
     ]
 
@@ -286,21 +298,21 @@ def test_wandb_is_offline_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.parametrize(
     ("make", "package"), [(lambda: TensorBoard("x"), "tensorboard"), (lambda: Wandb("x", Path(), {}), "wandb")]
 )
-def test_an_absent_extra_prints_its_line(monkeypatch: pytest.MonkeyPatch, make: Any, package: str) -> None:
+def test_missing_extra_names_its_install_command(monkeypatch: pytest.MonkeyPatch, make: Any, package: str) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=f"--{package} needs the package {package}, which is not installed") as caught:
         make()
     assert caught.value.fix == f"pip install 'drumline[{package}]'"
 
 
-def test_options_that_cannot_be() -> None:
+def test_invalid_options() -> None:
     with pytest.raises(InputError, match="--log-format is text or jsonl\n  try:   Did you mean 'jsonl'"):
-        Shown("json")
+        check_log_options("json", None)
     with pytest.raises(InputError, match="--log-every 0"):
-        Shown(every=0)
+        check_log_options("text", 0)
 
 
-def test_who_is_slowest() -> None:
+def test_slowest_rank() -> None:
     assert compare([[0.1, 1.0, 2.0, 0.1], [0.1, 1.0, 3.9, 0.1], [0.1, 1.0, 2.0, 0.1]]) == (
         1,
         "backward",

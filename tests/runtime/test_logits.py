@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from drumline.runtime.memory.logits import Logits
+from drumline.runtime.memory.logits import LazyLogits
 from drumline.runtime.memory.tiling import made_whole, tile
 
 EQUAL = {"rtol": 1e-12, "atol": 1e-12}
@@ -92,9 +92,9 @@ def test_logits_are_tensors(name: str) -> None:
     head, parted, a, b = made()
     function = {**LAZY, **WHOLE}[name]
     wanted, lazy = function(head(a)), parted(b)
-    assert isinstance(lazy, Logits) and isinstance(lazy, torch.Tensor)
+    assert isinstance(lazy, LazyLogits) and isinstance(lazy, torch.Tensor)
     found = function(lazy)
-    assert isinstance(found, Logits) == (name in LAZY)
+    assert isinstance(found, LazyLogits) == (name in LAZY)
     assert (parted.whole_because == "") == (name in LAZY)
     assert (found.shape, found.dtype, found.device) == (wanted.shape, wanted.dtype, wanted.device)
     assert (found.dim(), found.numel(), found.requires_grad) == (wanted.dim(), wanted.numel(), wanted.requires_grad)

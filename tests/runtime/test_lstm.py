@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from drumline.runtime import precision
-from drumline.runtime.lstm import ByProducts
-from drumline.runtime.precision import HALVES, computing
+from drumline.runtime.numerics import precision
+from drumline.runtime.numerics.precision import HALVES, compute_precision
+from drumline.runtime.numerics.recurrent import LstmWithoutOnednn
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ def lacking() -> object:
 
 def _trained(model: nn.LSTM, x: torch.Tensor, half: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     model.zero_grad()
-    with computing(half, CPU):
+    with compute_precision(half, CPU):
         out, _ = model(x)
     out.float().square().sum().backward()
     return out, [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -52,7 +52,7 @@ def test_an_lstm_is_computed_by_products(half: str, how: dict[str, int]) -> None
 
 def test_packed_sequences_keep_their_sizes() -> None:
     packed = nn.utils.rnn.pack_sequence([torch.randn(n, 4) for n in (5, 3, 2)])
-    with computing("bf16", CPU):
+    with compute_precision("bf16", CPU):
         out, (h, c) = nn.LSTM(4, 6)(packed)
     assert torch.equal(out.batch_sizes, packed.batch_sizes)
     assert {out.data.dtype, h.dtype, c.dtype} == {torch.bfloat16}
@@ -64,14 +64,14 @@ def test_who_leaves_last_gives_onednn_back() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with ByProducts._without():
+        with LstmWithoutOnednn._without():
             inside.set()
             leave.wait(10)
 
     thread = threading.Thread(target=stay)
     thread.start()
     assert inside.wait(10)
-    with ByProducts._without():
+    with LstmWithoutOnednn._without():
         pass
     assert not torch._C._get_mkldnn_enabled()
     leave.set()
@@ -80,5 +80,5 @@ def test_who_leaves_last_gives_onednn_back() -> None:
 
 
 def test_nothing_is_in_the_way_where_onednn_has_them() -> None:
-    with mock.patch.object(precision, "onednn_lacks", lambda _: False), computing("bf16", CPU):
+    with mock.patch.object(precision, "onednn_lacks", lambda _: False), compute_precision("bf16", CPU):
         assert torch.overrides._get_current_function_mode() is None

@@ -14,7 +14,7 @@ from cells import Cell
 from world import World
 
 from drumline.plans import Plan
-from drumline.plans.combinations import HELD, refusal
+from drumline.plans.combinations import TESTED_VALUES, refusal
 
 Worlds = Callable[[int], World]
 
@@ -46,7 +46,7 @@ def test_every_cell_is_run_or_has_its_reason(ranks: int) -> None:
 def test_every_choice_is_there() -> None:
     """Every value that the planner may choose, and every two of them, at some number of ranks."""
     met = {tuple(sorted(table.items())) for table, _ in cells.plans(4)}
-    data = {key: values for key, values in HELD.items() if key not in parity.SPLITS}
+    data = {key: values for key, values in TESTED_VALUES.items() if key not in parity.SPLITS}
     singles = [(key, value) for key, values in data.items() for value in values if value != cells._DEFAULTS[key]]
     assert {((key, value),) for key, value in singles} <= met
     pairs = {tuple(sorted([a, b])) for a in singles for b in singles if a[0] < b[0]}

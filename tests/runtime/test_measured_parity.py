@@ -20,8 +20,8 @@ def dropped(plans: list[str]) -> list[list[float]]:
     found, begins = [], ""
     for plan in plans:
         engine = initialize(small_jobs.make("dropout"), plan.format(begins))
-        assert engine.split is not None
-        begins = "+".join(engine.split.division.stages)
+        assert engine.strategy.summary is not None
+        begins = "+".join(engine.strategy.summary.stages)
         found.append([engine.step(batch) for batch in engine.data(2)])
     return found
 

@@ -61,7 +61,7 @@ def holds(plan: str) -> dict[str, float]:
     parameters = _storages(engine.model.parameters())
     state = _storages(t for values in engine.optimizer.state.values() for t in values.values())
     return {
-        "whole": 4.0 * sum(torch.Size(kind.shape).numel() for kind in engine.kinds.values()),
+        "whole": 4.0 * sum(torch.Size(kind.shape).numel() for kind in engine.parameter_specs.values()),
         "optimizer": float(sum(n for k, n in ready.items() if k in state)),
         "parameters": float(sum(n for k, n in ready.items() if k in parameters)),
         "gradients": float(sum(n for k, n in ready.items() if k not in state and k not in parameters)),

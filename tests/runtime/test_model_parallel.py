@@ -14,7 +14,7 @@ from cells import Cell
 from world import World
 
 from drumline.plans import Plan
-from drumline.plans.combinations import FREE, HELD
+from drumline.plans.combinations import TESTED_VALUES, UNRESTRICTED_KEYS
 
 Worlds = Callable[[int], World]
 STEPS = 3
@@ -69,8 +69,8 @@ def test_every_cell_is_run_or_has_its_reason(ranks: int) -> None:
 def test_every_axis_and_choice_is_there() -> None:
     tables = [{k: str(v) for k, v in table.items()} for n in split_cells.RANKS for table, _ in split_cells.plans(n)]
     assert {key for table in tables for key in table} >= parity.SPLITS - {"split", "halo", "ep"}
-    assert set(HELD) | FREE >= parity.SPLITS
-    assert {table.get("schedule", "1f1b") for table in tables if "pp" in table} == set(HELD["schedule"])
+    assert set(TESTED_VALUES) | UNRESTRICTED_KEYS >= parity.SPLITS
+    assert {table.get("schedule", "1f1b") for table in tables if "pp" in table} == set(TESTED_VALUES["schedule"])
     axes = {frozenset(table) & {"pp", "dp", "tile", "cp", "tp"} for table in tables}
     assert {
         frozenset(pair) for pair in [("pp", "dp"), ("pp", "tp"), ("pp", "cp"), ("pp", "tile"), ("dp", "tp")]

@@ -11,8 +11,8 @@ from torch import nn
 from world import World
 
 from drumline.runtime.engine import initialize
-from drumline.runtime.memory.offload import Host
-from drumline.runtime.strategies.pieces import Piece
+from drumline.runtime.memory.offload import HostCopy
+from drumline.runtime.state.pieces import Piece
 
 Worlds = Callable[[int], World]
 
@@ -20,23 +20,23 @@ Worlds = Callable[[int], World]
 def pieces() -> list[Piece]:
     """A whole parameter and a run of another."""
     whole, flat = nn.Parameter(torch.arange(6.0).view(2, 3)), nn.Parameter(torch.arange(4.0))
-    return [Piece("a", (2, 3), 0, whole, everywhere=True), Piece("b", (5, 2), 3, flat)]
+    return [Piece("a", (2, 3), 0, whole, replicated=True), Piece("b", (5, 2), 3, flat)]
 
 
 def test_a_piece_in_host_memory_is_a_twin() -> None:
     here = pieces()
-    for piece, twin in zip(here, Host(here).pieces, strict=True):
+    for piece, twin in zip(here, HostCopy(here).pieces, strict=True):
         assert (twin.name, twin.shape, twin.start, twin.stop) == (piece.name, piece.shape, piece.start, piece.stop)
         assert torch.equal(twin.value, piece.value)
         assert twin.value.data_ptr() != piece.value.data_ptr()
-        assert twin.home is not None
-        assert twin.home.data_ptr() == piece.value.data_ptr()
-        assert not twin.home.requires_grad
+        assert twin.device_value is not None
+        assert twin.device_value.data_ptr() == piece.value.data_ptr()
+        assert not twin.device_value.requires_grad
 
 
 def test_a_step_through_host_memory_equals_one_on_the_device() -> None:
     here, there = pieces(), pieces()
-    host = Host(here)
+    host = HostCopy(here)
     through = torch.optim.AdamW([t.value for t in host.pieces], lr=0.1)
     direct = torch.optim.AdamW([p.value for p in there], lr=0.1)
     for step in range(3):
@@ -58,7 +58,7 @@ def test_a_step_through_host_memory_equals_one_on_the_device() -> None:
 
 
 def test_a_parameter_without_a_gradient() -> None:
-    host = Host(pieces())
+    host = HostCopy(pieces())
     host.gradients_down([torch.ones(2, 3), torch.ones(4)])
     host.gradients_down([None, torch.ones(4)])
     assert host.pieces[0].value.grad is None
@@ -70,7 +70,7 @@ def moved(plan: str) -> tuple[bool, bool]:
     engine = initialize(small_jobs.make("mlp"), plan)
     engine.step(next(engine.data(1)))
     held = {p.untyped_storage().data_ptr() for p in engine.model.parameters()} if "zero=3" not in plan else set()
-    return all(p.home is None for p in engine.pieces), all(
+    return all(p.device_value is None for p in engine.pieces), all(
         p.value.untyped_storage().data_ptr() in held for p in engine.pieces
     )
 

@@ -10,7 +10,7 @@ import small_jobs
 import torch
 from world import World
 
-from drumline.plans.combinations import FREE, HELD, refusal
+from drumline.plans.combinations import TESTED_VALUES, UNRESTRICTED_KEYS, refusal
 from drumline.runtime.verification.verify import Verification
 
 Worlds = Callable[[int], World]
@@ -38,9 +38,9 @@ def test_pairwise(world: Worlds, row: parity.Row) -> None:
 
 
 def test_the_table_is_all_that_the_engine_runs() -> None:
-    assert set(parity.TABLE) - {"job"} | set(parity.SAME) == (set(HELD) | FREE) - parity.ELSEWHERE
-    for key in set(HELD) & set(parity.TABLE):
-        assert set(parity.TABLE[key]) | set(parity.SAME.get(key, ())) == set(HELD[key])
+    assert set(parity.TABLE) - {"job"} | set(parity.SAME) == (set(TESTED_VALUES) | UNRESTRICTED_KEYS) - parity.ELSEWHERE
+    for key in set(TESTED_VALUES) & set(parity.TABLE):
+        assert set(parity.TABLE[key]) | set(parity.SAME.get(key, ())) == set(TESTED_VALUES[key])
 
 
 def test_the_cover_holds_every_pair() -> None:

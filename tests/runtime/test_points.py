@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from world import World
 
-from drumline.comm import points
+from drumline.comm import gloo_fallbacks
 
 Worlds = Callable[[int], World]
 
 
 def _verify(job: str, plan: str) -> tuple[Any, int]:
     """As on GPUs over gloo; and how many messages went that way."""
-    with mock.patch.object(points, "by_host", return_value=True) as asked:
+    with mock.patch.object(gloo_fallbacks, "via_host_memory", return_value=True) as asked:
         return parity.run_verify(job, plan, 2), asked.call_count
 
 
@@ -43,13 +43,16 @@ def _exchange() -> list[torch.Tensor]:
     other = 1 - dist.get_rank()
     found = []
     for through in (True, False):
-        with mock.patch.object(points, "by_host", return_value=through):
+        with mock.patch.object(gloo_fallbacks, "via_host_memory", return_value=through):
             sent, room, rooms = torch.arange(4.0) + other, torch.zeros(4), torch.zeros(2, 3)
-            works = [points.irecv(room, group=None, src=other, tag=3), points.isend(sent, group=None, dst=other, tag=3)]
+            works = [
+                gloo_fallbacks.irecv(room, group=None, src=other, tag=3),
+                gloo_fallbacks.isend(sent, group=None, dst=other, tag=3),
+            ]
             for work in works:
                 work.wait()
             there = [dist.P2POp(dist.irecv, rooms, peer=other), dist.P2POp(dist.isend, torch.ones(2, 3), peer=other)]
-            for work in points.batch(there):
+            for work in gloo_fallbacks.batch_isend_irecv(there):
                 work.wait()
             found += [room, rooms]
     return found
@@ -66,4 +69,4 @@ def test_a_cpu_sends_as_it_is(world: Worlds) -> None:
 
 
 def _direct() -> bool:
-    return not points.by_host(torch.ones(1), None) and points.batch([]) == []
+    return not gloo_fallbacks.via_host_memory(torch.ones(1), None) and gloo_fallbacks.batch_isend_irecv([]) == []

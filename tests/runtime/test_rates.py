@@ -1,4 +1,4 @@
-"""Learning rates: the curves against torch's own and against numbers worked out by hand, resumed at any step."""
+"""Learning-rate curves against torch's schedulers and hand-computed values; resuming at any step."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from drumline.core.errors import JobError
-from drumline.costs import batch as scaling
-from drumline.runtime.learning_rates import deepspeed_rates, rates
+from drumline.costs import batch_scaling as scaling
+from drumline.runtime.deepspeed import schedulers
+from drumline.runtime.learning_rates import rates
 
-CURVES: list[rates.Curve] = [
+CURVES: list[rates.RateCurve] = [
     rates.Constant(warmup=3),
     rates.Cosine(steps=12, warmup=3, end=0.1),
     rates.Linear(steps=12, warmup=3),
     rates.Polynomial(steps=12, warmup=2, power=3.0),
     rates.InverseSquareRoot(warmup=4),
-    rates.Step(every=4, by=0.5),
-    rates.Step(at=(3, 7), by=0.1, warmup=2),
+    rates.StepDecay(every=4, by=0.5),
+    rates.StepDecay(at=(3, 7), by=0.1, warmup=2),
     rates.Exponential(by=0.9, warmup=1),
     rates.OneCycle(steps=12, warmup=4),
     rates.WSD(steps=12, warmup=2, decay=4),
     rates.WSD(steps=12, decay=4, shape="cosine"),
     rates.WSD(steps=12, decay=5, shape="sqrt"),
-    deepspeed_rates.WarmupLR(warmup_num_steps=4),
-    deepspeed_rates.WarmupDecayLR(total_num_steps=12, warmup_num_steps=3),
-    deepspeed_rates.WarmupCosineLR(total_num_steps=12, warmup_num_steps=3),
-    deepspeed_rates.OneCycle(
+    schedulers.WarmupLR(warmup_num_steps=4),
+    schedulers.WarmupDecayLR(total_num_steps=12, warmup_num_steps=3),
+    schedulers.WarmupCosineLR(total_num_steps=12, warmup_num_steps=3),
+    schedulers.DeepSpeedOneCycle(
         cycle_min_lr=0.1, cycle_max_lr=1.0, cycle_first_step_size=4, decay_step_size=2, decay_lr_rate=0.5
     ),
-    deepspeed_rates.LRRangeTest(lr_range_test_step_size=5),
+    schedulers.LRRangeTest(lr_range_test_step_size=5),
 ]
 
 
@@ -50,32 +51,32 @@ def adam(rate: float = 2.0) -> torch.optim.Optimizer:
 
 
 def run(optimizer: torch.optim.Optimizer, scheduler: Any, steps: int, key: str = "lr") -> list[Any]:
-    """What the first group has at each step."""
-    found = []
+    """Values of the first group at each step."""
+    values = []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0][key])
+        values.append(optimizer.param_groups[0][key])
         optimizer.step()
         scheduler.step()
-    return found
+    return values
 
 
 @pytest.mark.parametrize(
     ("curve", "torchs"),
     [
         (rates.Exponential(by=0.8), lambda o: lr_scheduler.ExponentialLR(o, 0.8)),
-        (rates.Step(every=3, by=0.2), lambda o: lr_scheduler.StepLR(o, 3, 0.2)),
-        (rates.Step(at=(2, 5), by=0.2), lambda o: lr_scheduler.MultiStepLR(o, [2, 5], 0.2)),
+        (rates.StepDecay(every=3, by=0.2), lambda o: lr_scheduler.StepLR(o, 3, 0.2)),
+        (rates.StepDecay(at=(2, 5), by=0.2), lambda o: lr_scheduler.MultiStepLR(o, [2, 5], 0.2)),
         (rates.Cosine(steps=9), lambda o: lr_scheduler.CosineAnnealingLR(o, 9)),
         (rates.Linear(steps=9, end=0.25), lambda o: lr_scheduler.LinearLR(o, 1.0, 0.25, 9)),
         (rates.Polynomial(steps=9, power=2.5), lambda o: lr_scheduler.PolynomialLR(o, 9, 2.5)),
         (rates.OneCycle(steps=9, warmup=3), lambda o: lr_scheduler.OneCycleLR(o, 2.0, 10, pct_start=0.4)),
     ],
 )
-def test_as_torch_has_them(curve: rates.Curve, torchs: Callable[[torch.optim.Optimizer], Any]) -> None:
+def test_same_as_torch(curve: rates.RateCurve, torchs: Callable[[torch.optim.Optimizer], Any]) -> None:
     for key in ("lr", "momentum") if isinstance(curve, rates.OneCycle) else ("lr",):
         ours, theirs = sgd(), sgd()
-        found, expected = run(ours, curve(ours), 10, key), run(theirs, torchs(theirs), 10, key)
-        assert found == pytest.approx(expected, rel=1e-12, abs=1e-15)
+        actual, expected = run(ours, curve(ours), 10, key), run(theirs, torchs(theirs), 10, key)
+        assert actual == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_as_torch_has_them(curve: rates.Curve, torchs: Callable[[torch.optim.Opt
         (rates.WSD(steps=6, decay=4, shape="sqrt"), [1, 1, 1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75), 0]),
     ],
 )
-def test_worked_out_by_hand(curve: rates.Curve, expected: list[float]) -> None:
+def test_hand_computed_values(curve: rates.RateCurve, expected: list[float]) -> None:
     optimizer = sgd(2.0)
     assert run(optimizer, curve(optimizer), len(expected)) == pytest.approx([2 * e for e in expected])
 
@@ -152,23 +153,23 @@ LOG = [math.log(i) / math.log(4) for i in (1, 2, 3, 4)]
         ),
     ],
 )
-def test_as_deepspeed_has_them(kind: str, numbers: dict[str, Any], expected: list[float]) -> None:
+def test_same_as_deepspeed(kind: str, numbers: dict[str, Any], expected: list[float]) -> None:
     optimizer = adam(2.0)
-    curve = deepspeed_rates.named_curve(kind, numbers, "ds_config.json")
+    curve = schedulers.named_scheduler(kind, numbers, "ds_config.json")
     assert run(optimizer, curve(optimizer), len(expected)) == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_betas_of_deepspeeds_cycle() -> None:
+def test_betas_of_deepspeeds_one_cycle() -> None:
     optimizer = adam()
-    curve = deepspeed_rates.OneCycle(
+    curve = schedulers.DeepSpeedOneCycle(
         cycle_min_lr=0.0, cycle_max_lr=1.0, cycle_first_step_size=2, decay_step_size=1, decay_mom_rate=0.1
     )
-    found = run(optimizer, curve(optimizer), 6, "betas")
-    assert [b[1] for b in found] == [0.99] * 6
-    assert [b[0] for b in found] == pytest.approx([0.8, 0.85, 0.8, 0.85, 0.9, 0.9 * 1.1])
+    betas = run(optimizer, curve(optimizer), 6, "betas")
+    assert [b[1] for b in betas] == [0.99] * 6
+    assert [b[0] for b in betas] == pytest.approx([0.8, 0.85, 0.8, 0.85, 0.9, 0.9 * 1.1])
 
 
-def test_one_cycle_leaves_the_second_beta_alone() -> None:
+def test_one_cycle_keeps_the_second_beta() -> None:
     optimizer = adam()
     run(optimizer, rates.OneCycle(steps=6, warmup=2)(optimizer), 2)
     assert optimizer.param_groups[0]["betas"] == pytest.approx((0.85, 0.999))
@@ -177,21 +178,21 @@ def test_one_cycle_leaves_the_second_beta_alone() -> None:
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
 
 
-def test_rates_of_groups() -> None:
+def test_rates_per_group() -> None:
     optimizer = sgd(1.0, 3.0)
     scheduler = rates.Constant(warmup=1)(optimizer)
     assert [g["lr"] for g in optimizer.param_groups] == [0.5, 1.5]
     assert scheduler.get_last_lr() == [0.5, 1.5]
     optimizer = sgd(1.0, 3.0)
-    deepspeed_rates.named_curve("WarmupLR", {"warmup_min_lr": [0.1, 0.2], "warmup_max_lr": [1, 2]}, "")(optimizer)
+    schedulers.named_scheduler("WarmupLR", {"warmup_min_lr": [0.1, 0.2], "warmup_max_lr": [1, 2]}, "")(optimizer)
     assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=lambda c: type(c).__name__)
 @settings(deadline=None, max_examples=16)
 @given(stop=st.integers(0, 15))
-def test_resumed_at_any_step(curve: rates.Curve, stop: int) -> None:
-    """The state passes through JSON, into a scheduler on an optimizer that was made with another rate."""
+def test_resumed_at_any_step(curve: rates.RateCurve, stop: int) -> None:
+    """The state survives JSON, and loads into a scheduler whose optimizer has another base rate."""
     whole = adam(2.0)
     scheduler = curve(whole)
     expected = [dict(g) for g in [whole.param_groups[0]]]
@@ -214,20 +215,20 @@ def test_resumed_at_any_step(curve: rates.Curve, stop: int) -> None:
         after.step()
 
 
-def test_a_rate_that_is_a_tensor() -> None:
+def test_tensor_rate() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=torch.tensor(2.0))
-    held = optimizer.param_groups[0]["lr"]
+    rate = optimizer.param_groups[0]["lr"]
     scheduler = rates.Constant(warmup=1)(optimizer)
-    assert held.item() == 1.0
+    assert rate.item() == 1.0
     scheduler.load_state_dict({"step": 5, "base_rates": [3.0]})
-    assert held.item() == 3.0
+    assert rate.item() == 3.0
 
 
-def test_states_that_do_not_fit() -> None:
+def test_mismatched_state() -> None:
     scheduler = rates.Constant()(sgd(1.0, 2.0))
-    with pytest.raises(JobError, match="the state is of 1 groups of parameters\n  rule:  the optimizer has 2"):
+    with pytest.raises(JobError, match="the scheduler state has 1 parameter groups\n  rule:  the optimizer has 2"):
         scheduler.load_state_dict({"step": 1, "base_rates": [1.0]})
-    with pytest.raises(JobError, match="a scheduler was told the step 7"):
+    with pytest.raises(JobError, match=r"step\(7\) of a scheduler"):
         scheduler.step(7)
 
 
@@ -242,8 +243,8 @@ def test_states_that_do_not_fit() -> None:
         (lambda: rates.Constant(warmup=-1), "warmup >= 0"),
         (lambda: rates.Constant(warmup=1.5), "warmup is a whole number"),
         (lambda: rates.Cosine(steps="9"), "steps is a whole number"),
-        (lambda: rates.Step(), "either every > 0, or at names the steps"),
-        (lambda: rates.Step(at=(3, 3)), "at grows"),
+        (lambda: rates.StepDecay(), "set either every > 0 or at, not both"),
+        (lambda: rates.StepDecay(at=(3, 3)), "the steps of at are increasing"),
         (lambda: rates.Exponential(by=math.nan), "by is a number"),
         (lambda: rates.Exponential(by=0.0), "by > 0"),
         (lambda: rates.Polynomial(steps=3, power=0), "power > 0"),
@@ -252,7 +253,7 @@ def test_states_that_do_not_fit() -> None:
         (lambda: rates.WSD(steps=5, decay=3, shape="wave"), "shape is linear, cosine or sqrt"),
     ],
 )
-def test_curves_that_cannot_be(make: Callable[[], Any], words: str) -> None:
+def test_invalid_curves(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         make()
 
@@ -273,20 +274,20 @@ def test_curves_that_cannot_be(make: Callable[[], Any], words: str) -> None:
         ("OneCycle", {"cycle_min_lr": 0.1, "cycle_max_lr": 1, "cycle_second_step_size": "a"}, "its values are numbers"),
     ],
 )
-def test_schedulers_that_cannot_be(kind: str, numbers: dict[str, Any], words: str) -> None:
+def test_invalid_schedulers(kind: str, numbers: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
-        deepspeed_rates.named_curve(kind, numbers, "c.json")
+        schedulers.named_scheduler(kind, numbers, "c.json")
 
 
 def test_scaling() -> None:
-    found = scaling.scale_rate(0.1, base_batch=256, batch=8192, samples=1_281_167, kind="image")
-    assert (found.rate, found.warmup) == (pytest.approx(3.2), math.ceil(5 * 1_281_167 / 8192))
-    assert len(found.notes) == 1
-    assert "k = 8192 / 256 = 32" in str(found)
-    found = scaling.scale_rate(0.1, base_batch=256, batch=16384, samples=1_281_167, kind="image")
-    assert found.notes[1].startswith("16384 samples is beyond 8192 (Goyal et al. 2017")
-    found = scaling.scale_rate(1e-3, base_batch=512, batch=8192, rule="sqrt", base_warmup=3125)
-    assert (found.rate, found.warmup) == (pytest.approx(4e-3), 3125)
+    scaled = scaling.scale_rate(0.1, base_batch=256, batch=8192, samples=1_281_167, kind="image")
+    assert (scaled.rate, scaled.warmup) == (pytest.approx(3.2), math.ceil(5 * 1_281_167 / 8192))
+    assert len(scaled.notes) == 1
+    assert "k = 8192 / 256 = 32" in str(scaled)
+    scaled = scaling.scale_rate(0.1, base_batch=256, batch=16384, samples=1_281_167, kind="image")
+    assert scaled.notes[1].startswith("16384 samples is beyond 8192 (Goyal et al. 2017")
+    scaled = scaling.scale_rate(1e-3, base_batch=512, batch=8192, rule="sqrt", base_warmup=3125)
+    assert (scaled.rate, scaled.warmup) == (pytest.approx(4e-3), 3125)
     assert scaling.scale_rate(0.1, base_batch=8, batch=8, samples=80).warmup == 0  # nothing is scaled
     assert scaling.scale_rate(0.1, base_batch=8, batch=64, rule="none").rate == 0.1
     assert "cannot be counted: give samples" in scaling.scale_rate(0.1, base_batch=8, batch=64).notes[1]
@@ -309,7 +310,7 @@ def test_critical_tokens() -> None:
         ({"kind": "imge"}, "Did you mean 'image'"),
     ],
 )
-def test_scaling_that_cannot_be(changes: dict[str, Any], words: str) -> None:
+def test_invalid_scaling(changes: dict[str, Any], words: str) -> None:
     values = {"rate": 0.1, "base_batch": 8, "batch": 16, **changes}
     with pytest.raises(JobError, match=words):
         scaling.scale_rate(values.pop("rate"), **values)

@@ -9,10 +9,10 @@ import small_jobs
 import torch
 from torch import nn
 
-from drumline.runtime import recurrent
-from drumline.runtime.precision import HALVES, computing
-from drumline.runtime.recurrent import OwnType, notice, noticed
-from drumline.runtime.weights import seeded_model
+from drumline.runtime.numerics import recurrent
+from drumline.runtime.numerics.precision import HALVES, compute_precision
+from drumline.runtime.numerics.recurrent import RecurrentDtype, note_recurrent_layers, has_recurrent_layers
+from drumline.runtime.state.weights import seeded_model
 
 LAYERS = {"lstm": partial(nn.LSTM, 4, 6), "gru": partial(nn.GRU, 4, 6), "rnn": partial(nn.RNN, 4, 6, 2)}
 
@@ -20,7 +20,7 @@ LAYERS = {"lstm": partial(nn.LSTM, 4, 6), "gru": partial(nn.GRU, 4, 6), "rnn": p
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_type_is_given(layer: str) -> None:
     module, x = LAYERS[layer](), torch.randn(5, 3, 4, requires_grad=True)
-    with OwnType(torch.bfloat16):
+    with RecurrentDtype(torch.bfloat16):
         out, _ = module(x)
         beside = x.sin()
     out.float().sum().backward()
@@ -30,17 +30,17 @@ def test_the_type_is_given(layer: str) -> None:
 
 def test_float64_and_sizes_stay() -> None:
     packed = nn.utils.rnn.pack_sequence([torch.randn(n, 4, dtype=torch.float64) for n in (5, 3)])
-    with OwnType(torch.bfloat16):
+    with RecurrentDtype(torch.bfloat16):
         out, _ = nn.LSTM(4, 6, dtype=torch.float64)(packed)
     assert out.data.dtype is torch.float64 and torch.equal(out.batch_sizes, packed.batch_sizes)
 
 
 def test_only_models_that_have_some_pay_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent, "_noticed", False)
-    notice(nn.Sequential(nn.Linear(2, 2)))
-    assert not noticed()
+    monkeypatch.setattr(recurrent, "_known", False)
+    note_recurrent_layers(nn.Sequential(nn.Linear(2, 2)))
+    assert not has_recurrent_layers()
     seeded_model(small_jobs.make("lstm"))
-    assert noticed()
+    assert has_recurrent_layers()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -48,8 +48,8 @@ def test_only_models_that_have_some_pay_for_it(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_on_a_gpu(layer: str, half: str) -> None:
     module, x = LAYERS[layer]().cuda(), torch.randn(5, 3, 4, device="cuda")
-    notice(module)
-    with computing(half, x.device):
+    note_recurrent_layers(module)
+    with compute_precision(half, x.device):
         out, _ = module(x)
         assert torch.is_autocast_enabled("cuda") and (x @ x.mT).dtype is HALVES[half]
     assert out.dtype is HALVES[half]

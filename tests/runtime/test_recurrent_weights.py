@@ -15,7 +15,7 @@ from torch import nn
 from world import World
 
 from drumline.plans import Plan
-from drumline.tracing.warned import let_weights_lie_apart
+from drumline.torchkit.recurrent import silence_rnn_contiguity_warning
 
 Worlds = Callable[[int], World]
 
@@ -37,7 +37,7 @@ class Asking(small_jobs.Recurrent):
 
 def _verify(plan: str, model: type[nn.Module]) -> Any:
     with mock.patch.object(nn.RNNBase, "flatten_parameters", _move), warnings.catch_warnings():
-        let_weights_lie_apart()  # on a GPU, where they do
+        silence_rnn_contiguity_warning()  # on a GPU, where they do
         return parity.run_verify("lstm", plan, 3, {"model": model})
 
 

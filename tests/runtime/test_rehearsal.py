@@ -13,11 +13,11 @@ import torch
 from command import here
 from torch import nn
 
-from drumline.cli.splitting import best
 from drumline.core.errors import DrumlineError, PlanError, TraceError
+from drumline.loop.forecast import best_runnable
 from drumline.planner.answer import Answer, Candidate
 from drumline.plans import Plan
-from drumline.runtime.parallel.rehearsal import rehearse
+from drumline.runtime.parallel.trial_split import try_split
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ from drumline.runtime.parallel.rehearsal import rehearse
 )
 def test_refused_as_by_the_engine(job: str, plan: str, words: str) -> None:
     with pytest.raises(DrumlineError, match=words):
-        rehearse(bad_splits.make(job), Plan.parse(plan))
+        try_split(bad_splits.make(job), Plan.parse(plan))
 
 
 @pytest.mark.parametrize(
     "plan", ["tp=2", "pp=2,micro=2", "cp=2", "pp=2,dp=2,tp=2,micro=2", "pp=2,split=measured,micro=2"]
 )
 def test_what_runs_is_not_refused(plan: str) -> None:
-    division = rehearse(small_jobs.make("gpt"), Plan.parse(plan))
+    division = try_split(small_jobs.make("gpt"), Plan.parse(plan))
     assert bool(division.left) == ("tp" in plan) and bool(division.stages) == ("pp" in plan)
 
 
@@ -60,32 +60,32 @@ class Hooked(nn.Module):
 
 
 def answer(*plans: str) -> Answer:
-    return Answer(tuple(Candidate(p, 1.0, 1.0, not p.startswith("dp=9"), "") for p in plans), 0.0, "")
+    return Answer(tuple(Candidate(Plan.parse(p), 1.0, 1.0, not p.startswith("dp=9"), "") for p in plans), 0.0, "")
 
 
 def test_auto_passes_over_what_cannot_be_captured() -> None:
     job = small_jobs.make("mlp", model=Hooked)
-    chosen, why = best(job, answer("dp=1,pp=2", "dp=1,tp=2", "dp=2", "dp=1"))
+    chosen, why = best_runnable(job, answer("dp=1,pp=2", "dp=1,tp=2", "dp=2", "dp=1"))
     assert str(chosen) == "dp=2"
     assert why.startswith("no plan that splits the model was chosen: ") and "\n" not in why
 
 
 def test_auto_passes_over_one_plan_that_the_engine_refuses() -> None:
-    chosen, why = best(bad_splits.make("heads"), answer("dp=1,tp=2", "dp=1,pp=2", "dp=2"))
+    chosen, why = best_runnable(bad_splits.make("heads"), answer("dp=1,tp=2", "dp=1,pp=2", "dp=2"))
     assert str(chosen) == "dp=1,pp=2"
     assert why == "dp=1,tp=2 was not chosen: tp=2 cannot share the 3 heads of block"
 
 
 def test_auto_with_nothing_left() -> None:
     with pytest.raises(TraceError):
-        best(small_jobs.make("mlp", model=Hooked), answer("dp=1,pp=2", "dp=9"))
+        best_runnable(small_jobs.make("mlp", model=Hooked), answer("dp=1,pp=2", "dp=9"))
     with pytest.raises(PlanError, match="3 heads"):
-        best(bad_splits.make("heads"), answer("dp=1,tp=2"))
+        best_runnable(bad_splits.make("heads"), answer("dp=1,tp=2"))
 
 
 def test_a_plan_that_can_be_is_taken_as_it_is() -> None:
-    assert best(small_jobs.make("mlp"), answer("dp=1,pp=2", "dp=2")) == (Plan(pp=2), "")
-    assert best(small_jobs.make("mlp", model=Hooked), answer("dp=2", "dp=1,pp=2")) == (Plan(dp=2), "")
+    assert best_runnable(small_jobs.make("mlp"), answer("dp=1,pp=2", "dp=2")) == (Plan(pp=2), "")
+    assert best_runnable(small_jobs.make("mlp", model=Hooked), answer("dp=2", "dp=1,pp=2")) == (Plan(dp=2), "")
 
 
 JOB = """
@@ -108,7 +108,7 @@ def test_too_many_stages_are_refused_before_the_machine_is_measured(
     def measured(*_: Any, **__: Any) -> Callable[..., Any]:
         raise AssertionError("the machine was measured")
 
-    monkeypatch.setattr("drumline.cli.common.this_machine", measured)
+    monkeypatch.setattr("drumline.loop.measure.this_machine", measured)
     done = here("train", "j.py", "--plan", "pp=2,virtual=4,schedule=interleaved,micro=2", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "8 stages for a model of 5 layers" in done.stderr and "pp x virtual = 5 or less" in done.stderr

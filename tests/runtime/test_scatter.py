@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from world import World
 
-from drumline.comm.scatter import _Exchange, reduce_scatter
+from drumline.comm.gloo_fallbacks import _ShardExchange, reduce_scatter
 
 Worlds = Callable[..., World]
 
@@ -26,7 +26,7 @@ def _pair(op: str, dtype: torch.dtype, size: int, inside: bool, async_op: bool) 
     work = reduce_scatter(output, mine, group=group, op=getattr(dist.ReduceOp, op), async_op=async_op)
     assert (work is not None) == async_op
     if async_op:
-        assert isinstance(work, _Exchange)  # and not torch's own way
+        assert isinstance(work, _ShardExchange)  # and not torch's own way
         work.wait()
         work.wait()  # as torch's works, it may be waited for again
     total = sum(given[1:], given[0])[own]

@@ -11,28 +11,30 @@ import split_cost_functions as functions
 from world import World
 
 from drumline.clusters import load
-from drumline.costs.divided import Divided
-from drumline.costs.layers import largest_share
+from drumline.costs.data_parallel_comm import gradient_collectives
+from drumline.costs.layer_time import largest_micro_batch
+from drumline.costs.operator_model import OperatorCostModel
 from drumline.plans import Plan
+from drumline.plans.engine_constants import LOSS_MESSAGE_BYTES
 from drumline.tracing import trace
 
 Worlds = Callable[[int], World]
 CLUSTER = load("dgx-h100")
-AGREES = Counter({("all_reduce", 24.0): 1, ("all_reduce", 8.0): 1})
+AGREES = Counter({("all_reduce", float(LOSS_MESSAGE_BYTES)): 1, ("all_reduce", 8.0): 1})
 """The engine's own: the loss with its weight and the norm of the gradients."""
 
 
 def predicted(plan: Plan, sizes: Any) -> tuple[Counter[tuple[str, float]], int]:
     """Messages of one step by collective and bytes, and the numbers that a rank has."""
     profile = trace(functions.job(*sizes) if len(sizes) > 1 else functions.of_name(*sizes))
-    prices = Divided(profile, CLUSTER, plan.precision)
-    local = prices.local(plan)
-    n = largest_share(profile.batch_size, plan)
+    prices = OperatorCostModel(profile, CLUSTER, plan.precision)
+    local = prices.rank_model(plan)
+    n = largest_micro_batch(profile.batch_size, plan)
     found: Counter[tuple[str, float]] = Counter()
-    for layer, talks in zip(local.profile.layers, local.talks, strict=True):
+    for layer, talks in zip(local.profile.layers, local.messages, strict=True):
         for t in talks:
             found[t.collective, t.size(n, plan.precision, profile)] += layer.repeats * plan.micro
-    for message in prices.tail(plan, local.profile).before:
+    for message in gradient_collectives(local.profile, plan, CLUSTER):
         found[message.collective, message.bytes] += 1
     return found, local.profile.parameters
 
@@ -73,9 +75,9 @@ def test_layers_computed_again_send_again(world: Worlds) -> None:
     """All that a block's forward waits for but its last message: nothing in the block needs what that one brings."""
     sizes = ("gpt", 8, 32, 6, 6)
     plain, again = (world(2).run(functions.sends, plan, *sizes)[0][0] for plan in ("tp=2", "tp=2,recompute=full"))
-    local = Divided(trace(functions.job(*sizes)), CLUSTER, "fp32").local(Plan.parse("tp=2"))
+    local = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").rank_model(Plan.parse("tp=2"))
     found: Counter[tuple[str, float]] = Counter()
-    for layer, talks in zip(local.profile.layers, local.talks, strict=True):
+    for layer, talks in zip(local.profile.layers, local.messages, strict=True):
         if layer.composite:
             said = [t for t in talks if t.phase == "forward"][:-1]
             found.update({(t.collective, t.size(6, "fp32", local.profile)): 0 for t in said})
@@ -109,7 +111,7 @@ def test_tiles_send_the_edges_that_were_predicted(world: Worlds, plan: str) -> N
 def test_a_stage_holds_what_was_predicted(world: Worlds, plan: str) -> None:
     """To 5%, on both ranks: states with the tied table twice, and the most that a step adds to them."""
     sizes = ("deep", 64, 96, 32, 16)
-    memories = Divided(trace(functions.job(*sizes)), CLUSTER, "fp32").memories(Plan.parse(plan))
+    memories = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").memory_by_stage(Plan.parse(plan))
     for found, memory in zip(world(2).run(functions.holds, plan, *sizes), memories, strict=True):
         states = memory.parameters + memory.gradients + memory.optimizer
         assert states == pytest.approx(found["states"], rel=0.05)
@@ -119,7 +121,7 @@ def test_a_stage_holds_what_was_predicted(world: Worlds, plan: str) -> None:
 @pytest.mark.parametrize("plan", ["pp=2,micro=4,recompute=full", "tp=2,recompute=full"])
 def test_layers_computed_again_hold_what_was_predicted(world: Worlds, plan: str) -> None:
     sizes = ("deep", 64, 96, 32, 16)
-    memories = Divided(trace(functions.job(*sizes)), CLUSTER, "fp32").memories(Plan.parse(plan))
+    memories = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").memory_by_stage(Plan.parse(plan))
     for found, memory in zip(world(2).run(functions.holds, plan, *sizes), memories * (2 // len(memories)), strict=True):
         assert memory.activations + memory.communication == pytest.approx(found["step"], rel=0.1)
 
@@ -127,14 +129,14 @@ def test_layers_computed_again_hold_what_was_predicted(world: Worlds, plan: str)
 def test_a_split_backward_holds_no_more_than_predicted(world: Worlds) -> None:
     """What the engine lets go between the two halves is not known beforehand: an upper bound, to 20%."""
     plan, sizes = "pp=2,micro=4,schedule=zero-bubble,split=blocks.2", ("deep", 64, 96, 32, 16)
-    memories = Divided(trace(functions.job(*sizes)), CLUSTER, "fp32").memories(Plan.parse(plan))
+    memories = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").memory_by_stage(Plan.parse(plan))
     for found, memory in zip(world(2).run(functions.holds, plan, *sizes), memories, strict=True):
         assert 0.95 * found["step"] <= memory.activations + memory.communication <= 1.2 * found["step"]
 
 
 def test_tp_holds_what_was_predicted(world: Worlds) -> None:
     plan, sizes = "tp=2", ("deep", 64, 96, 32, 16)
-    (memory,) = Divided(trace(functions.job(*sizes)), CLUSTER, "fp32").memories(Plan.parse(plan))
+    (memory,) = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").memory_by_stage(Plan.parse(plan))
     for found in world(2).run(functions.holds, plan, *sizes):
         assert memory.parameters + memory.gradients + memory.optimizer == pytest.approx(found["states"], rel=0.05)
         assert memory.activations == pytest.approx(found["step"], rel=0.05)

@@ -12,10 +12,10 @@ from torch import nn
 from world import World
 
 from drumline.core.errors import PlanError, TraceError
-from drumline.runtime.verification.chance import without_chance
+from drumline.runtime.verification.modes import without_randomness
 
 Worlds = Callable[[int], World]
-NOTE = "what the model draws at random was set to the middle of its range"
+NOTE = "random draws of the model were replaced by the middle of their range"
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=2,micro=2", "tp=2", "pp=2,micro=2"])
@@ -59,10 +59,10 @@ def test_a_parameter_in_a_list_is_refused(world: Worlds) -> None:
 def test_what_is_drawn_is_the_middle() -> None:
     """Of a step, not of the data; and a generator of one's own is left alone."""
     x = torch.ones(4)
-    with without_chance(nn.Linear(2, 2)) as certain:
+    with without_randomness(nn.Linear(2, 2)) as randomness:
         assert not torch.randn_like(x).eq(0).any()
-        assert not certain.drawn
-        certain.settles = True
+        assert not randomness.drawn
+        randomness.replace_draws = True
         assert torch.randn(2, 3).eq(0).all() and torch.randn_like(x).eq(0).all()
         assert torch.rand(2).eq(0.5).all() and torch.rand_like(x).eq(0.5).all()
         assert torch.randint(10, (3,)).tolist() == [4, 4, 4]
@@ -74,5 +74,5 @@ def test_what_is_drawn_is_the_middle() -> None:
         assert x.clone().bernoulli_(0.2).eq(0).all() and x.clone().bernoulli_(0.9).eq(1).all()
         assert torch.bernoulli(torch.tensor([0.1, 0.8])).tolist() == [0, 1]
         assert not torch.randn(4, generator=torch.Generator().manual_seed(1)).eq(0).any()
-    assert certain.notes == {NOTE}
+    assert randomness.notes == {NOTE}
     assert not torch.randn(4).eq(0).any()

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from world import World
 
 from drumline.core.errors import JobError, TraceError
-from drumline.runtime.verification.witness import Exact
+from drumline.runtime.verification.modes import Float64Mode
 from drumline.tracing.fake import fake_mode
-from drumline.tracing.grouped import GroupedProduct, group_in_any_type
+from drumline.tracing.grouped_matmul import GroupedMatmul, patch_grouped_mm
 
 Worlds = Callable[[int], World]
 needs_transformers = pytest.mark.skipif(bool(hf_jobs.missing()), reason=hf_jobs.missing())
@@ -84,14 +84,14 @@ def test_a_grouped_product_is_torchs_own() -> None:
     """Groups that are empty, and rows of no group; the gradients as well; without values, its shape."""
     rows, matrices = torch.randn(7, 4, requires_grad=True), torch.randn(3, 4, 5, requires_grad=True)
     ends = torch.tensor([2, 2, 6], dtype=torch.int32)
-    made = GroupedProduct.apply(rows, matrices, ends)
+    made = GroupedMatmul.apply(rows, matrices, ends)
     want = torch.cat([rows[:2] @ matrices[0], rows[2:6] @ matrices[2], torch.zeros(1, 5)])
     assert torch.allclose(made, want)
     direction = torch.randn(7, 5)
     mine = torch.autograd.grad(made, (rows, matrices), direction)
     theirs = torch.autograd.grad(want, (rows, matrices), direction)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mine, theirs, strict=True))
-    group_in_any_type()
+    patch_grouped_mm()
     double = F.grouped_mm(rows.double(), matrices.double(), offs=ends)
     assert double.dtype == torch.float64 and torch.allclose(double, want.double(), atol=1e-6)
     with fake_mode():
@@ -101,7 +101,7 @@ def test_a_grouped_product_is_torchs_own() -> None:
 
 def test_exact_leaves_scripts_as_they_were() -> None:
     assert strangers.scripted_scale(6, 3).dtype == torch.float32
-    with Exact(), Exact():
+    with Float64Mode(), Float64Mode():
         assert strangers.scripted_scale(6, 3).dtype == torch.float64
     assert strangers.scripted_scale(6, 3).dtype == torch.float32
 
@@ -125,7 +125,7 @@ def test_exact_leaves_the_steps_that_torchs_optimizers_count(base: type[torch.op
         p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
         p.grad = torch.full_like(p, 1 / 3)
         optimizer = kind([p])
-        with Exact():
+        with Float64Mode():
             optimizer.step()
             assert torch.ones(1).float().dtype == torch.float64
         assert optimizer.state[p]["step"].dtype == torch.float32
@@ -134,6 +134,6 @@ def test_exact_leaves_the_steps_that_torchs_optimizers_count(base: type[torch.op
 def test_exact_reaches_the_optimizer_of_a_user() -> None:
     p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
     p.grad = torch.full_like(p, 1 / 3)
-    with Exact():
+    with Float64Mode():
         _Rounds([p]).step()
     assert torch.equal(p.detach(), torch.ones(3, dtype=torch.float64) - 1e-3 * p.grad)

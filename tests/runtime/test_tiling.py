@@ -18,9 +18,9 @@ from world import World
 
 from drumline.core.errors import PlanError
 from drumline.plans import Plan
-from drumline.runtime.memory.tiled import PartOf
+from drumline.runtime.memory.tiled_layers import PartOf
 from drumline.runtime.memory.tiling import choose, parts_of, tile
-from drumline.runtime.strategies.pieces import Part
+from drumline.runtime.state.pieces import ParameterPart
 
 Worlds = Callable[[int], World]
 EQUAL = {"rtol": 1e-12, "atol": 1e-12}
@@ -62,7 +62,7 @@ def test_evaluation(case: str) -> None:
     cutted = copy.deepcopy(model)
     tile(cutted, 3)
     with torch.no_grad():
-        a, b = cases.call(model, value), cases.call(cutted, value)
+        a, b = cases.call_model(model, value), cases.call_model(cutted, value)
     a, b = (x["logits"] if isinstance(x, dict) else x for x in (a, b))
     assert a.shape == b.shape and a.dtype == b.dtype and not b.requires_grad
     torch.testing.assert_close(b + 0, a, **EQUAL)
@@ -185,10 +185,10 @@ def test_names_and_rows() -> None:
     before = model.head
     parts = tile(model, 5)
     assert model.head is before and isinstance(before, nn.Linear) and isinstance(model.words, nn.Embedding)
-    assert parts["words.parts.0.weight"] == Part("words.weight", (12, 5), 0)
-    assert parts["words.parts.1.weight"] == Part("words.weight", (12, 5), 15)
-    assert parts["words.parts.4.bias"] == Part("head.bias", (12,), 10)
-    assert parts["block.up.parts.4.bias"] == Part("block.up.bias", (10,), 8)
+    assert parts["words.parts.0.weight"] == ParameterPart("words.weight", (12, 5), 0)
+    assert parts["words.parts.1.weight"] == ParameterPart("words.weight", (12, 5), 15)
+    assert parts["words.parts.4.bias"] == ParameterPart("head.bias", (12,), 10)
+    assert parts["block.up.parts.4.bias"] == ParameterPart("block.up.bias", (10,), 8)
     assert set(parts) == {name for name, _ in model.named_parameters() if ".parts." in name}
     assert model.words.parts[0] is model.head.parts[0]
     assert len(parts_of(model)) == 3 * 5
@@ -206,7 +206,7 @@ def test_state_dicts_have_the_names_of_the_model(case: str) -> None:
     assert set(state) == set(plain.state_dict())
     plain.load_state_dict(state)
     value, _ = cases.CASES[case][1]()
-    same = [cases.call(m, value) for m in (plain, parted)]
+    same = [cases.call_model(m, value) for m in (plain, parted)]
     same = [x["logits"] if isinstance(x, dict) else x for x in same]
     torch.testing.assert_close(same[1] + 0, same[0], **EQUAL)
     other = cases.build(case)

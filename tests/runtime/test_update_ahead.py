@@ -79,10 +79,10 @@ def test_a_bad_step_leaves_everything_as_it_was() -> None:
 
 def test_the_host_reads_first_where_somebody_looks_at_gradients() -> None:
     engine = ahead(initialize(job(), "dp=1"))
-    assert engine._may_run_ahead()
+    assert engine._may_update_early()
     seen = []
     engine.gradients_ready = lambda: seen.append(engine.steps)  # type: ignore[method-assign]  # this is what it is for
-    assert not engine._may_run_ahead()
+    assert not engine._may_update_early()
     trained(engine, 2)
     assert seen == [0, 1]
 
@@ -90,6 +90,6 @@ def test_the_host_reads_first_where_somebody_looks_at_gradients() -> None:
 def test_the_host_reads_first_where_replicas_vote() -> None:
     engine = ahead(initialize(job(), "dp=1", guards=dl.Guards(vote=2)))
     assert [engine.guard.compares(steps) for steps in range(4)] == [False, True, False, True]
-    assert engine._may_run_ahead()
+    assert engine._may_update_early()
     trained(engine, 1)
-    assert not engine._may_run_ahead()
+    assert not engine._may_update_early()

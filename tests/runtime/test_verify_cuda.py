@@ -1,4 +1,4 @@
-"""On a GPU: plans are proved there as they are on a CPU. Two ranks share it, over gloo."""
+"""Verification on a GPU. Two ranks share it, over gloo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from world import World
 from drumline.plans import Plan
 
 Worlds = Callable[[int], World]
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
     ],
 )
 @pytest.mark.parametrize("job", ["mlp", "gpt", "cnn", "lstm"])
-def test_it_computes_what_one_device_does(world: Worlds, job: str, plan: str) -> None:
+def test_equals_one_device(world: Worlds, job: str, plan: str) -> None:
     parity.check(world(Plan.parse(plan).ranks).run(parity.run_verify, job, plan, 3, timeout=120)[0])
 
 
@@ -62,5 +62,5 @@ def test_it_computes_what_one_device_does(world: Worlds, job: str, plan: str) ->
         ("lstm", "pp=2,micro=2,recompute=full,precision=fp16"),
     ],
 )
-def test_split_models_too(world: Worlds, job: str, plan: str) -> None:
+def test_split_models_equal_one_device(world: Worlds, job: str, plan: str) -> None:
     parity.check(world(2).run(parity.run_verify, job, plan, 3, timeout=120)[0])

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from drumline.runtime.memory.tiling import parts_of, tile
-from drumline.runtime.strategies.pieces import Part
-from drumline.tracing.fake import call
+from drumline.runtime.state.pieces import ParameterPart
+from drumline.tracing.fake import call_model
 
 WORDS = 40
 Step = Callable[[nn.Module, Any, torch.Tensor], torch.Tensor]
@@ -127,30 +127,32 @@ def _flat(output: torch.Tensor) -> torch.Tensor:
 
 def mean(model: nn.Module, value: Any, target: torch.Tensor) -> torch.Tensor:
     """Over tokens, some of which are ignored."""
-    return F.cross_entropy(_flat(call(model, value)), target.flatten(), ignore_index=2)
+    return F.cross_entropy(_flat(call_model(model, value)), target.flatten(), ignore_index=2)
 
 
 def smooth(model: nn.Module, value: Any, target: torch.Tensor) -> torch.Tensor:
     """Label smoothing."""
-    return nn.CrossEntropyLoss(label_smoothing=0.3, ignore_index=2)(_flat(call(model, value)), target.flatten())
+    return nn.CrossEntropyLoss(label_smoothing=0.3, ignore_index=2)(_flat(call_model(model, value)), target.flatten())
 
 
 def weighted(model: nn.Module, value: Any, target: torch.Tensor) -> torch.Tensor:
     """Classes that count more than others."""
-    logits = _flat(call(model, value))
+    logits = _flat(call_model(model, value))
     weight = torch.linspace(0.5, 2.0, logits.shape[-1], dtype=logits.dtype)
     return F.cross_entropy(logits, target.flatten(), weight)
 
 
 def summed(model: nn.Module, value: Any, target: torch.Tensor) -> torch.Tensor:
     """(sum, weight) of the first positions, as a job may return it."""
-    total = F.cross_entropy(call(model, value)[:, :-1].reshape(-1, WORDS), target[:, :-1].reshape(-1), reduction="sum")
+    total = F.cross_entropy(
+        call_model(model, value)[:, :-1].reshape(-1, WORDS), target[:, :-1].reshape(-1), reduction="sum"
+    )
     return (total, target[:, :-1].numel())[0]
 
 
 def each(model: nn.Module, value: Any, target: torch.Tensor) -> torch.Tensor:
     """One loss a token, weighed by hand, of chosen tokens."""
-    logits = call(model, value)
+    logits = call_model(model, value)
     chosen = target != 5
     losses = F.cross_entropy(logits[chosen], target[chosen], reduction="none")
     return (losses * torch.linspace(0, 1, len(losses), dtype=losses.dtype)).sum()
@@ -158,7 +160,7 @@ def each(model: nn.Module, value: Any, target: torch.Tensor) -> torch.Tensor:
 
 def whole(model: nn.Module, value: Any, target: torch.Tensor) -> torch.Tensor:
     """Something else than cross-entropy."""
-    return (call(model, value).log_softmax(-1) ** 2).mean()
+    return (call_model(model, value).log_softmax(-1) ** 2).mean()
 
 
 def inside(model: nn.Module, value: Any, target: torch.Tensor) -> torch.Tensor:
@@ -208,11 +210,11 @@ def build(case: str) -> nn.Module:
     return CASES[case][0]().double().train()
 
 
-def assembled(parts: Mapping[str, Part], found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def assembled(parts: Mapping[str, ParameterPart], found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Whole tensors by the user's names, from those of a model with parts."""
     out: dict[str, torch.Tensor] = {}
     for name, t in found.items():
-        part = parts.get(name, Part(name, tuple(t.shape), 0))
+        part = parts.get(name, ParameterPart(name, tuple(t.shape), 0))
         flat = out.setdefault(part.name, torch.full(part.shape, float("nan"), dtype=t.dtype)).view(-1)
         flat[part.start : part.start + t.numel()] = t.detach().flatten()
     return out
@@ -291,10 +293,10 @@ def on_ranks(case: str, how: str, n: int) -> Any:
     return rounds
 
 
-def _fill(model: nn.Module, parts: Mapping[str, Part], source: Mapping[str, torch.Tensor]) -> None:
+def _fill(model: nn.Module, parts: Mapping[str, ParameterPart], source: Mapping[str, torch.Tensor]) -> None:
     with torch.no_grad():
         for name, p in model.named_parameters():
-            part = parts.get(name, Part(name, tuple(p.shape), 0))
+            part = parts.get(name, ParameterPart(name, tuple(p.shape), 0))
             value = source[part.name].flatten()[part.start : part.start + p.numel()].view(p.shape)
             assert isinstance(p, DTensor)
             rows = -(-p.shape[0] // dist.get_world_size())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.simulator import Loop
+from drumline.simulator import EventLoop
 
 
 def test_time_then_priority_then_the_order_of_adding() -> None:
-    loop, seen = Loop(), []
+    loop, seen = EventLoop(), []
     for time, priority, name in [(2, 0, "e"), (1, 1, "c"), (1, 0, "a"), (1, 0, "b"), (1, 1, "d")]:
         loop.at(time, lambda name=name: seen.append((loop.now, name)), priority=priority)  # type: ignore[misc]
     assert loop.run() == 2
@@ -16,7 +16,7 @@ def test_time_then_priority_then_the_order_of_adding() -> None:
 
 
 def test_events_add_events() -> None:
-    loop, times = Loop(), []
+    loop, times = EventLoop(), []
 
     def tick() -> None:
         times.append(loop.now)
@@ -29,7 +29,7 @@ def test_events_add_events() -> None:
 
 
 def test_there_is_no_past() -> None:
-    loop = Loop()
+    loop = EventLoop()
     loop.at(2.0, lambda: loop.at(1.0, lambda: None))
     with pytest.raises(AssertionError, match=r"an event at 1.0 when it is 2.0"):
         loop.run()

@@ -153,7 +153,7 @@ def test_transfers_of_one_link_follow_each_other() -> None:
 
 def test_stages_may_differ_and_the_slowest_decides() -> None:
     timeline = replay_pipeline(one_f_one_b(3, 50), forward=(1, 2, 1), backward=(2, 4, 2))
-    assert timeline.busy(1, "compute") == 50 * 6
+    assert timeline.busy_seconds(1, "compute") == 50 * 6
     # Before it the first forward (1) of stage 0, after it the last backward (2), and it waits once, for B0 (1).
     assert timeline.seconds == 1 + 50 * 6 + 1 + 2
 

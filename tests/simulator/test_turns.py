@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from drumline.simulator.turns import turns
+from drumline.simulator.edge_coloring import turns
 
 
 def fewest(pairs: list[tuple[int, int]]) -> int:

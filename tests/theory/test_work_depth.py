@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.core.errors import InputError
-from drumline.costs.pipeline import pipeline_seconds
+from drumline.costs.pipeline_clock import pipeline_seconds
 from drumline.schedules import pipeline_order
 from drumline.theory.work_depth import Graph, greedy, layers, pipeline_graph, reduction
 

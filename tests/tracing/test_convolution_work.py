@@ -1,4 +1,4 @@
-"""The operations of a convolution's backward: as many as its forward for each gradient, whatever its groups."""
+"""Operations of a convolution's backward: as many as its forward for each gradient, with any number of groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operators belong together when a forward is computed again in part."""
+"""Operators that must be recomputed together."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drumline.tracing.lineage import Lineage, draws, written_by
+from drumline.tracing.lineage import Lineage, draws_random_numbers, written_by
 
 
 class Follow(TorchDispatchMode):
-    """Tells a lineage of every operator."""
+    """Adds every operator to a lineage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,15 +27,15 @@ class Follow(TorchDispatchMode):
         return out
 
     def groups(self) -> set[tuple[str, ...]]:
-        """Names of operators that belong together, where there are several."""
-        found: dict[int, list[str]] = {}
+        """Names of operators of each group with several members."""
+        groups: dict[int, list[str]] = {}
         for i, name in enumerate(self.names):
-            found.setdefault(self.lineage.group(i), []).append(name)
-        return {tuple(names) for names in found.values() if len(names) > 1}
+            groups.setdefault(self.lineage.group(i), []).append(name)
+        return {tuple(names) for names in groups.values() if len(names) > 1}
 
     def bound(self) -> set[str]:
-        """Names of operators that are always computed again."""
-        bound = self.lineage.bound()
+        """Names of operators that are always recomputed."""
+        bound = self.lineage.always_recomputed()
         return {name for i, name in enumerate(self.names) if self.lineage.group(i) in bound}
 
 
@@ -78,28 +78,32 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], set[tuple[str, ...]], set[
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_groups(name: str) -> None:
+def test_groups_of_operators(name: str) -> None:
     function, groups, bound = CASES[name]
     seen = follow(function)
     X.requires_grad_(False)
     assert (seen.groups(), seen.bound()) == (groups, bound)
 
 
-def test_memory_that_is_taken_again_is_new() -> None:
-    """Storages die and others take their place: they have nothing in common."""
+def test_reused_memory_is_new() -> None:
+    """A freed storage's address is reused: the two have nothing in common."""
     seen = follow(lambda x: [x.exp() is None for _ in range(50)])
     assert not seen.groups() and not seen.bound()
 
 
-def test_attention_draws_only_if_it_drops() -> None:
+def test_attention_draws_random_numbers_only_with_dropout() -> None:
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     q = torch.zeros(1, 1, 2, 4)
-    assert not draws(attention, (q, q, q), {}) and not draws(attention, (q, q, q, 0.0, True), {})
-    assert draws(attention, (q, q, q, 0.1), {}) and draws(attention, (q, q, q), {"dropout_p": 0.1})
-    assert not draws(torch.ops.aten.exp.default, (q,), {})
+    assert not draws_random_numbers(attention, (q, q, q), {}) and not draws_random_numbers(
+        attention, (q, q, q, 0.0, True), {}
+    )
+    assert draws_random_numbers(attention, (q, q, q, 0.1), {}) and draws_random_numbers(
+        attention, (q, q, q), {"dropout_p": 0.1}
+    )
+    assert not draws_random_numbers(torch.ops.aten.exp.default, (q,), {})
 
 
-def test_what_is_written() -> None:
+def test_written_arguments() -> None:
     a, b = torch.zeros(2), torch.zeros(2)
     assert written_by(torch.ops.aten.add_.Tensor, (a, b), {}) == [a]
     assert not written_by(torch.ops.aten.add.Tensor, (a, b), {})

@@ -1,4 +1,4 @@
-"""Tracing: amounts against hand-counted ones, against a real step, and on awkward models."""
+"""Traces against hand-counted amounts, against a real step, and on unusual models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
 
 
-def test_mlp_by_hand() -> None:
+def test_mlp_against_hand_counts() -> None:
     n = 8
     p = trace(job(mlp, (torch.zeros(16), torch.zeros(4))))
     assert p.parameters == p.trained == 16 * 32 + 32 + 32 * 4 + 4
@@ -41,7 +41,7 @@ def test_mlp_by_hand() -> None:
     assert p.origin == "traced" and not p.notes
 
 
-def test_affine_in_the_batch() -> None:
+def test_amounts_are_affine_in_the_batch() -> None:
     small, large = (trace(job(mlp, (torch.zeros(16), torch.zeros(4)), batch=b)) for b in (4, 64))
     for n in (4, 10, 64, 1000):
         assert small.flops().at(n) == pytest.approx(large.flops().at(n))
@@ -64,8 +64,8 @@ def test_nothing_is_allocated() -> None:
     assert p.parameters == 4 * 2**32
 
 
-def test_peak_equals_what_is_alive_in_a_real_step() -> None:
-    """The predicted peak of one rank against the allocator's own count."""
+def test_peak_memory_equals_that_of_a_real_step() -> None:
+    """Compare the predicted peak of one rank with the allocator's count."""
     from torch.profiler import ProfilerActivity, profile
 
     from drumline.costs.memory import peak_memory
@@ -91,8 +91,8 @@ def test_peak_equals_what_is_alive_in_a_real_step() -> None:
         pending += event.children
         if event.name == "[memory]":
             most = max(most, event.extra_fields.total_allocated)
-    held = 3 * 4 * p.parameters + 4 * (x.numel() + y.numel())
-    assert peak_memory(p, Plan(), n).total == pytest.approx(held + most, rel=0.05)
+    state = 3 * 4 * p.parameters + 4 * (x.numel() + y.numel())
+    assert peak_memory(p, Plan(), n).total == pytest.approx(state + most, rel=0.05)
 
 
 class Tied(nn.Module):
@@ -177,7 +177,7 @@ def test_frozen_parameters() -> None:
     assert (p.parameters - p.trained, p.trained) == (16 * 32 + 32, 32 * 4 + 4)
 
 
-def test_every_optimizer_state() -> None:
+def test_states_of_every_optimizer() -> None:
     for make, state in [
         (lambda p: torch.optim.SGD(p, lr=0.1), 0.0),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 4.0),
@@ -195,17 +195,17 @@ def test_every_optimizer_state() -> None:
         (lambda: 3, JobError, "gave int"),
     ],
 )
-def test_refused(model: Any, error: type[Exception], words: str) -> None:
+def test_untraceable_jobs_are_refused(model: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         trace(job(model, (torch.zeros(16), torch.zeros(4))))
 
 
-def test_loss_that_is_no_number() -> None:
+def test_a_loss_must_be_one_number() -> None:
     with pytest.raises(JobError, match=r"the loss is \(251, 4\)"):
         trace(job(mlp, (torch.zeros(16), torch.zeros(4)), loss=lambda o, t: (o - t).square()))
 
 
-def test_file_form(tmp_path: Any) -> None:
+def test_a_traced_profile_is_saved_and_loaded(tmp_path: Any) -> None:
     p = trace(job(mlp, (torch.zeros(16), torch.zeros(4))))
     p.save(tmp_path / "p.json")
     assert dl.Profile.load(tmp_path / "p.json") == p
@@ -228,10 +228,10 @@ def test_layers_are_the_repeated_blocks() -> None:
             self.body, self.head = Body(), nn.Linear(64, 100, bias=False)
             self.head.weight = self.body.embed.weight
 
-    found = {spec.name: spec for spec in layers_of(Model())}
-    assert list(found) == ["body.embed", "body.layers.0", "body.layers.1", "head"]
-    assert found["body.layers.0"].composite and found["body.layers.0"].unit
-    assert not found["head"].unit and not found["body.embed"].unit  # they share their weight
+    layers = {spec.name: spec for spec in layers_of(Model())}
+    assert list(layers) == ["body.embed", "body.layers.0", "body.layers.1", "head"]
+    assert layers["body.layers.0"].composite and layers["body.layers.0"].unit
+    assert not layers["head"].unit and not layers["body.embed"].unit  # they share their weight
 
 
 def test_short_chains_are_one_layer_and_long_ones_are_not() -> None:
@@ -254,8 +254,8 @@ def test_the_work_of_a_norm_grows_with_the_samples() -> None:
     assert norm.flops("forward").at(20) == pytest.approx(20 * 4 * 36, rel=0.05)
 
 
-def test_what_recomputation_has_to_know() -> None:
-    """The values that a layer makes, who writes them, which are handed on, and how far a backward needs them."""
+def test_facts_for_recomputation() -> None:
+    """Values of a layer, their writers, its outputs, and how many operators a backward needs."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -273,11 +273,11 @@ def test_what_recomputation_has_to_know() -> None:
     down, relu, divide = ops["addmm", 4.0 * n * 16], ops["relu_", 0.0], ops["div_", 0.0]
     assert up.group == tanh.group == product.group == 0
     assert mask.group == divide.group != down.group == relu.group != 0
-    assert [op.handed for op in (up, tanh, mask, product, down, relu)] == [False] * 4 + [True] * 2
-    assert {op.again for op in ops.values()} == {""}
+    assert [op.is_output for op in (up, tanh, mask, product, down, relu)] == [False] * 4 + [True] * 2
+    assert {op.recompute for op in ops.values()} == {""}
     plain = trace(job(lambda: nn.Sequential(small_block(), nn.ReLU()), (torch.zeros(16), torch.zeros(16))))
     last = [op for op in plain.layers[0].ops if op.phase == "forward"][-1]
-    assert (last.name, last.again) == ("addmm", "never")  # its backward reads what it was given
+    assert (last.name, last.recompute) == ("addmm", "never")  # its backward reads what it was given
 
 
 def small_block() -> nn.Module:

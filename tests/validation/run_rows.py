@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from drumline.validation.table import COLUMNS
+from drumline.validation.read_runs import COLUMNS
 
 ROW = {
     "source": "a page",

@@ -9,11 +9,11 @@ import pytest
 from run_rows import table
 
 from drumline.costs.fitted.constants import NAMES, PRIOR
-from drumline.validation.arrays import Runs, arrays
-from drumline.validation.fitting import Problem, fit, slopes_at
-from drumline.validation.learn import learn, leave_one_out, predict_with, profiles_of
+from drumline.validation.fit_constants import learn, leave_one_out, predict_with, profiles_of
 from drumline.validation.predict import constants_of, predict
-from drumline.validation.table import read_runs
+from drumline.validation.read_runs import read_runs
+from drumline.validation.robust_fit import Problem, fit, slopes_at
+from drumline.validation.run_columns import Runs, arrays
 
 
 def test_a_fit_finds_what_was_put_in() -> None:

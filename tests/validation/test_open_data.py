@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from drumline.costs.fitted.profiles import load_profiles
+
 from drumline.validation import Outcome, validate
-from drumline.validation.outcome import fit_profiles
+from drumline.validation.result import fit_profiles
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the published tables are not beside this checkout")

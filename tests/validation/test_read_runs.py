@@ -9,11 +9,11 @@ from run_rows import table
 
 from drumline.core.errors import InputError
 from drumline.costs.fitted.inputs import SCHEDULES
-from drumline.validation import words
-from drumline.validation.arrays import arrays
-from drumline.validation.row import Run
-from drumline.validation.sheets import domain_of, link_of, network_of, sheet_of
-from drumline.validation.table import COLUMNS, read_runs
+from drumline.validation import run_text
+from drumline.validation.datasheets import domain_of, link_of, network_of, sheet_of
+from drumline.validation.published_run import Run
+from drumline.validation.read_runs import COLUMNS, read_runs
+from drumline.validation.run_columns import arrays
 
 
 def one(folder: Path, **change: str) -> Run:
@@ -150,10 +150,10 @@ def test_the_form_of_a_model(tmp_path: Path) -> None:
 
 def test_words_of_a_table() -> None:
     assert [
-        words.zero_of(x)
+        run_text.zero_of(x)
         for x in ("0", "1 (distributed optimizer)", "FSDP full shard (3)", "HSDP (shard within node)", "?")
     ] == [0, 1, 3, 3, None]
-    assert [words.zero_of(x) for x in ("FSDP2 (3)", "FSDP2", "zero1", "ZeRO-2", "DDP", "3 + CPU offload")] == [
+    assert [run_text.zero_of(x) for x in ("FSDP2 (3)", "FSDP2", "zero1", "ZeRO-2", "DDP", "3 + CPU offload")] == [
         3,
         3,
         1,
@@ -161,17 +161,17 @@ def test_words_of_a_table() -> None:
         0,
         3,
     ]
-    assert [words.shard_of(x, 64, 8) for x in ("FSDP (3)", "HSDP (shard within node)", "FSDP (3) within 16")] == [
+    assert [run_text.shard_of(x, 64, 8) for x in ("FSDP (3)", "HSDP (shard within node)", "FSDP (3) within 16")] == [
         64,
         8,
         16,
     ]
     assert [
-        words.recompute_of(x)
+        run_text.recompute_of(x)
         for x in ("none (assumed)", "full", "selective (op)", "selective (every 2nd layer)", "selective", "")
     ] == ["none", "full", "operators", "half", "selective", None]
     names = [
-        words.precision_of(x)
+        run_text.precision_of(x)
         for x in (
             "amp_bf16 DEFAULT",
             "fp16 mixed",
@@ -184,7 +184,7 @@ def test_words_of_a_table() -> None:
     ]
     assert names == ["bf16", "fp16", "fp8", "bf16", "tf32", "fp16", None]
     orders = [
-        SCHEDULES[words.schedule_of(x, pp, v)]
+        SCHEDULES[run_text.schedule_of(x, pp, v)]
         for x, pp, v in (
             ("1f1b", 1, 1),
             ("1F1B", 8, 1),

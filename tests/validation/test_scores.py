@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from run_rows import table
 
-from drumline.validation.picture import scatter
-from drumline.validation.scores import by_source, groups, overall, score, spearman
-from drumline.validation.table import read_runs
+from drumline.validation.errors import by_source, groups, overall, score, spearman
+from drumline.validation.read_runs import read_runs
+from drumline.validation.scatter_plot import scatter
 
 
 def test_a_score() -> None:

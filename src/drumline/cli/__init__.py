@@ -1,4 +1,4 @@
-"""The command line: one small file per verb. Nothing heavy is imported before a verb needs it."""
+"""The command line: one file per verb, which parses options and prints. Heavy imports happen inside the verbs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .validate import validate
 from .verify import verify
 
 _SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-"""What follows a script are its own arguments, also those that look like ours."""
+"""Everything after a script is passed to it, including options that Drumline has too."""
 
 app = typer.Typer(
     name="drumline",
-    help="The fastest way to train your PyTorch model on the machines you have: measured, planned, proved, run.",
+    help="Find the fastest way to train a PyTorch model on your machines, verify it, and run it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -38,8 +38,8 @@ for verb in (doctor, measure, bench, profile, plan, verify, train, export, repor
     app.command(context_settings=settings)(verb)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         from .. import __version__
 
         typer.echo(f"drumline {__version__}")
@@ -50,11 +50,11 @@ def _version(asked: bool) -> None:
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """The fastest way to train your PyTorch model on the machines you have: measured, planned, proved, run."""
+    """Find the fastest way to train a PyTorch model on your machines, verify it, and run it."""
 
 
 def main() -> None:
-    """The `drumline` command. Errors that a person can mend are printed without a traceback."""
+    """Run the `drumline` command. User errors are printed without a traceback."""
     try:
         app()
     except DrumlineError as e:
@@ -67,6 +67,6 @@ def main() -> None:
         print("drumline: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        # the reader has gone (`| head`): nothing left to say, and nowhere to say it
+        # the reader has closed the pipe (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

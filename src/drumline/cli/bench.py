@@ -1,20 +1,24 @@
-"""`drumline bench`: how long collectives take over sizes, algorithms and transports, beside what was predicted."""
+"""`drumline bench`: measure collectives over sizes, algorithms and transports, and compare with predictions."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.errors import InputError
-from ..core.units import format_bytes, format_rate, format_seconds
-from .benchargs import TRANSPORTS, algorithms_of, cluster_of, collectives_of, dtype_of, parse_sizes, transports_of
+from ..core.errors import InputError, nearest
+from ..core.units import format_bytes, format_rate, format_seconds, parse_bytes
+from .common import measuring, print_json, warn
 
 if TYPE_CHECKING:
-    from ..measurement.benchconfig import Config, Outcome
-    from ..reports.bench import Result
+    from ..measurement.bench_config import BenchOutcome
+
+TRANSPORTS = ("threads", "gloo", "shm", "nccl", "mpi")
+_FACTOR = 8
+"""Between two sizes of a range, by default."""
+_LARGEST = 2**34
 
 
 def bench(
@@ -22,13 +26,13 @@ def bench(
         list[str] | None, typer.Argument(help="Such as all_reduce, latency, bandwidth (default: all).")
     ] = None,
     ranks: int = typer.Option(2, "--ranks", "-n", help="Ranks to start."),
-    sizes: str = typer.Option("8..16MiB", "--sizes", help="8..16MiB (times 8), 8..16MiB:2 (times 2), or 8,1MiB."),
+    sizes: str = typer.Option("8..16MiB", "--sizes", help="8..16MiB (factor 8), 8..16MiB:2 (factor 2), or 8,1MiB."),
     algorithms: str = typer.Option("all", "--algorithms", help="all, or names: ring,halving,ring*4,native,auto."),
     transports: str = typer.Option("gloo", "--transports", help=f"Of {', '.join(TRANSPORTS)}."),
-    dtype: str = typer.Option("float32", "--dtype", help="Type of the elements."),
-    seconds: float = typer.Option(20.0, "--seconds", help="About how long to measure in all."),
-    cluster: str = typer.Option(None, "--cluster", help="What auto chooses by (default: the links measured first)."),
-    save: str = typer.Option(None, "--save", help="Write the measured tables into this cluster file, for auto."),
+    dtype: str = typer.Option("float32", "--dtype", help="Element type."),
+    seconds: float = typer.Option(20.0, "--seconds", help="Approximate total time."),
+    cluster: str = typer.Option(None, "--cluster", help="Links for auto's choice (default: measured first)."),
+    save: str = typer.Option(None, "--save", help="Add the measured tables to this cluster file, for auto."),
     pairs: bool = typer.Option(False, "--pairs", help="Also measure the link of every pair of ranks."),
     picture: str = typer.Option(None, "--picture", help="Write a page with time over size."),
     details: bool = typer.Option(False, "--details", help="Print every algorithm, not only the best."),
@@ -38,68 +42,154 @@ def bench(
     """Measure collectives and messages between ranks (20 s)."""
     if ranks < 1 or seconds <= 0:
         raise InputError(f"--ranks {ranks} --seconds {seconds:g}", rule="at least one rank, more than 0 seconds")
-    names = collectives_of(collectives or [])
+    names = parse_collectives(collectives or [])
     if listing:
-        _list(names, ranks, as_json=as_json)
+        _print_list(names, ranks, as_json=as_json)
         return
-    from ..measurement.benchconfig import Config
+    from ..clusters import load
+    from ..loop.bench import run_bench, save_bench_tables, write_bench_page
+    from ..measurement.bench_config import BenchConfig
 
-    config = Config(
+    config = BenchConfig(
         names,
         parse_sizes(sizes),
-        algorithms_of(algorithms, names),
-        transports_of(transports),
-        dtype_of(dtype),
+        parse_algorithms(algorithms, names),
+        parse_transports(transports),
+        parse_dtype(dtype),
         seconds,
-        cluster_of(cluster),
+        None if cluster is None else load(cluster),
         pairs,
     )
-    outcome = measured(config, ranks, quiet=as_json)
+    with _Progress(quiet=as_json) as progress:
+        outcome = run_bench(config, ranks, progress)
     if outcome is None:
         return  # another rank prints
-    _write(outcome, ranks, save, picture, quiet=as_json)
+    if save is not None:
+        with measuring(quiet=as_json) as measured:
+            save_bench_tables(save, outcome, ranks, notify=warn, progress=measured)
+    if picture is not None:
+        write_bench_page(picture, outcome.results, ranks)
     if as_json:
-        from .common import print_json
-
-        print_json(document(outcome))
-    else:
-        _print(outcome, details=details or algorithms not in ("all", "auto"))
-
-
-def measured(config: Config, ranks: int, *, quiet: bool) -> Outcome | None:
-    """Start the ranks, or be one of those that a launcher started; None on all but the first of these."""
-    from dataclasses import replace
-
-    from ..comm.environment import disconnect, place
-    from ..launchers import run_ranks
-    from ..measurement.bench import bench_rank, bench_threads
-    from ..measurement.benchconfig import Outcome
-
-    outcome, where = Outcome(), place()
-    between = tuple(t for t in config.transports if t != "threads")
-    share = config.seconds / len(config.transports)
-    if where.size > 1:
-        outcome = bench_rank(_nothing, replace(config, transports=between))
-        disconnect()
-        return outcome if where.rank == 0 else None
-    if "mpi" in between:
-        raise InputError(
-            "transport mpi without mpiexec",
-            rule="MPI's ranks are started by MPI",
-            fix=f"mpiexec -n {ranks} drumline bench --transports mpi",
-        )
-    with _Progress(quiet=quiet) as progress:
-        if "threads" in config.transports:
-            outcome.add(bench_threads(progress, replace(config, transports=("threads",), seconds=share), ranks))
-        if between:
-            part = replace(config, transports=between, seconds=share * len(between))
-            outcome.add(run_ranks(bench_rank, part, ranks=ranks, on_event=lambda rank, event: progress(event))[0])
-    return outcome
+        print_json(_document(outcome))
+        return
+    for what, path in (("tables", save), ("picture", picture)):
+        if path is not None:
+            print(f"{what} written to {path}", file=sys.stderr)
+    _print(outcome, details=details or algorithms not in ("all", "auto"))
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
-    """What `--json` prints."""
-    from ..reports.bench import verdicts
+# ---- options
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """`8..1MiB` with a factor of eight, `8..1MiB:2` with two, or a list of sizes and ranges; sorted, each once."""
+    sizes: set[int] = set()
+    for part in text.split(","):
+        span, _, step = part.partition(":")
+        first, dots, last = span.partition("..")
+        try:
+            factor = float(step) if step else float(_FACTOR)
+            size, end = round(parse_bytes(first)), round(parse_bytes(last if dots else first))
+        except ValueError as e:
+            raise InputError(f"--sizes {text}", rule=str(e), fix="such as 8..16MiB or 8,4KiB,1MiB") from None
+        if not 1 <= size <= end <= _LARGEST or factor <= 1:
+            raise InputError(f"--sizes {part}", rule=f"1 <= first <= last <= {format_bytes(_LARGEST)}, factor > 1")
+        sizes.add(end)
+        while size < end:
+            sizes.add(size)
+            size = max(size + 1, round(size * factor))
+    return tuple(sorted(sizes))
+
+
+def parse_collectives(names: Iterable[str]) -> tuple[str, ...]:
+    """The named collectives, or all."""
+    from ..measurement.bench_config import MESSAGES
+    from ..schedules import ALGORITHMS
+
+    known = (*MESSAGES, *ALGORITHMS)
+    return tuple(_known("collective", name, known) for name in dict.fromkeys(names)) or known
+
+
+def parse_algorithms(text: str, collectives: tuple[str, ...]) -> tuple[str, ...]:
+    """Names between commas, each known to at least one of the collectives."""
+    from ..measurement.bench_config import parse_algorithm
+    from ..schedules import ALGORITHMS
+
+    if text == "all":
+        return ("all",)
+    known = {"auto", "native", *(a for c in collectives for a in ALGORITHMS.get(c, ()))}
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if parse_algorithm(name)[0] not in known:
+            raise InputError(
+                f"unknown algorithm {name!r}",
+                rule=f"known here: all, {', '.join(sorted(known))}",
+                fix=nearest(name, known),
+            )
+    return names
+
+
+def parse_transports(text: str) -> tuple[str, ...]:
+    """Names between commas."""
+    return tuple(_known("transport", name, TRANSPORTS) for name in dict.fromkeys(text.split(",")))
+
+
+def _known(what: str, name: str, known: tuple[str, ...]) -> str:
+    if name not in known:
+        raise InputError(f"unknown {what} {name!r}", rule=f"known: {', '.join(known)}", fix=nearest(name, known))
+    return name
+
+
+def parse_dtype(name: str) -> str:
+    """An element type."""
+    from ..measurement.bench_config import DTYPES
+
+    if name not in DTYPES:
+        raise InputError(f"--dtype {name}", rule=f"known: {', '.join(DTYPES)}", fix=nearest(name, DTYPES))
+    return name
+
+
+# ---- output
+
+
+class _Progress:
+    """A bar on a terminal, a line for each size elsewhere."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._last = quiet, ""
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> _Progress:
+        if not self._quiet and sys.stderr.isatty():
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            from ..reports.console import console
+
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("starting the ranks", total=1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """The next case begins."""
+        name, size = event["what"].split(" ")
+        if self._bar is not None:
+            text = f"{event['name']} {name} {format_bytes(int(size))}"
+            self._bar.update(self._task, completed=event["done"], total=event["total"], description=text)
+        elif not self._quiet and (line := f"measuring {format_bytes(int(size))} over {event['name']}") != self._last:
+            self._last = line
+            print(line, file=sys.stderr, flush=True)
+
+
+def _document(outcome: BenchOutcome) -> dict[str, Any]:
+    """The JSON document."""
+    from ..reports.bench_results import verdicts
 
     return {
         "results": [r.plain() for r in outcome.results],
@@ -119,121 +209,46 @@ def document(outcome: Outcome) -> dict[str, Any]:
             for v in verdicts(outcome.results)
             if v.auto is not None
         ],
-        "left_out": outcome.left_out,
+        "left_out": outcome.skipped,
     }
 
 
-class _Progress:
-    """A bar on a terminal, a line for each size elsewhere."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet, self._last = quiet, ""
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> _Progress:
-        if not self._quiet and sys.stderr.isatty():
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-            from ..reports.text import console
-
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=console(stderr=True), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task("starting the ranks", total=1)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        """One thing begins."""
-        name, size = event["what"].split(" ")
-        if self._bar is not None:
-            text = f"{event['name']} {name} {format_bytes(int(size))}"
-            self._bar.update(self._task, completed=event["done"], total=event["total"], description=text)
-        elif not self._quiet and (line := f"measuring {format_bytes(int(size))} over {event['name']}") != self._last:
-            self._last = line
-            print(line, file=sys.stderr, flush=True)
-
-
-def _list(names: tuple[str, ...], ranks: int, *, as_json: bool) -> None:
+def _print_list(names: tuple[str, ...], ranks: int, *, as_json: bool) -> None:
     from ..schedules.listing import HEADS
-    from ..schedules.listing import listing as rows_of
-    from .common import print_json
+    from ..schedules.listing import listing as all_rows
 
-    rows = [row for row in rows_of(ranks) if row.collective in names]
+    rows = [row for row in all_rows(ranks) if row.collective in names]
     if as_json:
         print_json({"algorithms": [dict(zip(HEADS, row.cells(), strict=True)) for row in rows]})
         return
-    from rich.table import Table
-
-    from ..reports.text import NARROW, console
+    from ..reports.console import NARROW, borderless_table, console
 
     out = console()
-    table = Table(box=None, pad_edge=False, padding=(0, 1 if out.width < NARROW else 2, 0, 0), show_edge=False)
+    table = borderless_table(gap=1 if out.width < NARROW else 2)
     for i, head in enumerate(HEADS):
         table.add_column(head, justify="left" if i < 2 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row.cells())
     out.print(table)
-    out.print(f"{ranks} ranks, m bytes in the whole buffer; native is what a transport itself offers")
+    out.print(f"{ranks} ranks, m bytes in the whole buffer; native is the transport's own implementation")
 
 
-def _print(outcome: Outcome, *, details: bool) -> None:
-    from ..reports.bench import summary
-    from ..reports.benchtext import bench_tables
-    from ..reports.text import console
+def _print(outcome: BenchOutcome, *, details: bool) -> None:
+    from ..reports.bench_results import bench_tables, summary
+    from ..reports.console import console
 
     out = console()
     for name, (link, error) in outcome.links.items():
         out.print(
             f"messages over {name}: alpha {format_seconds(link.alpha)}, {format_rate(link.bandwidth)} "
-            f"(fit off by {100 * error:.0f}%)"
+            f"(mean error of the fit {100 * error:.0f}%)"
         )
     for title, table in bench_tables(outcome.results, width=out.width, details=details):
         out.print(f"\n{title}", style="bold")
         out.print(table)
     if text := summary(outcome.results):
         out.print(f"\n{text}")
-    if outcome.left_out:
-        first, rest = outcome.left_out[:3], len(outcome.left_out) - 3
+    if outcome.skipped:
+        first, rest = outcome.skipped[:3], len(outcome.skipped) - 3
         more = f" and {rest} more" if rest > 0 else ""
-        out.print(f"\nleft out, for lack of time: {'; '.join(first)}{more} (--seconds)")
-
-
-def _write(outcome: Outcome, ranks: int, save: str | None, picture: str | None, *, quiet: bool) -> None:
-    """The files that were asked for."""
-    import datetime
-    import platform
-    from pathlib import Path
-
-    when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    stamp = f"measured {when} on {platform.node()}, {ranks} ranks, by drumline bench"
-    said: Callable[[str], None] = lambda text: None if quiet else print(text, file=sys.stderr)  # noqa: E731
-    if save is not None:
-        from ..clusters import Cluster
-        from ..measurement.tables import with_tables
-        from .common import this_machine
-
-        base = Cluster.load(save) if Path(save).exists() else this_machine(ranks, say=not quiet)
-        with_tables(base, outcome, stamp).save(save)
-        said(f"tables written to {save}")
-    if picture is not None:
-        from ..core import files
-        from ..reports.bench import page, summary
-
-        title = f"Collectives of {ranks} ranks: {_headline(outcome.results)}"
-        files.write_text(picture, page(outcome.results, title=title, notes=[stamp, summary(outcome.results)]))
-        said(f"picture written to {picture}")
-
-
-def _headline(results: list[Result]) -> str:
-    transports = ", ".join(dict.fromkeys(r.transport for r in results))
-    sizes = sorted({r.bytes for r in results if r.bytes})
-    return f"{transports}, {format_bytes(sizes[0])} to {format_bytes(sizes[-1])}" if sizes else transports
-
-
-def _nothing(record: dict[str, Any]) -> None:
-    """Ranks of another launcher have nobody to report to while they run."""
+        out.print(f"\nnot measured, out of time: {'; '.join(first)}{more} (--seconds)")

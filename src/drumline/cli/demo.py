@@ -14,49 +14,59 @@ def demo(
     output: str = typer.Option("runs/demo", "--output", "-o", help="The run folder."),
     steps: int = typer.Option(60, "--steps", help="Optimizer steps."),
 ) -> None:
-    """The whole loop on this machine, in a minute."""
-    from ..core.job import Job
-    from ..planner import search
+    """Run the whole loop on this machine, in a minute."""
+    from ..loop.measure import cached_cluster, local_devices, measure
+    from ..loop.plan import plan as find_plan
+    from ..loop.train import train
+    from ..loop.verify import verify
     from ..plans import Plan
-    from ..reports.text import console
-    from ..tracing import trace
-    from .common import cached, local_devices
-    from .measure import measure_now
-    from .train import train_now
-    from .verify import failure, verify_now
+    from ..reports.console import console
+    from .common import measuring, warn
+    from .screen import Screen
+    from .verify import failure
 
     start = time.perf_counter()
     out = console()
-    target = str(example("gpt.py"))
+    job = str(example("gpt.py"))
     ranks = local_devices()
 
     def heading(text: str) -> None:
         out.print(f"\n[{time.perf_counter() - start:4.1f} s] {text}", style="bold")
 
     heading(f"measure: this machine with {ranks} ranks")
-    cluster = measure_now(ranks)
-    path = cached(ranks)
-    cluster.save(path)
+    with measuring(quiet=False) as progress:
+        cluster = measure(ranks=ranks, notify=warn, progress=progress)
     out.print(str(cluster))
-    heading(f"plan: {target}")
-    answer, _ = search(trace(Job.load(target)), cluster)
+    heading(f"plan: {job}")
+    answer = find_plan(job, cluster)
     out.print(answer.explanation)
-    plan = Plan.parse(answer.candidates[0].plan)
-    proved = plan if plan.ranks > 1 else Plan(dp=min(2, ranks))
+    best = answer.best.plan
+    proved = best if best.ranks > 1 else Plan(dp=min(2, ranks))
     heading(f"verify: {proved} against one device")
-    result = verify_now(target, proved, 3)
+    result = verify(job, proved, steps=3)
     if not result.passed:
         raise failure(result)
     out.print(", ".join(f"{k}: largest relative error {v:.1e}" for k, v in result.errors.items()))
-    heading(f"train: {plan}")
-    run, folder = train_now(target, plan=str(plan), steps=steps, cluster=str(path), output=output, overwrite=True)
+    heading(f"train: {best}")
+    path = cached_cluster(ranks)
+    run = train(
+        job,
+        best,
+        steps=steps,
+        cluster=path,
+        output=output,
+        overwrite=True,
+        compare=True,
+        corrections=False,
+        observer=Screen(quiet=False),
+    )
     heading("report")
-    out.print(f"the loss fell from {run.steps[0].loss:.3f} to {run.steps[-1].loss:.3f}")
-    out.print(f"open {(folder / 'report.html').resolve()}")
+    out.print(f"the loss fell from {run.losses[0]:.3f} to {run.losses[-1]:.3f}")
+    out.print(f"open {(Path(output) / 'report.html').resolve()}")
 
 
 def example(name: str) -> Path:
-    """An example that ships with the package, or stands in the repository it is installed from."""
+    """An example from the installed package, or from the repository that it is installed from."""
     package = Path(__file__).resolve().parents[1]
     for place in (package / "examples" / name, package.parents[1] / "examples" / name):
         if place.exists():

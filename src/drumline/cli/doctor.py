@@ -1,4 +1,4 @@
-"""`drumline doctor`: what this machine has, what helps, and which operation works on which backend."""
+"""`drumline doctor`: check this machine, suggest fixes, and test every operation on every backend."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..measurement.doctor import Finding, Trial
+    from ..measurement.doctor import DoctorFinding, OperationTrial
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red", "refused": "dim", "not tried": "dim"}
 _SHORT = {"ok": "ok", "refused": "no", "wrong": "WRONG", "hangs": "HANGS", "aborts": "ABORTS", "not tried": "-"}
-NARROW = 70
-
 
 def doctor(
-    quick: bool = typer.Option(False, "--quick", help="Look only; do not try the backends."),
+    quick: bool = typer.Option(False, "--quick", help="Skip the tests of the backends."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
-    """Say what this machine has and lacks, and try every operation of every backend (half a minute).
+    """Check this machine, and test every operation on every backend (half a minute).
 
-    Ends with 0, also with notes; with 2 if something keeps Drumline from running at all.
+    Exit code 0, also with notes; 2 if Drumline cannot run at all.
     """
     import dataclasses
     import time
 
-    from ..reports.text import console
+    from ..reports.console import console
     from .common import print_json
 
     start = time.monotonic()
-    with _progress(quiet=as_json) as say:
-        findings, trials = _collect(say, quick=quick)
+    with _progress(quiet=as_json) as report:
+        findings, trials = _collect(report, quick=quick)
     counts = {state: sum(f.state == state for f in findings) for state in ("problem", "note")}
     if as_json:
         print_json(
@@ -57,19 +55,19 @@ def doctor(
         raise typer.Exit(2)
 
 
-def _collect(say: Callable[[str], None], *, quick: bool) -> tuple[list[Finding], list[Trial]]:
-    """Look at everything, and try everything unless it shall be quick."""
+def _collect(report: Callable[[str], None], *, quick: bool) -> tuple[list[DoctorFinding], list[OperationTrial]]:
+    """Check the machine; unless `quick`, also test the backends."""
     from ..measurement.doctor import columns, examine, judge, try_column
 
-    findings = examine(lambda topic: say(f"looking at {topic}"))
-    trials: list[Trial] = []
+    findings = examine(lambda topic: report(f"checking {topic}"))
+    trials: list[OperationTrial] = []
     if not quick:
         for column in columns():
-            say(f"trying {column}")
+            report(f"testing {column}")
 
-            def tried(trial: Trial) -> None:
+            def tried(trial: OperationTrial) -> None:
                 if trial.state != "not tried":
-                    say(f"trying {trial.backend} {trial.device}: {trial.operation} {trial.state}")
+                    report(f"testing {trial.backend} {trial.device}: {trial.operation} {trial.state}")
 
             trials += try_column(column, on_trial=tried, seconds=15.0)
         findings += judge(trials)
@@ -78,27 +76,27 @@ def _collect(say: Callable[[str], None], *, quick: bool) -> tuple[list[Finding],
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A line that changes on a terminal; elsewhere one plain line per backend."""
-    from ..reports.text import console
+    """A status line on a terminal; elsewhere one plain line per backend."""
+    from ..reports.console import console
 
     if quiet:
         yield lambda text: None
     elif sys.stderr.isatty():
-        with console(stderr=True).status("looking") as status:
+        with console(stderr=True).status("checking") as status:
             yield lambda text: status.update(text)
     else:
-        yield lambda text: None if ":" in text or text.startswith("looking") else print(text, file=sys.stderr)
+        yield lambda text: None if ":" in text or text.startswith("checking") else print(text, file=sys.stderr)
 
 
 def _folded(text: str, fold: int, indent: int) -> str:
-    """A line in the width of the terminal, what follows below its beginning; 0 leaves it as it is."""
+    """A line wrapped to the terminal's width with a hanging indent; 0 leaves it alone."""
     import textwrap
 
     return textwrap.fill(text, fold, subsequent_indent=" " * indent) if fold else text
 
 
-def _findings(findings: list[Finding], fold: int) -> Iterator[RenderableType]:
-    """One line each, what helps below it; topics apart."""
+def _findings(findings: list[DoctorFinding], fold: int) -> Iterator[RenderableType]:
+    """One line each, with its remedy below; grouped by topic."""
     from rich.text import Text
 
     topic = ""
@@ -113,15 +111,16 @@ def _findings(findings: list[Finding], fold: int) -> Iterator[RenderableType]:
             yield Text(_folded(f"          try: {f.remedy}", fold, 15))
 
 
-def _matrix(trials: list[Trial], width: int, fold: int) -> Iterator[RenderableType]:
-    """Operations by backend and device; on a narrow terminal, backend by backend what does not work."""
-    from rich.table import Table
+def _matrix(trials: list[OperationTrial], width: int, fold: int) -> Iterator[RenderableType]:
+    """Operations by backend and device; on a narrow terminal, a list of failures for each backend."""
     from rich.text import Text
 
-    yield Text("operations, each tried", style="bold")
+    from ..reports.console import NARROW, borderless_table
+
+    yield Text("operations, each tested", style="bold")
     heads = list(dict.fromkeys((t.backend, t.device) for t in trials))
     if width >= NARROW:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
+        table = borderless_table(gap=2)
         table.add_column("  operation", no_wrap=True)
         for head in heads:
             table.add_column(" ".join(head), no_wrap=True)
@@ -145,5 +144,5 @@ def _matrix(trials: list[Trial], width: int, fold: int) -> Iterator[RenderableTy
 
 def _summary(counts: dict[str, int], seconds: float) -> str:
     if counts["problem"]:
-        return f"{counts['problem']} problems keep Drumline from running here; {counts['note']} notes ({seconds:.0f} s)"
+        return f"Drumline cannot run here: {counts['problem']} problems; {counts['note']} notes ({seconds:.0f} s)"
     return f"Drumline runs here; {counts['note']} notes ({seconds:.0f} s)"

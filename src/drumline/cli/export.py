@@ -8,10 +8,10 @@ from ..core.errors import InputError
 
 
 def export(
-    checkpoint: str = typer.Argument(..., metavar="CHECKPOINT", help="A checkpoint, or the folder of a run's."),
+    checkpoint: str = typer.Argument(..., metavar="CHECKPOINT", help="A checkpoint, or a run's folder of them."),
     output: str = typer.Option(..., "--output", "-o", help="The new folder."),
-    largest: str = typer.Option("5GB", "--max-shard-size", help="Larger models are cut into files of this size."),
-    tied: str = typer.Option("once", "--tied", help="`once`, or `each`: a weight with several names under each."),
+    largest: str = typer.Option("5GB", "--max-shard-size", help="Split larger models into files of this size."),
+    tied: str = typer.Option("once", "--tied", help="Write a shared weight `once`, or under `each` of its names."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Write the weights of a checkpoint as safetensors."""
@@ -26,7 +26,7 @@ def export(
     except ValueError as e:
         raise InputError(f"--max-shard-size {largest}", rule=str(e)) from None
     try:
-        made = write(checkpoint, output, largest=size, each=tied == "each")
+        made = write(checkpoint, output, shard_bytes=size, untie=tied == "each")
     except OSError as e:
         raise InputError(f"{output} cannot be written: {e.strerror}") from None
     if as_json:

@@ -1,4 +1,4 @@
-"""`drumline plan`: the fastest plan that fits, why it wins, and why each other lost."""
+"""`drumline plan`: the fastest plan that fits, why it wins, and why the alternatives lose."""
 
 from __future__ import annotations
 
@@ -8,209 +8,140 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..core.errors import DoesNotFit, InputError
-from .common import Changes
-from .corrections import NoCorrections, cluster_file, with_corrections
-from .dryrun import Finalists
-from .emit import Wanted, elsewhere
-from .plan_sections import Asked, Question, Section, fit_section, given_plan, sections
+from .common import Changes, NoCorrections, host_bytes, measuring, print_json, warn
 
 if TYPE_CHECKING:
-    from ..clusters import Cluster
     from ..costs import Estimate
-    from ..planner import Answer
+    from ..loop.finalists import FinalistDryRuns
+    from ..loop.plan import PlanQuestion, PlanSearch
+    from ..loop.plan_details import PlanDetails
+    from ..planner.fit_report import FitReport
 
 INTERRUPTED = 130
-"""As a shell says it: the answer that was printed is not of all candidates."""
+"""Exit code after Ctrl-C: the printed answer does not cover all candidates."""
 
-_WHAT_IF = typer.Option([], "--what-if", help="Before and after KEY=VALUE: link, network, memory, devices, batch, ...")
+_WHAT_IF = typer.Option(
+    [], "--what-if", metavar="KEY=VALUE", help="Compare with a change: link, network, memory, devices, batch, ..."
+)
 
 
 def plan(
     target: str = typer.Argument(..., metavar="JOB", help="path.py, path.py:name, profile.json or a zoo name."),
-    cluster: str = typer.Option(None, "--cluster", help="A cluster file or a name of the catalogue (default: here)."),
-    devices: int = typer.Option(None, "--devices", help="How many devices there are."),
-    memory: str = typer.Option(None, "--memory", help="Memory of a device, such as 40GB."),
+    cluster: str = typer.Option(None, "--cluster", help="A cluster file or catalogue name (default: this machine)."),
+    devices: int = typer.Option(None, "--devices", help="Number of devices."),
+    memory: str = typer.Option(None, "--memory", help="Memory per device, such as 40GB."),
     changes: Changes = None,
     precision: str = typer.Option(None, "--precision", help="fp32 or bf16 (default: bf16 on GPUs that have it)."),
-    batch: int = typer.Option(None, "--batch", help="Samples per step, instead of the job's or the model's own."),
-    given: str = typer.Option(None, "--plan", help="A plan of your own, priced beside the best."),
-    source: str = typer.Option(None, "--from", help="A DeepSpeed or Accelerate config: the best within what it fixes."),
-    emit: str = typer.Option(None, "--emit", help="Write deepspeed's, accelerate's, ... configuration for the plan."),
-    objective: str = typer.Option("time", "--objective", help="time, memory or cost (device hours)."),
-    fit: bool = typer.Option(False, "--fit", help="Will it fit, the largest batch, the one change that helps."),
+    batch: int = typer.Option(None, "--batch", help="Samples per step (default: the job's or the model's)."),
+    given: str = typer.Option(None, "--plan", help="Your own plan, compared with the best one."),
+    source: str = typer.Option(None, "--from", help="A DeepSpeed or Accelerate config to complete."),
+    emit: str = typer.Option(None, "--emit", help="Write the plan as deepspeed's, accelerate's, ... config."),
+    objective: str = typer.Option("time", "--objective", help="Minimize time, memory or cost (device hours)."),
+    fit: bool = typer.Option(False, "--fit", help="Show whether it fits, the largest batch, and what would help."),
     what_if: list[str] = _WHAT_IF,
-    scaling: bool = typer.Option(False, "--scaling", help="The curve over numbers of devices."),
-    pareto: bool = typer.Option(False, "--pareto", help="The plans that nothing beats in both time and memory."),
-    formula: bool = typer.Option(False, "--formula", help="The formula of the best plan, with its values."),
-    tokens: str = typer.Option(None, "--tokens", help="Time and price of a training on so many, such as 13T."),
-    epochs: float = typer.Option(None, "--epochs", help="Time and price of a training of so many passes."),
-    samples: int = typer.Option(None, "--samples", help="Size of the dataset, where it is not the job's."),
-    price: float = typer.Option(0.0, "--price", help="Of one device for one hour."),
-    mtbf: str = typer.Option(None, "--mtbf", help="Mean time between failures, for how often to save (24h)."),
-    tuned: int = typer.Option(None, "--tuned-batch", help="The batch that the learning rate was tuned with."),
-    dry: bool = typer.Option(False, "--dry-run", help="Run the finalists' steps without memory; drop those that fail."),
+    scaling: bool = typer.Option(False, "--scaling", help="Show throughput over the number of devices."),
+    pareto: bool = typer.Option(False, "--pareto", help="List the plans on the time-memory Pareto front."),
+    formula: bool = typer.Option(False, "--formula", help="Show the cost formula of the best plan with its values."),
+    tokens: str = typer.Option(None, "--tokens", help="Time and cost of training on this many tokens (13T)."),
+    epochs: float = typer.Option(None, "--epochs", help="Time and cost of training for this many epochs."),
+    samples: int = typer.Option(None, "--samples", help="Dataset size for --epochs (default: the job's)."),
+    price: float = typer.Option(0.0, "--price", help="Price of one device hour."),
+    mtbf: str = typer.Option(None, "--mtbf", help="Mean time between failures (24h): how often to save."),
+    tuned: int = typer.Option(None, "--tuned-batch", help="The batch size that the learning rate was tuned for."),
+    dry: bool = typer.Option(False, "--dry-run", help="Dry-run the finalists; drop plans that fail."),
     no_corrections: NoCorrections = False,
-    top: int = typer.Option(10, "--top", help="How many candidates to show."),
+    top: int = typer.Option(10, "--top", help="Number of candidates to show."),
     output: str = typer.Option(None, "--output", "-o", help="Write the best plan to a TOML file."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
-    """Find the fastest plan that fits, and say why."""
-    from ..planner.objectives import order
-    from ..plans.plan import CHOICES
-    from .common import cluster_of, profile_of
+    """Find the fastest plan that fits, and explain why."""
+    from ..loop.plan import ask, check_plan_options
+    from ..loop.plan_details import PlanDetails
 
-    asked = Asked(fit, what_if, scaling, pareto, formula, tokens, epochs, samples, price, mtbf, tuned)
-    asked.check()
-    order(objective)  # refuses what is none
-    if batch is not None and not 1 <= batch <= 10_000_000:
-        raise InputError(f"--batch {batch}", rule="from 1 to 10,000,000 samples")
+    details = PlanDetails(fit, what_if, scaling, pareto, formula, tokens, epochs, samples, price, mtbf, tuned)
+    details.check()
+    check_plan_options(batch=batch, precision=precision, objective=objective)
     if top < 1:
         raise InputError(f"--top {top}", rule="at least one candidate")
-    if precision is not None and precision not in CHOICES["precision"]:
-        raise InputError(f"--precision {precision}", rule=f"one of {', '.join(CHOICES['precision'])}")
-    if source is not None or emit is not None:
-        wanted = Wanted(
-            target,
-            source,
-            given,
-            emit,
-            cluster,
-            devices,
-            memory,
-            changes,
-            precision,
-            batch,
-            objective,
-            output,
-            as_json,
-            not no_corrections,
-        )
-        elsewhere(wanted, alone=asked == Asked(what_if=what_if[:0]))
-        return
-    known = None  # this machine may have to be measured first: then the job is traced before, to fail early
-    if cluster is not None:
-        known = cluster_of(cluster, devices, memory, changes=changes, say=not as_json)
-    way = (_computed_in(given, precision, known[0]), known[0].device.kind) if known else ("", "cpu")
-    own = profile_of(target, precision=way[0], device=way[1])
-    found = own if batch is None else dataclasses.replace(own, batch_size=batch)
-    machines, fleet = known or cluster_of(cluster, devices, memory, changes=changes, say=not as_json)
-    file = cluster_file(cluster, devices)
-    machines = with_corrections(machines, file, use=not no_corrections)
-    fleet = dataclasses.replace(fleet, corrections=machines.corrections)
-    question = Question(target, found, own.batch_size, machines, fleet, precision, objective)
-    finalists = Finalists(target, batch, machines.device.kind) if dry else None
-    _answer(question, asked, given, top=top, output=output, as_json=as_json, finalists=finalists)
+    inputs: dict[str, Any] = {
+        "devices": devices,
+        "memory": memory,
+        "changes": changes or (),
+        "precision": precision,
+        "batch": batch,
+        "objective": objective,
+        "corrections": not no_corrections,
+        "notify": warn,
+    }
+    with measuring(quiet=as_json) as progress:
+        inputs["progress"] = progress
+        if source is not None or emit is not None:
+            from .plan_tools import plan_for_tools
+
+            if details != PlanDetails(what_if=what_if[:0]):
+                raise InputError(
+                    "--from and --emit with another question",
+                    rule="they answer with a plan and nothing else",
+                    fix="ask the other question with --plan",
+                )
+            plan_for_tools(target, cluster, source, given, emit, inputs, output=output, as_json=as_json)
+            return
+        question = ask(target, cluster, given=given, dry_run=dry, **inputs)
+    _answer(question, details, top=top, output=output, as_json=as_json)
 
 
-def _computed_in(given: str | None, precision: str | None, machines: Cluster) -> str:
-    """The precision that is asked for: of the user's own plan, of the option, or what these machines are good at."""
-    from ..planner import default_precision
-    from .common import plan_of
-
-    own = plan_of(given) if given is not None else None
-    if own is not None and (precision is None or "precision" in own.table()):
-        return own.precision
-    return precision or default_precision(machines)
-
-
-def _answer(
-    q: Question,
-    asked: Asked,
-    given: str | None,
-    *,
-    top: int,
-    output: str | None,
-    as_json: bool,
-    finalists: Finalists | None,
-) -> None:
+def _answer(question: PlanQuestion, details: PlanDetails, *, top: int, output: str | None, as_json: bool) -> None:
     """Search, and print."""
-    from ..planner import default_precision, search
-    from ..planner.prices import prices
-    from ..plans import Plan
-    from .common import print_json, profile_in
+    from ..loop.plan import search_plans
+    from ..loop.plan_details import fit_of, plan_details
 
-    mine = given_plan(given, q) if given is not None else None
-    precision = mine.precision if mine is not None else q.precision
-    profile = profile_in(q.target, q.profile, precision or default_precision(q.machines), q.machines.device.kind)
-    q = dataclasses.replace(q, precision=precision, profile=profile)
-    first = [fit_section(q, mine)] if asked.fit else []
-    extra: list[Section] = []
+    fit = fit_of(question) if details.fit else None
     try:
-        answer, estimates = search(
-            q.profile,
-            q.machines,
-            precision=precision,
-            fleet=q.fleet,
-            objective=q.objective,
-            turns=True,
-            dry_run=finalists,
-        )
+        search = search_plans(question)
     except DoesNotFit:
-        if as_json and first:
-            print_json({"plans": [], **{s.key: s.value for s in first}})
-        else:
-            _print(first)
+        if as_json and fit:
+            print_json({"plans": [], "fit": dataclasses.asdict(fit)})
+        elif fit:
+            _print_fit(fit, question)
         raise
-    best = Plan.parse(answer.candidates[0].plan)
     if output:
-        best.save(output, comment=f"{q.target} on {q.machines.name}: {answer.explanation}")
-    ranked = [(Plan.parse(c.plan), estimates[c.plan]) for c in answer.candidates]
-    if mine is not None:
-        estimates[str(mine)] = prices(q.profile, q.machines, mine.precision).estimate(mine)
-        extra.append(_yours(mine, estimates[str(mine)], answer, estimates))
-    chosen = mine or best
-    extra += [finalists.section] if finalists else []
-    extra += sections(asked, q, chosen, estimates[str(chosen)], ranked)
+        where = f"{question.target} on {question.cluster.name}"
+        search.best.save(output, comment=f"{where}: {search.answer.explanation}")
+    more = list(plan_details(details, search))
     if as_json:
-        print_json(_document(q, answer, estimates, top) | {s.key: s.value for s in (*first, *extra)})
+        document = _document(search, top) | ({"fit": dataclasses.asdict(fit)} if fit else {})
+        document |= {"given": _given_json(search)} if question.given else {}
+        document |= {"dry_run": question.dry_runs.to_json()} if question.dry_runs else {}
+        print_json(document | {key: _detail_json(key, value) for key, value in more})
     else:
-        _print(first)
-        _show(q, answer, estimates, top, output)
-        _print(extra, before=True)
-    if answer.interrupted:
+        if fit:
+            _print_fit(fit, question)
+        _print(search, more, details, top, output)
+    if search.answer.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def _yours(mine: Any, e: Estimate, answer: Answer, estimates: dict[str, Estimate]) -> Section:
-    """The user's own plan beside the best."""
-    from ..planner.explain import reason
-    from ..reports.text import estimate_lines
-
-    best = estimates[answer.candidates[0].plan]
-    told = "the best" if e.plan == best.plan else reason(e, best, mine, answer.objective)
-    value = {
-        "plan": e.plan,
-        "step_seconds": e.step_seconds,
-        "memory_bytes": e.memory_bytes,
-        "fits": e.fits,
-        "reason": told,
-        "parts": e.parts,
-        "memory_parts": e.memory_parts,
-        **host_bytes(e),
-        "uncorrected_step_seconds": e.uncorrected_seconds,
-        "correction": e.correction,
-    }
-    return Section("given", value, lambda _: f"Your plan {e.plan}: {told}\n{estimate_lines(e)}")
+# ---- JSON
 
 
-def _document(q: Question, answer: Answer, estimates: dict[str, Estimate], top: int) -> dict[str, Any]:
-    """The JSON document."""
-    from ..planner.bounds import bounds
-    from ..plans import Plan
+def _document(search: PlanSearch, top: int) -> dict[str, Any]:
+    """The JSON document of the search itself."""
+    from ..planner.bottlenecks import bottlenecks
 
-    best = estimates[answer.candidates[0].plan]
+    q, answer, estimates = search.question, search.answer, search.estimates
+    best = estimates[str(search.best)]
     unfit = [c for c in answer.candidates if not c.fits]
-    found = bounds(q.profile, Plan.parse(best.plan), best, q.machines)
+    limits = bottlenecks(q.profile, search.best, best, q.cluster)
     return {
         "plans": [
             {
-                "plan": c.plan,
+                "plan": str(c.plan),
                 "step_seconds": c.step_seconds,
                 "memory_bytes": c.memory_bytes,
                 "fits": c.fits,
                 "reason": c.reason,
-                **host_bytes(estimates[c.plan]),
-                "uncorrected_step_seconds": estimates[c.plan].uncorrected_seconds,
+                **host_bytes(estimates[str(c.plan)]),
+                "uncorrected_step_seconds": estimates[str(c.plan)].uncorrected_seconds,
             }
             for c in answer.candidates[:top]
         ],
@@ -222,11 +153,11 @@ def _document(q: Question, answer: Answer, estimates: dict[str, Estimate], top: 
         "objective": answer.objective,
         "interrupted": answer.interrupted,
         "families": [dataclasses.asdict(f) for f in answer.families],
-        "unfit": {"count": len(unfit), "nearest": [_lacking(estimates[c.plan]) for c in unfit[:top]]},
-        "bounds": found.shares,
-        "utilisation": found.utilisation,
-        "cluster": q.machines.name,
-        "devices": q.machines.devices,
+        "unfit": {"count": len(unfit), "nearest": [_missing_memory(estimates[str(c.plan)]) for c in unfit[:top]]},
+        "bounds": limits.shares,
+        "utilisation": limits.utilisation,
+        "cluster": q.cluster.name,
+        "devices": q.cluster.devices,
         "batch_size": q.profile.batch_size,
         "parts": best.parts,
         "memory_parts": best.memory_parts,
@@ -235,51 +166,97 @@ def _document(q: Question, answer: Answer, estimates: dict[str, Estimate], top: 
     }
 
 
-def _lacking(e: Estimate) -> dict[str, Any]:
+def _missing_memory(e: Estimate) -> dict[str, Any]:
     where, size = e.lacks
     return {"plan": e.plan, "where": where, "lacks_bytes": size}
 
 
-def _show(q: Question, answer: Answer, estimates: dict[str, Estimate], top: int, output: str | None) -> None:
-    """For a person."""
-    from ..reports.plans import families_list
-    from ..reports.text import console, estimate_lines, plans_table
+def _given_json(search: PlanSearch) -> dict[str, Any]:
+    """The user's own plan compared with the best."""
+    e = search.estimates[str(search.question.given)]
+    return {
+        "plan": e.plan,
+        "step_seconds": e.step_seconds,
+        "memory_bytes": e.memory_bytes,
+        "fits": e.fits,
+        "reason": _given_reason(search),
+        "parts": e.parts,
+        "memory_parts": e.memory_parts,
+        **host_bytes(e),
+        "uncorrected_step_seconds": e.uncorrected_seconds,
+        "correction": e.correction,
+    }
 
-    out, machines = console(), q.machines
-    where = f"{machines.devices} x {machines.device.name} ({machines.name})"
+
+def _given_reason(search: PlanSearch) -> str:
+    from ..planner.explain import reason
+
+    given = search.question.given
+    assert given is not None
+    e, best = search.estimates[str(given)], search.estimates[str(search.best)]
+    return "the best" if e.plan == best.plan else reason(e, best, given, search.answer.objective)
+
+
+def _detail_json(key: str, value: Any) -> Any:
+    if key == "pareto":
+        return [{"plan": str(p), "step_seconds": e.step_seconds, "memory_bytes": e.memory_bytes} for p, e in value]
+    if isinstance(value, list | tuple):
+        return [dataclasses.asdict(x) for x in value]
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+# ---- for a person
+
+
+def _print_fit(fit: FitReport, question: PlanQuestion) -> None:
+    from ..reports.console import console
+    from ..reports.plan_text import fit_lines
+
+    out = console()
+    out.print(fit_lines(fit, question.profile.batch_size))
+    out.print("")
+
+
+def _print(search: PlanSearch, more: list[tuple[str, Any]], details: PlanDetails, top: int, output: str | None) -> None:
+    from ..reports.console import console
+    from ..reports.plan_text import detail_text, estimate_lines, families_list, plans_table
+
+    out, q, answer, cluster = console(), search.question, search.answer, search.question.cluster
+    where = f"{cluster.devices} x {cluster.device.name} ({cluster.name})"
     out.print(f"{q.profile.name}, batches of {q.profile.batch_size}, on {where}\n")
     if answer.interrupted:
-        out.print(f"Interrupted: the best of {len(answer.candidates)} candidates so far; others were not looked at.\n")
+        out.print(f"Interrupted: the best of {len(answer.candidates)} candidates so far; the others were not scored.\n")
     out.print(plans_table(answer, top=top, width=out.width))
     out.print("")
-    out.print(estimate_lines(estimates[answer.candidates[0].plan]))
+    out.print(estimate_lines(search.estimates[str(search.best)]))
     out.print("")
     out.print(answer.explanation)
     out.print("")
     out.print(families_list(answer.families))
-    origin = machines.origin_of("device.peak")
     if answer.scored_by:
         out.print(f"{answer.scored:,} candidates scored in {answer.seconds:.2f} s by {answer.scored_by}.")
-        out.print(f"Of {len(answer.candidates)} finalists the memory was counted tensor by tensor.")
+        out.print(f"The memory of {len(answer.candidates)} finalists was counted tensor by tensor.")
     else:
+        origin = cluster.origin_of("device.peak")
         out.print(f"{answer.scored:,} candidates in {answer.seconds:.2f} s; rates: {origin}")
     if output:
         out.print(f"written to {output}")
+    if q.given is not None:
+        e = search.estimates[str(q.given)]
+        out.print(f"\nYour plan {e.plan}: {_given_reason(search)}\n{estimate_lines(e)}")
+    if q.dry_runs is not None:
+        out.print("\n" + "\n".join(_dry_run_lines(q.dry_runs)))
+    for key, value in more:
+        out.print("")
+        out.print(detail_text(key, value, width=out.width, price=details.price))
 
 
-def _print(extra: list[Section], *, before: bool = False) -> None:
-    """Each with an empty line after it, or before it."""
-    from ..reports.text import console
+def _dry_run_lines(dry_runs: FinalistDryRuns) -> list[str]:
+    from ..core.units import format_bytes
 
-    out = console()
-    for section in extra:
-        if before:
-            out.print("")
-        out.print(section.shown(out.width))
-        if not before:
-            out.print("")
-
-
-def host_bytes(e: Estimate) -> dict[str, float]:
-    """What a rank has in host memory and may have, where something is offloaded."""
-    return {"host_bytes": e.host_bytes, "host_limit": e.host_limit} if e.host_bytes else {}
+    lines = ["Dry run of the finalists: the peak of live tensors, and the closed form's estimate"]
+    for name, (run, e) in dry_runs.runs.items():
+        off = e.memory_bytes / run.peak - 1
+        lines.append(f"  {name}: {format_bytes(run.peak)}, closed form {format_bytes(e.memory_bytes)} ({off:+.0%})")
+    lines += [f"  dropped {name}: {why}" for name, why in dry_runs.dropped.items()]
+    return [*lines, *(f"  not run, {name}: {why}" for name, why in dry_runs.unknown.items())]

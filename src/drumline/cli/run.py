@@ -1,4 +1,4 @@
-"""`drumline run`: any SPMD script on local ranks."""
+"""`drumline run`: start any SPMD script on local ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..core.errors import GaveUp
 
 def run(
     context: typer.Context,
-    script: str = typer.Argument(..., help="A Python script; what follows it are its arguments."),
-    ranks: int = typer.Option(2, "--ranks", "-n", help="How many ranks to start."),
+    script: str = typer.Argument(..., help="A Python script, followed by its own arguments."),
+    ranks: int = typer.Option(2, "--ranks", "-n", help="Number of ranks to start."),
 ) -> None:
     """Start a script on local ranks, as torchrun would."""
     from ..launchers.scripts import run_script

@@ -1,53 +1,94 @@
-"""`drumline validate`: published runs predicted, and how far the predictions were off."""
+"""`drumline validate`: predict published runs or collectives, and report the errors."""
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
+
 import typer
+
+from ..core.errors import InputError
+from ..core.files import read_text, write_text
+from .common import print_json
 
 
 def validate(
     file: str = typer.Argument(..., metavar="FILE", help="A CSV table of published runs (docs/validate.md)."),
-    loso: bool = typer.Option(False, "--loso", help="Also predict each source by profiles fitted without it."),
-    fit: str = typer.Option(None, "--fit", metavar="OUT", help="Fit profiles on the file, write and use them."),
-    profiles: str = typer.Option(None, "--profiles", help="Profiles to use instead of those that ship."),
+    loso: bool = typer.Option(False, "--loso", help="Also predict each source with profiles fitted on the others."),
+    fit: str = typer.Option(None, "--fit", metavar="OUT", help="Fit profiles on the file; write and use them."),
+    profiles: str = typer.Option(None, "--profiles", help="Profiles to use instead of the built-in ones."),
     picture: str = typer.Option(None, "--picture", metavar="SVG", help="Draw predicted over measured times."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
-    """Predict published runs, and say how far off."""
-    from ..core.errors import InputError
-    from ..costs.fitted.profiles import load_profiles
-    from ..validation.outcome import fit_profiles
-    from ..validation.outcome import validate as run
-    from .collectives_file import has_collectives, validate_collectives_file
-    from .common import print_json
+    """Predict published runs, and report the errors."""
+    from ..costs.fitted import load_constants
+    from ..validation.result import fit_file
+    from ..validation.result import validate as run
 
-    if has_collectives(file):
+    if _has_collectives(file):
         if fit or profiles or picture:
-            raise InputError("--fit, --profiles or --picture", rule="they are for files of published runs")
-        validate_collectives_file(file, loso=loso, as_json=as_json)
+            raise InputError("--fit, --profiles or --picture", rule="they apply to published runs only")
+        _validate_collectives(file, loso=loso, as_json=as_json)
         return
     if fit and profiles:
-        raise InputError("--fit and --profiles", rule="the profiles are fitted, or given")
+        raise InputError("--fit and --profiles", rule="profiles are either fitted or given")
     if picture and not picture.endswith(".svg"):
         raise InputError(f"--picture {picture}", rule="a name that ends in .svg")
-    used = load_profiles(profiles) if profiles else None
+    used = load_constants(profiles) if profiles else None
     if fit:
-        used = fit_profiles(file)
+        used = fit_file(file)
         used.save(fit, f"drumline validate {file} --fit {fit}")
-    outcome = run(file, loso=loso, profiles=used)
+    result = run(file, loso=loso, constants=used)
     if picture:
-        from ..core.files import write_text
-        from ..validation.picture import scatter
+        from ..validation.scatter_plot import scatter
 
-        write_text(picture, scatter(outcome.points(), "Step time of published runs: predicted and measured"))
+        write_text(picture, scatter(result.points(), "Step time of published runs: predicted and measured"))
     if as_json:
-        print_json(outcome.plain())
+        print_json(result.to_json())
         return
-    from ..reports.text import console
-    from ..validation.show import show
+    from ..reports.console import console
+    from ..validation.text import print_validation
 
     out = console()
-    show(outcome, out)
+    print_validation(result, out)
     for what, path in (("profiles", fit), ("picture", picture)):
         if path:
             out.print(f"{what}: {path}")
+
+
+def _has_collectives(file: str) -> bool:
+    """Whether the columns are those of published collectives."""
+    from ..costs.networks.rows import is_collectives
+
+    return is_collectives(next(csv.reader(io.StringIO(read_text(file))), []))
+
+
+def _validate_collectives(file: str, *, loso: bool, as_json: bool) -> None:
+    """Predict every row of a file of published collectives."""
+    from ..costs.networks import validate_collectives
+    from ..reports.console import console
+
+    result = validate_collectives(file, leave_one_out=loso)
+    if as_json:
+        print_json(
+            {
+                "rows": len(result.rows),
+                "skipped": [dataclasses.asdict(one) for one in result.skipped],
+                "levels": {name: dataclasses.asdict(errors) for name, errors in result.levels.items()},
+                "left_out": {name: dataclasses.asdict(errors) for name, errors in result.left_out.items()},
+                "sources": {name: dataclasses.asdict(errors) for name, errors in result.sources.items()},
+            }
+        )
+        return
+    out = console()
+    for line in result.lines():
+        out.print(line)
+    for name, errors in result.sources.items():
+        if errors.rows:
+            out.print(f"{name}: {errors.rows} rows, mean {100 * errors.mean:.1f}%, bias {100 * errors.bias:+.1f}%")
+    reasons = sorted({one.reason for one in result.skipped})
+    for reason in reasons:
+        lines = [str(one.line) for one in result.skipped if one.reason == reason]
+        more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
+        out.print(f"not read: {reason} (lines {', '.join(lines[:5])}{more})")

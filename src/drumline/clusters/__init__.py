@@ -1,22 +1,20 @@
-"""What the machines are: devices, links and what was measured of them."""
+"""Description of the machines: devices, links and measured tables."""
 
 from .catalogue import catalogue, load
-from .cloud import ShapeTimes
-from .fewer import PartialOccupancy
-from .measured import CollectiveTable, RateCurve
+from .measured import CollectiveTable, PartialOccupancy, RateCurve, ShapeTimes
 from .spec import Cluster, DeviceSpec, HostMemory, Link, Network, Node
 
 __all__ = [
-    "ShapeTimes",
     "Cluster",
-    "RateCurve",
+    "CollectiveTable",
     "DeviceSpec",
-    "PartialOccupancy",
     "HostMemory",
     "Link",
     "Network",
     "Node",
-    "CollectiveTable",
+    "PartialOccupancy",
+    "RateCurve",
+    "ShapeTimes",
     "catalogue",
     "load",
 ]

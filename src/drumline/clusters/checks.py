@@ -1,25 +1,33 @@
-"""What a cluster file may say in the right form and still not mean: a number whose unit was forgotten or mixed up."""
+"""Checks of a cluster file beyond its types: forgotten units, mixed hardware, and the line of a bad key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..core import files
 from ..core.errors import ClusterError
-from .lines import line_of
 
 if TYPE_CHECKING:
     from .spec import Cluster
 
 SLOWEST = 1e4
-"""Bytes per second below which nothing is a link or a memory: 300 was meant to be 300GB/s."""
+"""Bytes per second; a smaller bandwidth lacks its unit: 300 was meant to be 300GB/s."""
 LONGEST = 1.0
-"""Seconds above which nothing is a start-up: 3 was meant to be 3us."""
+"""Seconds; a longer startup lacks its unit: 3 was meant to be 3us."""
 SMALLEST = 1e6
-"""Bytes below which nothing is a device's memory: 40 was meant to be 40GB."""
+"""Bytes; a smaller device memory lacks its unit: 40 was meant to be 40GB."""
+
+_WORD = r""""[^"]*"|'[^']*'|[A-Za-z0-9_-]+"""
+_HEADER = re.compile(r"\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(?:#.*)?\Z")
+_KEY = re.compile(rf"\s*((?:{_WORD})(?:\s*\.\s*(?:{_WORD}))*)\s*=")
+
+_Path = tuple[str, ...]
 
 
-def plausible(cluster: Cluster, where: str) -> None:
+def refuse_implausible(cluster: Cluster, where: str) -> None:
     """Refuse numbers that no machine has, by key."""
     rates = {"device.bandwidth": cluster.device.bandwidth, "node.link.bandwidth": cluster.node.link.bandwidth}
     times = {"device.launch": cluster.device.launch, "node.link.alpha": cluster.node.link.alpha}
@@ -28,37 +36,85 @@ def plausible(cluster: Cluster, where: str) -> None:
         times["network.link.alpha"] = cluster.network.link.alpha
     for key, rate in rates.items():
         if rate < SLOWEST:
-            raise _refused(key, f"{rate:g} bytes per second", f"at least {SLOWEST:g}", '"300GB/s"', where)
+            raise _implausible(key, f"{rate:g} bytes per second", f"at least {SLOWEST:g}", '"300GB/s"', where)
     for key, seconds in times.items():
         if seconds > LONGEST:
-            raise _refused(key, f"{seconds:g} seconds", f"at most {LONGEST:g}", '"3us"', where)
+            raise _implausible(key, f"{seconds:g} seconds", f"at most {LONGEST:g}", '"3us"', where)
     if cluster.device.memory < SMALLEST:
         size = f"{cluster.device.memory:g} bytes"
-        raise _refused("device.memory", size, f"at least {SMALLEST:g}", '"40GB"', where)
+        raise _implausible("device.memory", size, f"at least {SMALLEST:g}", '"40GB"', where)
 
 
-def one_kind(table: Mapping[str, Any], where: str) -> None:
-    """Refuse several kinds of devices or nodes: a plan gives all ranks equal shares, so the slowest sets the pace."""
+def refuse_mixed_hardware(table: Mapping[str, Any], where: str) -> None:
+    """Refuse several kinds of devices or nodes: a plan gives all ranks equal shares, so the slowest decides."""
     for key in ("device", "node", "network"):
         if isinstance(table.get(key), list):
             raise ClusterError(
                 f"{len(table[key])} kinds of {key}",
                 where=f"{where}: {key}",
-                rule="a cluster has one kind of device, in nodes that are alike",
-                fix="plan for each kind alone; or for all, as if each were the slowest and smallest: ranks wait for it",
+                rule="a cluster has one kind of device, in identical nodes",
+                fix="plan for each kind separately, or for all as if each were the slowest and smallest",
             )
 
 
-def at_line(error: ClusterError, text: str) -> ClusterError:
-    """The same error with the line of the key that it names, in the text of the file."""
-    line = line_of(text, error.where.rpartition(": ")[2])
+def add_line(error: ClusterError, text: str, kind: type) -> ClusterError:
+    """The same error with the line, in the text of a file of `kind`, of the key that it names."""
+    line = line_of(text, error.where.rpartition(": ")[2], kind)
     where = f"{error.where} (line {line})" if line else error.where
     return ClusterError(error.what, where=where, rule=error.rule, fix=error.fix)
 
 
-def _refused(key: str, value: str, rule: str, example: str, where: str) -> ClusterError:
+def line_of(text: str, key: str, kind: type | None = None) -> int | None:
+    """The line, from 1, of a key such as `node.link.alpha` or `device.curve.0.rates` in TOML text.
+
+    tomllib and tomlkit do not report positions. A missing key has the line of its table, a key of an inline table the
+    line of that table; None if not even the first word is there. With `kind`, the dataclass of the file, keys of
+    earlier releases are recognised.
+    """
+    wanted = tuple(key.split("."))
+    longest, line = 0, None
+    for number, path in _paths(text):
+        current = tuple(files.current_key(kind, ".".join(path)).split(".")) if kind else path
+        if current == wanted[: len(current)] and len(current) > longest:
+            longest, line = len(current), number
+    return line
+
+
+def _paths(text: str) -> Iterator[tuple[int, _Path]]:
+    """(line, path) of each header and key; elements of arrays of tables are numbered."""
+    elements: Counter[_Path] = Counter()
+    table: _Path = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            words = _words(header[2])
+            table = _numbered(words[:-1], elements) + words[-1:]
+            if header[1] == "[[":
+                elements[words] += 1
+                table += (str(elements[words] - 1),)
+            elif elements[words]:
+                table = _numbered(words, elements)
+            yield number, table
+        elif key := _KEY.match(line):
+            yield number, table + _words(key[1])
+
+
+def _numbered(words: _Path, elements: Counter[_Path]) -> _Path:
+    """The path with the number of the latest element after each array of tables."""
+    path: list[str] = []
+    for i, word in enumerate(words, 1):
+        path.append(word)
+        if elements[words[:i]]:
+            path.append(str(elements[words[:i]] - 1))
+    return tuple(path)
+
+
+def _words(text: str) -> _Path:
+    return tuple(word.strip("\"'") for word in re.findall(_WORD, text))
+
+
+def _implausible(key: str, value: str, rule: str, example: str, where: str) -> ClusterError:
     return ClusterError(
-        f"{key}: {value} cannot be meant",
+        f"{key}: {value} is implausible",
         where=f"{where}: {key}",
         rule=f"{rule}; is a unit missing?",
         fix=f"{key.rpartition('.')[2]} = {example}",

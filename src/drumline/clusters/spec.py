@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -22,17 +22,37 @@ from ..core.units import (
     parse_bytes,
     parse_flops,
 )
-from .checks import at_line, one_kind, plausible
-from .cloud import ShapeTimes
+from .checks import add_line, refuse_implausible, refuse_mixed_hardware
 from .corrections import Corrections
-from .fewer import PartialOccupancy, number_as_compute_factor
-from .measured import STRICT, CollectiveTable, Count, Positive, RateCurve, Seconds
+from .measured import (
+    STRICT,
+    CollectiveTable,
+    Count,
+    PartialOccupancy,
+    Positive,
+    RateCurve,
+    Seconds,
+    ShapeTimes,
+    as_partial_occupancy,
+)
 
 Bytes = Annotated[float, BeforeValidator(parse_bytes), Positive]
 Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth), Positive]
 Flops = Annotated[float, BeforeValidator(parse_flops), Positive]
 
 SET_BY_USER = "given by hand"
+_OLD_OVERHEADS = {
+    "again": "recompute",
+    "watched": "selective_recompute",
+    "look": "speed_probe",
+    "each_forward": "operator_forward",
+    "each_backward": "operator_backward",
+}
+"""Keys of `DeviceSpec.host_overhead` that earlier releases wrote."""
+
+
+def _current_overheads(table: Any) -> Any:
+    return {_OLD_OVERHEADS.get(key, key): value for key, value in table.items()} if isinstance(table, dict) else table
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +60,13 @@ class Link:
     """A level of the network in the alpha-beta model: a message of m bytes takes alpha + m / bandwidth."""
 
     __pydantic_config__ = STRICT
+    OLD_KEYS: ClassVar[dict[str, str]] = {"wire": "type"}
     alpha: Seconds
     """Start-up time of a message."""
     bandwidth: Bandwidth
     """Bytes per second in one direction: of one device inside a node, of one node between nodes."""
     type: str = ""
-    """What it is made of, as wires.toml names it (`nvswitch`, `infiniband`, ...); empty where that is not known."""
+    """Its technology, as link_types.toml names it (`nvswitch`, `infiniband`, ...); empty if unknown."""
 
     @property
     def beta(self) -> float:
@@ -55,7 +76,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class RankLink:
-    """The link from one rank to another, where each pair was measured."""
+    """The measured link from one rank to another."""
 
     __pydantic_config__ = STRICT
     src: Annotated[int, Field(ge=0)]
@@ -65,15 +86,15 @@ class RankLink:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """The host of a GPU, as one rank sees it while all ranks of the node use it: where offloaded states live."""
+    """Host memory of a GPU rank while all ranks of the node use theirs: the target of offloading."""
 
     __pydantic_config__ = STRICT
     memory: Bytes
-    """What one rank may use of it."""
+    """Bytes available to one rank."""
     bandwidth: Bandwidth
-    """Bytes per second to that memory: an update in host memory runs at this rate."""
+    """Bytes per second to that memory; bounds an optimizer update on the host."""
     copy: Bandwidth
-    """Bytes per second between host and device, in one direction, from pinned memory."""
+    """Bytes per second between pinned host memory and the device, in one direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,39 +102,42 @@ class DeviceSpec:
     """One accelerator, or one CPU rank."""
 
     __pydantic_config__ = STRICT
+    OLD_KEYS: ClassVar[dict[str, str]] = {"start": "host_overhead", "situ": "in_step_slowdown", "cloud": "shape_times"}
     name: str
     kind: Literal["cpu", "cuda"]
     memory: Bytes
-    """What one rank may use."""
+    """Bytes available to one rank."""
     bandwidth: Bandwidth
     """Bytes per second to its memory."""
     peak: dict[str, Flops]
-    """Operations per second by precision, as data sheets give it (or the best that was measured)."""
+    """Operations per second by precision, from the data sheet (or the best measured)."""
     launch: Seconds
-    """Time that one operator costs however small it is."""
-    host_overhead: dict[str, Seconds] = field(default_factory=dict)
-    """What a GPU's host takes to start an operator, by where it is: `forward`, `backward`, `cast` (one of autocast's),
-    `update` (for a tensor); `launch` where it is not given. Then `again`, which is more for a layer that is recomputed,
-    each time it runs, and `watched`, which is more for each operator of one that is recomputed selectively. `look` is
-    the small step by which the host's pace is told later. Of a CPU what is beside the kernels: `update`, of an
-    optimizer for a tensor, `each_forward` and `each_backward`, of a step for an operator."""
+    """Minimum time of one operator, however small."""
+    host_overhead: Annotated[dict[str, Seconds], BeforeValidator(_current_overheads)] = field(default_factory=dict)
+    """Host time beyond the kernels, in seconds.
+
+    GPU: time to launch an operator in `forward` or `backward`, a `cast` of autocast, and the `update` of a tensor
+    (`launch` where missing); `recompute`: extra time of a recomputed layer each time it runs; `selective_recompute`:
+    extra time per operator of a selectively recomputed layer; `speed_probe`: the small step that later measures how
+    fast the host is. CPU: `update` per tensor, `operator_forward` and `operator_backward` per operator of a step.
+    """
     context: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
-    """Memory that the framework takes before the first tensor."""
+    """Memory that the framework allocates before the first tensor."""
     workspace: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0
-    """Memory that the libraries take with the first products, where torch counts it as its own."""
+    """Memory that the libraries allocate with the first matmul, where torch counts it as its own."""
     threads: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Of a CPU rank: how many it was measured with, and is run with; 0 leaves it to the launcher."""
+    """CPU: threads of a rank when measured and when run; 0 leaves it to the launcher."""
     in_step_slowdown: dict[str, Annotated[float, Field(ge=0.1, le=100)]] = field(default_factory=dict)
-    """By what factor kernels in a training step take longer than alone: `compute`, `conv`, `update`; 1 if not given.
-    Of a CPU `compute_forward`, `compute_backward`, ... where both were measured."""
+    """Factor by which kernels are slower inside a training step: `compute`, `conv`, `update`; 1 where missing.
+    CPU: `compute_forward`, `compute_backward`, ... where both were measured."""
     host: HostMemory | None = None
-    """Of a GPU: what offloading goes to; None where it is not known, and then offloading cannot be priced."""
+    """GPU: target of offloading; None if unknown, and then offloading cannot be priced."""
     curve: tuple[RateCurve, ...] = ()
     shape_times: tuple[ShapeTimes, ...] = ()
-    """Kernels bound by compute, measured shape by shape; where there is none, their curves tell."""
+    """Compute-bound kernels, measured shape by shape; without them `curve` is used."""
 
     def curve_of(self, kernel: str, dtype: str) -> RateCurve | None:
-        """The measured curve of a kernel, if there is one."""
+        """The measured curve of a kernel, or None."""
         return next((c for c in self.curve if c.kernel == kernel and c.dtype == dtype), None)
 
 
@@ -122,10 +146,11 @@ class Node:
     """Devices that share a host."""
 
     __pydantic_config__ = STRICT
+    OLD_KEYS: ClassVar[dict[str, str]] = {"reduces": "in_switch_reduction"}
     devices: Count
     link: Link
     in_switch_reduction: bool = False
-    """Whether the switch between the devices adds up what passes: an all-reduce then sends (p+1)/p m, not 2(p-1)/p."""
+    """Whether the switch reduces in transit: an all-reduce then sends (p+1)/p m bytes, not 2(p-1)/p m."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +160,13 @@ class Network:
     __pydantic_config__ = STRICT
     nodes: Count
     link: Link
-    """Of a node, with all of its ports together."""
+    """The link of a node, all ports together."""
     ports: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Network ports (NICs) of a node; 0 where that is not known."""
+    """Network ports (NICs) of a node; 0 if unknown."""
 
     @property
     def port_bandwidth(self) -> float:
-        """Bytes per second of one port: what one rank alone, or a server, can get."""
+        """Bytes per second of one port: the limit of a single rank, or of a server."""
         return self.link.bandwidth / max(1, self.ports)
 
 
@@ -150,36 +175,44 @@ class Cluster:
     """The machines: one kind of device, in nodes, in a network."""
 
     __pydantic_config__ = STRICT
+    OLD_KEYS: ClassVar[dict[str, str]] = {
+        "fewer": "partial_occupancy",
+        "pair": "rank_link",
+        "spread": "measurement_spread",
+        "stall": "mid_step_message_s",
+        "straggle": "straggler_slowdown",
+        "unit": "sharded_unit_s",
+    }
     name: str
     device: DeviceSpec
     node: Node
     network: Network | None = None
     overlap: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """The share of communication that proceeds while the device computes: 1 is free, 0 means they take turns."""
+    """Share of communication that proceeds while the device computes: 1 is free, 0 means they take turns."""
     straggler_slowdown: Annotated[float, Field(ge=1, le=100)] = 1.0
-    """By what factor a replicated step is slower beyond its messages: ranks wait for the slowest and share the host."""
+    """Factor on a replicated step beyond its messages: ranks wait for the slowest and share the host."""
     mid_step_message_s: Seconds = 0.0
-    """What a small message costs in the middle of a step, where ranks arrive apart; 0 if only its own time is known."""
+    """Seconds of a small message in the middle of a step, where ranks arrive at different times; 0 if not measured."""
     sharded_unit_s: Seconds = 0.0
-    """What sharding one unit costs a step beyond its messages: bookkeeping, copies, ranks that arrive apart."""
-    partial_occupancy: dict[str, Annotated[PartialOccupancy, BeforeValidator(number_as_compute_factor)]] = field(
+    """Seconds that one sharded unit adds to a step beyond its messages: bookkeeping, copies, late ranks."""
+    partial_occupancy: dict[str, Annotated[PartialOccupancy, BeforeValidator(as_partial_occupancy)]] = field(
         default_factory=dict
     )
-    """By how many ranks of a node work: what is otherwise. All numbers here are those of ranks that work beside all
-    others; where they share cores and memory, they are faster when some of them are idle."""
+    """Numbers that differ when only some ranks of a node are active, by their number. All other numbers here were
+    measured with every rank active; ranks that share cores and memory are faster when some are idle."""
     measurement_spread: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """The relative spread of repeated measurements (half of the interquartile range over the median)."""
+    """Relative spread of repeated measurements: half of the interquartile range over the median."""
     collective: tuple[CollectiveTable, ...] = ()
     rank_link: tuple[RankLink, ...] = ()
-    """The links between single ranks, where they were measured: rings are ordered by them."""
+    """Measured links between single ranks: rings are ordered by them."""
     origin: dict[str, str] = field(default_factory=dict)
-    """Where each number comes from, by key or by the beginning of keys; the longest match counts."""
+    """Source of each number, by key or key prefix; the longest match counts."""
     corrections: Corrections = field(default_factory=Corrections)
-    """What earlier runs on these machines taught; empty unless asked for. Estimates are corrected by it."""
+    """Factors learnt from earlier runs on these machines; empty unless asked for. They correct estimates."""
 
     @property
     def devices(self) -> int:
-        """How many devices there are in all."""
+        """Number of devices in all nodes."""
         return self.node.devices * (self.network.nodes if self.network else 1)
 
     def with_devices(self, n: int) -> Cluster:
@@ -203,27 +236,27 @@ class Cluster:
         return dataclasses.replace(self, network=dataclasses.replace(self.network, nodes=n // self.node.devices))
 
     def compute_factor(self, ranks: int) -> float:
-        """The factor on what a rank computes when so many work, and the other devices of its node are idle."""
-        known = sorted((int(k), there.compute_factor) for k, there in self.partial_occupancy.items())
-        for (a, low), (b, high) in itertools.pairwise(known):
+        """Factor on the compute time of a rank when `ranks` of its node are active and the others idle."""
+        factors = sorted((int(count), there.compute_factor) for count, there in self.partial_occupancy.items())
+        for (a, low), (b, high) in itertools.pairwise(factors):
             if a <= ranks < b:
                 return low + (high - low) * (ranks - a) / (b - a)
         return 1.0
 
     def with_active_ranks(self, ranks: int) -> Cluster:
-        """The same machines, as so many ranks meet when they work and the other devices of their node are idle.
+        """The cluster as `ranks` active ranks see it while the other devices of their node are idle.
 
-        A number of ranks that was not measured is taken to be like the next larger one.
+        A number of ranks that was not measured behaves like the next larger one that was.
         """
-        counts = [int(k) for k in self.partial_occupancy if int(k) >= ranks]
+        counts = [int(count) for count in self.partial_occupancy if int(count) >= ranks]
         there = self.partial_occupancy[str(min(counts))] if counts else None
-        if there is None or not there.meet:
+        if there is None or not there.collective:
             return self
         return dataclasses.replace(
             self,
-            straggle=there.straggler_slowdown,
-            stall=there.mid_step_message_s,
-            unit=there.sharded_unit_s,
+            straggler_slowdown=there.straggler_slowdown,
+            mid_step_message_s=there.mid_step_message_s,
+            sharded_unit_s=there.sharded_unit_s,
             collective=(*there.collective, *self.collective),
         )
 
@@ -235,23 +268,23 @@ class Cluster:
         return dataclasses.replace(self, device=dataclasses.replace(self.device, memory=size), origin=origin)
 
     def table(self, collective: str, ranks: int) -> CollectiveTable | None:
-        """The measured table for a collective over exactly that many ranks, by what the backend itself offers."""
-        found = (t for t in self.collective if (t.collective, t.ranks, t.algorithm) == (collective, ranks, "native"))
-        return next(found, None)
+        """The measured table of a collective over exactly `ranks` ranks, by the backend's own algorithm."""
+        key = (collective, ranks, "native")
+        return next((t for t in self.collective if (t.collective, t.ranks, t.algorithm) == key), None)
 
     def origin_of(self, key: str) -> str:
-        """Where the number at a dotted key comes from."""
-        found = max((k for k in self.origin if key == k or key.startswith(k + ".")), key=len, default=None)
-        return self.origin[found] if found is not None else SET_BY_USER
+        """Source of the number at a dotted key."""
+        best = max((k for k in self.origin if key == k or key.startswith(k + ".")), key=len, default=None)
+        return self.origin[best] if best is not None else SET_BY_USER
 
     def numbers(self) -> Iterator[tuple[str, float, str]]:
-        """Every number with its dotted key and its origin."""
+        """All numbers, each with its dotted key and its origin."""
         for key, value in _leaves("", files.to_plain(dataclasses.replace(self, origin={}))):
             yield key, value, self.origin_of(key)
 
     @property
     def measured(self) -> bool:
-        """Whether the rates were measured, and not taken from a data sheet."""
+        """Whether the rates were measured rather than taken from a data sheet."""
         return self.origin_of("device.peak").startswith("measured")
 
     def save(self, path: str | Path) -> None:
@@ -263,12 +296,13 @@ class Cluster:
         """Read the TOML form that a person or `drumline measure` wrote."""
         table = files.read_toml(path, ClusterError)
         try:
-            one_kind(table, str(path))
+            refuse_mixed_hardware(table, str(path))
             cluster = files.from_plain(cls, table, str(path), ClusterError)
-            plausible(cluster, str(path))
+            refuse_implausible(cluster, str(path))
         except ClusterError as e:
-            raise at_line(e, files.read_text(path, ClusterError)) from None
-        return cluster
+            raise add_line(e, files.read_text(path, ClusterError), cls) from None
+        origin = {files.current_key(cls, key): text for key, text in cluster.origin.items()}
+        return dataclasses.replace(cluster, origin=origin)
 
     def __str__(self) -> str:
         d = self.device

@@ -1,24 +1,33 @@
-"""Collectives that run: a communicator over a transport, executing schedules.
+"""Communication between ranks: a communicator that runs collective schedules over a transport.
 
-Importing this makes the backends `shm` and `mpi4py` known to torch.distributed.
+Importing this package registers the backends `shm` and `mpi4py` with torch.distributed.
 """
 
-from .choose import Choice
+from .auto_algorithm import ChosenAlgorithm
 from .communicator import Communicator
-from .mpi import group as mpigroup
-from .ops import OPERATORS, Operator
-from .shm import ShmTransport, register
+from .hosts import HostTransport
+from .mpi.process_group import register as register_mpi4py
+from .operators import OPERATORS, Operator
+from .shm import ShmTransport
+from .shm import register as register_shm
 from .threads import ThreadTransport, run_threads
-from .torchdist import TorchTransport
-from .transport import Native, Pending, Transport
+from .torch_transport import TorchTransport
+from .transport import NativeCollective, PendingMessage, Transport
+
+Choice, Native, Pending = ChosenAlgorithm, NativeCollective, PendingMessage
+"""Names of earlier releases."""
 
 __all__ = [
     "OPERATORS",
     "Choice",
+    "ChosenAlgorithm",
     "Communicator",
+    "HostTransport",
     "Native",
+    "NativeCollective",
     "Operator",
     "Pending",
+    "PendingMessage",
     "ShmTransport",
     "ThreadTransport",
     "TorchTransport",
@@ -26,5 +35,5 @@ __all__ = [
     "run_threads",
 ]
 
-register()
-mpigroup.register()
+register_shm()
+register_mpi4py()

@@ -1,4 +1,4 @@
-"""From tensors of any shape and stride to the flat memory that messages are made of, and back."""
+"""Conversion between tensors of any shape and stride and the flat buffers that messages use."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError
-from .ops import name_of
+from .operators import dtype_name
 
 
 def check_tensor(tensor: Tensor) -> None:
-    """Refuse what has no elements in rows."""
+    """Refuse anything but dense tensors."""
     if not isinstance(tensor, Tensor):
         raise InputError(f"a {type(tensor).__name__}", rule="collectives take torch tensors")
     if tensor.layout != torch.strided:
@@ -20,7 +20,7 @@ def check_tensor(tensor: Tensor) -> None:
 
 
 def check_dense(tensor: Tensor) -> None:
-    """Refuse what cannot be changed in place element by element."""
+    """Refuse tensors whose elements share memory: they cannot be changed in place."""
     check_tensor(tensor)
     if any(stride == 0 and n > 1 for stride, n in zip(tensor.stride(), tensor.shape, strict=True)):
         raise InputError(
@@ -31,44 +31,44 @@ def check_dense(tensor: Tensor) -> None:
 
 
 def check_out(out: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse an output of another shape, type or device."""
+    """Refuse an output of the wrong shape, type or device."""
     if out is None:
         return
     check_dense(out)
     if tuple(out.shape) != tuple(shape) or out.dtype != like.dtype or out.device != like.device:
         raise InputError(
-            f"out= of {name_of(out.dtype)} {tuple(out.shape)} on {out.device}",
-            rule=f"the result is {name_of(like.dtype)} {tuple(shape)} on {like.device}",
+            f"out= of {dtype_name(out.dtype)} {tuple(out.shape)} on {out.device}",
+            rule=f"the result is {dtype_name(like.dtype)} {tuple(shape)} on {like.device}",
         )
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """The elements in a row, to be read: the tensor's own memory where it is so."""
-    # Not reshape(-1): of a strided vector that is a view with gaps, and messages need none.
+    """The elements as a flat, contiguous tensor: a view if the tensor is contiguous, else a copy."""
+    # Not reshape(-1): for a strided vector that is a view with gaps.
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
-def written_back(buffer: Tensor, tensor: Tensor) -> None:
-    """Copy a buffer of `contiguous` to its tensor, unless it is the tensor's own memory."""
+def copy_back(buffer: Tensor, tensor: Tensor) -> None:
+    """Copy a buffer made by `contiguous` back to its tensor, unless it is a view of it."""
     if buffer.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
         tensor.detach().copy_(buffer.view(tensor.shape))
 
 
 @dataclass(slots=True)
-class Landing:
-    """Where a result arrives: in the caller's `out`, by way of a buffer where that has gaps, or in a new tensor."""
+class OutputBuffer:
+    """The output of a collective: the caller's `out` or a new tensor, and the flat buffer that receives it."""
 
     buffer: Tensor
     tensor: Tensor
 
     @classmethod
-    def of(cls, out: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Landing:
-        """Memory for a result of that shape."""
+    def of(cls, out: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> OutputBuffer:
+        """Memory for a result of the given shape."""
         if out is None:
             out = torch.empty(shape, dtype=like.dtype, device=like.device)
         return cls(contiguous(out), out)
 
     def result(self) -> Tensor:
         """The tensor, filled."""
-        written_back(self.buffer, self.tensor)
+        copy_back(self.buffer, self.tensor)
         return self.tensor

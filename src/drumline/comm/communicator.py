@@ -1,4 +1,4 @@
-"""The communicator: collectives and messages of torch tensors over any transport, by any algorithm."""
+"""The communicator: collectives and messages of torch tensors over any transport, with a choice of algorithm."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from ..clusters import Cluster, Link
 from ..core.errors import InputError, nearest
 from ..schedules import ALGORITHMS, Schedule, Traffic
 from ..theory.alpha_beta import Links, as_topology
-from .buffers import check_dense, check_tensor, contiguous, written_back
-from .calls import Calls, Doing, Gather, call_site, signature
-from .choose import Choice, Chooser
-from .dispatch import Asked, Dispatcher, Op
-from .group import Group
-from .transport import Pending, Transport
+from .auto_algorithm import AlgorithmChooser, ChosenAlgorithm
+from .buffers import check_dense, check_tensor, contiguous, copy_back
+from .call_check import CallChecker, CurrentCall, SmallAllGather, call_site, signature
+from .dispatch import CollectiveDispatcher, CollectiveOptions, OperatorLike
+from .transport import PendingMessage, SubgroupTransport, Transport
 
 _TAGS = 1 << 16
-"""Tags of one context: the lower half is the user's, the upper half numbers rounds, again and again."""
+"""Tags of one context: the lower half is for users, the upper half numbers rounds, cyclically."""
 USER_TAGS = _TAGS >> 1
 _ROUNDS = USER_TAGS - 1
 _CHECK = _TAGS - 1
-"""The tag by which calls are compared."""
+"""The tag of the messages that compare calls."""
 _CONTEXTS = 1 << 15
-"""With _TAGS this fills the 31 bits that transports have for a tag."""
-_ROW = struct.Struct("<qqq")
+"""With _TAGS this uses the 31 bits of a transport's tag."""
+_SPLIT_ROW = struct.Struct("<qqq")
+"""Color, key, and the highest context that a rank has seen."""
 
 
 class Communicator:
     """A group of ranks that call collectives together, each rank with its own tensor.
 
-    `cluster` has the measured tables and links that "auto" chooses by; `links` are those between these very ranks;
-    `per_node` ranks share a host. With `check` the ranks compare their calls before data moves, and `crossings` also
-    finds equal calls in another order: a small message or two for each collective. All are the same on all ranks.
-    Collectives that return a tensor make a new one, or fill `out=`.
+    `cluster` has the measured tables and links for "auto"; `links` are those between these ranks; `per_node` ranks
+    share a host. `check` compares the ranks' calls before data moves, `crossings` also finds equal calls in a different
+    order: a small message or two per collective. All are the same on all ranks. Collectives that return a tensor make a
+    new one, or fill `out=`.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Communicator:
         check: bool = True,
         crossings: bool = True,
     ) -> None:
-        self._begin(transport, transport, 0, cluster, links, per_node, check, crossings)
+        self._init(transport, transport, 0, cluster, links, per_node, check, crossings)
 
-    def _begin(
+    def _init(
         self,
         transport: Transport,
         base: Transport,
@@ -68,7 +68,7 @@ class Communicator:
         if per_node is None and cluster is not None and cluster.network is not None:
             per_node = min(cluster.node.devices, transport.size)
         self._round = 0
-        self._chooser = Chooser(
+        self._chooser = AlgorithmChooser(
             transport.size,
             transport=transport.name,
             cluster=cluster,
@@ -76,7 +76,7 @@ class Communicator:
             per_node=per_node,
             offers=lambda collective: transport.native(collective) is not None,
         )
-        self._calls = Calls(
+        self._calls = CallChecker(
             transport,
             context * _TAGS + _CHECK,
             check=check,
@@ -84,7 +84,7 @@ class Communicator:
             shared=self._chooser.digest,
             name=f" of group {context}" if context else "",
         )
-        self._way = Dispatcher(transport, self._chooser, self._calls, self._next_tag)
+        self._dispatcher = CollectiveDispatcher(transport, self._chooser, self._calls, self._next_tag)
 
     @property
     def rank(self) -> int:
@@ -93,22 +93,22 @@ class Communicator:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self._transport.size
 
     @property
     def transport(self) -> Transport:
-        """What carries the messages."""
+        """The transport that carries the messages."""
         return self._transport
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has taken part in and sent by schedules so far; without what the transport's own collectives,
-        single messages and the comparison of calls send."""
-        return self._way.traffic
+        """This rank's rounds, messages and bytes in schedules so far; native collectives, single messages and call checks
+        are not counted."""
+        return self._dispatcher.traffic
 
-    def choose(self, collective: str, size: int, *, itemsize: int = 1, root: int = 0) -> Choice:
-        """What "auto" runs for a whole buffer of `size` bytes."""
+    def choose(self, collective: str, size: int, *, itemsize: int = 1, root: int = 0) -> ChosenAlgorithm:
+        """The algorithm that "auto" runs for a whole buffer of `size` bytes."""
         if collective not in ALGORITHMS:
             raise InputError(
                 f"unknown collective {collective!r}",
@@ -123,50 +123,54 @@ class Communicator:
     # ---- collectives
 
     def all_reduce(
-        self, tensor: Tensor, *, op: Op = "sum", algorithm: str = "auto", segments: int | None = None
+        self, tensor: Tensor, *, op: OperatorLike = "sum", algorithm: str = "auto", segments: int | None = None
     ) -> Tensor:
         """Replace `tensor`, on every rank, by the sum (or `op`) over all ranks; return it."""
-        return self._way.in_place("all_reduce", tensor, Asked(algorithm, segments, op))
+        return self._dispatcher.in_place("all_reduce", tensor, CollectiveOptions(algorithm, segments, op))
 
     def broadcast(
         self, tensor: Tensor, *, root: int = 0, algorithm: str = "auto", segments: int | None = None
     ) -> Tensor:
-        """Replace `tensor`, on every rank, by what `root` has in it; return it."""
-        return self._way.in_place("broadcast", tensor, Asked(algorithm, segments, root=root))
+        """Replace `tensor`, on every rank, by that of `root`; return it."""
+        return self._dispatcher.in_place("broadcast", tensor, CollectiveOptions(algorithm, segments, root=root))
 
     def reduce(
         self,
         tensor: Tensor,
         *,
-        op: Op = "sum",
+        op: OperatorLike = "sum",
         root: int = 0,
         out: Tensor | None = None,
         algorithm: str = "auto",
         segments: int | None = None,
     ) -> Tensor | None:
-        """The sum (or `op`) over all ranks at `root`, None elsewhere."""
+        """The sum (or `op`) over all ranks on `root`, None elsewhere."""
         shape = tensor.shape if self.rank == root else None
-        return self._way.new("reduce", tensor, shape, Asked(algorithm, segments, op, root), out)
+        return self._dispatcher.out_of_place(
+            "reduce", tensor, shape, CollectiveOptions(algorithm, segments, op, root), out
+        )
 
     def all_gather(
         self, tensor: Tensor, *, out: Tensor | None = None, algorithm: str = "auto", segments: int | None = None
     ) -> Tensor:
-        """Every rank's tensor on every rank, by rank: of shape (p, *shape)."""
-        p, asked = self.size, Asked(algorithm, segments)
-        return _there(self._way.new("all_gather", tensor, (p, *tensor.shape), asked, out, parts=p))
+        """Every rank's tensor on every rank, by rank: shape (p, *shape)."""
+        p, options = self.size, CollectiveOptions(algorithm, segments)
+        return _present(self._dispatcher.out_of_place("all_gather", tensor, (p, *tensor.shape), options, out, parts=p))
 
     def reduce_scatter(
         self,
         tensor: Tensor,
         *,
-        op: Op = "sum",
+        op: OperatorLike = "sum",
         out: Tensor | None = None,
         algorithm: str = "auto",
         segments: int | None = None,
     ) -> Tensor:
-        """Of tensors of shape (p, *shape): row `rank` of the sum (or `op`) over all ranks."""
-        asked = Asked(algorithm, segments, op)
-        return _there(self._way.new("reduce_scatter", tensor, tensor.shape[1:], asked, out, rows=True))
+        """Row `rank` of the sum (or `op`) over all ranks, for tensors of shape (p, *shape)."""
+        options = CollectiveOptions(algorithm, segments, op)
+        return _present(
+            self._dispatcher.out_of_place("reduce_scatter", tensor, tensor.shape[1:], options, out, rows=True)
+        )
 
     def gather(
         self,
@@ -177,10 +181,12 @@ class Communicator:
         algorithm: str = "auto",
         segments: int | None = None,
     ) -> Tensor | None:
-        """Every rank's tensor at `root`, of shape (p, *shape), None elsewhere."""
+        """Every rank's tensor on `root`, shape (p, *shape); None elsewhere."""
         p = self.size
         shape = (p, *tensor.shape) if self.rank == root else None
-        return self._way.new("gather", tensor, shape, Asked(algorithm, segments, root=root), out, parts=p)
+        return self._dispatcher.out_of_place(
+            "gather", tensor, shape, CollectiveOptions(algorithm, segments, root=root), out, parts=p
+        )
 
     def scatter(
         self,
@@ -191,104 +197,116 @@ class Communicator:
         algorithm: str = "auto",
         segments: int | None = None,
     ) -> Tensor:
-        """Row `rank` of what `root` gives, of shape (p, *shape). The other ranks give `out` only."""
+        """Row `rank` of the root's tensor of shape (p, *shape). The other ranks pass `out` only."""
         given = tensor if self.rank == root else None
         like = given[0] if given is not None and given.dim() and len(given) else out
         if like is None or (self.rank == root and given is None):
             what = "the root gives no tensor of rows" if self.rank == root else f"rank {self.rank} gives no out="
             raise self._calls.refuse(InputError(f"scatter: {what}", rule="the root gives (p, *shape), the others out="))
-        asked = Asked(algorithm, segments, root=root)
-        return _there(self._way.new("scatter", given, like.shape, asked, out, like=like, rows=True, parts=self.size))
+        options = CollectiveOptions(algorithm, segments, root=root)
+        return _present(
+            self._dispatcher.out_of_place(
+                "scatter", given, like.shape, options, out, like=like, rows=True, parts=self.size
+            )
+        )
 
     def all_to_all(
         self, tensor: Tensor, *, out: Tensor | None = None, algorithm: str = "auto", segments: int | None = None
     ) -> Tensor:
-        """Of tensors of shape (p, *shape): row s of the result is row `rank` of rank s."""
-        return _there(self._way.new("all_to_all", tensor, tensor.shape, Asked(algorithm, segments), out, rows=True))
+        """For tensors of shape (p, *shape): row s of the result is row `rank` of rank s."""
+        return _present(
+            self._dispatcher.out_of_place(
+                "all_to_all", tensor, tensor.shape, CollectiveOptions(algorithm, segments), out, rows=True
+            )
+        )
 
     def scan(
         self,
         tensor: Tensor,
         *,
-        op: Op = "sum",
+        op: OperatorLike = "sum",
         out: Tensor | None = None,
         algorithm: str = "auto",
         segments: int | None = None,
     ) -> Tensor:
         """The sum (or `op`) over ranks 0 to `rank`."""
-        return _there(self._way.new("scan", tensor, tensor.shape, Asked(algorithm, segments, op), out))
+        return _present(
+            self._dispatcher.out_of_place("scan", tensor, tensor.shape, CollectiveOptions(algorithm, segments, op), out)
+        )
 
     def exscan(
         self,
         tensor: Tensor,
         *,
-        op: Op = "sum",
+        op: OperatorLike = "sum",
         out: Tensor | None = None,
         algorithm: str = "auto",
         segments: int | None = None,
     ) -> Tensor | None:
         """The sum (or `op`) over the ranks before this one; None on rank 0."""
-        return self._way.new("exscan", tensor, tensor.shape if self.rank else None, Asked(algorithm, segments, op), out)
+        return self._dispatcher.out_of_place(
+            "exscan", tensor, tensor.shape if self.rank else None, CollectiveOptions(algorithm, segments, op), out
+        )
 
     def barrier(self, *, algorithm: str = "auto") -> None:
-        """Return when all ranks have come."""
-        self._way.in_place("barrier", torch.empty(0, dtype=torch.uint8), Asked(algorithm))
+        """Return when all ranks have called it."""
+        self._dispatcher.in_place("barrier", torch.empty(0, dtype=torch.uint8), CollectiveOptions(algorithm))
 
-    def run(self, schedule: Schedule, tensor: Tensor, *, op: Op = "sum") -> Traffic:
-        """Run any schedule in place on a tensor of any shape, the whole buffer; what this rank sent.
+    def run(self, schedule: Schedule, tensor: Tensor, *, op: OperatorLike = "sum") -> Traffic:
+        """Run any schedule in place on a tensor, the whole buffer; returns this rank's traffic.
 
-        Chunks of which the contract says nothing (other shares after a reduce-scatter) are left with partial results.
+        Chunks that the contract does not cover (other shares after a reduce-scatter) end with partial results.
         """
-        return self._way.run(schedule, tensor, op)
+        return self._dispatcher.run(schedule, tensor, op)
 
     # ---- messages
 
     def send(self, tensor: Tensor, dst: int, *, tag: int = 0) -> None:
-        """Send a tensor; return when it may be used again, which may be not before it is received."""
+        """Send a tensor; return when it may be used again, possibly only after it is received."""
         self.start_send(tensor, dst, tag=tag).wait()
 
     def receive(self, tensor: Tensor, src: int, *, tag: int = 0) -> Tensor:
-        """Fill `tensor` with what `src` sends, of the same size and type; return it."""
+        """Fill `tensor` with one of the same size and type from `src`; return it."""
         self.start_receive(tensor, src, tag=tag).wait()
         return tensor
 
-    def start_send(self, tensor: Tensor, dst: int, *, tag: int = 0) -> Pending:
+    def start_send(self, tensor: Tensor, dst: int, *, tag: int = 0) -> PendingMessage:
         """Start to send; the tensor must not change before the wait."""
         number = self._user_tag(dst, tag)
         check_tensor(tensor)
-        doing = Doing(f"send to rank {dst} (tag {tag})", 0, call_site())
-        return _Waiting(self._transport, doing, self._transport.send(contiguous(tensor), dst, number))
+        call = CurrentCall(f"send to rank {dst} (tag {tag})", 0, call_site())
+        return _UserMessage(self._transport, call, self._transport.send(contiguous(tensor), dst, number))
 
-    def start_receive(self, tensor: Tensor, src: int, *, tag: int = 0) -> Pending:
+    def start_receive(self, tensor: Tensor, src: int, *, tag: int = 0) -> PendingMessage:
         """Start to receive into `tensor`, which is filled after the wait."""
         number = self._user_tag(src, tag)
         check_dense(tensor)
         buffer = contiguous(tensor)
-        doing = Doing(f"receive from rank {src} (tag {tag})", 0, call_site())
+        call = CurrentCall(f"receive from rank {src} (tag {tag})", 0, call_site())
         pending = self._transport.receive(buffer, src, number)
-        return _Waiting(self._transport, doing, pending, lambda: written_back(buffer, tensor))
+        return _UserMessage(self._transport, call, pending, lambda: copy_back(buffer, tensor))
 
     # ---- groups
 
     def split(self, color: int, key: int = 0) -> Communicator:
-        """A communicator of the ranks that gave the same color, ordered by key and then by rank. All ranks call it."""
+        """A communicator of the ranks with the same color, ordered by key, then by rank. All ranks call it."""
         self._calls.enter(signature("split"))
         tag = self._context * _TAGS + _CHECK
-        told = Gather(self._transport, tag, _ROW.size)(_ROW.pack(color, key, self._base.contexts))
-        self._transport.doing = None
-        rows = [_ROW.unpack(row) for row in told]
+        packed = SmallAllGather(self._transport, tag, _SPLIT_ROW.size)(_SPLIT_ROW.pack(color, key, self._base.contexts))
+        self._transport.current_call = None
+        rows = [_SPLIT_ROW.unpack(row) for row in packed]
         members = tuple(rank for _, rank in sorted((row[1], r) for r, row in enumerate(rows) if row[0] == color))
-        # One more than any member has seen: no two groups that share two ranks have the same context.
+        # One more than any member has seen, so groups that share two ranks never have the same context.
         context = self._base.contexts = 1 + max(row[2] for row in rows)
         if context >= _CONTEXTS:
             raise InputError(f"split for the {context}th time", rule=f"at most {_CONTEXTS - 1} groups of a transport")
         child = Communicator.__new__(Communicator)
-        child._begin(
-            Group(self._transport, members),
+        child._init(
+            SubgroupTransport(self._transport, members),
             self._base,
             context,
             self._cluster,
-            _among(self._links, members),
+            _links_among(self._links, members),
             None,
             self._check,
             self._crossings,
@@ -307,30 +325,30 @@ class Communicator:
         return self._context * _TAGS + tag
 
 
-class _Waiting:
-    """A message under way that says what it was when its wait fails."""
+class _UserMessage:
+    """A message in progress that reports its call if the wait fails."""
 
     def __init__(
-        self, transport: Transport, doing: Doing, pending: Pending, after: Callable[[], None] | None = None
+        self, transport: Transport, call: CurrentCall, pending: PendingMessage, after: Callable[[], None] | None = None
     ) -> None:
-        self._transport, self._doing, self._pending, self._after = transport, doing, pending, after
+        self._transport, self._call, self._pending, self._after = transport, call, pending, after
 
     def wait(self) -> None:
-        """Wait for the message, then bring it where it belongs."""
-        self._transport.doing = self._doing
+        """Wait for the message, then copy it to the user's tensor."""
+        self._transport.current_call = self._call
         self._pending.wait()
-        self._transport.doing = None
+        self._transport.current_call = None
         if self._after is not None:
             with torch.no_grad():
                 self._after()
 
 
-def _there(result: Tensor | None) -> Tensor:
+def _present(result: Tensor | None) -> Tensor:
     assert result is not None
     return result
 
 
-def _among(links: Links | None, members: tuple[int, ...]) -> Links | None:
+def _links_among(links: Links | None, members: tuple[int, ...]) -> Links | None:
     """The links between some ranks, by their numbers in the group."""
     if links is None or isinstance(links, Link):
         return links

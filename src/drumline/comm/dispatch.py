@@ -1,4 +1,4 @@
-"""The way that every collective goes: refuse what is wrong, agree with the other ranks, find the program, move data."""
+"""The steps of every collective: validate, compare with the other ranks, look up the program, move the data."""
 
 from __future__ import annotations
 
@@ -10,102 +10,104 @@ from torch import Tensor
 
 from ..core.errors import InputError, nearest
 from ..schedules import ALGORITHMS, Schedule, Traffic
-from .buffers import Landing, check_dense, check_out, check_tensor, contiguous, written_back
-from .calls import Calls, Signature, signature
-from .choose import NATIVE, Choice, Chooser
-from .executor import Layout, Program, execute, layout, program, whole_layout
-from .ops import Function, Operator, Reduction, reduction
+from .auto_algorithm import NATIVE, AlgorithmChooser, ChosenAlgorithm
+from .buffers import OutputBuffer, check_dense, check_out, check_tensor, contiguous, copy_back
+from .call_check import CallChecker, CallSignature, signature
+from .executor import ChunkLayout, RankProgram, chunk_layout, compile_schedule, execute, whole_buffer_layout
+from .operators import BinaryFunction, Operator, Reduction, reduction
 from .transport import Transport
 
-Op = str | Operator | Function
+OperatorLike = str | Operator | BinaryFunction
 """A name of OPERATORS, an `Operator`, or a function of two tensors."""
-_CALLS = 4096
-"""How many different calls are remembered."""
-_LAYOUTS = 256
-"""How many sizes of buffers are remembered for one schedule."""
+_CACHED_CALLS = 4096
+"""Different calls that are cached."""
+_CACHED_LAYOUTS = 256
+"""Buffer sizes that are cached for one schedule."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """How a caller wants a collective to be done."""
+class CollectiveOptions:
+    """A caller's options for a collective."""
 
     algorithm: str
     segments: int | None = None
-    op: Op | None = None
+    op: OperatorLike | None = None
     root: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
-    """A collective that ranks agree on."""
+class PreparedCollective:
+    """A validated collective, ready to be compared and run."""
 
     collective: str
-    call: Signature
-    choice: Choice
+    call: CallSignature
+    choice: ChosenAlgorithm
     reduction: Reduction | None
     root: int
     elements: int
-    """Of the whole buffer."""
+    """Elements of the whole buffer."""
     itemsize: int
     auto: bool
 
 
 @dataclass(slots=True)
-class _Prepared:
-    """A schedule compiled for this rank, and where its chunks lie in buffers of the sizes that were used."""
+class _CompiledSchedule:
+    """A schedule compiled for this rank, with the chunk layouts of the buffer sizes used so far."""
 
-    program: Program
-    layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
+    program: RankProgram
+    layouts: dict[tuple[int, int], ChunkLayout] = field(default_factory=dict)
 
-    def layout(self, elements: int, unit: int) -> Layout:
-        found = self.layouts.get((elements, unit))
-        if found is None:
-            if len(self.layouts) >= _LAYOUTS:
+    def layout(self, elements: int, unit: int) -> ChunkLayout:
+        chunks = self.layouts.get((elements, unit))
+        if chunks is None:
+            if len(self.layouts) >= _CACHED_LAYOUTS:
                 self.layouts.clear()
-            found = self.layouts[elements, unit] = layout(self.program, elements, unit=unit)
-        return found
+            chunks = self.layouts[elements, unit] = chunk_layout(self.program, elements, unit=unit)
+        return chunks
 
 
-class Dispatcher:
-    """Does the collectives of one communicator."""
+class CollectiveDispatcher:
+    """Runs the collectives of one communicator."""
 
-    def __init__(self, transport: Transport, chooser: Chooser, calls: Calls, next_tag: Callable[[], int]) -> None:
+    def __init__(
+        self, transport: Transport, chooser: AlgorithmChooser, calls: CallChecker, next_tag: Callable[[], int]
+    ) -> None:
         self._transport, self._chooser, self._calls, self._next_tag = transport, chooser, calls, next_tag
         self._p, self._rank = transport.size, transport.rank
-        self._prepared: dict[tuple[str, str, int, int, tuple[int, ...] | None], _Prepared] = {}
-        self._known: dict[tuple[str, torch.dtype, torch.Size, Asked], Agreed] = {}
+        self._compiled: dict[tuple[str, str, int, int, tuple[int, ...] | None], _CompiledSchedule] = {}
+        self._known: dict[tuple[str, torch.dtype, torch.Size, CollectiveOptions], PreparedCollective] = {}
         self.traffic = Traffic()
 
-    def in_place(self, collective: str, tensor: Tensor, asked: Asked) -> Tensor:
-        """A collective that changes its tensor."""
+    def in_place(self, collective: str, tensor: Tensor, options: CollectiveOptions) -> Tensor:
+        """Run a collective that changes its tensor."""
         try:
             check_dense(tensor)
-            agreed = self._ready(collective, tensor, 1, asked)
+            prepared = self._prepared_call(collective, tensor, 1, options)
         except InputError as e:
             raise self._calls.refuse(e) from None
-        self._calls.enter(agreed.call)
+        self._calls.enter(prepared.call)
         with torch.no_grad():
             buffer = contiguous(tensor)
-            self._move(agreed, buffer, buffer, buffer)
-            written_back(buffer, tensor)
+            self._move(prepared, buffer, buffer, buffer)
+            copy_back(buffer, tensor)
         return tensor
 
-    def new(
+    def out_of_place(
         self,
         collective: str,
         tensor: Tensor | None,
         shape: tuple[int, ...] | None,
-        asked: Asked,
+        options: CollectiveOptions,
         out: Tensor | None,
         *,
         like: Tensor | None = None,
         rows: bool = False,
         parts: int = 1,
     ) -> Tensor | None:
-        """A collective that makes a tensor of `shape`, or none where that is None.
+        """Run a collective that returns a tensor of `shape`, or None if that is None.
 
-        `rows`: the tensor has one for each rank. `parts` tensors make the whole buffer. `like` has the shape and type
-        that ranks compare, where the tensor itself is only on one of them.
+        `rows`: the tensor has one row per rank. `parts` tensors make the whole buffer. `like` has the shape and type to
+        compare, if only one rank has the tensor itself.
         """
         try:
             some = like if like is not None else tensor
@@ -118,18 +120,18 @@ class Dispatcher:
                 )
             if shape is not None:
                 check_out(out, some, shape)
-            agreed = self._ready(collective, some, parts, asked)
+            prepared = self._prepared_call(collective, some, parts, options)
         except InputError as e:
             raise self._calls.refuse(e) from None
-        self._calls.enter(agreed.call)
+        self._calls.enter(prepared.call)
         with torch.no_grad():
             source = None if tensor is None else contiguous(tensor)
-            end = None if shape is None else Landing.of(out, some, shape)
-            self._move(agreed, source, None if end is None else end.buffer, some)
-            return None if end is None else end.result()
+            output = None if shape is None else OutputBuffer.of(out, some, shape)
+            self._move(prepared, source, None if output is None else output.buffer, some)
+            return None if output is None else output.result()
 
-    def run(self, schedule: Schedule, tensor: Tensor, op: Op) -> Traffic:
-        """Any schedule, in place on the whole buffer."""
+    def run(self, schedule: Schedule, tensor: Tensor, op: OperatorLike) -> Traffic:
+        """Run any schedule in place on the whole buffer."""
         try:
             if schedule.p != self._p:
                 raise InputError(
@@ -141,29 +143,32 @@ class Dispatcher:
         except InputError as e:
             raise self._calls.refuse(e) from None
         self._calls.enter(call)
-        part = program(schedule, self._rank)
-        pairs = schedule.contract.chunk_names == "pairs"  # what comes would lie where what goes still lies
+        program = compile_schedule(schedule, self._rank)
+        pairs = schedule.contract.chunk_names == "pairs"  # received chunks would overwrite chunks not yet sent
         with torch.no_grad():
             buffer = contiguous(tensor)
             target = torch.empty_like(buffer) if pairs else buffer
-            places = (layout if pairs else whole_layout)(part, buffer.numel(), unit=how.unit)
-            sent = self._execute(part, places, buffer, target, how, buffer)
-            written_back(target, tensor)
+            make_layout = chunk_layout if pairs else whole_buffer_layout
+            layout = make_layout(program, buffer.numel(), unit=how.unit)
+            sent = self._execute(program, layout, buffer, target, how, buffer)
+            copy_back(target, tensor)
         return sent
 
-    def _ready(self, collective: str, tensor: Tensor, parts: int, asked: Asked) -> Agreed:
-        """What to run; looked up, because training makes the same calls every step."""
-        key = (collective, tensor.dtype, tensor.shape, asked)
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= _CALLS:
+    def _prepared_call(
+        self, collective: str, tensor: Tensor, parts: int, options: CollectiveOptions
+    ) -> PreparedCollective:
+        """The prepared call; cached, because training makes the same calls every step."""
+        key = (collective, tensor.dtype, tensor.shape, options)
+        prepared = self._known.get(key)
+        if prepared is None:
+            if len(self._known) >= _CACHED_CALLS:
                 self._known.clear()
-            found = self._known[key] = self._prepare(collective, tensor, parts, asked)
-        return found
+            prepared = self._known[key] = self._prepare(collective, tensor, parts, options)
+        return prepared
 
-    def _prepare(self, collective: str, tensor: Tensor, parts: int, asked: Asked) -> Agreed:
-        """What to run, from what the caller said; refuses what cannot be."""
-        root, how = asked.root, None if asked.op is None else reduction(asked.op, tensor.dtype)
+    def _prepare(self, collective: str, tensor: Tensor, parts: int, options: CollectiveOptions) -> PreparedCollective:
+        """Validate the caller's options and choose the algorithm."""
+        root, how = options.root, None if options.op is None else reduction(options.op, tensor.dtype)
         if root is not None and not 0 <= root < self._p:
             raise InputError(f"{collective}: root {root}", rule=f"0 <= root < p = {self._p}")
         if how is not None:
@@ -173,24 +178,28 @@ class Dispatcher:
             if how.mean and collective in ("scan", "exscan"):
                 raise InputError(f"avg in {collective}", rule="ranks have different numbers of operands")
         elements, itemsize = tensor.numel() * parts, tensor.element_size()
-        choice = self._choice(collective, elements * itemsize, itemsize, how, asked)
+        choice = self._choice(collective, elements * itemsize, itemsize, how, options)
         op = "" if how is None else how.name
         call = signature(collective, tensor.dtype, tuple(tensor.shape), op, root, choice.algorithm, choice.segments)
-        return Agreed(collective, call, choice, how, root or 0, elements, itemsize, asked.algorithm == "auto")
+        return PreparedCollective(
+            collective, call, choice, how, root or 0, elements, itemsize, options.algorithm == "auto"
+        )
 
-    def _choice(self, collective: str, m: int, itemsize: int, how: Reduction | None, asked: Asked) -> Choice:
-        algorithm, segments, root = asked.algorithm, asked.segments, asked.root or 0
+    def _choice(
+        self, collective: str, m: int, itemsize: int, how: Reduction | None, options: CollectiveOptions
+    ) -> ChosenAlgorithm:
+        algorithm, segments, root = options.algorithm, options.segments, options.root or 0
         if segments is not None and segments < 1:
             raise InputError(f"{collective} in {segments} segments", rule="at least one segment")
         in_order = how is not None and not how.commutes
         named = how is None or how.named
         if algorithm == "auto":
-            found = self._chooser.choose(collective, m, itemsize=itemsize, root=root, in_order=in_order, native=named)
-            return found if segments is None or found.algorithm == NATIVE else replace(found, segments=segments)
+            best = self._chooser.choose(collective, m, itemsize=itemsize, root=root, in_order=in_order, native=named)
+            return best if segments is None or best.algorithm == NATIVE else replace(best, segments=segments)
         if algorithm == NATIVE:
             if self._transport.native(collective) is None or not named:
                 raise self._no_native(collective, how)
-            return Choice(NATIVE)
+            return ChosenAlgorithm(NATIVE)
         known = ALGORITHMS[collective]
         if algorithm not in known:
             raise InputError(
@@ -214,41 +223,41 @@ class Dispatcher:
             fix=f"algorithm='auto', or one of: {', '.join(ALGORITHMS[collective])}",
         )
 
-    def _move(self, agreed: Agreed, source: Tensor | None, target: Tensor | None, like: Tensor) -> None:
-        collective, how, root = agreed.collective, agreed.reduction, agreed.root
-        if agreed.choice.algorithm == NATIVE:
+    def _move(self, prepared: PreparedCollective, source: Tensor | None, target: Tensor | None, like: Tensor) -> None:
+        collective, how, root = prepared.collective, prepared.reduction, prepared.root
+        if prepared.choice.algorithm == NATIVE:
             native = self._transport.native(collective)
             assert native is not None
             if native(source, target, op="" if how is None else how.name, root=root):
-                self._transport.doing = None
+                self._transport.current_call = None
                 return
-            # All ranks are told the same: the answer depends on operator and type alone.
-            if not agreed.auto:
+            # All ranks get the same answer: it depends on operator and type alone.
+            if not prepared.auto:
                 raise self._no_native(collective, how)
-            m = agreed.elements * agreed.itemsize
-            choice = self._chooser.choose(collective, m, itemsize=agreed.itemsize, root=root, native=False)
-            agreed = replace(agreed, choice=choice)
-        choice = agreed.choice
+            m = prepared.elements * prepared.itemsize
+            choice = self._chooser.choose(collective, m, itemsize=prepared.itemsize, root=root, native=False)
+            prepared = replace(prepared, choice=choice)
+        choice = prepared.choice
         key = (collective, choice.algorithm, choice.segments, root, choice.order)
-        prepared = self._prepared.get(key)
-        if prepared is None:
+        compiled = self._compiled.get(key)
+        if compiled is None:
             schedule = self._chooser.schedule(collective, choice, root=root)
-            prepared = self._prepared[key] = _Prepared(program(schedule, self._rank))
-        places = prepared.layout(agreed.elements, 1 if how is None else how.unit)
-        self._execute(prepared.program, places, source, target, how, like)
+            compiled = self._compiled[key] = _CompiledSchedule(compile_schedule(schedule, self._rank))
+        layout = compiled.layout(prepared.elements, 1 if how is None else how.unit)
+        self._execute(compiled.program, layout, source, target, how, like)
 
     def _execute(
         self,
-        part: Program,
-        places: Layout,
+        program: RankProgram,
+        layout: ChunkLayout,
         source: Tensor | None,
         target: Tensor | None,
         how: Reduction | None,
         like: Tensor,
     ) -> Traffic:
         sent = execute(
-            part,
-            places,
+            program,
+            layout,
             source,
             target,
             transport=self._transport,
@@ -257,7 +266,7 @@ class Dispatcher:
             like=like,
         )
         self.traffic += sent
-        self._transport.doing = None
+        self._transport.current_call = None
         if how is not None and how.mean and target is not None:
             target.div_(self._p)
         return sent

@@ -1,7 +1,7 @@
-"""Who am I, and where are the others: found from what the launcher set, without a flag.
+"""This rank's number and how to reach the others, from the environment variables of the launcher.
 
-Known launchers: Drumline's own, torchrun, Slurm's srun, Open MPI's and MPICH's mpiexec. None of them: one rank.
-Under mpiexec, with mpi4py, nobody needs to set MASTER_ADDR: the ranks find each other through MPI.
+Supported: Drumline's own launcher, torchrun, Slurm's srun, Open MPI's and MPICH's mpiexec; without one there is one
+rank. Under mpiexec with mpi4py, MASTER_ADDR is not needed: the ranks find each other through MPI.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ..core.errors import DrumlineError, InputError
-from .pages import keep_pages
+from .malloc_settings import keep_freed_memory
 
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -29,7 +29,7 @@ _LAUNCHERS = {
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 }
-"""The variables that hold rank, size and local rank, by launcher; the first that is set counts."""
+"""By launcher, the variables of rank, size and local rank; the first launcher whose variables are set counts."""
 
 MPI_LAUNCHERS = ("Open MPI", "MPICH")
 """Launchers whose ranks can find each other through MPI."""
@@ -40,53 +40,53 @@ _LOCAL_SIZES = {
     "Open MPI": "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MPICH": "MPI_LOCALNRANKS",
 }
-"""How many of the ranks share this host, by launcher."""
+"""By launcher, the variable with the number of ranks on this host."""
 
 STORE = "DRUMLINE_STORE"
-"""The file through which the ranks of Drumline's own launcher meet: no port is opened."""
+"""The variable with the file store of Drumline's own launcher: no port is opened."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """This process among its peers."""
+class RankInfo:
+    """The rank of this process, and the launcher that started it."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     launcher: str = ""
-    """Empty when there is none."""
+    """Empty if there is none."""
 
 
-def place(environment: Mapping[str, str] | None = None) -> Place:
-    """Read rank and size from the environment; refuse what makes no sense."""
+def rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
+    """Read rank and size from the environment; refuse inconsistent values."""
     env = os.environ if environment is None else environment
     for launcher, (rank, size, local) in _LAUNCHERS.items():
         if launcher == "Slurm" and "SLURM_STEP_ID" not in env:
             continue  # inside an allocation, but not started by srun
         if rank in env and size in env:
-            r, n, i = _whole(env, rank), _whole(env, size), _whole(env, local) if local in env else _whole(env, rank)
+            r, n, i = _integer(env, rank), _integer(env, size), _integer(env, local if local in env else rank)
             if r >= n:
                 raise InputError(f"{rank}={r} and {size}={n}", where="environment", rule=f"{rank} < {size}")
-            return Place(r, n, i, launcher)
-    return Place()
+            return RankInfo(r, n, i, launcher)
+    return RankInfo()
 
 
-def device_of(where: Place) -> torch.device:
-    """The device that this rank computes on: its own GPU where there are any, else the CPU."""
+def device_of(where: RankInfo) -> torch.device:
+    """The device of this rank: its own GPU if there are any, else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", where.local_rank % torch.cuda.device_count())
     return torch.device("cpu")
 
 
-def connect(*, backend: str = "auto", timeout: float = 300.0) -> Place:
-    """Join the process group, unless the caller has one already. One rank alone has a group too."""
-    where = place()
+def connect(*, backend: str = "auto", timeout: float = 300.0) -> RankInfo:
+    """Join the process group, unless the caller already has one. A single rank has a group too."""
+    where = rank_info()
     device = device_of(where)
     if device.type == "cpu":
-        keep_pages(_beside(where))
+        keep_freed_memory(_ranks_on_host(where))
     if dist.is_initialized():
         _check_backend(backend)
-        return Place(dist.get_rank(), dist.get_world_size(), where.local_rank, where.launcher)
+        return RankInfo(dist.get_rank(), dist.get_world_size(), where.local_rank, where.launcher)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if backend == "auto":
@@ -103,18 +103,16 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> Place:
         store = dist.FileStore(os.environ[STORE], where.size)
         dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.size, timeout=wait)
     elif _through_mpi(where):
-        from .meet import meet
-
-        dist.init_process_group(backend, store=meet(wait), rank=where.rank, world_size=where.size, timeout=wait)
+        dist.init_process_group(backend, init_method="mpi://", timeout=wait)  # comm/mpi registers the scheme
     else:
         _check_master(where)
         dist.init_process_group(backend, init_method="env://", rank=where.rank, world_size=where.size, timeout=wait)
-    say_errors_plainly(where.rank)
+    print_errors_without_traceback(where.rank)
     return where
 
 
-def say_errors_plainly(rank: int) -> None:
-    """An error of ours that a script does not catch is printed without a traceback: it names the user's own line."""
+def print_errors_without_traceback(rank: int) -> None:
+    """Print uncaught DrumlineErrors without a traceback: they name the user's line themselves."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -127,32 +125,32 @@ def say_errors_plainly(rank: int) -> None:
 
 
 def _check_backend(backend: str) -> None:
-    """Refuse to run on another backend than the one that was asked for."""
-    there = str(dist.get_backend_config())
-    if backend != "auto" and backend not in there:
+    """Refuse a process group of another backend than requested."""
+    actual = str(dist.get_backend_config())
+    if backend != "auto" and backend not in actual:
         raise InputError(
-            f"backend={backend}, but the process group is {there}",
+            f"backend={backend}, but the process group is {actual}",
             rule="a group keeps the backend it was made with",
             fix=f"backend=auto, or init_process_group({backend!r})",
         )
 
 
-def _on_one_host(where: Place) -> bool:
-    """Whether the launcher says that all ranks share this host."""
+def _on_one_host(where: RankInfo) -> bool:
+    """Whether the launcher reports that all ranks share this host."""
     if STORE in os.environ:
         return True
     local = _LOCAL_SIZES.get(where.launcher, "")
-    return where.size > 1 and local in os.environ and _whole(os.environ, local) == where.size
+    return where.size > 1 and local in os.environ and _integer(os.environ, local) == where.size
 
 
-def _beside(where: Place) -> int:
-    """How many ranks share this host; all of them, if nobody says it."""
+def _ranks_on_host(where: RankInfo) -> int:
+    """Number of ranks on this host; all ranks if the launcher does not report it."""
     local = os.environ.get(_LOCAL_SIZES.get(where.launcher, ""), "")
     return int(local) if local.isdecimal() else where.size
 
 
-def _through_mpi(where: Place) -> bool:
-    """Whether the ranks meet through MPI: mpiexec started them, nobody named a place to meet, and mpi4py is there."""
+def _through_mpi(where: RankInfo) -> bool:
+    """Whether the ranks find each other through MPI: started by mpiexec, no MASTER_ADDR, and mpi4py is installed."""
     return (
         where.launcher in MPI_LAUNCHERS
         and "MASTER_ADDR" not in os.environ
@@ -160,8 +158,8 @@ def _through_mpi(where: Place) -> bool:
     )
 
 
-def _check_master(where: Place) -> None:
-    """Refuse a place to meet that is not named, or cannot be."""
+def _check_master(where: RankInfo) -> None:
+    """Refuse a missing or invalid MASTER_ADDR or MASTER_PORT."""
     for key in ("MASTER_ADDR", "MASTER_PORT"):
         if key not in os.environ:
             mpi = "; with `pip install 'drumline[mpi]'` it is not needed" if where.launcher in MPI_LAUNCHERS else ""
@@ -171,18 +169,18 @@ def _check_master(where: Place) -> None:
                 rule="ranks meet at MASTER_ADDR:MASTER_PORT",
                 fix=f"export {key} before starting the ranks, or use `drumline train` or torchrun{mpi}",
             )
-    if not 0 < _whole(os.environ, "MASTER_PORT") < 65536:
+    if not 0 < _integer(os.environ, "MASTER_PORT") < 65536:
         raise InputError(f"MASTER_PORT={os.environ['MASTER_PORT']}", where="environment", rule="0 < port < 65536")
 
 
 def _leave() -> None:
-    """At the end of a script that did not say goodbye."""
+    """Destroy the group at the end of a script that did not disconnect."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def disconnect() -> None:
-    """Leave the process group, when everyone is there: a rank that leaves early breaks the others' connections."""
+    """Leave the process group after a barrier: a rank that leaves early breaks the others' connections."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
@@ -190,7 +188,7 @@ def disconnect() -> None:
 
 @contextmanager
 def rank_zero_first() -> Iterator[None]:
-    """What stands inside is done by the first rank, then by the others: `with dl.rank_zero_first(): download()`."""
+    """Run the block on rank 0 first, then on the others: `with dl.rank_zero_first(): download()`."""
     where = connect()
     if where.rank > 0:
         dist.barrier()
@@ -201,7 +199,7 @@ def rank_zero_first() -> Iterator[None]:
             dist.barrier()
 
 
-def _whole(env: Mapping[str, str], key: str) -> int:
+def _integer(env: Mapping[str, str], key: str) -> int:
     text = env[key]
     if not re.fullmatch("[0-9]{1,9}", text):
         raise InputError(f"{key}={text!r}", where="environment", rule=f"{key} is a whole number of at least 0")

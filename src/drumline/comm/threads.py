@@ -1,6 +1,6 @@
 """Ranks as threads of one process: the cheapest transport, for tests, demonstrations and notebooks.
 
-One process sees all of its ranks, so a deadlock is known at the moment it happens, and every rank's line is named.
+All ranks are visible to the process, so a deadlock is detected at once, and every rank's line is reported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TypeVar
 from torch import Tensor
 
 from ..core.errors import GaveUp, InputError
-from .calls import call_site
-from .ops import name_of
-from .transport import Pending, Transport
+from .call_check import call_site
+from .operators import dtype_name
+from .transport import PendingMessage, Transport
 
 T = TypeVar("T")
 Key = tuple[int, int, int]
@@ -23,12 +23,12 @@ Key = tuple[int, int, int]
 
 
 class _World:
-    """What the threads share: messages by key, meetings by number, and what each rank waits for."""
+    """The state that the threads share: messages by key, agreements by number, and each rank's wait."""
 
     def __init__(self, size: int, timeout: float) -> None:
         self.size, self.timeout = size, timeout
         self.boxes: dict[Key, deque[Tensor]] = {}
-        self.meetings: dict[int, dict[int, bytes]] = {}
+        self.agreements: dict[int, dict[int, bytes]] = {}
         lock = threading.Lock()
         self.awake = [threading.Condition(lock) for _ in range(size)]
         self.lock = lock
@@ -43,11 +43,11 @@ class _World:
             self.boxes.setdefault(key, deque()).append(tensor)
             self.awake[key[1]].notify_all()
 
-    def take(self, key: Key, doing: object) -> Tensor:
+    def take(self, key: Key, call: object) -> Tensor:
         src, dst, tag = key
         with self.lock:
             if key not in self.boxes:
-                words = f"rank {src}, in {doing}" if doing is not None else f"rank {src} (tag {tag}), at {call_site()}"
+                words = f"rank {src}, in {call}" if call is not None else f"rank {src} (tag {tag}), at {call_site()}"
                 self._wait(dst, lambda: key in self.boxes, words)
             box = self.boxes[key]
             tensor = box.popleft()
@@ -55,25 +55,25 @@ class _World:
                 del self.boxes[key]
             return tensor
 
-    def meet(self, rank: int, number: int, word: bytes, doing: object) -> list[bytes]:
-        """Every rank's word of one meeting, when all have come."""
+    def agree(self, rank: int, number: int, word: bytes, call: object) -> list[bytes]:
+        """Every rank's word, when all ranks have called it."""
         with self.lock:
-            table = self.meetings.setdefault(number, {})
+            table = self.agreements.setdefault(number, {})
             table[rank] = word
             if len(table) < self.size:
-                self._wait(rank, lambda: len(table) == self.size, f"the others, in {doing}")
+                self._wait(rank, lambda: len(table) == self.size, f"the others, in {call}")
             else:
                 for condition in self.awake:
                     condition.notify_all()
-                self.meetings.pop(number)
+                self.agreements.pop(number)
             return [table[r] for r in range(self.size)]
 
     def _wait(self, rank: int, ready: Callable[[], bool], words: str) -> None:
-        """Sleep until it is ready, a rank fails, or no rank can go on."""
+        """Sleep until it is ready, a rank fails, or all ranks are blocked."""
         if self.threads.get(rank) == threading.get_ident():
-            # Other threads of a rank may help it on, so only its own thread's wait is a standstill.
+            # A rank's helper threads may make progress for it, so only a wait of its own thread blocks it.
             self.waiting[rank] = ready, words
-            self._judge()
+            self._detect_deadlock()
         try:
             self.awake[rank].wait_for(lambda: ready() or self.failed is not None or self.stuck, self.timeout)
         finally:
@@ -89,8 +89,8 @@ class _World:
             rule="all ranks call the same collectives in the same order",
         )
 
-    def _judge(self) -> None:
-        """When every rank waits or has ended, and nothing that is waited for is there, say so to all."""
+    def _detect_deadlock(self) -> None:
+        """If every rank waits or has ended, and no wait can be satisfied, fail all waits."""
         if self.stuck or self.failed is not None or not self.waiting or len(self.waiting) + len(self.ended) < self.size:
             return
         if any(ready() for ready, _ in self.waiting.values()):
@@ -109,46 +109,46 @@ class _World:
             self.ended.add(rank)
             if failed and self.failed is None:
                 self.failed = rank
-            self._judge()
+            self._detect_deadlock()
             for condition in self.awake:
                 condition.notify_all()
 
 
-class _Sent:
-    """A send that is done: the world holds a copy."""
+class _CompletedSend:
+    """A completed send: the message was copied."""
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 class _Receive:
-    """A receive that copies when it is waited for."""
+    """A receive that copies at the wait."""
 
     def __init__(self, transport: ThreadTransport, key: Key, into: Tensor) -> None:
         self.transport, self.key, self.into = transport, key, into
 
     def wait(self) -> None:
-        """Block until the message is there."""
-        tensor, into = self.transport.world.take(self.key, self.transport.doing), self.into
+        """Block until the message arrives."""
+        tensor, into = self.transport.world.take(self.key, self.transport.current_call), self.into
         if tensor.numel() != into.numel() or tensor.dtype != into.dtype:
             src, dst, _ = self.key
             raise InputError(
-                f"rank {src} sent {tensor.numel()} elements of {name_of(tensor.dtype)}, "
-                f"rank {dst} expects {into.numel()} of {name_of(into.dtype)}",
-                where=str(self.transport.doing or call_site()),
+                f"rank {src} sent {tensor.numel()} elements of {dtype_name(tensor.dtype)}, "
+                f"rank {dst} expects {into.numel()} of {dtype_name(into.dtype)}",
+                where=str(self.transport.current_call or call_site()),
                 rule="a message has the number and type of elements that its receiver expects",
             )
         into.copy_(tensor.view(into.shape))
 
 
 class ThreadTransport(Transport):
-    """One thread of a world of threads. Made by `run_threads`."""
+    """The transport of one thread. Made by `run_threads`."""
 
     name = "threads"
 
     def __init__(self, world: _World, rank: int) -> None:
         self.world, self._rank = world, rank
-        self._meetings = 0
+        self._agreements = 0
 
     @property
     def rank(self) -> int:
@@ -157,30 +157,30 @@ class ThreadTransport(Transport):
 
     @property
     def size(self) -> int:
-        """How many threads there are."""
+        """Number of threads."""
         return self.world.size
 
-    def send(self, tensor: Tensor, dst: int, tag: int) -> Pending:
-        """Leave a copy in the box: the receiver may be slow, and the sender goes on."""
+    def send(self, tensor: Tensor, dst: int, tag: int) -> PendingMessage:
+        """Copy the message, so that the sender need not wait for the receiver."""
         self.world.put((self._rank, dst, tag), tensor.detach().clone())
-        return _Sent()
+        return _CompletedSend()
 
-    def receive(self, tensor: Tensor, src: int, tag: int) -> Pending:
-        """Take from the box at the wait."""
+    def receive(self, tensor: Tensor, src: int, tag: int) -> PendingMessage:
+        """Take the message at the wait."""
         return _Receive(self, (src, self._rank, tag), tensor)
 
     def agree(self, word: bytes) -> list[bytes]:
-        """Meet in the shared table."""
-        self._meetings += 1
-        return self.world.meet(self._rank, self._meetings, word, self.doing or f"agree, at {call_site()}")
+        """Exchange words through the shared table."""
+        self._agreements += 1
+        return self.world.agree(self._rank, self._agreements, word, self.current_call or f"agree, at {call_site()}")
 
 
 def run_threads(fn: Callable[[Transport], T], p: int, *, timeout: float = 60.0) -> list[T]:
-    """Run `fn(transport)` on p ranks, one thread each; what each returned, by rank.
+    """Run `fn(transport)` on p ranks, one thread each; returns their results by rank.
 
-    The first error of any rank ends the others and is raised, with a note that names the rank. A message that nobody
-    received is an error too. `timeout` is how long a rank waits for one message from a rank that goes on; when no rank
-    can go on, all end at once, and each one's wait is named.
+    The first error of any rank ends the others and is raised, with a note that names the rank. A message that was never
+    received is an error too. `timeout` limits the wait for one message from a running rank; if all ranks are blocked
+    they end at once, and each one's wait is reported.
     """
     if p < 1:
         raise InputError(f"{p} ranks", rule="at least one")

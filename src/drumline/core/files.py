@@ -179,6 +179,21 @@ def rename_old_keys(kind: Any, data: Any) -> Any:
     return [rename_old_keys(inner, value) for value in data] if inner is not None else data
 
 
+def current_key(kind: Any, key: str) -> str:
+    """A dotted key of the file form of `kind` with the words of earlier releases replaced by the current ones."""
+    words = []
+    for word in key.split("."):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            word = getattr(kind, "OLD_KEYS", {}).get(word, word)
+            kind = _hints(kind).get(word)
+        elif get_origin(kind) is dict:
+            kind = get_args(kind)[-1]
+        while not dataclasses.is_dataclass(kind) and get_origin(kind) is not dict and get_args(kind):
+            kind = get_args(kind)[0]  # the dataclass of `X | None` and `tuple[X, ...]`
+        words.append(word)
+    return ".".join(words)
+
+
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)

@@ -122,7 +122,7 @@ class Job:
         made = getattr(module, name)
         if not callable(made) and not isinstance(made, Job):
             raise JobError(f"{path}: {name} is of type {type(made).__name__}", rule="it is a Job, or makes one")
-        job = made if isinstance(made, Job) else guard(made, f"{path}: {name}()")
+        job = made if isinstance(made, Job) else call_user_code(made, f"{path}: {name}()")
         if not isinstance(job, Job):
             raise JobError(f"{path}: {name}() gave {type(job).__name__}", rule="it returns a drumline.Job")
         return replace(job, source=f"{path}:{name}", digest=digest)
@@ -131,14 +131,14 @@ class Job:
         return f"job {self.source or 'in memory'}: batches of {self.batch_size}, {self.steps} steps, seed {self.seed}"
 
 
-def guard(function: Callable[..., Any], where: str, *arguments: Any) -> Any:
+def call_user_code(function: Callable[..., Any], where: str, *arguments: Any) -> Any:
     """Call a function of the user's; what it raises becomes a JobError that names the line, without a traceback."""
     try:
         return function(*arguments)
     except JobError:
         raise
     except Exception as e:
-        raise JobError(f"{where} raised {_describe(e)}", where=line_of(e)) from e
+        raise JobError(f"{where} raised {_describe(e)}", where=user_line(e)) from e
 
 
 def _run_file(path: Path, text: str, digest: str) -> Any:
@@ -164,7 +164,7 @@ def _run_file(path: Path, text: str, digest: str) -> Any:
         raise
     except (Exception, SystemExit) as e:
         del sys.modules[name]
-        raise JobError(f"{path} raised {_describe(e)}", where=line_of(e)) from e
+        raise JobError(f"{path} raised {_describe(e)}", where=user_line(e)) from e
     return module
 
 
@@ -173,7 +173,7 @@ def _describe(e: BaseException) -> str:
     return f"{type(e).__name__}: {text[0]}" if text else type(e).__name__
 
 
-def line_of(e: BaseException) -> str:
+def user_line(e: BaseException) -> str:
     """The innermost line of the user's own code that the error passed through."""
     frames = traceback.extract_tb(e.__traceback__)
     if isinstance(e, SyntaxError):

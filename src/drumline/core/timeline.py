@@ -49,7 +49,7 @@ class Timeline:
         """The ranks that have spans."""
         return tuple(sorted({s.rank for s in self.spans}))
 
-    def busy(self, rank: int, lane: str) -> float:
+    def busy_seconds(self, rank: int, lane: str) -> float:
         """The sum of the spans of one lane of one rank."""
         return sum(s.end - s.start for s in self.spans if s.rank == rank and s.lane == lane)
 

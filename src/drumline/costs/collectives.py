@@ -1,13 +1,19 @@
-"""What collectives cost on a cluster: priced from any schedule, in closed form, or from a measured table."""
+"""Seconds of collectives and messages on a cluster, from a schedule, in closed form or from a measured table.
+
+The mesh is pp x replica x shard x rows x columns x cp x tp, outermost first: the stride of an axis is the number of
+ranks of the axes inside it. Groups of one axis that share a node share its network port.
+"""
 
 from __future__ import annotations
 
 from ..clusters import Cluster, Link
 from ..core.errors import InputError, nearest
+from ..plans import Plan
 from ..schedules import Schedule
-from ..theory.alpha_beta import Links, level, schedule_seconds
+from ..theory.alpha_beta import Links, level, message_seconds, schedule_seconds
 from ..theory.collective_forms import CLOSED_FORMS as CLOSED_FORMS
 from ..theory.collective_forms import switch_all_reduce_seconds
+from .tuning import LONG_MESSAGE
 
 DEFAULTS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial"}
 """The algorithm that a collective is priced by when nothing was measured."""
@@ -27,12 +33,12 @@ def price(schedule: Schedule, message_bytes: int, links: Links, *, itemsize: int
 
 
 def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Cluster, *, stride: int = 1) -> float:
-    """The time of a collective of `bytes` over ranks of a cluster that stand `stride` apart: 1 means neighbours.
+    """The time of a collective of `bytes` over ranks of a cluster that are `stride` apart; 1 means neighbours.
 
-    If the cluster has a table measured with exactly these ranks, the table says it. Otherwise the closed form does, on
-    the node's link when one node holds all ranks (of an all-reduce also that of its switch, where that adds up). Over n
-    nodes the price has two levels (TWO_LEVELS), see `two_level_seconds`; where all ranks were measured, it is scaled to
-    what they took. With a stride, as many groups as ranks in a stride do the same at the same time.
+    A table measured with exactly these ranks is used if the cluster has one. Otherwise it is the closed form on the
+    node's link if one node has all ranks (for an all-reduce also that of its switch, if that reduces). Over several
+    nodes the price has two levels (TWO_LEVELS), see `two_level_seconds`, scaled to a measurement of all ranks if there
+    is one. With a stride, `stride` groups do the same at the same time.
     """
     if collective not in DEFAULTS:
         raise InputError(
@@ -51,20 +57,20 @@ def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Clust
     if table is not None and stride == 1:
         return table.at(bytes)
     link = level((ranks - 1) * stride + 1, cluster)
-    if table is not None and link is not None:  # inside a node, ranks that stand apart are as near as neighbours
+    if table is not None and link is not None:  # inside a node, a stride makes no difference
         return table.at(bytes)
     if link is not None:
         ring = _closed(collective, ranks, bytes, link)
         in_switch = cluster.node.in_switch_reduction and collective == "all_reduce"
         return min(ring, switch_all_reduce_seconds(ranks, bytes, link)) if in_switch else ring
-    apart = two_level_seconds(collective, ranks, bytes, cluster, stride=stride)
-    return apart * _as_measured(collective, bytes, cluster)
+    predicted = two_level_seconds(collective, ranks, bytes, cluster, stride=stride)
+    return predicted * _measured_factor(collective, bytes, cluster)
 
 
-def _as_measured(collective: str, m: float, cluster: Cluster) -> float:
-    """By what factor all ranks took longer for it than its price says, where that was measured over several nodes.
+def _measured_factor(collective: str, m: float, cluster: Cluster) -> float:
+    """Measured over predicted time of all ranks, if that was measured over several nodes.
 
-    Backends differ: gloo sends a reduce-scatter as an all-reduce. Other groups of ranks are taken to be like it.
+    Backends differ: gloo sends a reduce-scatter as an all-reduce. Other groups of ranks are assumed to be alike.
     """
     table = cluster.table(collective, cluster.devices)
     return table.at(m) / two_level_seconds(collective, cluster.devices, m, cluster) if table and m else 1.0
@@ -73,10 +79,10 @@ def _as_measured(collective: str, m: float, cluster: Cluster) -> float:
 def two_level_seconds(collective: str, ranks: int, bytes: float, cluster: Cluster, *, stride: int = 1) -> float:
     """The sum of the phases of TWO_LEVELS, over nodes of d devices each.
 
-    A node holds d / stride ranks of a group, which meet on node.link; then the nodes meet on network.link. All ranks of
-    a node take part in the phase across, each with its share of m, at the same time. The network's bandwidth is per
-    node, so they share it: together the ranks of one group send as much as one rank with all m bytes would, and as
-    many groups as stand on the node side by side divide the bandwidth. An unfilled last node counts as full.
+    A node has d / stride ranks of a group, which communicate on node.link; then the nodes do on network.link. All ranks
+    of a node take part in the phase across, each with its share of m, at the same time. The network's bandwidth is per
+    node, so they share it: together the ranks of one group send as much as one rank with all m bytes would, and the
+    groups on a node divide the bandwidth. An unfilled last node counts as full.
     """
     assert cluster.network is not None
     d, wire = cluster.node.devices, cluster.network.link
@@ -88,3 +94,75 @@ def two_level_seconds(collective: str, ranks: int, bytes: float, cluster: Cluste
 
 def _closed(collective: str, p: int, m: float, link: Link) -> float:
     return CLOSED_FORMS[collective, DEFAULTS[collective]](p, m, link)
+
+
+def copies(plan: Plan) -> int:
+    """Ranks that have parts of the same samples and the same parameters."""
+    return plan.tile[0] * plan.tile[1] * plan.cp
+
+
+def inner(plan: Plan) -> int:
+    """Ranks of one stage that work on the same samples: the stride of the data-parallel axes."""
+    return copies(plan) * plan.tp
+
+
+def replicas(plan: Plan) -> tuple[int, int]:
+    """(ranks that sum each shard of the gradients, their stride)."""
+    count = plan.dp // plan.shards
+    if copies(plan) == 1:
+        return count, plan.shards * plan.tp
+    # other tiles and tokens are within a replica: the group begins at the nearest of them
+    return count * copies(plan), plan.tp
+
+
+def holders(plan: Plan) -> tuple[int, int]:
+    """The same for parameters that all tensor-parallel ranks have: those are the nearest of the group."""
+    count, stride = replicas(plan)
+    return count * plan.tp, stride if plan.tp == 1 else 1
+
+
+def axis_group(name: str, plan: Plan) -> tuple[int, int]:
+    """(ranks, stride) of an axis of one layer's messages."""
+    rows, columns = plan.tile
+    return {
+        "tp": (plan.tp, 1),
+        "cp": (plan.cp, plan.tp),
+        "columns": (columns, plan.cp * plan.tp),
+        "rows": (rows, columns * plan.cp * plan.tp),
+    }[name]
+
+
+def axis_seconds(name: str, collective: str, size: float, plan: Plan, cluster: Cluster) -> float:
+    """Seconds of a message along an axis in the middle of a step; `send` and `ring` are to a neighbour."""
+    ranks, stride = axis_group(name, plan)
+    if ranks == 1:
+        return 0.0
+    if collective in ("send", "ring"):
+        return max(cluster.mid_step_message_s, send_seconds(size, ranks, stride, cluster))
+    return max(cluster.mid_step_message_s, collective_seconds(collective, ranks, size, cluster, stride=stride))
+
+
+def send_seconds(size: float, ranks: int, stride: int, cluster: Cluster) -> float:
+    """A message to the next rank along an axis, while all ranks send one; the slowest of them."""
+    return message_seconds(size, slowest_hop(ranks, stride, cluster))
+
+
+def slowest_hop(ranks: int, stride: int, cluster: Cluster) -> Link:
+    """The slowest link between neighbours along an axis; those that leave a node at once share its port."""
+    inside = level((ranks - 1) * stride + 1, cluster)
+    if inside is not None:
+        return inside
+    assert cluster.network is not None
+    wire, together = cluster.network.link, min(stride, cluster.node.devices)
+    return Link(wire.alpha, wire.bandwidth / together)
+
+
+def between_stages(size: float, plan: Plan, cluster: Cluster) -> float:
+    """Seconds of `size` bytes from one pipeline stage to the next."""
+    return send_seconds(size, plan.pp, plan.ranks // plan.pp, cluster)
+
+
+def flops_per_byte(plan: Plan, cluster: Cluster) -> float:
+    """The cost of a byte between two stages, in floating-point operations of a device, in a long message."""
+    rate = cluster.device.peak.get(plan.precision) or max(cluster.device.peak.values())
+    return rate * between_stages(LONG_MESSAGE, plan, cluster) / LONG_MESSAGE

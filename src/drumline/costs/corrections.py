@@ -1,4 +1,4 @@
-"""Applies what earlier runs taught (`Cluster.corrections`) to an estimate. The one place where that happens."""
+"""Applies the corrections fitted to earlier runs (`Cluster.corrections`) to an estimate."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..clusters.corrections import LEAST, MOST, Corrections, CorrectionFactor
+from ..clusters.corrections import LEAST, MOST, CorrectionFactor, Corrections
 from ..models.profile import Profile
 from ..plans import Plan
 from .estimate import Estimate
 
 ONE, REPLICAS, SHARDED, FULLY_SHARDED = "one", "replicas", "sharded", "fully sharded"
-"""Kinds of plans. What is wrong about one kind is often wrong in the same way for every model under it."""
+"""Kinds of plans. An error for one kind is often the same for every model."""
+
+CORRECTED_AS = {"recompute": "backward", "bubble": "backward", "overhead": "communication"}
+"""Parts that are corrected like another part, so that runs without them count as well."""
 
 
-ALIKE = {"recompute": "backward", "bubble": "backward", "overhead": "communication"}
-"""Parts that are corrected as another one is: a run without them still tells what they would be off by."""
-
-
-def kind_of(plan: Plan) -> str:
-    """What a plan does, as far as its cost is concerned: `replicas`, `split by pp, tp`, `one with compile`."""
+def plan_kind(plan: Plan) -> str:
+    """The kind of a plan, as far as its cost is concerned: `replicas`, `split by pp, tp`, `one with compile`."""
     tags = {
         "compile": plan.compile,
         plan.compress: plan.compress != "none",
@@ -42,8 +41,8 @@ def _base(plan: Plan) -> str:
     return {0: REPLICAS, 3: FULLY_SHARDED}.get(plan.zero, SHARDED)
 
 
-def job_of(profile: Profile) -> str:
-    """A digest of a model and its optimizer: the same for any batch, and after a profile was written and read."""
+def model_digest(profile: Profile) -> str:
+    """A digest of a model and its optimizer: the same for any batch size, and after a profile was written and read."""
     words = [f"{profile.optimizer} {profile.parameter_bytes}"]
     for x in profile.layers:
         work = x.flops()
@@ -52,7 +51,7 @@ def job_of(profile: Profile) -> str:
 
 
 def bounded(value: float) -> float:
-    """A factor within what corrections may do."""
+    """A factor, clipped to the range of corrections."""
     return min(MOST, max(LEAST, value))
 
 
@@ -60,27 +59,27 @@ class Corrector:
     """The corrections of a machine for one model in one precision."""
 
     def __init__(self, corrections: Corrections, profile: Profile, precision: str) -> None:
-        job = job_of(profile) if corrections else ""
+        model = model_digest(profile) if corrections else ""
         self._by_plan: dict[tuple[str, int], list[CorrectionFactor]] = {}
-        self._mine = [f for f in corrections.factor if f.precision == precision and f.job in ("", job)]
+        self._factors = [f for f in corrections.factor if f.precision == precision and f.job in ("", model)]
 
     def __call__(self, e: Estimate, plan: Plan) -> Estimate:
-        """The same estimate with every part multiplied; it keeps what it was without."""
-        found = self._matching(kind_of(plan), plan.ranks)
-        if not found:
+        """Multiply every part of an estimate; the uncorrected time stays in `raw_seconds`."""
+        factors = self._matching(plan_kind(plan), plan.ranks)
+        if not factors:
             return e
-        parts = {name: seconds * _product(found, name) for name, seconds in e.parts.items()}
-        runs = max(f.runs for f in found)
-        own = max((f.runs for f in found if f.job), default=0)
+        parts = {name: seconds * _product(factors, name) for name, seconds in e.parts.items()}
+        runs = max(f.runs for f in factors)
+        own = max((f.runs for f in factors if f.job), default=0)
         return replace(
             e, parts=parts, step_seconds=sum(parts.values()), raw_seconds=e.step_seconds, runs=runs, own_runs=own
         )
 
     def _matching(self, kind: str, ranks: int) -> list[CorrectionFactor]:
         if (kind, ranks) not in self._by_plan:
-            self._by_plan[kind, ranks] = [f for f in self._mine if (f.kind, f.ranks) in (("", 0), (kind, ranks))]
+            self._by_plan[kind, ranks] = [f for f in self._factors if (f.kind, f.ranks) in (("", 0), (kind, ranks))]
         return self._by_plan[kind, ranks]
 
 
 def _product(factors: Iterable[CorrectionFactor], part: str) -> float:
-    return bounded(math.prod(f.value for f in factors if f.part == ALIKE.get(part, part)))
+    return bounded(math.prod(f.value for f in factors if f.part == CORRECTED_AS.get(part, part)))

@@ -28,7 +28,7 @@ class Estimate:
     memory_parts: dict[str, float]
     """Bytes by part (`parameters`, `gradients`, `optimizer`, `activations`, `communication`) at that moment."""
     memory_limit: float
-    """What the tensors of one rank may take: the device's memory without the framework's own."""
+    """Available to the tensors of one rank: the device's memory without the framework's own."""
     hidden_seconds: float = 0.0
     """Communication that runs behind computation."""
     error: float = 0.0
@@ -39,22 +39,22 @@ class Estimate:
     host_bytes: float = 0.0
     """Bytes of one rank's tensors that are offloaded to host memory; not among `memory_bytes`."""
     host_limit: float = 0.0
-    """What one rank may use of the host's memory; 0 where nothing is offloaded."""
+    """Host memory available to one rank; 0 where nothing is offloaded."""
     raw_seconds: float = 0.0
-    """The step before it was corrected by what runs on these machines measured; 0 where it was not."""
+    """The step before corrections from runs on these machines; 0 where it was not corrected."""
     runs: int = 0
-    """How many runs corrected it."""
+    """Runs that corrected it."""
     own_runs: int = 0
-    """How many of them were of this model, under any plan."""
+    """Those of this model, under any plan."""
 
     @property
     def fits(self) -> bool:
-        """Whether the memory suffices, of the device and, where something is offloaded, of the host."""
+        """Whether the memory of the device, and of the host if something is offloaded, is sufficient."""
         return self.memory_bytes <= self.memory_limit and self.host_bytes <= self.host_limit
 
     @property
     def uncorrected_seconds(self) -> float:
-        """The step as the closed form alone has it."""
+        """The step without corrections."""
         return self.raw_seconds or self.step_seconds
 
     @property
@@ -68,7 +68,7 @@ class Estimate:
 
     @property
     def lacks(self) -> tuple[str, float]:
-        """Where memory is short, `device` or `host`, and by how many bytes; 0 when it fits."""
+        """Where memory is short, `device` or `host`, and the missing bytes; 0 if it fits."""
         device = self.memory_bytes - self.memory_limit
         host = self.host_bytes - self.host_limit
         return ("host", host) if device <= 0 < host else ("device", max(0.0, device))

@@ -1,4 +1,8 @@
-"""Peak memory of one rank, in parts that add up: what is held all the time, and the worst moment of the step."""
+"""Peak memory of one rank, in parts that add up: model states, and activations at the worst moment of the step.
+
+Autocast keeps more than activations of half the width: cast copies of weights, and values that it leaves in fp32.
+`cast_bytes` and `wide_bytes` count them, two numbers for every layer: during its forward, and during its backward.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,20 @@ from dataclasses import dataclass
 from ..models.profile import Affine, Layer, Profile
 from ..models.selective import kept_bytes
 from ..plans import Plan
+from ..plans.engine_constants import REDUCE_BUCKETS_IN_FLIGHT
 from ..theory.roofline import BYTES_PER_VALUE
-from .autocast import cast_bytes, wide_bytes
-from .traffic import cut
+from .data_parallel_comm import gathered_sizes
+from .tuning import FUSED_OPS
 
-IN_FLIGHT = 3
-"""zero=2: buckets of gradients that are alive at once: one is filled while two are on their way."""
+BUCKETS_ALIVE = REDUCE_BUCKETS_IN_FLIGHT + 1
+"""zero=2: gradient buckets that exist at once; one is filled while the others are reduced."""
 
-FUSED = 3.0
-"""An optimizer that launches no more operators for a tensor than these has one kernel for all of its arithmetic."""
+FP32_NORMS = ("native_layer_norm", "native_group_norm")
+"""Norms that autocast computes in fp32, so that what they save is not halved."""
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PeakMemory:
     """Bytes of tensors alive on one rank at the worst moment."""
 
     parameters: float
@@ -33,7 +38,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """All parts together."""
         states = self.parameters + self.gradients + self.optimizer
         return states + self.activations + self.communication + self.workspace
 
@@ -42,90 +47,102 @@ class Memory:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
 
-def peak_memory(profile: Profile, plan: Plan, n: float, *, device: str = "cpu") -> Memory:
-    """The worst moment of a step whose micro-batches have n samples on this rank, a GPU where anything is offloaded."""
-    held = _Held(profile, plan)
+@dataclass(frozen=True, slots=True)
+class ModelStates:
+    """Bytes of model states on the device of one rank."""
+
+    parameters: float
+    """With buffers."""
+    gradients: float
+    """All gradients of the rank, once they are complete."""
+    optimizer: float
+
+    @classmethod
+    def of(cls, profile: Profile, plan: Plan, parameters: float, trained: float, buffers: float) -> ModelStates:
+        """Of a rank with `parameters` numbers, of which `trained` are trained, before sharding."""
+        width, s = profile.parameter_bytes, plan.shards
+        whole = trained * width
+        kept = parameters * width / (s if plan.zero == 3 else 1)
+        gradients = whole / (s if plan.zero >= 2 else 1)
+        if plan.offload == "all":
+            kept = gradients = 0.0
+        if plan.compress == "powersgd" and plan.dp > 1:
+            gradients += whole  # the compression error is added to the next step's gradients
+        optimizer = trained * profile.state_per_parameter / s if plan.offload == "none" else 0.0
+        return cls(kept + buffers, gradients, optimizer)
+
+
+def peak_memory(profile: Profile, plan: Plan, n: float, *, device: str = "cpu") -> PeakMemory:
+    """The worst moment of a step without a pipeline, with micro-batches of n samples on this rank."""
+    states = ModelStates.of(profile, plan, profile.parameters, profile.trained, profile.buffers)
     inputs = profile.input.at(n) * plan.micro
     scale = BYTES_PER_VALUE[plan.precision] / profile.activation_bytes
     wide = wide_bytes(profile, plan, n)
     moments = [
-        Memory(held.parameters + cast, gradients, held.optimizer, inputs + scale * live + more, communication)
+        PeakMemory(states.parameters + cast, gradients, states.optimizer, inputs + scale * live + more, communication)
         for (live, gradients, communication), cast, more in zip(
-            _moments(profile, plan, n, held, device), cast_bytes(profile, plan), wide, strict=True
+            _moments(profile, plan, n, states, device), cast_bytes(profile, plan), wide, strict=True
         )
     ]
     # the optimizer works piece by piece, with temporaries as large as the largest; nothing else is alive then. A fused
-    # one needs no temporaries
-    apart = plan.offload != "none" or (device == "cuda" and profile.optimizer_ops <= FUSED)
-    temporary = 0.0 if apart else 2 * _largest_piece(profile, plan) * profile.parameter_bytes
-    moments.append(Memory(held.parameters, held.gradients, held.optimizer, inputs + temporary, 0.0))
+    # or offloaded one needs no temporaries
+    without = plan.offload != "none" or (device == "cuda" and profile.optimizer_ops <= FUSED_OPS)
+    temporary = 0.0 if without else 2 * _largest_piece(profile, plan) * profile.parameter_bytes
+    moments.append(PeakMemory(states.parameters, states.gradients, states.optimizer, inputs + temporary, 0.0))
     return max(moments, key=lambda m: m.total)
 
 
-class _Held:
-    """What a rank holds all the time."""
-
-    def __init__(self, profile: Profile, plan: Plan) -> None:
-        width = profile.parameter_bytes
-        s = plan.shards
-        whole = profile.trained * width
-        self.parameters = profile.parameters * width / (s if plan.zero == 3 else 1)
-        self.optimizer = profile.trained * profile.state_per_parameter / s if plan.offload == "none" else 0.0
-        self.gradients = whole / (s if plan.zero >= 2 else 1)
-        """All gradients of the rank, when they are all there."""
-        self.always = plan.micro > 1 or (plan.zero <= 1 and (plan.dp > 1 or plan.splits_model))
-        """Whole gradients stay in the buckets that are sent; micro-batches add to what is there."""
-        self.flight = 0.0
-        """Gradients on their way to the ranks that keep them."""
-        if plan.zero == 2 and plan.dp > 1:
-            largest = max((x.largest for x in profile.layers), default=0) * width
-            self.flight = min(whole, IN_FLIGHT * max(float(plan.bucket), largest))
-        if plan.offload == "all":
-            self.parameters = self.gradients = 0.0
-        if plan.compress == "powersgd" and plan.dp > 1:
-            self.gradients += whole  # what was not sent is added to the next step's gradients
-        self.parameters += profile.buffers
-
-
-def _moments(profile: Profile, plan: Plan, n: float, held: _Held, device: str) -> list[tuple[float, float, float]]:
+def _moments(
+    profile: Profile, plan: Plan, n: float, states: ModelStates, device: str
+) -> list[tuple[float, float, float]]:
     """(activations, gradients, communication) during the forward and the backward of every layer."""
+    # micro-batches accumulate into existing gradients, and whole gradients stay in the buckets that are reduced
+    always = plan.micro > 1 or (plan.zero <= 1 and (plan.dp > 1 or plan.splits_model))
+    in_flight = _in_flight(profile, plan)
     moments = []
     kept = 0.0
     after = profile.trained * profile.parameter_bytes
-    around = _around(profile, plan)
+    gathered_around = _gathered_bytes(profile, plan)
     for x in profile.layers:
-        # gradients that are there already; its own are among `live`
+        # gradients of the layers behind this one; its own are among `live`
         after -= x.parameters * x.repeats * profile.parameter_bytes
-        gathered, reduced = around(x)
+        gathered, reduced = gathered_around(x)
         if plan.recompute != "none":
-            chosen = _chosen(x, plan, device, profile.activation_bytes).at(n)
+            chosen = _selected(x, plan, device, profile.activation_bytes).at(n)
             before, kept = kept, kept + x.repeats * (_kept(x).at(n) + chosen)
-            own = max(0.0, x.saved.at(n) - chosen)  # made again, beside what was kept
+            own = max(0.0, x.saved.at(n) - chosen)  # recomputed, in addition to what was kept
             forward = before + chosen + own + x.output.at(n)
             backward = kept + (own if x.composite else 0.0) + x.local_backward.at(n)  # a simple layer has kept it all
         else:
             forward, backward = x.live_forward.at(n), x.live_backward.at(n)
-        backward -= _apart(x, profile, plan)
-        there = held.gradients if held.always or plan.offload == "all" else after / plan.shards
-        moments.append((forward, held.gradients if held.always else 0.0, gathered))
-        moments.append((backward, there, reduced + held.flight))
+        backward -= _chunked_gradient(x, profile, plan)
+        there = states.gradients if always or plan.offload == "all" else after / plan.shards
+        moments.append((forward, states.gradients if always else 0.0, gathered))
+        moments.append((backward, there, reduced + in_flight))
     return moments
 
 
-def _around(profile: Profile, plan: Plan) -> Callable[[Layer], tuple[float, float]]:
-    """Bytes of parameters and gradients that zero=3 has on the device around a layer's forward and backward."""
-    alone = plan.shards == 1
+def _in_flight(profile: Profile, plan: Plan) -> float:
+    """zero=2: bytes of gradients on their way to the ranks that keep them."""
+    if plan.zero != 2 or plan.dp == 1:
+        return 0.0
+    largest = max((x.largest for x in profile.layers), default=0) * profile.parameter_bytes
+    return min(profile.trained * profile.parameter_bytes, BUCKETS_ALIVE * max(float(plan.bucket), largest))
+
+
+def _gathered_bytes(profile: Profile, plan: Plan) -> Callable[[Layer], tuple[float, float]]:
+    """Bytes of parameters and gradients that zero=3 has on the device during a layer's forward and backward."""
     if plan.zero < 3:
         return lambda _: (0.0, 0.0)
     width = profile.parameter_bytes
     copy = min(width, BYTES_PER_VALUE[plan.precision])
-    root = sum(x.repeats * cut(x, profile, plan)[0] for x in profile.layers if not x.unit) * copy
+    root = sum(x.repeats * gathered_sizes(x, profile, plan)[0] for x in profile.layers if not x.shard_unit) * copy
 
     def around(x: Layer) -> tuple[float, float]:
-        together, part = cut(x, profile, plan)
-        numbers = (together if x.unit else 0) + part
-        if alone:
-            # a parameter is copied up and cast, one by one; gradients are copied twice on their way
+        together, part = gathered_sizes(x, profile, plan)
+        numbers = (together if x.shard_unit else 0) + part
+        if plan.shards == 1:
+            # a parameter is copied to the device and cast, one by one; gradients are copied twice on their way
             moved = (part or x.largest) * ((width if plan.offload == "all" else 0) + (copy if copy < width else 0))
             return root + numbers * copy + moved, root + 2 * numbers * width
         # a unit is gathered into one buffer and copied out of it; its gradients are copied into one to be sent
@@ -134,15 +151,15 @@ def _around(profile: Profile, plan: Plan) -> Callable[[Layer], tuple[float, floa
     return around
 
 
-def _apart(layer: Layer, profile: Profile, plan: Plan) -> float:
+def _chunked_gradient(layer: Layer, profile: Profile, plan: Plan) -> float:
     """What `live` counts too much under chunk: the gradient of the largest parameter comes part by part."""
-    _, part = cut(layer, profile, plan)
-    apart = (layer.largest - part) * profile.activation_bytes if part else 0.0
-    return apart if min(layer.live_backward.fixed, layer.local_backward.fixed) >= apart else 0.0
+    _, part = gathered_sizes(layer, profile, plan)
+    rest = (layer.largest - part) * profile.activation_bytes if part else 0.0
+    return rest if min(layer.live_backward.fixed, layer.local_backward.fixed) >= rest else 0.0
 
 
 def _largest_piece(profile: Profile, plan: Plan) -> float:
-    """Numbers of the largest piece that a rank updates at once: zero=3 cuts every parameter, a flat shard only some."""
+    """Numbers of the largest piece updated at once: zero=3 shards every parameter, a flat shard cuts only some."""
     sizes = [float(x.largest) for x in profile.layers]
     if plan.chunk > 1:
         sizes = [size / plan.chunk if 2 * size >= max(sizes) else size for size in sizes]
@@ -155,6 +172,60 @@ def _kept(layer: Layer) -> Affine:
     return layer.output if layer.composite else layer.saved
 
 
-def _chosen(layer: Layer, plan: Plan, device: str, width: int) -> Affine:
-    """What selective recomputation keeps beyond that."""
+def _selected(layer: Layer, plan: Plan, device: str, width: int) -> Affine:
+    """What selective recomputation keeps in addition."""
     return kept_bytes(layer, device, width) if plan.recompute == "selective" and layer.composite else Affine()
+
+
+def cast_bytes(profile: Profile, plan: Plan) -> list[float]:
+    """Cast copies of the weights: they stay for the backward; of recomputed layers, for the forward alone.
+
+    zero=3 gathers weights in half precision, and has none.
+    """
+    if profile.precision == plan.precision:
+        return _cast_as_traced(profile, plan)
+    half = (
+        BYTES_PER_VALUE[plan.precision]
+        if plan.zero < 3 and profile.parameter_bytes > BYTES_PER_VALUE[plan.precision]
+        else 0
+    )
+    sizes: list[float] = []
+    every = kept = 0.0
+    for x in profile.layers:
+        own = float((x.parameters + x.frozen) * half)
+        recomputed = plan.recompute != "none" and x.composite
+        every += own * x.repeats
+        kept += 0.0 if recomputed else own * x.repeats
+        sizes += [every, kept + (own if recomputed else 0.0)]
+    return sizes
+
+
+def _cast_as_traced(profile: Profile, plan: Plan) -> list[float]:
+    """What a trace with casts does not contain: autocast keeps copies of recomputed layers until the forward ends."""
+    sizes: list[float] = []
+    before = 0.0
+    for x in profile.layers:
+        sizes += [before, 0.0]
+        before += x.cast * x.repeats if plan.recompute != "none" and x.composite else 0.0
+    return sizes
+
+
+def wide_bytes(profile: Profile, plan: Plan, n: float) -> list[float]:
+    """What is missing when amounts are scaled to half precision: what norms save, and the probabilities of a loss."""
+    lacks = 1 - BYTES_PER_VALUE[plan.precision] / profile.activation_bytes
+    if lacks <= 0:
+        return [0.0, 0.0] * len(profile.layers)
+    sizes: list[float] = []
+    kept = 0.0
+    for x in profile.layers:
+        own = lacks * sum(op.output.at(n) * op.count for op in x.ops if op.name in FP32_NORMS and op.phase == "forward")
+        recomputed = plan.recompute != "none" and x.composite
+        kept += 0.0 if recomputed else own * x.repeats
+        now = kept + (own if recomputed else 0.0)
+        sizes += [now, now + (lacks * x.local_backward.at(n) if _is_loss(x) else 0.0)]
+    return sizes
+
+
+def _is_loss(layer: Layer) -> bool:
+    """Whether it is a loss over probabilities: those, and their gradients, are in fp32."""
+    return not layer.parameters and any(op.kind == "softmax" for op in layer.ops)

@@ -1,4 +1,4 @@
-"""In which order ranks should stand in a ring, when some pairs of them are farther apart than others."""
+"""Orders the ranks of a ring when some pairs of them have slower links than others."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from ..core.errors import InputError
 
-EXACT = 9
-"""Up to so many ranks the best ring is found; beyond that a good one."""
+EXACT_RANKS = 9
+"""Ranks up to which the best ring is computed; beyond that a good one."""
 
 _STEPS = 4_000_000
-"""Of the search for a good ring, in hops looked at: about a second."""
+"""Hops that the search for a good ring may examine: about a second."""
 
 _Costs = Sequence[Sequence[float]]
 
@@ -20,14 +20,14 @@ def ring_order(cost: Callable[[int, int], float], p: int) -> tuple[int, ...]:
 
     In each round of a ring all hops go at once, so the longest hop decides: of all rings those with the shortest
     longest hop, and of these the one with the least sum. Exact up to nine ranks; beyond that the nearest neighbour
-    first, then runs of the ring turned round as long as that helps. The same costs give the same ring.
+    first, then segments of the ring are reversed as long as that helps. The same costs give the same ring.
     """
     if p < 1:
         raise InputError(f"a ring of {p} ranks", rule="a ring has at least one rank")
     costs = [[cost(a, b) if a != b else 0.0 for b in range(p)] for a in range(p)]
     if p <= 3 and all(costs[a][b] == costs[b][a] for a in range(p) for b in range(p)):
         return tuple(range(p))
-    return _exact(costs) if p <= EXACT else _good(costs)
+    return _exact(costs) if p <= EXACT_RANKS else _good(costs)
 
 
 def ring_length(order: Sequence[int], costs: _Costs) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The stages of a pipeline, cut from the layers of a profile so that the slowest is as fast as can be."""
+"""Cuts the layers of a profile into pipeline stages, so that the slowest stage is as fast as possible."""
 
 from __future__ import annotations
 
@@ -11,117 +11,119 @@ from ..models.profile import Layer, Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A layer, or an equal share of one, as a stage takes it up: seconds and bytes of one micro-batch."""
+class StageLayer:
+    """A layer, or an equal share of one, in a stage: seconds and bytes of one micro-batch."""
 
     layer: int
-    """Its place in the profile."""
+    """Its index in the profile."""
     name: str
     share: float
     forward: float
     backward: float
+    """With its recomputation."""
     weight: float
     """The part of the backward that is for weights."""
-    said_forward: float
+    comm_forward: float
     """Seconds that it waits for messages of its own."""
-    said_backward: float
+    comm_backward: float
     hidden: float
-    owns: bool
+    """Seconds of its messages that run behind computation."""
+    has_parameters: bool
     """Whether it reads parameters: a stage may begin here."""
     saved: float
     output: float
     working: float
-    """Bytes that its backward needs beyond what was kept."""
+    """Bytes that its backward needs beyond what was saved."""
     deferred: float
     """Bytes that a backward for the input leaves for the one for weights."""
-    again: float = 0.0
-    """Seconds of its backward in which its forward is computed again."""
+    recompute: float = 0.0
+    """Seconds of its backward in which its forward is recomputed."""
 
     @property
     def seconds(self) -> float:
-        """Of all it does."""
-        return self.forward + self.backward + self.said_forward + self.said_backward
+        """All of its compute and waiting."""
+        return self.forward + self.backward + self.comm_forward + self.comm_backward
 
 
-Stage = tuple[Cell, ...]
+Stage = tuple[StageLayer, ...]
 
 
-def names_of(layers: Sequence[Layer]) -> list[str]:
-    """Of every layer, repeats one by one: their names count up."""
-    found = []
+def layer_names(layers: Sequence[Layer]) -> list[str]:
+    """The name of every layer, repeats one by one: their numbers count up."""
+    names = []
     for x in layers:
         number = re.search(r"\d+(?!.*\d)", x.name)
         for k in range(x.repeats):
             if k and number:
-                found.append(f"{x.name[: number.start()]}{int(number[0]) + k}{x.name[number.end() :]}")
+                names.append(f"{x.name[: number.start()]}{int(number[0]) + k}{x.name[number.end() :]}")
             else:
-                found.append(x.name)
-    return found
+                names.append(x.name)
+    return names
 
 
-def cut(cells: Sequence[Cell], stages: int, split: Sequence[str] = ()) -> tuple[Stage, ...]:
-    """So many stages, or those that begin at the layers of `split`; each begins at a layer with parameters."""
+def cut_stages(layers: Sequence[StageLayer], stages: int, split: Sequence[str] = ()) -> tuple[Stage, ...]:
+    """Cut into `stages` stages, or at the layers named in `split`; each stage begins at a layer with parameters."""
     if split:
-        return _by_name(cells, stages, split)
-    blocks = _blocks(cells)
+        return _by_name(layers, stages, split)
+    blocks = _blocks(layers)
     if len(blocks) < stages:
-        blocks = _blocks(_finer(cells, -(-stages // len(blocks))))
-    costs = [sum(c.seconds for c in b) for b in blocks]
+        blocks = _blocks(_finer(layers, -(-stages // len(blocks))))
+    costs = [sum(x.seconds for x in b) for b in blocks]
     limit = _least_limit(costs, stages)
-    return tuple(tuple(c for b in run for c in b) for run in _runs(blocks, costs, stages, limit))
+    return tuple(tuple(x for b in run for x in b) for run in _runs(blocks, costs, stages, limit))
 
 
-def _by_name(cells: Sequence[Cell], stages: int, split: Sequence[str]) -> tuple[Stage, ...]:
+def _by_name(layers: Sequence[StageLayer], stages: int, split: Sequence[str]) -> tuple[Stage, ...]:
     if len(split) != stages - 1:
         raise PlanError(f"split={'+'.join(split)}", rule=f"{stages} stages begin at {stages - 1} layers and the first")
     starts = [0]
     for name in split:
-        found = [i for i, c in enumerate(cells) if c.name == name or (name.startswith(f"{c.name}.") and c.name)]
-        if not found:
-            raise PlanError(f"split={name}: no layer of this name", fix=nearest(name, [c.name for c in cells]))
-        starts.append(found[0])
+        matches = [i for i, x in enumerate(layers) if x.name == name or (name.startswith(f"{x.name}.") and x.name)]
+        if not matches:
+            raise PlanError(f"split={name}: no layer of this name", fix=nearest(name, [x.name for x in layers]))
+        starts.append(matches[0])
     if starts != sorted(set(starts)):
         raise PlanError(f"split={'+'.join(split)}", rule="the layers are named in the order in which they run")
-    return tuple(tuple(cells[a:b]) for a, b in zip(starts, [*starts[1:], len(cells)], strict=True))
+    return tuple(tuple(layers[a:b]) for a, b in zip(starts, [*starts[1:], len(layers)], strict=True))
 
 
-def _blocks(cells: Sequence[Cell]) -> list[Stage]:
-    """Runs that begin where a stage may begin; what comes before the first belongs to it."""
-    found: list[list[Cell]] = []
-    owns = False
-    for c in cells:
-        if not found or (c.owns and owns):
-            found.append([])
-            owns = False
-        found[-1].append(c)
-        owns = owns or c.owns
-    return [tuple(b) for b in found]
+def _blocks(layers: Sequence[StageLayer]) -> list[Stage]:
+    """Runs that begin where a stage may begin; layers before the first such place belong to the first run."""
+    blocks: list[list[StageLayer]] = []
+    has_parameters = False
+    for x in layers:
+        if not blocks or (x.has_parameters and has_parameters):
+            blocks.append([])
+            has_parameters = False
+        blocks[-1].append(x)
+        has_parameters = has_parameters or x.has_parameters
+    return [tuple(b) for b in blocks]
 
 
-def _finer(cells: Sequence[Cell], parts: int) -> list[Cell]:
-    """Each layer in equal shares: inside of a layer are modules with parameters, where a stage may begin."""
-    found = []
-    for c in cells:
-        k = parts if c.owns else 1
+def _finer(layers: Sequence[StageLayer], parts: int) -> list[StageLayer]:
+    """Each layer in equal shares: it contains modules with parameters, where a stage may begin."""
+    pieces = []
+    for x in layers:
+        k = parts if x.has_parameters else 1
         piece = replace(
-            c,
-            share=c.share / k,
-            forward=c.forward / k,
-            backward=c.backward / k,
-            weight=c.weight / k,
-            said_forward=c.said_forward / k,
-            said_backward=c.said_backward / k,
-            hidden=c.hidden / k,
-            saved=c.saved / k,
-            deferred=c.deferred / k,
-            again=c.again / k,
+            x,
+            share=x.share / k,
+            forward=x.forward / k,
+            backward=x.backward / k,
+            weight=x.weight / k,
+            comm_forward=x.comm_forward / k,
+            comm_backward=x.comm_backward / k,
+            hidden=x.hidden / k,
+            saved=x.saved / k,
+            deferred=x.deferred / k,
+            recompute=x.recompute / k,
         )
-        found += [piece] * k
-    return found
+        pieces += [piece] * k
+    return pieces
 
 
 def _least_limit(costs: Sequence[float], stages: int) -> float:
-    """The least time such that stages no longer than it suffice."""
+    """The least time such that `stages` stages no longer than it are enough."""
     low, high = max(costs), sum(costs)
     for _ in range(40):
         middle = (low + high) / 2
@@ -142,7 +144,7 @@ def _needed(costs: Sequence[float], limit: float) -> int:
 
 
 def _runs(blocks: Sequence[Stage], costs: Sequence[float], stages: int, limit: float) -> list[list[Stage]]:
-    """Stages up to the limit, the later ones not fuller than they must be: each has at least one block."""
+    """Stages up to the limit, the later ones not fuller than necessary: each has at least one block."""
     runs: list[list[Stage]] = [[]]
     filled = 0.0
     left = sum(costs)
@@ -161,25 +163,31 @@ def _runs(blocks: Sequence[Stage], costs: Sequence[float], stages: int, limit: f
     return runs
 
 
-def profile_of(profile: Profile, stages: Sequence[Stage]) -> Profile:
-    """The layers that a rank has of a profile, for what is priced by layers: the update, and gradients on their way."""
+def layer_shares(stages: Sequence[Stage]) -> tuple[tuple[int, float], ...]:
+    """How many of each layer of the profile some stages have, by index."""
     counts: dict[int, float] = {}
-    for c in (c for s in stages for c in s):
-        counts[c.layer] = counts.get(c.layer, 0.0) + c.share
+    for x in (x for s in stages for x in s):
+        counts[x.layer] = counts.get(x.layer, 0.0) + x.share
+    return tuple(sorted(counts.items()))
+
+
+def stage_profile(profile: Profile, shares: Sequence[tuple[int, float]]) -> Profile:
+    """The layers that a rank has of a profile, for what is priced by layer: the update and gradient messages."""
+    here = {i for i, _ in shares}
     layers = []
-    for i, share in sorted(counts.items()):
+    for i, share in shares:
         x, whole = profile.layers[i], max(1, int(share + 1e-9))
         part = share / whole
-        # a tied table is among what is common; the stage that counts it sums its gradients
-        counted = not x.tied or any(profile.layers[j].largest >= x.tied for j in counts if j < i)
-        common = x.common if counted else min(x.common, x.parameters)
+        # a tied table is among the common parameters; the stage that counts it sums its gradients
+        counted = not x.tied or any(profile.layers[j].largest >= x.tied for j in here if j < i)
+        common = x.tp_replicated if counted else min(x.tp_replicated, x.parameters)
         layers.append(
             replace(
                 x,
                 repeats=whole,
                 parameters=round(x.parameters * part),
                 frozen=round(x.frozen * part),
-                common=round(common * part),
+                tp_replicated=round(common * part),
                 tensors=max(1, round(x.tensors * part)) if x.tensors else 0,
             )
         )

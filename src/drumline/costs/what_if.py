@@ -1,7 +1,7 @@
-"""What if one number of a cluster were another: `--set node.link.bandwidth=400GB/s`, and what has to follow from it.
+"""Changes numbers of a cluster: by the user (`--set node.link.bandwidth=400GB/s`), or to another host speed.
 
-A measured table of collectives, or a measured curve of kernels, would hide the change; so tables of the links that
-change are left out, and curves are scaled with the rate that they are a share of.
+A measured table of collectives, or a measured curve of kernels, would hide such a change. So tables of changed
+links are dropped, and curves are scaled with their peak rate.
 """
 
 from __future__ import annotations
@@ -11,33 +11,36 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from ..clusters import ShapeTimes, Cluster, RateCurve, DeviceSpec
+from ..clusters import Cluster, DeviceSpec, RateCurve, ShapeTimes
 from ..core import files
 from ..core.errors import ClusterError, nearest
-from ..models.profile import COMPUTE_KINDS
+from ..models.profile import COMPUTE_KINDS, Profile
+from ..plans import Plan
+from .operator_model import estimate
 
-GIVEN = "given on the command line"
+FROM_COMMAND_LINE = "given on the command line"
 
 _FORM = "KEY=VALUE, such as node.link.bandwidth=400GB/s or device.peak.bf16=500TFLOP/s"
 
 
-def what_if(cluster: Cluster, changes: Sequence[str]) -> Cluster:
+def with_changes(cluster: Cluster, changes: Sequence[str]) -> Cluster:
     """The cluster with some of its numbers changed, each by KEY=VALUE; units as in a cluster file."""
     if not changes:
         return cluster
     table = files.to_plain(cluster)
     keys = []
     for text in changes:
-        key, found, value = (part.strip() for part in text.partition("="))
-        if not found or not key or not value:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not key or not value:
             raise ClusterError(f"--set {text}", rule=_FORM)
+        key = files.current_key(Cluster, key)
         _known(key, cluster)
         _put(table, key.split("."), value)
         keys.append(key)
     changed = files.from_plain(Cluster, table, "--set", ClusterError)
     origin = {k: v for k, v in changed.origin.items() if not any(k.startswith(f"{key}.") for key in keys)}
-    changed = dataclasses.replace(changed, origin=origin | dict.fromkeys(keys, GIVEN))
-    return _followed(cluster, changed, keys)
+    changed = dataclasses.replace(changed, origin=origin | dict.fromkeys(keys, FROM_COMMAND_LINE))
+    return _with_consequences(cluster, changed, keys)
 
 
 def settable(cluster: Cluster) -> tuple[str, ...]:
@@ -59,7 +62,7 @@ def _numbers(cls: Any, prefix: str, value: object) -> Iterator[str]:
 
 
 def _inside(hint: Any) -> Any:
-    """The type that a hint is about, without None and without what pydantic is told beside it."""
+    """The type of a hint, without None and pydantic's annotations."""
     if get_origin(hint) is Annotated:
         return _inside(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
@@ -86,14 +89,14 @@ def _put(table: dict[str, Any], path: list[str], value: str) -> None:
     table[path[-1]] = value
 
 
-def _followed(old: Cluster, new: Cluster, keys: Sequence[str]) -> Cluster:
-    """What the change takes along."""
+def _with_consequences(old: Cluster, new: Cluster, keys: Sequence[str]) -> Cluster:
+    """Adapt what depends on the changed numbers."""
     device, origin = new.device, dict(new.origin)
     ratios = {d: device.peak[d] / old.device.peak[d] for d in old.device.peak if device.peak[d] != old.device.peak[d]}
     wider = device.bandwidth / old.device.bandwidth
     if ratios or wider != 1:
         device = _scaled(device, ratios, wider)
-        origin["device.curve"] = f"scaled with what was {GIVEN}; before: {old.origin_of('device.curve')}"
+        origin["device.curve"] = f"scaled with what was {FROM_COMMAND_LINE}; before: {old.origin_of('device.curve')}"
     if any(".link." in key for key in keys):
         new = dataclasses.replace(new, collective=(), rank_link=())
         origin = {k: v for k, v in origin.items() if k.split(".")[0] not in ("collective", "rank_link")}
@@ -101,14 +104,34 @@ def _followed(old: Cluster, new: Cluster, keys: Sequence[str]) -> Cluster:
 
 
 def _scaled(device: DeviceSpec, ratios: dict[str, float], wider: float) -> DeviceSpec:
-    """Curves and clouds of compute follow the peak of their type, curves of memory the bandwidth."""
+    """Compute curves and shapes follow the peak of their type, memory curves the bandwidth."""
 
     def scaled(curve: RateCurve) -> RateCurve:
         ratio = ratios.get(curve.dtype, 1.0) if curve.kernel in COMPUTE_KINDS else wider
         return dataclasses.replace(curve, rates=tuple(rate * ratio for rate in curve.rates))
 
-    def faster(cloud: ShapeTimes) -> ShapeTimes:
-        ratio = ratios.get(cloud.dtype, 1.0)
-        return dataclasses.replace(cloud, seconds=tuple(seconds / ratio for seconds in cloud.seconds))
+    def faster(table: ShapeTimes) -> ShapeTimes:
+        ratio = ratios.get(table.dtype, 1.0)
+        return dataclasses.replace(table, seconds=tuple(seconds / ratio for seconds in table.seconds))
 
-    return dataclasses.replace(device, curve=tuple(map(scaled, device.curve)), shape_times=tuple(map(faster, device.shape_times)))
+    return dataclasses.replace(
+        device, curve=tuple(map(scaled, device.curve)), shape_times=tuple(map(faster, device.shape_times))
+    )
+
+
+SPEED_PROBE = "speed_probe"
+"""The key of `DeviceSpec.host_overhead` that is not a price: the seconds of the small step that measures host speed."""
+
+
+def with_host_slowdown(cluster: Cluster, slowdown: float) -> Cluster:
+    """The cluster if the hosts of its GPUs take `slowdown` times as long as measured."""
+    device = cluster.device
+    overhead = {k: seconds if k == SPEED_PROBE else slowdown * seconds for k, seconds in device.host_overhead.items()}
+    changed = dataclasses.replace(device, host_overhead=overhead, launch=slowdown * device.launch)
+    return dataclasses.replace(cluster, device=changed)
+
+
+def speed_at_host_slowdown(slowdown: float, profile: Profile, plan: Plan, cluster: Cluster) -> float:
+    """The speed of a step at that host slowdown, relative to the measured one; 1 for a step bound by its GPU."""
+    usual, now = (estimate(profile, plan, c).step_seconds for c in (cluster, with_host_slowdown(cluster, slowdown)))
+    return usual / now

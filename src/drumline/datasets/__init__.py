@@ -1,6 +1,6 @@
-"""Who sees which sample when: a function of (seed, epoch, step) alone, sliced afterwards."""
+"""Batches of each rank, as a function of (seed, epoch, step) alone, whatever the number of ranks."""
 
 from .loader import Loader
-from .stream import Batch, Micro, Stream, split
+from .stream import RankBatch, RankMicroBatch, Stream, split_range
 
-__all__ = ["Batch", "Loader", "Micro", "Stream", "split"]
+__all__ = ["Loader", "RankBatch", "RankMicroBatch", "Stream", "split_range"]

@@ -1,7 +1,7 @@
-"""The global order of samples, and the slice of it that one rank runs.
+"""The global order of samples, and the slice of it that one rank trains on.
 
-The batch of a step is cut into micro-batches first, and each of these over the data-parallel ranks. So the samples of
-a step, and of each micro-batch, do not depend on the number of ranks. The last batch of an epoch may be shorter.
+The batch of a step is cut into micro-batches, and each micro-batch over the data-parallel ranks. So the samples of a
+step and of a micro-batch do not depend on the number of ranks. The last batch of an epoch may be shorter.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from ..core.errors import JobError
-from ..core.job import Job, guard
+from ..core.job import Job, call_user_code
 
 
 @dataclass(frozen=True, slots=True)
-class Micro:
+class RankMicroBatch:
     """One rank's slice of one micro-batch."""
 
     input: Any
     target: Any
     samples: int
-    """Of this rank; a rank that has none runs one sample with weight 0, so that everyone takes part."""
+    """Samples of this rank. A rank with none runs one sample with weight 0, so that all ranks take part."""
     total: int
-    """Of all ranks."""
+    """Samples of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RankBatch:
     """One rank's slice of one step's batch, micro-batch by micro-batch."""
 
     step: int
-    micros: tuple[Micro, ...]
+    micros: tuple[RankMicroBatch, ...]
     samples: int
-    """Of all ranks and micro-batches."""
+    """Samples of all ranks and micro-batches."""
 
 
-def split(n: int, parts: int) -> list[range]:
-    """0 .. n-1 in `parts` contiguous ranges whose lengths differ by at most one, the longer ones first."""
+def split_range(n: int, parts: int) -> list[range]:
+    """Split 0 .. n-1 into `parts` contiguous ranges whose lengths differ by at most one, longer ones first."""
     size, extra = divmod(n, parts)
     starts = [i * size + min(i, extra) for i in range(parts + 1)]
     return [range(a, b) for a, b in pairwise(starts)]
 
 
 class Stream:
-    """The batches of a job, for one rank of `dp`."""
+    """The batches of a job, for one of `dp` data-parallel ranks."""
 
     def __init__(self, job: Job, dataset: Any, *, dp: int = 1, index: int = 0, micro: int = 1) -> None:
         self.dataset = check_dataset(dataset)
@@ -60,51 +60,51 @@ class Stream:
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many batches one pass over the data gives."""
+        """Batches in one pass over the data."""
         return -(-len(self.dataset) // self.job.batch_size)
 
     def samples(self, step: int) -> list[int]:
         """The sample numbers of a step, the same on every rank and under every plan."""
-        epoch, place = divmod(step, self.steps_per_epoch)
+        epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed((self.job.seed * 1_000_003 + epoch) % 2**63)
             self._epoch, self._order = epoch, torch.randperm(len(self.dataset), generator=generator)
-        start = place * self.job.batch_size
+        start = position * self.job.batch_size
         return [int(i) for i in self._order[start : start + self.job.batch_size]]
 
-    def batch(self, step: int) -> Batch:
-        """This rank's slice of the batch of a step. What samples draw at random depends on (seed, step, rank) alone."""
-        with drawing(self.job.seed, step, self.index):
+    def batch(self, step: int) -> RankBatch:
+        """This rank's slice of the batch of a step. Random augmentation depends on (seed, step, rank) alone."""
+        with seeded_random(self.job.seed, step, self.index):
             return self.cut(self.samples(step), step)
 
-    def cut(self, samples: Sequence[int], step: int) -> Batch:
+    def cut(self, samples: Sequence[int], step: int) -> RankBatch:
         """Cut a list of sample numbers into micro-batches, and take this rank's slice of each."""
         micros = []
-        for part in split(len(samples), self.micro):
+        for part in split_range(len(samples), self.micro):
             if not part:
                 continue
-            mine = split(len(part), self.dp)[self.index]
-            chosen = [samples[part[i]] for i in mine] or [samples[part[0]]]
+            own = split_range(len(part), self.dp)[self.index]
+            chosen = [samples[part[i]] for i in own] or [samples[part[0]]]
             value, target = collate(self.job, [self._sample(i) for i in chosen])
-            micros.append(Micro(value, target, len(mine), len(part)))
-        return Batch(step, tuple(micros), len(samples))
+            micros.append(RankMicroBatch(value, target, len(own), len(part)))
+        return RankBatch(step, tuple(micros), len(samples))
 
     def _sample(self, i: int) -> Any:
-        return guard(self.dataset.__getitem__, f"sample {i} of the dataset", i)
+        return call_user_code(self.dataset.__getitem__, f"sample {i} of the dataset", i)
 
 
 @contextmanager
-def drawing(*numbers: int) -> Iterator[None]:
-    """Around the loading of samples: torch's, numpy's and Python's random numbers follow from `numbers`.
+def seeded_random(*numbers: int) -> Iterator[None]:
+    """Seed torch's, numpy's and Python's random numbers from `numbers`, around the loading of samples.
 
-    So a batch is the same whoever loads it, and however often. Afterwards torch's and Python's go on as if nothing had
-    been drawn; to keep numpy's would take ten times as long as all the rest, and the engine does not seed it.
+    So a batch is the same whichever process loads it, and however often. Afterwards the generators of torch and Python
+    are restored; restoring numpy's would take ten times as long as all the rest, and the engine does not seed it.
     """
-    seed = mix(*numbers)
+    seed = mix_seed(*numbers)
     states = torch.get_rng_state(), random.getstate()
     try:
         torch.default_generator.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # the old interface is the one that datasets use
+        np.random.seed(seed % 2**32)  # datasets use the legacy interface
         random.seed(seed)
         yield
     finally:
@@ -112,8 +112,8 @@ def drawing(*numbers: int) -> Iterator[None]:
         random.setstate(states[1])
 
 
-def mix(*numbers: int) -> int:
-    """A seed of its own for every list of numbers."""
+def mix_seed(*numbers: int) -> int:
+    """Mix a list of numbers into one seed."""
     seed = 0
     for n in numbers:
         seed = (seed * 6364136223846793005 + n + 1442695040888963407) % 2**63
@@ -121,7 +121,7 @@ def mix(*numbers: int) -> int:
 
 
 def check_dataset(dataset: Any) -> Any:
-    """Refuse what is not a map-style dataset with at least one sample."""
+    """Check that it is a map-style dataset with at least one sample."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise JobError(
             f"the dataset is a {type(dataset).__name__}",
@@ -134,7 +134,7 @@ def check_dataset(dataset: Any) -> Any:
 
 def collate(job: Job, samples: list[Any]) -> tuple[Any, Any]:
     """Samples -> (input, target), by the job's own function or torch's."""
-    made = guard(job.collate or default_collate, "collating samples", samples)
-    if not isinstance(made, tuple | list) or len(made) != 2:
-        raise JobError(f"a batch is a {type(made).__name__}", rule="samples and batches are pairs (input, target)")
-    return made[0], made[1]
+    batch = call_user_code(job.collate or default_collate, "collating samples", samples)
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise JobError(f"a batch is a {type(batch).__name__}", rule="samples and batches are pairs (input, target)")
+    return batch[0], batch[1]

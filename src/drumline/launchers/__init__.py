@@ -1,4 +1,4 @@
-"""Starting ranks. A launcher knows no strategy."""
+"""Start ranks on this machine. Launchers are independent of strategies."""
 
 from .local import run_ranks, spawn
 

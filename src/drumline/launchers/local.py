@@ -1,11 +1,12 @@
-"""Ranks as processes of this machine. They meet through a file in a private folder: no port is opened.
+"""Run functions on ranks that are processes of this machine, with a file store in a private folder: no port is opened.
 
-The ranks are forked from one server process that has imported torch already, so a second start costs little. When one
-rank fails, the others are ended and its own error is raised, not the noise of its peers.
+Ranks are forked from a server process that has already imported torch, so a second start is cheap. If one rank fails,
+the others are terminated and its own error is raised, not the follow-up errors of its peers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import multiprocessing.connection
@@ -17,22 +18,23 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..core.errors import DrumlineError, GaveUp, InputError
 
 GRACE = 5.0
-"""Seconds between asking a rank to end and ending it."""
-_LARGEST = 512
+"""Seconds between SIGTERM and SIGKILL."""
+MOST_RANKS = 512
 
 Emit = Callable[[dict[str, Any]], None]
-"""Sends a small record from a rank to the launcher while it runs."""
+"""Sends a small record from a running rank to the launcher."""
 
 
 def spawn(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
-    """Run `function(*arguments)` on `ranks` local ranks; what each returned, in the order of ranks."""
-    return run_ranks(_plain, function, *arguments, ranks=ranks)
+    """Run `function(*arguments)` on `ranks` local ranks; returns their results by rank."""
+    return run_ranks(_without_emit, function, *arguments, ranks=ranks)
 
 
 def run_ranks(
@@ -42,20 +44,20 @@ def run_ranks(
     threads: int | None = None,
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
 ) -> list[Any]:
-    """Run `function(emit, *arguments)` on local ranks. `on_event(rank, record)` gets what they emit meanwhile."""
-    if not 1 <= ranks <= _LARGEST:
-        raise InputError(f"{ranks} ranks", rule=f"from 1 to {_LARGEST} ranks on one machine")
+    """Run `function(emit, *arguments)` on local ranks. `on_event(rank, record)` receives the records they emit."""
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
     try:
-        order = pickle.dumps((function, arguments))
+        payload = pickle.dumps((function, arguments))
     except Exception as e:
         raise InputError(
             f"the function or its arguments cannot be sent to ranks: {e}",
-            rule="the function stands at the top level of a module, and what it is given can be pickled",
+            rule="the function is defined at the top level of a module, and its arguments can be pickled",
         ) from None
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["drumline.runtime.preload"])
+    context.set_forkserver_preload(["drumline.runtime.training.preload"])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are for those who write torch
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's C++ warnings are for torch developers
     threads = threads or max(1, (os.cpu_count() or 1) // ranks)
     with tempfile.TemporaryDirectory(prefix="drumline-") as folder:
         store = os.path.join(folder, "store")
@@ -66,16 +68,28 @@ def run_ranks(
                 here, there = context.Pipe(duplex=False)
                 pipes.append(here)
                 process = context.Process(
-                    target=_rank_main, args=(there, order, rank, ranks, threads, store), daemon=True
+                    target=_rank_main, args=(there, payload, rank, ranks, threads, store), daemon=True
                 )
-                process.start()
+                with contextlib.nullcontext() if b"__main__" in payload else _without_main():
+                    process.start()
                 processes.append(process)
                 there.close()
             return _collect(pipes, processes, on_event)
         finally:
-            _end(processes)
+            _terminate(processes)
             for pipe in pipes:
                 pipe.close()
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Start a process that does not import the main script: one that needs nothing of it also needs no guard."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _collect(pipes: list[Any], processes: list[Any], on_event: Any) -> list[Any]:
@@ -102,18 +116,18 @@ def _collect(pipes: list[Any], processes: list[Any], on_event: Any) -> list[Any]
             else:
                 ended[rank] = _failure(rank, value)
         if ended:
-            _wait_briefly(open_pipes, processes, results, ended)
-            raise _first(ended)
+            _collect_late_failures(open_pipes, processes, results, ended)
+            raise _root_cause(ended)
     return [results[rank] for rank in range(len(pipes))]
 
 
 def _ready(pipes: dict[Any, int], timeout: float | None = None) -> list[Any]:
-    """The pipes that have something to say."""
+    """The pipes with data."""
     return list(multiprocessing.connection.wait(list(pipes), timeout))
 
 
-def _wait_briefly(open_pipes: Any, processes: list[Any], results: Any, ended: dict[int, Exception]) -> None:
-    """A broken connection may be seen before the failure that caused it: listen to the others a moment longer."""
+def _collect_late_failures(open_pipes: Any, processes: list[Any], results: Any, ended: dict[int, Exception]) -> None:
+    """Wait briefly for other ranks: a broken connection may be noticed before the failure that caused it."""
     end = time.monotonic() + 0.5
     waiting = {pipe: rank for pipe, rank in open_pipes.items() if rank not in ended and rank not in results}
     while waiting and (left := end - time.monotonic()) > 0:
@@ -133,19 +147,20 @@ def _wait_briefly(open_pipes: Any, processes: list[Any], results: Any, ended: di
                 ended[rank] = _death(rank, processes[rank].exitcode)
 
 
-def _first(ended: dict[int, Exception]) -> Exception:
-    """The failure that explains the others: a death by a signal, then what the user can mend, then the rest."""
+def _root_cause(ended: dict[int, Exception]) -> Exception:
+    """The failure that explains the others: death by a signal first, then other errors, then follow-up errors."""
 
     def weight(item: tuple[int, Exception]) -> tuple[int, int]:
         rank, e = item
         if isinstance(e, GaveUp):
-            return (0 if "signal" in e.what else 2 if _is_noise(e) else 1), rank
+            return (0 if "signal" in e.what else 2 if _is_follow_up(e) else 1), rank
         return 1, rank
 
     return min(ended.items(), key=weight)[1]
 
 
-def _is_noise(e: GaveUp) -> bool:
+def _is_follow_up(e: GaveUp) -> bool:
+    """Whether an error is a consequence of another rank's failure."""
     words = (
         "Connection reset",
         "Connection closed",
@@ -176,8 +191,8 @@ def _death(rank: int, code: int | None) -> GaveUp:
     return GaveUp(f"rank {rank} ended with exit code {code} before it was done")
 
 
-def _end(processes: list[Any]) -> None:
-    """End what still runs: ask, wait, then insist. By process, never by name."""
+def _terminate(processes: list[Any]) -> None:
+    """Terminate processes that still run; kill those that do not end."""
     for process in processes:
         if process.is_alive():
             process.join(0.2)
@@ -191,8 +206,8 @@ def _end(processes: list[Any]) -> None:
         process.close()
 
 
-def _rank_main(pipe: Any, order: bytes, rank: int, ranks: int, threads: int, store: str) -> None:
-    """The life of one rank."""
+def _rank_main(pipe: Any, payload: bytes, rank: int, ranks: int, threads: int, store: str) -> None:
+    """The main function of a rank's process."""
     die_with_parent()
     _die_with_launcher()
     os.environ.update(
@@ -209,37 +224,37 @@ def _rank_main(pipe: Any, order: bytes, rank: int, ranks: int, threads: int, sto
     torch.set_num_threads(threads)
     code = 0
     try:
-        function, arguments = pickle.loads(order)  # noqa: S301  # from the process that started this one
-        result = function(lambda record: _post(pipe, "event", record), *arguments)
+        function, arguments = pickle.loads(payload)  # noqa: S301  # from the process that started this one
+        result = function(lambda record: _send(pipe, "event", record), *arguments)
         from ..comm.environment import disconnect
 
         disconnect()
-        _post(pipe, "result", result)
+        _send(pipe, "result", result)
     except BaseException as e:
         code = 1
         text = f"{type(e).__name__}: {(str(e).strip().splitlines() or [''])[0]}"
-        _post(pipe, "error", (e if isinstance(e, DrumlineError) else None, text, traceback.format_exc()))
+        _send(pipe, "error", (e if isinstance(e, DrumlineError) else None, text, traceback.format_exc()))
     finally:
         pipe.close()
         sys.stdout.flush()
         sys.stderr.flush()
-        # Threads of the transport may outlive the group; at a normal exit they abort the process.
+        # Threads of the transport may outlive the group; at a normal exit they would abort the process.
         os._exit(code)
 
 
-def _post(pipe: Any, kind: str, value: Any) -> None:
-    """Send by value. A pipe's own `send` shares a tensor's memory, which ends with this process."""
+def _send(pipe: Any, kind: str, value: Any) -> None:
+    """Send by value. The pipe's own `send` shares a tensor's memory, which is freed with this process."""
     pipe.send_bytes(pickle.dumps((kind, value)))
 
 
 def die_with_parent() -> None:
-    """Linux: end this process when the one that forked it ends, so that a killed launcher leaves no orphans."""
+    """On Linux, kill this process when its parent ends, so that a killed launcher leaves no orphans."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _die_with_launcher() -> None:
-    """The server that forked this rank lives as long as any of them does: so the launcher is watched, too."""
+    """Kill this process when the launcher ends: the fork server, its parent, may outlive the launcher."""
     launcher = multiprocessing.parent_process()
     if launcher is None:
         return
@@ -252,5 +267,5 @@ def _die_with_launcher() -> None:
     threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
-def _plain(emit: Emit, function: Callable[..., Any], *arguments: Any) -> Any:
+def _without_emit(emit: Emit, function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)

@@ -1,4 +1,4 @@
-"""A script on local ranks: one process each, with the variables that torchrun sets and a store in a private folder."""
+"""Run a script on local ranks, with torchrun's environment variables and a file store in a private folder."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import time
 from pathlib import Path
 
 from ..core.errors import InputError, nearest
-from .local import GRACE, die_with_parent
+from .local import GRACE, MOST_RANKS, die_with_parent
 
 
 def run_script(script: str, arguments: list[str], *, ranks: int) -> tuple[int, int]:
-    """Run a script on every rank until all end, or one fails; (its exit code, its rank)."""
+    """Run a script on every rank until all end or one fails; returns (its exit code, its rank)."""
     path = Path(script)
     if not path.is_file():
         near = nearest(path.name, [p.name for p in path.parent.glob("*.py")]) if path.parent.is_dir() else ""
         raise InputError(f"no script {script}", fix=near)
-    if not 1 <= ranks <= 512:
-        raise InputError(f"{ranks} ranks", rule="from 1 to 512 ranks on one machine")
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
     with tempfile.TemporaryDirectory(prefix="drumline-") as folder:
         port = _free_port()
         processes = [
             subprocess.Popen(
                 [sys.executable, script, *arguments],
                 env=_environment(rank, ranks, folder, port),
-                preexec_fn=die_with_parent,  # no thread runs here that could hold a lock
+                preexec_fn=die_with_parent,  # safe: no other thread holds a lock here
             )
             for rank in range(ranks)
         ]
         try:
             return _wait(processes)
         finally:
-            _end(processes)
+            _terminate(processes)
 
 
 def _environment(rank: int, ranks: int, folder: str, port: int) -> dict[str, str]:
@@ -55,7 +55,7 @@ def _environment(rank: int, ranks: int, folder: str, port: int) -> dict[str, str
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, int]:
-    """Until every rank has ended well, or the first has not."""
+    """Wait until all ranks succeed or one fails."""
     while True:
         codes = [p.poll() for p in processes]
         for rank, code in enumerate(codes):
@@ -66,7 +66,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, int]:
         time.sleep(0.05)
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def _terminate(processes: list[subprocess.Popen[bytes]]) -> None:
     for p in processes:
         if p.poll() is None:
             p.terminate()

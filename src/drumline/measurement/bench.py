@@ -1,4 +1,4 @@
-"""`drumline bench` on the ranks: every collective, size and algorithm over a transport, within a number of seconds."""
+"""`drumline bench` on the ranks: all collectives, sizes and algorithms over a transport, within a time limit."""
 
 from __future__ import annotations
 
@@ -13,22 +13,31 @@ import torch
 from ..clusters import Link
 from ..clusters.spec import RankLink
 from ..comm import Communicator, ShmTransport, TorchTransport, Transport, run_threads
-from ..comm.choose import NATIVE
+from ..comm.auto_algorithm import NATIVE
 from ..comm.environment import connect
 from ..core.errors import InputError
 from ..core.units import format_bytes
 from ..costs.collectives import price
-from ..reports.bench import Result
+from ..reports.bench_results import BenchResult
 from ..schedules import ALGORITHMS, collective_schedule, segmented
-from .benchconfig import MESSAGES, Config, Outcome, parse_algorithm
-from .clock import Timing
-from .collectives import WINDOW, Bench, Case, at_a_time, bandwidth_action, latency_action, timed, whole_bytes
-from .fit import alpha_beta
+from .bench_cases import (
+    WINDOW,
+    CollectiveBench,
+    CollectiveCase,
+    actions_per_timing,
+    bandwidth_action,
+    latency_action,
+    timed,
+    whole_bytes,
+)
+from .bench_config import MESSAGES, BenchConfig, BenchOutcome, parse_algorithm
+from .links import alpha_beta
+from .timing import Timing
 
 _FIT = (8, 2**12, 2**16, 2**20, 2**22)
 """Bytes of the messages that the links are fitted to."""
-_FITTING = 0.1
-"""The share of the time that the fit may take."""
+_FIT_SHARE = 0.1
+"""Share of the time for the fit."""
 _SEGMENTS = (4, 16)
 _LEAST, _MOST = 3, 60
 """Repeats of a case."""
@@ -36,9 +45,9 @@ _LEAST, _MOST = 3, 60
 Emit = Callable[[dict[str, Any]], None]
 
 
-def bench_rank(emit: Emit, config: Config) -> Outcome:
-    """One rank's part, over the transports between processes."""
-    outcome, where = Outcome(), connect()
+def bench_rank(emit: Emit, config: BenchConfig) -> BenchOutcome:
+    """Measure one rank over the transports between processes."""
+    outcome, where = BenchOutcome(), connect()
     share = replace(config, seconds=config.seconds / len(config.transports))
     for name in config.transports:
         transport, device = open_transport(name, where.local_rank)
@@ -50,19 +59,19 @@ def bench_rank(emit: Emit, config: Config) -> Outcome:
     return outcome
 
 
-def bench_threads(emit: Emit, config: Config, ranks: int) -> Outcome:
-    """All ranks, as threads of this process."""
+def bench_threads(emit: Emit, config: BenchConfig, ranks: int) -> BenchOutcome:
+    """Measure all ranks as threads of this process."""
     cpu = torch.device("cpu")
     share = replace(config, seconds=config.seconds / len(config.transports))
 
-    def body(transport: Transport) -> Outcome:
+    def body(transport: Transport) -> BenchOutcome:
         return bench_over(transport, share, cpu, emit if transport.rank == 0 else _silent)
 
     return run_threads(body, ranks)[0]
 
 
 def open_transport(name: str, local_rank: int) -> tuple[Transport, torch.device]:
-    """The transport of that name over the ranks that are connected, and the device of its tensors."""
+    """The named transport over the connected ranks, and the device of its tensors."""
     cpu = torch.device("cpu")
     if name == "gloo":
         return TorchTransport(torch.distributed.new_group(backend="gloo")), cpu
@@ -79,28 +88,28 @@ def open_transport(name: str, local_rank: int) -> tuple[Transport, torch.device]
     raise InputError(f"transport {name!r} between processes", rule="gloo, shm, nccl, mpi")
 
 
-def bench_over(transport: Transport, config: Config, device: torch.device, emit: Emit) -> Outcome:
-    """All ranks call it; the decisions are rank 0's, so that all do the same."""
+def bench_over(transport: Transport, config: BenchConfig, device: torch.device, emit: Emit) -> BenchOutcome:
+    """Measure over one transport. All ranks call it; rank 0 decides, so that all do the same."""
     return _Session(transport, config, device, emit).run()
 
 
 class _Session:
-    """The measurements over one transport."""
+    """Measurements over one transport."""
 
-    def __init__(self, transport: Transport, config: Config, device: torch.device, emit: Emit) -> None:
+    def __init__(self, transport: Transport, config: BenchConfig, device: torch.device, emit: Emit) -> None:
         self.config, self.device, self.emit = config, device, emit
         self.transport, self.p = transport, transport.size
         self.dtype: torch.dtype = getattr(torch, config.dtype)
-        # Timed without the comparison of calls, which is the same for all; every case is checked before.
+        # timed without the check that all ranks make the same call; every case is verified before
         self.comm = Communicator(transport, cluster=config.cluster, check=False)
         self.end = time.monotonic() + config.seconds
-        self.outcome = Outcome()
-        self.latest: dict[Case, tuple[int, float]] = {}
+        self.outcome = BenchOutcome()
+        self.latest: dict[CollectiveCase, tuple[int, float]] = {}
         self.begun: set[str] = set()
         self.link = Link(0.0, 1.0)
 
-    def run(self) -> Outcome:
-        """Links first, because what is predicted comes from them; then sizes from small to large."""
+    def run(self) -> BenchOutcome:
+        """Fit the links, which predictions need; then measure sizes from small to large."""
         jobs = list(self._jobs())
         if self.p > 1:
             self._fit()
@@ -109,9 +118,9 @@ class _Session:
         for number, (collective, size) in enumerate(jobs):
             self.emit({"what": f"{collective} {size}", "done": number, "total": len(jobs), "name": self.transport.name})
             share = (self.end - time.monotonic()) / (len(jobs) - number)
-            # the first size of each is measured in any case, so that nothing is left out altogether
+            # the first size of each is always measured, so that no collective is missing
             if not self._agree(number < len(self.config.collectives) or time.monotonic() < self.end):
-                self.outcome.left_out.append(f"{collective} of {format_bytes(size)} over {self.transport.name}")
+                self.outcome.skipped.append(f"{collective} of {format_bytes(size)} over {self.transport.name}")
                 continue
             (self._message if collective in MESSAGES else self._collective)(collective, size, share)
         return self.outcome
@@ -126,9 +135,9 @@ class _Session:
                     yield collective, whole_bytes(collective, size, self.p, self.dtype.itemsize)
 
     def _agree(self, value: float) -> float:
-        """Rank 0's number, on all ranks."""
-        told = torch.tensor([float(value)], dtype=torch.float64)
-        return float(self.comm.broadcast(told, algorithm="binomial").item())
+        """Rank 0's value, on all ranks."""
+        decision = torch.tensor([float(value)], dtype=torch.float64)
+        return float(self.comm.broadcast(decision, algorithm="binomial").item())
 
     # ---- messages
 
@@ -140,36 +149,36 @@ class _Session:
         if self.config.pairs:
             for a in range(self.p):
                 for b in range(a + 1, self.p):
-                    found = [(float(size), self._half_trip(size, (a, b))) for size in (_FIT[0], _FIT[3])]
-                    alpha, beta, _ = alpha_beta(found)
+                    points = [(float(size), self._half_trip(size, (a, b))) for size in (_FIT[0], _FIT[3])]
+                    alpha, beta, _ = alpha_beta(points)
                     link = Link(alpha, 1 / beta)
                     self.outcome.pairs += [RankLink(a, b, link), RankLink(b, a, link)]
 
     def _half_trip(self, size: int, peers: tuple[int, int]) -> float:
-        """Seconds of one message, within a small share of the time."""
+        """Seconds of one message, within a small share of the time limit."""
         trip = latency_action(self.comm, size, self.device, peers)
         trip()
         once = self._once(trip)
-        share = _FITTING * self.config.seconds / len(_FIT)
+        share = _FIT_SHARE * self.config.seconds / len(_FIT)
         return timed(self.comm, [trip], self._repeats(share, [once], once), once, self.device.type)[0].seconds / 2
 
     def _message(self, kind: str, size: int, share: float) -> None:
         make = latency_action if kind == "latency" else bandwidth_action
         action = make(self.comm, size, self.device)
         once = self._once(action)
-        found = timed(self.comm, [action], self._repeats(share, [once], once), once, self.device.type)[0]
+        timing = timed(self.comm, [action], self._repeats(share, [once], once), once, self.device.type)[0]
         parts, predicted = (2, self.link.alpha + size * self.link.beta) if kind == "latency" else (WINDOW, None)
-        self._result(Case(kind, "message"), size, Timing(found.seconds / parts, found.spread), predicted)
+        self._result(CollectiveCase(kind, "message"), size, Timing(timing.seconds / parts, timing.spread), predicted)
 
     # ---- collectives
 
     def _collective(self, collective: str, size: int, share: float) -> None:
-        bench = Bench(self.comm, collective, size, self.dtype, self.device)
+        bench = CollectiveBench(self.comm, collective, size, self.dtype, self.device)
         cases = self._cases(collective, size)
         if collective in self.begun:
             cases = self._affordable(cases, size, share)
         self.begun.add(collective)
-        firsts: dict[Case, float] = {}
+        firsts: dict[CollectiveCase, float] = {}
         for case in cases:
             bench.check(case, comm=self._of(case))
             firsts[case] = self._once(bench.action(case, comm=self._of(case)))
@@ -177,40 +186,40 @@ class _Session:
             return
         actions = [bench.action(case, comm=self._of(case)) for case in cases]
         once = min(firsts.values())
-        found = timed(self.comm, actions, self._repeats(share, list(firsts.values()), once), once, self.device.type)
-        for case, measured in zip(cases, found, strict=True):
+        timings = timed(self.comm, actions, self._repeats(share, list(firsts.values()), once), once, self.device.type)
+        for case, measured in zip(cases, timings, strict=True):
             self.latest[case] = size, measured.seconds
             self._result(case, size, measured, self._predicted(case, size))
 
-    def _of(self, case: Case) -> Communicator:
+    def _of(self, case: CollectiveCase) -> Communicator:
         return self.auto if case.algorithm == "auto" else self.comm
 
-    def _cases(self, collective: str, size: int) -> list[Case]:
-        """The algorithms that were asked for, as far as this collective has them."""
+    def _cases(self, collective: str, size: int) -> list[CollectiveCase]:
+        """The requested algorithms that this collective has."""
         native = self.transport.native(collective) is not None
         if self.config.algorithms != ("all",):
             known = {*ALGORITHMS[collective], "auto", *([NATIVE] if native else [])}
             parsed = [parse_algorithm(text) for text in self.config.algorithms]
-            return [Case(collective, name, n) for name, n in parsed if name in known]
-        cases = [Case(collective, name) for name in ALGORITHMS[collective]]
+            return [CollectiveCase(collective, name, n) for name, n in parsed if name in known]
+        cases = [CollectiveCase(collective, name) for name in ALGORITHMS[collective]]
         for name in ALGORITHMS[collective]:
-            n = _worth_cutting(collective, name, self.p, size, self.link) if self.p > 1 else 1
-            cases += [Case(collective, name, n)] if n > 1 else []
-        return [*cases, *([Case(collective, NATIVE)] if native else []), Case(collective, "auto")]
+            n = _best_segments(collective, name, self.p, size, self.link) if self.p > 1 else 1
+            cases += [CollectiveCase(collective, name, n)] if n > 1 else []
+        return [*cases, *([CollectiveCase(collective, NATIVE)] if native else []), CollectiveCase(collective, "auto")]
 
-    def _affordable(self, cases: Sequence[Case], size: int, share: float) -> list[Case]:
-        """Without those that would take longer than several groups are given, by what they took for the last size."""
+    def _affordable(self, cases: Sequence[CollectiveCase], size: int, share: float) -> list[CollectiveCase]:
+        """The cases that fit into the time limit, judged by their time for the last size."""
         limit = max(4 * share, 1.0) if time.monotonic() < self.end + max(share, 0.5) else -1.0
         flags = torch.tensor([(_LEAST + 2) * self._expected(case, size) < limit for case in cases])
         self.comm.broadcast(flags, algorithm="binomial")
         for case, kept in zip(cases, flags.tolist(), strict=True):
             if not kept:
                 what = f"{case.collective} of {format_bytes(size)} by {case.label}"
-                self.outcome.left_out.append(f"{what} over {self.transport.name}")
+                self.outcome.skipped.append(f"{what} over {self.transport.name}")
         return [case for case, kept in zip(cases, flags.tolist(), strict=True) if kept]
 
-    def _expected(self, case: Case, size: int) -> float:
-        """Each byte more goes over a link 2p times at most, or as often as it seems to have gone so far."""
+    def _expected(self, case: CollectiveCase, size: int) -> float:
+        """Expected time: extra bytes pass a link at most 2p times, or as often as the last time suggests."""
         before, took = self.latest.get(case, (size, 0.0))
         return min(took * size / max(before, 1), took + 2 * self.p * (size - before) * self.link.beta)
 
@@ -220,28 +229,28 @@ class _Session:
         return self._agree(time.perf_counter() - start)
 
     def _repeats(self, share: float, firsts: Sequence[float], once: float) -> int:
-        """As often as the share of time allows, with the barrier before each."""
-        turn = sum(firsts) * at_a_time(once) + len(firsts) * self.link.alpha
+        """Repeats that the share of time allows, each with a barrier before it."""
+        turn = sum(firsts) * actions_per_timing(once) + len(firsts) * self.link.alpha
         return int(self._agree(max(_LEAST, min(_MOST, int(share / max(turn, 1e-5))))))
 
-    def _predicted(self, case: Case, size: int) -> float | None:
+    def _predicted(self, case: CollectiveCase, size: int) -> float | None:
         if self.p == 1:
             return 0.0
         if case.algorithm == "auto":
             chosen = self.auto.choose(case.collective, size, itemsize=self.dtype.itemsize)
-            case = Case(case.collective, chosen.algorithm, chosen.segments)
+            case = CollectiveCase(case.collective, chosen.algorithm, chosen.segments)
         if case.algorithm == NATIVE:
             return None
         schedule = segmented(collective_schedule(case.collective, case.algorithm, self.p), case.segments)
         return price(schedule, size, self.link, itemsize=self.dtype.itemsize)
 
-    def _result(self, case: Case, size: int, measured: Timing, predicted: float | None) -> None:
+    def _result(self, case: CollectiveCase, size: int, measured: Timing, predicted: float | None) -> None:
         chosen = ""
         if case.algorithm == "auto":
             choice = self.auto.choose(case.collective, size, itemsize=self.dtype.itemsize)
-            chosen = Case(case.collective, choice.algorithm, choice.segments).label
+            chosen = CollectiveCase(case.collective, choice.algorithm, choice.segments).label
         self.outcome.results.append(
-            Result(
+            BenchResult(
                 case.collective,
                 self.transport.name,
                 case.algorithm,
@@ -257,8 +266,8 @@ class _Session:
 
 
 @lru_cache(maxsize=4096)
-def _worth_cutting(collective: str, algorithm: str, p: int, size: int, link: Link) -> int:
-    """The number of segments by which an algorithm gains a tenth or more by price; 1 where there is none."""
+def _best_segments(collective: str, algorithm: str, p: int, size: int, link: Link) -> int:
+    """Number of segments that makes an algorithm at least a tenth faster by price, or 1."""
     whole = collective_schedule(collective, algorithm, p)
     best, least = 1, 0.9 * price(whole, size, link)
     for n in _SEGMENTS:
@@ -271,4 +280,4 @@ def _worth_cutting(collective: str, algorithm: str, p: int, size: int, link: Lin
 
 
 def _silent(record: dict[str, Any]) -> None:
-    """Only rank 0 speaks."""
+    """Discard: only rank 0 reports."""

@@ -1,6 +1,6 @@
-"""The shapes at which a CPU rank's products, convolutions, attention, recurrent layers and norms are measured.
+"""Shapes at which the matmuls, convolutions, attention, recurrent layers and norms of a CPU rank are measured.
 
-They are smaller than those of a GPU: a case takes some milliseconds at most.
+They are smaller than those of a GPU: a case takes at most some milliseconds.
 """
 
 from __future__ import annotations
@@ -16,39 +16,40 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..costs.clouds import values_of, work_of
-from .journal import Journal
-from .shapes import Case, Spot, halton, mixed
-from .shared import Clock
+from ..costs.shape_interpolation import kernel_values, kernel_work
+from .cpu_clock import CpuClock
+from .gpu_shapes import Case, halton, shuffled
+from .kernels import ShapeTiming
+from .resume_journal import ResumeJournal
 
-MOST = 1.2e9
+MAX_OPERATIONS = 1.2e9
 """Operations of the largest case."""
 LIMITS = {"matmul": 4.0, "attention": 2.5, "conv": 6.0, "recurrent": 3.0, "norm": 2.5}
-"""Seconds for the shapes of each kind; a slow rank measures fewer of them."""
+"""Seconds for the shapes of each kind; a slow rank measures fewer shapes."""
 
 
 def measure_cpu_shapes(
-    clock: Clock, report: Callable[[str], None], journal: Journal, between: Callable[[], None]
-) -> list[Spot]:
-    """Every kernel at every shape, in fp32; `between` two of them something else may be done."""
-    spots = []
+    clock: CpuClock, report: Callable[[str], None], journal: ResumeJournal, between: Callable[[], None]
+) -> list[ShapeTiming]:
+    """All kernels at all shapes, in fp32. `between` is called between two cases."""
+    timings = []
     for kind, (stage, cases) in _KINDS.items():
         report(stage)
         end = time.monotonic() + LIMITS[kind]
         for kernel, shape, action in cases():
             if time.monotonic() > end:
-                break  # they come in an order that leaves no region out
+                break  # the order covers all regions early
             alike = "pointwise" if kind == "norm" else "matmul"
-            run = functools.partial(clock, action, 4.0 * values_of(kernel, shape), alike=alike)
-            spots.append(Spot(kernel, tuple(map(float, shape)), journal.timed((kernel, "fp32", *shape), run)))
+            run = functools.partial(clock, action, 4.0 * kernel_values(kernel, shape), alike=alike)
+            timings.append(ShapeTiming(kernel, tuple(map(float, shape)), journal.timed((kernel, "fp32", *shape), run)))
             start = time.monotonic()
             between()
             end += time.monotonic() - start
-    return spots
+    return timings
 
 
-def product_shapes() -> list[tuple[int, int, int, int]]:
-    """Layers and their gradients over few and many rows; sizes of all aspects; many small products in one call."""
+def matmul_shapes() -> list[tuple[int, int, int, int]]:
+    """Layers and their gradients over few and many rows; sizes of all aspect ratios; batched small matmuls."""
     layers = (
         (64, 64),
         (256, 64),
@@ -64,31 +65,31 @@ def product_shapes() -> list[tuple[int, int, int, int]]:
         (4000, 128),
     )
     many = (8, 32, 128, 512, 2048)
-    found = [(1, rows, n, k) for rows in many for n, k in layers]
-    found += [(1, n, k, rows) for rows in many for n, k in layers]
+    shapes = [(1, rows, n, k) for rows in many for n, k in layers]
+    shapes += [(1, n, k, rows) for rows in many for n, k in layers]
     for a, b, c in zip(halton(40, 2), halton(40, 3), halton(40, 5), strict=True):
         m, n, k = (8 * round(2 * 2 ** (7 * x)) for x in (a, b, c))
-        found.append((1, m, n, k))
-    found += [(b, s, s, d) for b in (8, 64) for s in (32, 128) for d in (16, 64)]
-    found += [(b, s, d, s) for b in (8, 64) for s in (32, 128) for d in (16, 64)]
-    return mixed([s for s in dict.fromkeys(found) if work_of("matmul", s) <= MOST])
+        shapes.append((1, m, n, k))
+    shapes += [(b, s, s, d) for b in (8, 64) for s in (32, 128) for d in (16, 64)]
+    shapes += [(b, s, d, s) for b in (8, 64) for s in (32, 128) for d in (16, 64)]
+    return shuffled([s for s in dict.fromkeys(shapes) if kernel_work("matmul", s) <= MAX_OPERATIONS])
 
 
-def _products() -> Iterator[Case]:
-    for i, (b, m, n, k) in enumerate(product_shapes()):
+def _matmuls() -> Iterator[Case]:
+    for i, (b, m, n, k) in enumerate(matmul_shapes()):
         if b > 1:
             x, y = torch.randn(b, m, k), torch.randn(b, k, n)
-        elif i % 2:  # as the gradient of a weight reads its factors
+        elif i % 2:  # operands as in the gradient of a weight
             x, y = torch.randn(k, m).t(), torch.randn(k, n)
-        else:  # as a layer reads its weight
+        else:  # operands as in the forward of a layer
             x, y = torch.randn(m, k), torch.randn(n, k).t()
         yield "matmul", (b, m, n, k), lambda x=x, y=y: x @ y  # type: ignore[misc]  # bound now, used at once
 
 
 def _attentions() -> Iterator[Case]:
-    for heads, s, d, part in mixed(list(itertools.product((4, 16, 64), (16, 64, 128, 256), (16, 32, 64), (1, 2)))):
+    for heads, s, d, part in shuffled(list(itertools.product((4, 16, 64), (16, 64, 128, 256), (16, 32, 64), (1, 2)))):
         shape = (heads, s, s, d, part)
-        if work_of("attention", shape) > MOST / 2:
+        if kernel_work("attention", shape) > MAX_OPERATIONS / 2:
             continue
         q, k, v = (torch.randn(max(1, heads // 4), 4, s, d, requires_grad=True) for _ in range(3))
 
@@ -99,7 +100,7 @@ def _attentions() -> Iterator[Case]:
         yield "attention_backward", shape, _backward(run(), (q, k, v))
 
 
-SQUARES = (
+FILTERS_3X3 = (
     (1, 16),
     (3, 16),
     (3, 32),
@@ -118,8 +119,8 @@ SQUARES = (
     (128, 256),
     (256, 256),
 )
-"""Channels in and out, of filters of 3 x 3."""
-OTHERS = (
+"""Channels in and out, of 3 x 3 filters."""
+OTHER_FILTERS = (
     (32, 8, 1, 1),
     (16, 64, 1, 1),
     (64, 16, 1, 1),
@@ -144,33 +145,39 @@ OTHERS = (
 )
 """Channels in and out, side of the filter, stride."""
 DEPTHWISE = ((16, 32), (32, 16), (64, 32), (96, 8), (96, 24), (240, 8), (384, 16))
-"""Channels, each with a filter of its own, and the side of the output."""
+"""Channels of depthwise filters, and the side of the output."""
 GROUPED = ((4, 8, 16), (8, 4, 32), (4, 32, 8), (8, 16, 16), (16, 8, 16))
-"""Channels of a group, groups, and the side of the output."""
-MOST_OF_CONV, FEWEST, LARGEST = 2e8, 2e6, 2**21
-"""Operations of a convolution, and values of its input."""
+"""Channels per group, groups, and the side of the output."""
+MAX_CONV_WORK, MIN_CONV_WORK, MAX_CONV_INPUT = 2e8, 2e6, 2**21
+"""Most and least operations of a convolution, and most values of its input."""
 
 
 def convolution_shapes() -> list[tuple[int, int, int, int, int, int, int]]:
     """Samples, channels in and out of a group, side of the output and of the filter, stride, groups."""
-    images = ((8, 4), (8, 8), (8, 16), (16, 16), (8, 32), (8, 64))  # samples times places are what counts
-    found = [(n, a, b, side, 3, 1, 1) for a, b in SQUARES for n, side in images[::2]]
-    found += [(n, a, b, side, 3, 1, 1) for a, b in SQUARES[1::2] for n, side in images[1::2]]
-    found += [(n, a, b, side, w, stride, 1) for a, b, w, stride in OTHERS for n, side in images[1::2]]
-    found += [(8, 1, 1, side, w, stride, c) for c, side in DEPTHWISE for w, stride in ((3, 1), (3, 2), (5, 1), (7, 1))]
-    found += [(8, c, c, side, 3, stride, groups) for c, groups, side in GROUPED for stride in (1, 2)]
-    return mixed([s for s in found if _values(s) <= LARGEST and (s[6] > 1 or FEWEST <= _conv_work(s) <= MOST_OF_CONV)])
+    images = ((8, 4), (8, 8), (8, 16), (16, 16), (8, 32), (8, 64))  # samples times pixels matter
+    shapes = [(n, a, b, side, 3, 1, 1) for a, b in FILTERS_3X3 for n, side in images[::2]]
+    shapes += [(n, a, b, side, 3, 1, 1) for a, b in FILTERS_3X3[1::2] for n, side in images[1::2]]
+    shapes += [(n, a, b, side, w, stride, 1) for a, b, w, stride in OTHER_FILTERS for n, side in images[1::2]]
+    shapes += [(8, 1, 1, side, w, stride, c) for c, side in DEPTHWISE for w, stride in ((3, 1), (3, 2), (5, 1), (7, 1))]
+    shapes += [(8, c, c, side, 3, stride, groups) for c, groups, side in GROUPED for stride in (1, 2)]
+    return shuffled(
+        [
+            s
+            for s in shapes
+            if _values(s) <= MAX_CONV_INPUT and (s[6] > 1 or MIN_CONV_WORK <= _conv_work(s) <= MAX_CONV_WORK)
+        ]
+    )
 
 
 def _values(s: tuple[int, int, int, int, int, int, int]) -> int:
-    """Of the input."""
+    """Values of the input."""
     n, cin, _, side, _, stride, groups = s
     return n * cin * groups * (side * stride) ** 2
 
 
 def _conv_work(s: tuple[int, int, int, int, int, int, int]) -> float:
     n, cin, cout, side, window, stride, groups = s
-    return work_of("conv", (n, cin, cout, side * side, window * window, stride, groups, 1))
+    return kernel_work("conv", (n, cin, cout, side * side, window * window, stride, groups, 1))
 
 
 def _convolutions() -> Iterator[Case]:
@@ -191,11 +198,11 @@ def _convolutions() -> Iterator[Case]:
 
 
 def _recurrents() -> Iterator[Case]:
-    for steps, samples, (width, state) in mixed(
+    for steps, samples, (width, state) in shuffled(
         list(itertools.product((8, 24, 80), (4, 12, 48), ((32, 32), (64, 128), (128, 128), (96, 320), (320, 320))))
     ):
         shape = (steps, samples, width, state)
-        if work_of("recurrent", shape) > MOST:
+        if kernel_work("recurrent", shape) > MAX_OPERATIONS:
             continue
         layer = nn.LSTM(width, state)
         x = torch.randn(steps, samples, width, requires_grad=True)
@@ -204,8 +211,8 @@ def _recurrents() -> Iterator[Case]:
 
 
 def _norms() -> Iterator[Case]:
-    """Of batches and of rows."""
-    for c, side, n in mixed(list(itertools.product((8, 32, 64, 128), (4, 8, 16, 32, 64), (4, 16, 32)))):
+    """Batch norms and layer norms."""
+    for c, side, n in shuffled(list(itertools.product((8, 32, 64, 128), (4, 8, 16, 32, 64), (4, 16, 32)))):
         if not 2**12 <= n * c * side * side <= 2**20:
             continue
         x = torch.randn(n, c, side, side, requires_grad=True)
@@ -236,10 +243,10 @@ def _backward(y: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> Callable[[],
 
 
 _KINDS: dict[str, tuple[str, Callable[[], Iterator[Case]]]] = {
-    "matmul": ("matmul", _products),
+    "matmul": ("matmul", _matmuls),
     "attention": ("attention", _attentions),
     "conv": ("conv", _convolutions),
     "recurrent": ("conv", _recurrents),
     "norm": ("memory", _norms),
 }
-"""The stage that each is part of, and its cases."""
+"""The reported stage of each kind, and its cases."""

@@ -1,21 +1,25 @@
-"""What messages cost between ranks: point-to-point, the collectives that training uses, and what they cost compute."""
+"""Messages between ranks: point to point, collectives, their overlap with compute, and groups of ranks by host."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from .clock import settle
-from .quota import typical
+from ..comm.hosts import find_hosts, host_id, per_node
+from ..comm.torch_transport import TorchTransport
+from ..core.errors import InputError
+from .cgroup import cpu_quota, typical_seconds
+from .timing import synchronize
 
 SIZES = (8, 2**12, 2**16, 2**20, 2**22, 2**24)
-"""Bytes of the messages that are measured."""
-OTHERS = 2**24
-"""Values of other memory that a CPU touches between two messages, at most: more than its caches hold."""
+"""Bytes of the measured messages."""
+FLUSHED_VALUES = 2**24
+"""Values of other memory that a CPU touches between two messages: more than fits in its caches."""
 # newer releases of torch have new names for these two
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -51,11 +55,11 @@ def measure_collectives(
 ) -> dict[str, list[tuple[float, float]]]:
     """(bytes of the whole buffer, seconds) of each collective of a group, in all groups of its kind at once.
 
-    `before` each it is called with its name. `among` are the ranks of all groups; all ranks if it is None.
+    `before` is called with the name of each collective. `among` is the group of all ranks that take part, if not all.
     """
     ranks = dist.get_world_size(group)
     tables: dict[str, list[tuple[float, float]]] = {}
-    others = torch.ones(OTHERS if device.type == "cpu" else 0)
+    others = torch.ones(FLUSHED_VALUES if device.type == "cpu" else 0)
     for name in COLLECTIVES:
         if before is not None:
             before(name)
@@ -67,7 +71,7 @@ def measure_collectives(
             action = _action(name, whole, part, group)
             bytes_whole = float(whole.numel() * 4)
             if not tables[name] or bytes_whole > tables[name][-1][0]:
-                tables[name].append((bytes_whole, _amid_computing(action, device, size, others, among)))
+                tables[name].append((bytes_whole, _after_compute(action, device, size, others, among)))
     return tables
 
 
@@ -82,15 +86,15 @@ def _action(
 
 
 def measure_overlap(device: torch.device, group: dist.ProcessGroup | None = None) -> float:
-    """The share of an all-reduce that proceeds while the device computes: 1 is free, 0 means they take turns.
+    """Share of an all-reduce that proceeds while the device computes: 1 is free, 0 means they take turns.
 
-    Computing, sending, and both at once, in turns: on a shared machine only neighbours in time can be compared.
+    Compute, communication and both at once are timed in turns: on a shared machine only adjacent timings compare.
     """
     buffer = torch.zeros(2**20, device=device)
     a = torch.randn(256, 256, device=device)
     once = _together(lambda: dist.all_reduce(buffer, group=group), device, 2**22)
     each = _together(lambda: torch.mm(a, a), device, 2**22)
-    times = max(1, int(once / each))  # as much computing as the message takes
+    times = max(1, int(once / each))  # as much compute as the message takes
 
     def compute() -> None:
         for _ in range(times):
@@ -118,52 +122,137 @@ def _once(action: Callable[[], object], device: torch.device) -> float:
     dist.barrier()
     start = time.perf_counter()
     action()
-    settle(device.type)
+    synchronize(device.type)
     return time.perf_counter() - start
 
 
-def _amid_computing(
+def _after_compute(
     action: Callable[[], object],
     device: torch.device,
     size: int,
     others: torch.Tensor,
     among: dist.ProcessGroup | None,
 ) -> float:
-    """Typical seconds of a message that comes after some computing, as in a step: caches hold `others` then.
+    """Typical seconds of a message after some compute, as in a step, with caches filled by `others`.
 
-    Ranks arrive apart; the last one's time is the message's own, so the least over the ranks counts.
+    Ranks arrive at different times; the last one's time is the message's own, so the least over the ranks counts.
     """
     repeats = 16 if size < 2**20 else 9 if size < 2**24 else 5
     a, b = torch.randn(512, 256, device=device), torch.randn(256, 256, device=device)
     action()
-    times, worked = [], []
+    times, cpu_times = [], []
     for _ in range(repeats):
         for _ in range(3):
             torch.mm(a, b)
         others[:size].add_(1.0)  # four times as many bytes as the message has
-        settle(device.type)
+        synchronize(device.type)
         start = time.perf_counter(), time.process_time()
         action()
-        settle(device.type)
+        synchronize(device.type)
         times.append(time.perf_counter() - start[0])
-        worked.append(time.process_time() - start[1])
-    least = torch.tensor([times, worked], dtype=torch.float64, device=device)
+        cpu_times.append(time.process_time() - start[1])
+    least = torch.tensor([times, cpu_times], dtype=torch.float64, device=device)
     dist.all_reduce(least, op=dist.ReduceOp.MIN, group=among)
-    return typical(*least.tolist())
+    return typical_seconds(*least.tolist())
 
 
 def _together(action: Callable[[], object], device: torch.device, size: int) -> float:
-    """Typical seconds of an action that all ranks do together; the slowest rank's, agreed by all."""
+    """Typical seconds of an action of all ranks: the slowest rank's, equal on all."""
     repeats = 30 if size < 2**20 else 12 if size < 2**24 else 5
     action()
     dist.barrier()
-    times, worked = [], []
+    times, cpu_times = [], []
     for _ in range(repeats):
         start = time.perf_counter(), time.process_time()
         action()
-        settle(device.type)
+        synchronize(device.type)
         times.append(time.perf_counter() - start[0])
-        worked.append(time.process_time() - start[1])
-    worst = torch.tensor([typical(times, worked)], dtype=torch.float64, device=device)
+        cpu_times.append(time.process_time() - start[1])
+    worst = torch.tensor([typical_seconds(times, cpu_times)], dtype=torch.float64, device=device)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return float(worst.item())
+
+
+def alpha_beta(points: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Fit alpha + beta m to (bytes, seconds) by least squares of relative errors: (alpha, beta, mean error)."""
+    # minimise the sum of ((alpha + beta m - t) / t)^2: linear in alpha and beta
+    w = [1 / t**2 for _, t in points]
+    s0 = sum(w)
+    s1 = sum(wi * m for wi, (m, _) in zip(w, points, strict=True))
+    s2 = sum(wi * m * m for wi, (m, _) in zip(w, points, strict=True))
+    y0 = sum(wi * t for wi, (_, t) in zip(w, points, strict=True))
+    y1 = sum(wi * t * m for wi, (m, t) in zip(w, points, strict=True))
+    det = s0 * s2 - s1 * s1
+    alpha = (y0 * s2 - y1 * s1) / det
+    beta = (y1 * s0 - y0 * s1) / det
+    largest = max(points)
+    if beta <= 0:  # noise hid the slope: take the largest message as all bandwidth
+        beta = largest[1] / largest[0]
+    alpha = max(alpha, 0.0)
+    error = sum(abs(alpha + beta * m - t) / t for m, t in points) / len(points)
+    return alpha, beta, error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostGroups:
+    """The process groups of this rank's host."""
+
+    hosts: int
+    per_host: int
+    inside: dist.ProcessGroup
+    """The ranks of this host; all ranks if every host has one."""
+    oversubscription: float = 1.0
+    """Threads of the ranks per core that this rank's control group allows; at least 1."""
+
+    def first_ranks(self, count: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Groups of the first `count` ranks of this host, and of all hosts. All ranks of all hosts call it."""
+        firsts = [[host * self.per_host + i for i in range(count)] for host in range(self.hosts)]
+        groups = [dist.new_group(ranks) for ranks in firsts]
+        among = dist.new_group([rank for ranks in firsts for rank in ranks]) if self.hosts > 1 else groups[0]
+        inside = groups[dist.get_rank() // self.per_host]
+        assert inside is not None and among is not None
+        return inside, among
+
+    @property
+    def near_pair(self) -> tuple[int, int] | None:
+        """Two ranks of one host, or None."""
+        return (0, 1) if self.per_host > 1 else None
+
+    @property
+    def far_pair(self) -> tuple[int, int] | None:
+        """Two ranks of different hosts, or None."""
+        return (0, self.per_host) if self.hosts > 1 else None
+
+
+def find_host_groups() -> HostGroups:
+    """Find the host of each rank and make the groups. All ranks call it."""
+    world = dist.group.WORLD
+    assert world is not None
+    if dist.get_world_size() == 1:
+        return HostGroups(1, 1, world, _threads_per_core())
+    hosts = find_hosts(TorchTransport())
+    count = per_node(hosts)
+    if count is None:
+        sizes = ", ".join(str(len(ranks)) for ranks in hosts)
+        raise InputError(
+            f"hosts with {sizes} ranks, or ranks that are not numbered host by host",
+            rule="a cluster has equally many devices in each node, numbered one after the other",
+            fix="start the same number of ranks on every host, as torchrun does",
+        )
+    if len(hosts) == 1 or count == 1:
+        return HostGroups(len(hosts), count, world, _threads_per_core())
+    groups = [dist.new_group(list(ranks)) for ranks in hosts]
+    inside = groups[dist.get_rank() // count]
+    assert inside is not None
+    return HostGroups(len(hosts), count, inside, _threads_per_core())
+
+
+def _threads_per_core() -> float:
+    """Threads per core of this rank's control group, whose ranks share its quota; 1 for GPUs. All ranks call it."""
+    if torch.cuda.is_available():
+        return 1.0
+    share = cpu_quota()
+    mine = (host_id(), share.group if share else "")
+    every: list[tuple[str, str]] = [mine] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return max(1.0, every.count(mine) * torch.get_num_threads() / share.cores) if share else 1.0

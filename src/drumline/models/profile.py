@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import ConfigDict
 
@@ -60,7 +61,7 @@ COMPUTE_KINDS = frozenset(
 )
 """Those that are bound by compute; the rest is bound by memory."""
 
-FALLBACK = {
+MATMUL_RATE_SHARE = {
     "attention": 0.5,
     "attention_backward": 0.4,
     "conv": 0.6,
@@ -70,7 +71,7 @@ FALLBACK = {
 }
 """The share of the matmul rate that other compute kernels reach, where no curve was measured."""
 
-ALIKE = {
+SIMILAR_KINDS = {
     "norm_backward": "norm",
     "batch_norm": "norm",
     "batch_norm_backward": "norm",
@@ -107,10 +108,11 @@ class Affine:
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class ProfiledOp:
     """An operator, or `count` equal ones."""
 
     __pydantic_config__ = _STRICT
+    OLD_KEYS: ClassVar[dict[str, str]] = {"again": "recompute", "handed": "is_output"}
     name: str
     """The operator, such as `addmm`."""
     kind: str
@@ -127,10 +129,10 @@ class Op:
     group: int = 0
     """Operators of a layer with the same number above 0 are kept together or computed again together: they write one
     value, or draw random numbers one after the other."""
-    again: str = ""
+    recompute: str = ""
     """Under recomputation: `always` computed again, since it cannot be kept; `never`, since nothing needs it; or free
     to be chosen."""
-    handed: bool = False
+    is_output: bool = False
     """What it makes is what the layer hands on, which the next one keeps anyway."""
     dims: tuple[int, ...] = ()
     """In the forward, the sizes that ranks can share it by, as shapes.py reads them; empty where there are none."""
@@ -145,6 +147,12 @@ class Layer:
     """A unit of the model that is sharded, recomputed and listed as one: a transformer block, a residual block, ..."""
 
     __pydantic_config__ = _STRICT
+    OLD_KEYS: ClassVar[dict[str, str]] = {
+        "common": "tp_replicated",
+        "entered": "python_calls",
+        "norms": "batch_norms",
+        "unit": "shard_unit",
+    }
     name: str
     """Where it stands in the model, such as `blocks.3`; the empty name is what belongs to the model itself."""
     kind: str
@@ -159,9 +167,9 @@ class Layer:
     """The numbers in its largest parameter."""
     tied: int = 0
     """Trained numbers that it reads and an earlier layer counts: a rank that has it without that one holds them too."""
-    common: int = 0
+    tp_replicated: int = 0
     """Of one rank's part under tensor parallelism: the trained numbers that all of these ranks have."""
-    ops: tuple[Op, ...] = ()
+    ops: tuple[ProfiledOp, ...] = ()
     saved: Affine = Affine()
     """Bytes of activations that its forward keeps for its backward."""
     output: Affine = Affine()
@@ -175,17 +183,17 @@ class Layer:
     depth_forward: float = 0.0
     """Longest chain of dependent unit operations in its forward."""
     depth_backward: float = 0.0
-    norms: int = 0
+    batch_norms: int = 0
     """BatchNorms in it, whose statistics the ranks must agree on."""
     cast: float = 0.0
     """Bytes of copies of its parameters that autocast makes, where it was traced under autocast."""
     composite: bool = False
     """It holds other modules, so recomputing it saves memory."""
-    unit: bool = False
+    shard_unit: bool = False
     """It is sharded as a group of its own under zero=3; what is not belongs to the group of the whole model."""
     views: int = 0
     """Operators of its forward that only look at a tensor in another way: they cost its host something."""
-    entered: int = 0
+    python_calls: int = 0
     """Python functions that its forward enters, where it was traced: they cost its host something, too."""
     repeats: int = 1
     """How many equal layers stand in a row; their names count up from the last number in `name`."""
@@ -276,7 +284,7 @@ class Profile:
         )
 
 
-def _total(ops: tuple[Op, ...], phase: str | None, of: Callable[[Op], Affine]) -> Affine:
+def _total(ops: tuple[ProfiledOp, ...], phase: str | None, of: Callable[[ProfiledOp], Affine]) -> Affine:
     chosen = [op for op in ops if phase in (None, op.phase)]
     return Affine(sum(of(op).fixed * op.count for op in chosen), sum(of(op).per_sample * op.count for op in chosen))
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .profile import COMPUTE_KINDS, FALLBACK, Affine, Layer, Op, Profile
+from .profile import COMPUTE_KINDS, MATMUL_RATE_SHARE, Affine, Layer, ProfiledOp, Profile
 
-LIMIT = 5.0
+MAX_MOVED_PER_BYTE = 5.0
 """A byte is computed again while that takes no longer than moving so many bytes.
 
 An operator that memory bounds moves two to four for each that it makes: it reads up to three tensors and writes one, or
@@ -20,16 +20,16 @@ normalises and is then activated in place. All of these are computed again. Redu
 little, are kept; so are products whose rows are long (see BALANCE), fused attention over long sequences, convolutions
 with many channels. Full recomputation goes on from here, at a higher price for every byte."""
 
-BALANCE = {"cpu": 32.0, "cuda": 200.0}
+OPERATIONS_PER_VALUE = {"cpu": 32.0, "cuda": 200.0}
 """Operations that a device does while it moves one value (4 bytes in fp32, 2 in bf16, so that the number hardly depends
 on the precision). It goes by the kind of the device, because a run knows no more, and must do what was predicted: with
 it, products with rows of more than 80 values on a CPU and 500 on a GPU are kept."""
 
-KEPT, AGAIN, UNUSED = "kept", "again", "unused"
+KEPT, RECOMPUTED, UNUSED = "kept", "again", "unused"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RecomputeChoice:
     """One value that a layer's forward makes, and what becomes of it."""
 
     name: str
@@ -47,34 +47,34 @@ class Choice:
         return self.count * self.moved.at(n) / bandwidth
 
 
-def verdicts(ops: tuple[Op, ...], device: str, width: int) -> tuple[str, ...]:
+def recompute_verdicts(ops: tuple[ProfiledOp, ...], device: str, width: int) -> tuple[str, ...]:
     """What becomes of each operator's result. `width` is bytes of an activation; backward operators get no word."""
     key = (id(ops), device, width)
     if key not in _known:
         if len(_known) >= MOST_KNOWN:
             _known.clear()
-        _known[key] = ops, _verdicts(ops, BALANCE[device] / width)
+        _known[key] = ops, _verdicts(ops, OPERATIONS_PER_VALUE[device] / width)
     return _known[key][1]
 
 
 MOST_KNOWN = 10_000
-_known: dict[tuple[int, str, int], tuple[tuple[Op, ...], tuple[str, ...]]] = {}
+_known: dict[tuple[int, str, int], tuple[tuple[ProfiledOp, ...], tuple[str, ...]]] = {}
 """A search asks for the same layers again and again. The operators are held, so that no others get their id."""
 
 
-def _verdicts(ops: tuple[Op, ...], balance: float) -> tuple[str, ...]:
+def _verdicts(ops: tuple[ProfiledOp, ...], balance: float) -> tuple[str, ...]:
     found = [""] * len(ops)
     for members in _groups(ops):
         verdict = _verdict([ops[i] for i in members], balance)
         for i in members:
-            found[i] = UNUSED if ops[i].again == "never" else verdict
+            found[i] = UNUSED if ops[i].recompute == "never" else verdict
     return tuple(found)
 
 
-def choices(layer: Layer, device: str, width: int) -> list[Choice]:
+def choices(layer: Layer, device: str, width: int) -> list[RecomputeChoice]:
     """The values that a layer makes, by bytes saved per second lost, best first."""
-    balance = BALANCE[device] / width
-    words = verdicts(layer.ops, device, width)
+    balance = OPERATIONS_PER_VALUE[device] / width
+    words = recompute_verdicts(layer.ops, device, width)
     found = []
     for members in _groups(layer.ops):
         ops = [layer.ops[i] for i in members]
@@ -87,20 +87,20 @@ def choices(layer: Layer, device: str, width: int) -> list[Choice]:
             time = time + _times(_time(op, balance), times)
         if not made.at(1) and not time.at(1):
             continue  # a view
-        found.append(Choice(" ".join(op.name for op in ops), made, time, words[members[0]], whole))
+        found.append(RecomputeChoice(" ".join(op.name for op in ops), made, time, words[members[0]], whole))
     return sorted(found, key=lambda c: -_rank(c))
 
 
 def kept_bytes(layer: Layer, device: str, width: int) -> Affine:
     """What stays of a layer beside its input, between its forward and its backward."""
     kept = Affine()
-    for op, word in zip(layer.ops, verdicts(layer.ops, device, width), strict=True):
-        if word == KEPT and not op.handed:
+    for op, word in zip(layer.ops, recompute_verdicts(layer.ops, device, width), strict=True):
+        if word == KEPT and not op.is_output:
             kept = kept + _times(op.output, op.count)
     return kept
 
 
-def table(profile: Profile, device: str, *, n: float = 1.0, bandwidth: float = 1.0) -> list[str]:
+def choice_table(profile: Profile, device: str, *, n: float = 1.0, bandwidth: float = 1.0) -> list[str]:
     """The choice for every layer that recomputation works on, as lines of text for n samples."""
     lines = []
     for layer in profile.layers:
@@ -113,7 +113,7 @@ def table(profile: Profile, device: str, *, n: float = 1.0, bandwidth: float = 1
     return lines
 
 
-def _groups(ops: Sequence[Op]) -> Iterator[list[int]]:
+def _groups(ops: Sequence[ProfiledOp]) -> Iterator[list[int]]:
     """Forward operators that have to be treated alike: most stand alone."""
     together: dict[int, list[int]] = {}
     for i, op in enumerate(ops):
@@ -122,23 +122,23 @@ def _groups(ops: Sequence[Op]) -> Iterator[list[int]]:
     yield from together.values()
 
 
-def _verdict(ops: list[Op], balance: float) -> str:
-    if all(op.again == "never" for op in ops):
+def _verdict(ops: list[ProfiledOp], balance: float) -> str:
+    if all(op.recompute == "never" for op in ops):
         return UNUSED
     # what is written once more after the last needed operator would be found in its later state
-    if any(op.again for op in ops):
-        return AGAIN
+    if any(op.recompute for op in ops):
+        return RECOMPUTED
     grows = any(op.output.per_sample for op in ops)
     made = sum(_part(op.output, grows) * op.count for op in ops)
     time = sum(_part(_time(op, balance), grows) * op.count for op in ops)
-    return KEPT if made and time > LIMIT * made * (1 + 1e-9) else AGAIN
+    return KEPT if made and time > MAX_MOVED_PER_BYTE * made * (1 + 1e-9) else RECOMPUTED
 
 
-def _time(op: Op, balance: float) -> Affine:
+def _time(op: ProfiledOp, balance: float) -> Affine:
     """The roofline: the larger of what is moved and what is computed, for large batches."""
     if op.kind not in COMPUTE_KINDS:
         return op.bytes
-    balance *= FALLBACK.get(op.kind, 1.0)
+    balance *= MATMUL_RATE_SHARE.get(op.kind, 1.0)
     computed = Affine(op.flops.fixed / balance, op.flops.per_sample / balance)
     grows = bool(op.flops.per_sample)
     return computed if _part(computed, grows) > _part(op.bytes, grows) else op.bytes
@@ -149,7 +149,7 @@ def _part(amount: Affine, grows: bool) -> float:
     return amount.per_sample if grows else amount.fixed
 
 
-def _rank(choice: Choice) -> float:
+def _rank(choice: RecomputeChoice) -> float:
     grows = bool(choice.bytes.per_sample)
     time = _part(choice.moved, grows)
     return _part(choice.bytes, grows) / time if time else float("inf")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
-from .profile import Op
+from .profile import ProfiledOp
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatmulShape:
     """Rows times a weight."""
 
     rows: int
@@ -28,7 +28,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionShape:
     """Fused attention."""
 
     tokens: int
@@ -42,7 +42,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class EmbeddingShape:
     """Rows looked up in a table."""
 
     rows: int
@@ -52,7 +52,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class NormShape:
     """A norm over the features of each token."""
 
     width: int
@@ -61,7 +61,7 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution:
+class ConvolutionShape:
     """A convolution of images."""
 
     inputs: int
@@ -83,22 +83,22 @@ class Convolution:
         return self.inputs * self.outputs * self.kernel_rows * self.kernel_columns // self.groups
 
 
-Shape = Product | Attention | Table | Norm | Convolution
+OpShape = MatmulShape | AttentionShape | EmbeddingShape | NormShape | ConvolutionShape
 
-_KINDS: dict[str, type[Shape]] = {
-    "matmul": Product,
-    "attention": Attention,
-    "gather": Table,
-    "norm": Norm,
-    "conv": Convolution,
+_KINDS: dict[str, type[OpShape]] = {
+    "matmul": MatmulShape,
+    "attention": AttentionShape,
+    "gather": EmbeddingShape,
+    "norm": NormShape,
+    "conv": ConvolutionShape,
 }
 
 
-def dims(shape: Shape) -> tuple[int, ...]:
+def dims(shape: OpShape) -> tuple[int, ...]:
     """What stands in a profile."""
     return astuple(shape)
 
 
-def shape_of(op: Op) -> Shape | None:
+def shape_of(op: ProfiledOp) -> OpShape | None:
     """The sizes of an operator, where it has any."""
     return _KINDS[op.kind](*op.dims) if op.dims else None

@@ -1,5 +1,5 @@
-"""MPI's semantics: groups, typed messages, requests, collectives and windows. Programs use it as `drumline.MPI`."""
+"""MPI semantics: groups, typed messages, requests, collectives and windows. Programs use it as `drumline.MPI`."""
 
-from .world import run_threads
+from .comm import run_threads
 
 __all__ = ["run_threads"]

@@ -1,58 +1,62 @@
-"""Communicators: groups of ranks with contexts of their own."""
+"""Communicators: groups of ranks, each with its own message contexts."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 
 from ..comm.hosts import host_digest
-from ..comm.mail.matching import Matching
+from ..comm.messaging.endpoint import Endpoint
+from ..comm.messaging.matching import MessageMatcher
+from ..comm.messaging.thread_endpoint import run_endpoints
 from . import constants as C
 from . import world
-from .attributes import Attributes
+from .collectives import ObjectCollectives
 from .exception import MPIError
-from .group import GROUP_EMPTY, Group, Members
+from .group import GROUP_EMPTY, Group, GroupMembers
+from .handles import Attributes
 from .info import INFO_NULL, Info
-from .objects import ObjectCollectives
-from .request import Pending, Request
-from .state import CommState, derive
+from .request import PendingOperation, Request
+from .state import CommState, context_number
+
+T = TypeVar("T")
 
 _from_group: dict[object, int] = {}
 
 
 class Comm(ObjectCollectives, Attributes, family=True):
-    """A communicator of any kind; here they are all intra-communicators."""
+    """A communicator; here all are intra-communicators."""
 
     __slots__ = ()
 
     @classmethod
-    def _world_of(cls, matching: Matching) -> Self:
-        state = CommState(derive("world"), "MPI_COMM_WORLD")
-        state.join(matching, range(matching.size))
+    def _world_of(cls, matcher: MessageMatcher) -> Self:
+        state = CommState(context_number("world"), "MPI_COMM_WORLD")
+        state.join(matcher, range(matcher.size))
         return cls._of(state)
 
-    # -- who ----------------------------------------------------------------------------------------------------------
+    # -- ranks --------------------------------------------------------------------------------------------------------
 
     def Get_rank(self) -> int:
         """This rank's number."""
         return self._state.rank
 
     def Get_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self._state.size
 
     rank = property(Get_rank, doc="This rank's number.")
-    size = property(Get_size, doc="How many ranks there are.")
+    size = property(Get_size, doc="Number of ranks.")
 
     def Get_group(self) -> Group:
         """Its ranks."""
         state = self._state
-        return Group._of(Members(state.members, state.matching.rank))
+        return Group._of(GroupMembers(state.members, state.matcher.rank))
 
     group = property(Get_group, doc="Its ranks.")
 
@@ -64,23 +68,23 @@ class Comm(ObjectCollectives, Attributes, family=True):
         return C.CONGRUENT if same == C.IDENT else same
 
     def Is_inter(self) -> bool:
-        """Whether it joins two groups: never."""
+        """Whether it is an inter-communicator: never."""
         _ = self._state
         return False
 
     def Is_intra(self) -> bool:
-        """Whether it is of one group: always."""
+        """Whether it is an intra-communicator: always."""
         return not self.Is_inter()
 
-    is_inter = property(Is_inter, doc="Whether it joins two groups.")
-    is_intra = property(Is_intra, doc="Whether it is of one group.")
+    is_inter = property(Is_inter, doc="Whether it is an inter-communicator.")
+    is_intra = property(Is_intra, doc="Whether it is an intra-communicator.")
 
     def Get_topology(self) -> int:
-        """UNDEFINED: topologies are not asked for."""
+        """UNDEFINED: topologies are not supported."""
         _ = self._state
         return C.UNDEFINED
 
-    topology = property(Get_topology, doc="UNDEFINED: topologies are not asked for.")
+    topology = property(Get_topology, doc="UNDEFINED: topologies are not supported.")
     is_topo = property(lambda self: False, doc="Whether it has a topology.")
 
     def Get_name(self) -> str:
@@ -88,12 +92,12 @@ class Comm(ObjectCollectives, Attributes, family=True):
         return self._h.name if self._h is not None else "MPI_COMM_NULL"
 
     def Set_name(self, name: str) -> None:
-        """Give it a name."""
+        """Set its name."""
         self._state.name = name
 
     name = property(Get_name, Set_name, doc="Its name.")
 
-    # -- new ones -----------------------------------------------------------------------------------------------------
+    # -- construction --------------------------------------------------------------------------------------------------
 
     def _child(self, members: Sequence[int], *kind: object) -> Self:
         state = self._state.child("", members, *kind)
@@ -101,35 +105,35 @@ class Comm(ObjectCollectives, Attributes, family=True):
         return type(self)._of(state)
 
     def Clone(self) -> Self:
-        """The same ranks in a context of their own."""
+        """Duplicate it: the same ranks in a new context."""
         made = self._child(self._state.members, "dup")
-        self._inherit(made)
+        self._copy_attributes_to(made)
         return made
 
     def Dup(self, info: Info | None = None) -> Self:
-        """The same ranks in a context of their own."""
+        """Duplicate it: the same ranks in a new context."""
         made = self.Clone()
         if info:
             made.Set_info(info)
         return made
 
     def Dup_with_info(self, info: Info) -> Self:
-        """The same with other hints."""
+        """Duplicate it with other hints."""
         return self.Dup(info)
 
     def Idup(self, info: Info | None = None) -> tuple[Self, Request]:
-        """The same; nothing is sent, so it is done at once."""
-        return self.Dup(info), Request._of(Pending(None, ()))
+        """Duplicate it; nothing is sent, so the request is complete."""
+        return self.Dup(info), Request._of(PendingOperation(None, ()))
 
     Idup_with_info = Idup
 
     def Create(self, group: Group) -> Comm:
-        """A communicator of some of the ranks; null for the others. All ranks call it."""
+        """A communicator of some of the ranks; null on the others. All ranks call it."""
         state, members = self._state, group._state.ranks
         if any(r not in state.index for r in members):
             raise MPIError(C.ERR_GROUP, "ranks that are not of this communicator", rule="a group of its ranks")
-        if state.matching.rank not in members:
-            state.child("", state.members, "create")  # counted here as everywhere
+        if state.matcher.rank not in members:
+            state.child("", state.members, "create")  # keeps the count equal on all ranks
             return Intracomm()
         return self._child(members, "create")
 
@@ -138,7 +142,7 @@ class Comm(ObjectCollectives, Attributes, family=True):
         if color < 0 and color != C.UNDEFINED:
             raise MPIError(C.ERR_ARG, f"color {color}", rule="color >= 0, or UNDEFINED")
         state = self._state
-        rows = state.now.comm.all_gather(torch.tensor([color, key])).tolist()
+        rows = state.blocking.comm.all_gather(torch.tensor([color, key])).tolist()
         members = sorted((row[1], rank) for rank, row in enumerate(rows) if row[0] == color)
         return self._chosen(color, [state.members[rank] for _, rank in members], "split")
 
@@ -154,30 +158,30 @@ class Comm(ObjectCollectives, Attributes, family=True):
         if guided and info.get("mpi_hw_resource_type") != "mpi_shared_memory":
             split_type = C.UNDEFINED
         if split_type == C.COMM_TYPE_HW_UNGUIDED:
-            split_type = C.UNDEFINED  # what is smaller than a host is not told apart
+            split_type = C.UNDEFINED  # nothing smaller than a host is distinguished
         if split_type not in (C.UNDEFINED, C.COMM_TYPE_SHARED) and not guided:
             raise MPIError(C.ERR_ARG, f"split type {split_type}", rule="COMM_TYPE_SHARED, or UNDEFINED")
         host = int.from_bytes(host_digest()[:7], "little")
-        rows = self._state.now.comm.all_gather(torch.tensor([host, split_type, key])).tolist()
+        rows = self._state.blocking.comm.all_gather(torch.tensor([host, split_type, key])).tolist()
         mine = rows[self._state.rank]
         members = sorted((row[2], rank) for rank, row in enumerate(rows) if row[:2] == mine[:2])
         return self._chosen(split_type, [self._state.members[rank] for _, rank in members], "split")
 
     def Free(self) -> None:
-        """Let go of it."""
+        """Free it."""
         state = self._state
-        if any(state is one._h for one in (COMM_WORLD, COMM_SELF)):
-            raise MPIError(C.ERR_COMM, f"Free of {state.name}", rule="COMM_WORLD and COMM_SELF stay")
-        self._forget()
+        if any(state is comm._h for comm in (COMM_WORLD, COMM_SELF)):
+            raise MPIError(C.ERR_COMM, f"Free of {state.name}", rule="COMM_WORLD and COMM_SELF cannot be freed")
+        self._delete_attributes()
         state.free()
         self._h = None
 
     Disconnect = Free
 
-    # -- odds and ends ------------------------------------------------------------------------------------------------
+    # -- hints, buffers, end --------------------------------------------------------------------------------------------
 
     def Set_info(self, info: Info) -> None:
-        """Set hints; none means anything here."""
+        """Set hints; none has an effect."""
         self._state.info = dict(info.items())
 
     def Get_info(self) -> Info:
@@ -187,22 +191,22 @@ class Comm(ObjectCollectives, Attributes, family=True):
     info = property(Get_info, Set_info, doc="The hints.")
 
     def Attach_buffer(self, buf: Any) -> None:
-        """Memory for buffered sends; they find their own."""
+        """Attach a buffer; buffered sends allocate their own."""
         self._state.buffer = buf
 
     def Detach_buffer(self) -> Any:
-        """Give the memory back."""
+        """Detach and return the buffer."""
         buf, self._state.buffer = self._state.buffer, None
         return buf
 
     def Flush_buffer(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no send is held back."""
         _ = self._state
 
     def Iflush_buffer(self) -> Request:
-        """Nothing is held back."""
+        """Do nothing: no send is held back."""
         self.Flush_buffer()
-        return Request._of(Pending(None, ()))
+        return Request._of(PendingOperation(None, ()))
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """End this rank at once; the launcher ends the others."""
@@ -212,7 +216,7 @@ class Comm(ObjectCollectives, Attributes, family=True):
 
     @classmethod
     def Get_parent(cls) -> Intercomm:
-        """Null: nobody started these ranks by MPI."""
+        """The null communicator: these ranks were not spawned."""
         return Intercomm()
 
 
@@ -222,9 +226,9 @@ class Intracomm(Comm):
     __slots__ = ()
 
     def Create_group(self, group: Group, tag: int = 0) -> Intracomm:
-        """A communicator of some of the ranks; only they call it."""
+        """A communicator of some of the ranks; only those ranks call it."""
         members = group._state.ranks
-        if self._state.matching.rank not in members:
+        if self._state.matcher.rank not in members:
             return Intracomm()
         return self._child(members, "group", members, tag)
 
@@ -232,61 +236,71 @@ class Intracomm(Comm):
     def Create_from_group(
         cls, group: Group, stringtag: str = "drumline", info: Info = INFO_NULL, errhandler: Any = None
     ) -> Intracomm:
-        """A communicator of a group, without another one; its ranks name it by a string."""
+        """A communicator of a group without a parent; its ranks identify it by a string."""
         if group == GROUP_EMPTY:
             return Intracomm()
         kind = ("from group", group._state.ranks, stringtag)
         nth = _from_group[kind] = _from_group.get(kind, 0) + 1
-        state = CommState(derive(*kind, nth), "")
-        state.join(world.matching(), group._state.ranks)
+        state = CommState(context_number(*kind, nth), "")
+        state.join(world.matcher(), group._state.ranks)
         return cls._of(state)
 
 
 class Intercomm(Comm):
-    """A communicator between two groups: not asked for, so there is only the null one."""
+    """Inter-communicators are not supported: only the null one exists."""
 
     __slots__ = ()
 
 
 class Topocomm(Intracomm):
-    """A communicator with a topology: not asked for."""
+    """Topologies are not supported."""
 
     __slots__ = ()
 
 
 class Cartcomm(Topocomm):
-    """A communicator with a grid: not asked for."""
+    """Cartesian topologies are not supported."""
 
     __slots__ = ()
 
 
 class Graphcomm(Topocomm):
-    """A communicator with a graph: not asked for."""
+    """Graph topologies are not supported."""
 
     __slots__ = ()
 
 
 class Distgraphcomm(Topocomm):
-    """A communicator with a graph in pieces: not asked for."""
+    """Distributed graph topologies are not supported."""
 
     __slots__ = ()
 
 
-def _everyone() -> tuple[Matching, Sequence[int]]:
-    m = world.matching()
+def _all_ranks() -> tuple[MessageMatcher, Sequence[int]]:
+    m = world.matcher()
     return m, range(m.size)
 
 
-def _alone() -> tuple[Matching, Sequence[int]]:
-    m = world.matching()
+def _this_rank() -> tuple[MessageMatcher, Sequence[int]]:
+    m = world.matcher()
     return m, [m.rank]
 
 
 COMM_NULL = Comm._constant("COMM_NULL")
-COMM_WORLD = Intracomm._constant("COMM_WORLD", CommState(derive("world"), "MPI_COMM_WORLD", _everyone))
-COMM_SELF = Intracomm._constant("COMM_SELF", CommState(derive("self"), "MPI_COMM_SELF", _alone))
+COMM_WORLD = Intracomm._constant("COMM_WORLD", CommState(context_number("world"), "MPI_COMM_WORLD", _all_ranks))
+COMM_SELF = Intracomm._constant("COMM_SELF", CommState(context_number("self"), "MPI_COMM_SELF", _this_rank))
 
 
 def _comm_lock_table(comm: Comm) -> dict[Any, threading.Lock]:
-    """The locks of a communicator's collectives of objects, by name."""
+    """The locks of a communicator's object collectives, by name."""
     return comm._state.locks
+
+
+def run_threads(function: Callable[[Intracomm], T], p: int) -> list[T]:
+    """Run `function(comm)` on p ranks that are threads of this process; returns their results by rank."""
+
+    def rank(endpoint: Endpoint) -> T:
+        with world.thread_rank(endpoint) as matcher:
+            return function(Intracomm._world_of(matcher))
+
+    return run_endpoints(rank, p)

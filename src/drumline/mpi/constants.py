@@ -1,4 +1,4 @@
-"""MPI's numbers. Their values are our own, as those of every implementation are; programs use the names."""
+"""MPI's constants. Their values are implementation-specific, as the standard allows; programs use the names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import operator
 UNDEFINED, ANY_SOURCE, ANY_TAG, PROC_NULL, ROOT = -32766, -1, -1, -2, -3
 BSEND_OVERHEAD = 64
 VERSION, SUBVERSION = 4, 0
-"""The standard whose names are kept, without the parts that docs/mpi.md leaves out."""
+"""The version of the standard, without the parts that docs/mpi.md excludes."""
 TAG_LIMIT = (1 << 31) - 1
 
 (

@@ -1,4 +1,4 @@
-"""Datatypes: the number types of C and Fortran, and types made of them."""
+"""Datatypes: the scalar types of C and Fortran, and types derived from them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from . import constants as C
-from .attributes import Attributes
 from .exception import MPIError
-from .handle import NAMED
-from .layout import Layout, block, spaced, subarray
+from .handles import PREDEFINED, Attributes
+from .type_layout import TypeLayout, block, spaced, subarray
 
 if TYPE_CHECKING:
     from .comm import Comm
 
 
 class TypeState:
-    """A datatype: its layout, and how it was made."""
+    """The layout of a datatype, and its constructor with arguments."""
 
     __slots__ = ("__weakref__", "attributes", "code", "combiner", "layout", "name", "old", "params")
 
     def __init__(
         self,
-        layout: Layout,
-        combiner: str = "NAMED",
+        layout: TypeLayout,
+        combiner: str = "PREDEFINED",
         old: Datatype | None = None,
         params: dict[str, Any] | None = None,
         *,
@@ -40,7 +39,7 @@ _BYTES = ("HINDEXED", "HINDEXED_BLOCK", "STRUCT")
 
 
 class Datatype(Attributes, family=True):
-    """What the elements of a message are."""
+    """The type of a message's elements."""
 
     __slots__ = ()
     _h: TypeState | None
@@ -52,83 +51,85 @@ class Datatype(Attributes, family=True):
         return self._h
 
     @property
-    def _layout(self) -> Layout:
+    def _layout(self) -> TypeLayout:
         return self._state.layout
 
-    def _new(self, layout: Layout, combiner: str, **params: Any) -> Self:
+    def _new(self, layout: TypeLayout, combiner: str, **params: Any) -> Self:
         return type(self)._of(TypeState(layout, combiner, type(self)(self), params))
 
-    # -- how large -------------------------------------------------------------------------------------------------
+    # -- sizes -----------------------------------------------------------------------------------------------------
 
     def Get_size(self) -> int:
         """Bytes of data in one element."""
         return self._layout.size
 
     def Get_extent(self) -> tuple[int, int]:
-        """Lower bound, and how far apart elements lie."""
+        """Lower bound and extent."""
         return self._layout.lb, self._layout.extent
 
     def Get_true_extent(self) -> tuple[int, int]:
-        """Where data begins, and how far it reaches."""
+        """True lower bound and true extent: of the data alone."""
         return self._layout.true_lb, self._layout.true_ub - self._layout.true_lb
 
     size = property(Get_size, doc="Bytes of data in one element.")
     lb = property(lambda self: self._layout.lb, doc="The lower bound.")
     ub = property(lambda self: self._layout.ub, doc="The upper bound.")
-    extent = property(lambda self: self._layout.extent, doc="How far apart elements lie.")
-    true_lb = property(lambda self: self._layout.true_lb, doc="Where data begins.")
-    true_ub = property(lambda self: self._layout.true_ub, doc="Where data ends.")
-    true_extent = property(lambda self: self.Get_true_extent()[1], doc="How far data reaches.")
+    extent = property(lambda self: self._layout.extent, doc="The distance between elements.")
+    true_lb = property(lambda self: self._layout.true_lb, doc="The true lower bound.")
+    true_ub = property(lambda self: self._layout.true_ub, doc="The true upper bound.")
+    true_extent = property(lambda self: self.Get_true_extent()[1], doc="The true extent.")
 
-    # -- made of others --------------------------------------------------------------------------------------------
+    # -- constructors ---------------------------------------------------------------------------------------------
 
     def Dup(self) -> Self:
-        """The same again."""
+        """A copy."""
         copy = self._new(self._layout, "DUP")
         copy._state.code = self._state.code
-        self._inherit(copy)
+        self._copy_attributes_to(copy)
         return copy
 
     Create_dup = Dup
 
     def Create_contiguous(self, count: int) -> Self:
-        """`count` elements in a row."""
-        return self._new(Layout(block(_whole(count), self._layout)), "CONTIGUOUS", count=count)
+        """`count` adjacent elements."""
+        return self._new(TypeLayout(block(_whole(count), self._layout)), "CONTIGUOUS", count=count)
 
     def Create_vector(self, count: int, blocklength: int, stride: int) -> Self:
-        """`count` blocks whose beginnings lie `stride` elements apart."""
+        """`count` blocks at a distance of `stride` elements."""
         places = [i * stride * self._layout.extent for i in range(_whole(count))]
-        layout = Layout(spaced([_whole(blocklength)] * count, places, self._layout))
+        layout = TypeLayout(spaced([_whole(blocklength)] * count, places, self._layout))
         return self._new(layout, "VECTOR", count=count, blocklength=blocklength, stride=stride)
 
     def Create_hvector(self, count: int, blocklength: int, stride: int) -> Self:
-        """The same with the stride in bytes."""
-        layout = Layout(spaced([_whole(blocklength)] * count, [i * stride for i in range(_whole(count))], self._layout))
+        """Create_vector with the stride in bytes."""
+        layout = TypeLayout(
+            spaced([_whole(blocklength)] * count, [i * stride for i in range(_whole(count))], self._layout)
+        )
         return self._new(layout, "HVECTOR", count=count, blocklength=blocklength, stride=stride)
 
     def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Self:
         """Blocks of any length at displacements in elements."""
         lengths, places = _pairs(blocklengths, displacements)
-        layout = Layout(spaced(lengths, [d * self._layout.extent for d in places], self._layout))
+        layout = TypeLayout(spaced(lengths, [d * self._layout.extent for d in places], self._layout))
         return self._new(layout, "INDEXED", blocklengths=lengths, displacements=places)
 
     def Create_hindexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Self:
-        """The same with displacements in bytes."""
+        """Create_indexed with displacements in bytes."""
         lengths, places = _pairs(blocklengths, displacements)
-        layout = Layout(spaced(lengths, places, self._layout))
+        layout = TypeLayout(spaced(lengths, places, self._layout))
         return self._new(layout, "HINDEXED", blocklengths=lengths, displacements=places)
 
     def Create_indexed_block(self, blocklength: int, displacements: Sequence[int]) -> Self:
         """Blocks of one length at displacements in elements."""
         places = [int(d) for d in displacements]
         at = [d * self._layout.extent for d in places]
-        layout = Layout(spaced([_whole(blocklength)] * len(places), at, self._layout))
+        layout = TypeLayout(spaced([_whole(blocklength)] * len(places), at, self._layout))
         return self._new(layout, "INDEXED_BLOCK", blocklength=blocklength, displacements=places)
 
     def Create_hindexed_block(self, blocklength: int, displacements: Sequence[int]) -> Self:
-        """The same with displacements in bytes."""
+        """Create_indexed_block with displacements in bytes."""
         places = [int(d) for d in displacements]
-        layout = Layout(spaced([_whole(blocklength)] * len(places), places, self._layout))
+        layout = TypeLayout(spaced([_whole(blocklength)] * len(places), places, self._layout))
         return self._new(layout, "HINDEXED_BLOCK", blocklength=blocklength, displacements=places)
 
     @classmethod
@@ -138,84 +139,83 @@ class Datatype(Attributes, family=True):
         """Blocks of several types at displacements in bytes."""
         lengths, places = _pairs(blocklengths, displacements)
         if len(lengths) != len(datatypes):
-            raise ValueError(f"{len(lengths)} blocks of {len(datatypes)} types: as many types as blocks")
+            raise ValueError(f"{len(lengths)} blocks of {len(datatypes)} types: each block needs one type")
         parts = tuple((d, n, t._layout) for d, n, t in zip(places, lengths, datatypes, strict=True))
         params = {"blocklengths": lengths, "displacements": places, "datatypes": [Datatype(t) for t in datatypes]}
-        return cls._of(TypeState(Layout(parts, padded=True), "STRUCT", None, params))
+        return cls._of(TypeState(TypeLayout(parts, padded=True), "STRUCT", None, params))
 
     def Create_subarray(
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = C.ORDER_C
     ) -> Self:
-        """A box inside of an array."""
+        """A box inside an array."""
         dims = list(zip(sizes, subsizes, starts, strict=True))
         if not dims or any(not 0 < sub <= size or not 0 <= start <= size - sub for size, sub, start in dims):
             raise MPIError(C.ERR_ARG, f"subarray {dims}", rule="0 < subsize <= size and 0 <= start <= size - subsize")
-        turned = dims if order == C.ORDER_C else dims[::-1]
-        layout = subarray(turned, self._layout)
+        row_major = dims if order == C.ORDER_C else dims[::-1]
+        layout = subarray(row_major, self._layout)
         return self._new(
             layout, "SUBARRAY", sizes=list(sizes), subsizes=list(subsizes), starts=list(starts), order=order
         )
 
     def Create_resized(self, lb: int, extent: int) -> Self:
-        """The same with bounds set by hand."""
-        layout = Layout(block(1, self._layout), bounds=(lb, extent))
+        """The same type with explicit bounds."""
+        layout = TypeLayout(block(1, self._layout), bounds=(lb, extent))
         return self._new(layout, "RESIZED", lb=lb, extent=extent)
 
     Resized = Create_resized
 
     def Create_darray(self, *_: Any, **__: Any) -> Self:
-        """Not asked for: a share of a distributed array, or a Fortran type by precision and range."""
-        raise NotImplementedError("not asked for: use Create_subarray, or a predefined type")
+        """Not supported: distributed arrays, and Fortran types by precision and range."""
+        raise NotImplementedError("not supported: use Create_subarray, or a predefined type")
 
     Create_f90_integer = Create_f90_real = Create_f90_complex = Create_darray
 
     @classmethod
     def Get_value_index(cls, value: Datatype, index: Datatype) -> Self:
-        """The pair type for MAXLOC and MINLOC; null where there is none."""
+        """The pair type for MAXLOC and MINLOC; null if there is none."""
         pair = value._state.name.removeprefix("MPI_") + "_INT"
-        found = NAMED.get(pair) if index._state.name == "MPI_INT" else None
-        return cls(found)
+        return cls(PREDEFINED.get(pair) if index._state.name == "MPI_INT" else None)
 
     @classmethod
     def Match_size(cls, typeclass: int, size: int) -> Self:
-        """The type of a class with a size."""
+        """The type of a class with a size in bytes."""
         names = {
             C.TYPECLASS_LOGICAL: "LOGICAL",
             C.TYPECLASS_INTEGER: "INTEGER",
             C.TYPECLASS_REAL: "REAL",
             C.TYPECLASS_COMPLEX: "COMPLEX",
         }
-        from .types import TYPES
+        from .predefined_types import TYPES
 
-        found = TYPES.get(f"{names.get(typeclass, '')}{size}")
-        if not found:
+        match = TYPES.get(f"{names.get(typeclass, '')}{size}")
+        if not match:
             raise MPIError(C.ERR_ARG, f"type class {typeclass} of {size} bytes", rule="a size that C has")
-        return cls(found)
+        return cls(match)
 
     def Commit(self) -> Self:
-        """Ready for use; here every type is."""
+        """Commit it; here every type can be used at once."""
         _ = self._state
         return self
 
     def Free(self) -> None:
-        """Let go of a type that was made."""
+        """Free a derived type."""
         if self.is_predefined:
-            raise MPIError(C.ERR_TYPE, f"Free of {self._state.name}", rule="predefined types stay")
-        self._forget()
+            raise MPIError(C.ERR_TYPE, f"Free of {self._state.name}", rule="predefined types cannot be freed")
+        self._delete_attributes()
         self._h = None
 
-    # -- how it was made -------------------------------------------------------------------------------------------
+    # -- decoding ------------------------------------------------------------------------------------------------
 
     def Get_envelope(self) -> tuple[int, int, int, int, int]:
-        """How many whole numbers, addresses, counts and types made it, and how."""
+        """Numbers of integers, addresses, counts and types of the constructor, and its combiner."""
         state = self._state
-        i, a, c, d = ([], [], [], []) if state.combiner == "NAMED" else self.Get_contents()
+        i, a, c, d = ([], [], [], []) if state.combiner == "PREDEFINED" else self.Get_contents()
         return len(i), len(a), len(c), len(d), getattr(C, f"COMBINER_{state.combiner}")
 
     def Get_contents(self) -> tuple[list[int], list[int], list[int], list[Datatype]]:
-        """What made it."""
+        """The constructor's integers, addresses, counts and types."""
         state = self._state
-        if state.combiner == "NAMED":
+        if state.combiner == "PREDEFINED":
             raise MPIError(C.ERR_TYPE, f"contents of {state.name}", rule="predefined types have none")
         integers: list[int] = []
         addresses: list[int] = []
@@ -230,20 +230,22 @@ class Datatype(Attributes, family=True):
         return integers, addresses, [], [Datatype(t) for t in types]
 
     def decode(self) -> tuple[Datatype, str, dict[str, Any]]:
-        """The older type, the constructor's name and its arguments."""
+        """The inner type, the constructor's name and its arguments."""
         state = self._state
         params = {k: list(v) if isinstance(v, list) else v for k, v in state.params.items()}
         if "datatypes" in params:
             params["datatypes"] = [Datatype(t) for t in params["datatypes"]]
-        if state.combiner == "NAMED":
-            return self, "NAMED", {}
+        if state.combiner == "PREDEFINED":
+            return self, "PREDEFINED", {}
         return Datatype(state.old), state.combiner, params
 
-    envelope = property(Get_envelope, doc="How many numbers and types made it, and how.")
-    contents = property(Get_contents, doc="What made it.")
-    combiner = property(lambda self: self.Get_envelope()[-1], doc="How it was made.")
-    is_named = property(lambda self: self._state.combiner == "NAMED", doc="Whether it is predefined.")
-    is_predefined = property(lambda self: not self or self._state.combiner == "NAMED", doc="Whether it is predefined.")
+    envelope = property(Get_envelope, doc="The numbers of the constructor's arguments, and its combiner.")
+    contents = property(Get_contents, doc="The constructor's arguments.")
+    combiner = property(lambda self: self.Get_envelope()[-1], doc="The combiner.")
+    is_named = property(lambda self: self._state.combiner == "PREDEFINED", doc="Whether it is predefined.")
+    is_predefined = property(
+        lambda self: not self or self._state.combiner == "PREDEFINED", doc="Whether it is predefined."
+    )
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self or self.is_named:
@@ -258,65 +260,67 @@ class Datatype(Attributes, family=True):
         return self._h.name if self._h is not None else "MPI_DATATYPE_NULL"
 
     def Set_name(self, name: str) -> None:
-        """Give it a name."""
+        """Set its name."""
         self._state.name = name
 
     name = property(Get_name, Set_name, doc="Its name.")
 
     def tocode(self) -> str:
-        """The letter that array and struct use for it."""
+        """Its type code in `array` and `struct`."""
         if self._h is None or not self._h.code:
-            raise ValueError(f"no letter stands for {self.Get_name() or 'this datatype'}")
+            raise ValueError(f"{self.Get_name() or 'this datatype'} has no type code")
         return self._h.code
 
     @classmethod
     def fromcode(cls, code: str) -> Self:
-        """The type that a letter stands for."""
-        from .types import CODES
+        """The type with a type code."""
+        from .predefined_types import CODES
 
         if code not in CODES:
-            raise ValueError(f"{code!r} stands for no datatype")
+            raise ValueError(f"{code!r} is no type code")
         return cls(CODES[code])
 
     @property
     def typechar(self) -> str:
-        """The letter that numpy uses for it; V for anything else."""
-        basic = self._layout.basic
-        return basic.numpy.char if basic is not None and basic.numpy is not None else "V"
+        """Its numpy character; V for derived types."""
+        scalar = self._layout.scalar
+        return scalar.numpy.char if scalar is not None and scalar.numpy is not None else "V"
 
     @property
     def typestr(self) -> str:
-        """The kind and size that numpy uses for it."""
-        basic = self._layout.basic
-        if basic is None or basic.numpy is None:
+        """Its numpy kind and size."""
+        scalar = self._layout.scalar
+        if scalar is None or scalar.numpy is None:
             return f"V{self._layout.extent}"
-        return f"{basic.numpy.kind}{basic.numpy.itemsize}"
+        return f"{scalar.numpy.kind}{scalar.numpy.itemsize}"
 
     # -- packing ---------------------------------------------------------------------------------------------------
 
     def Pack_size(self, count: int, comm: Comm) -> int:
-        """Bytes that `count` elements take when packed."""
+        """Bytes of `count` packed elements."""
         return count * self._layout.size
 
     def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Comm) -> int:
-        """Append elements to packed bytes; where they end."""
-        from .buffers import memory_of, simple
+        """Pack elements at a position; returns the end position."""
+        from .buffers import parse_message
+        from .memory import memory_of
 
-        data = simple([inbuf, self], writable=False).data()
+        data = parse_message([inbuf, self], writable=False).data()
         memory_of(outbuf, writable=True)[position : position + len(data)] = data
         return position + len(data)
 
     def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Comm) -> int:
-        """Take elements from packed bytes; where they ended."""
-        from .buffers import memory_of, simple
+        """Unpack elements from a position; returns the end position."""
+        from .buffers import parse_message
+        from .memory import memory_of
 
-        out = simple([outbuf, self], writable=True)
+        out = parse_message([outbuf, self], writable=True)
         data = memory_of(inbuf, writable=False)[position : position + out.nbytes]
         out.fill(data)
         return position + len(data)
 
     def Pack_external_size(self, datarep: str, count: int) -> int:
-        """Not asked for: packing in another machine's form."""
+        """Not supported: packing in the external32 format."""
         raise NotImplementedError("external32")
 
 

@@ -1,4 +1,4 @@
-"""MPI's exception: an error class for programs that ask, and words for people."""
+"""MPI's exception: an error code for programs and a message for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _NAMES = {value: name for name, value in vars(C).items() if name == "SUCCESS" or
 
 
 class MPIError(RuntimeError):
-    """What went wrong, with MPI's error class; `drumline.MPI.Exception`."""
+    """An error with MPI's error class; `drumline.MPI.Exception`."""
 
     def __init__(self, code: int = C.SUCCESS, what: str = "", *, rule: str = "", fix: str = "") -> None:
         super().__init__(code, what, rule, fix)
@@ -51,20 +51,20 @@ class MPIError(RuntimeError):
         return (_rebuild, (self._code, self.what, self.rule, self.fix))
 
     def Get_error_code(self) -> int:
-        """The code."""
+        """The error code."""
         return self._code
 
     def Get_error_class(self) -> int:
-        """The class of the code: here both are the same."""
+        """The error class: here the same as the code."""
         return self._code
 
     def Get_error_string(self) -> str:
-        """The name of the code."""
+        """The name of the error code."""
         return Get_error_string(self._code)
 
-    error_code = property(Get_error_code, doc="The code.")
-    error_class = property(Get_error_class, doc="The class of the code.")
-    error_string = property(Get_error_string, doc="The name of the code.")
+    error_code = property(Get_error_code, doc="The error code.")
+    error_class = property(Get_error_class, doc="The error class.")
+    error_string = property(Get_error_string, doc="The name of the error code.")
 
 
 def _rebuild(code: int, what: str, rule: str, fix: str) -> MPIError:
@@ -72,7 +72,7 @@ def _rebuild(code: int, what: str, rule: str, fix: str) -> MPIError:
 
 
 def Get_error_class(errorcode: int) -> int:
-    """The class that an error code belongs to."""
+    """The error class of an error code."""
     if errorcode not in _NAMES:
         raise MPIError(C.ERR_ARG, f"error code {errorcode}", rule=f"0 <= code <= {C.ERR_LASTCODE}")
     return errorcode

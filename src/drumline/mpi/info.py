@@ -1,4 +1,4 @@
-"""Hints by key: MPI's dictionary of strings."""
+"""Info: MPI's dictionary of hints."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Self
 
 from . import constants as C
 from .exception import MPIError
-from .handle import Handle
+from .handles import Handle
 
 
 class _Items(dict[str, str]):
-    """A dictionary that can be referred to weakly, and is compared by identity."""
+    """A dictionary that supports weak references and is compared by identity."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # dictionaries have none
 
 
 class Info(Handle, MutableMapping[str, str], family=True):
-    """Strings by key; the null one is empty and stays so."""
+    """Strings by key; INFO_NULL is empty and read-only."""
 
     __slots__ = ()
     _h: _Items | None
@@ -30,41 +30,41 @@ class Info(Handle, MutableMapping[str, str], family=True):
 
     @classmethod
     def Create(cls, items: Any = None) -> Self:
-        """A new one."""
-        made = cls._of(_Items())
-        made.update(items or ())
-        return made
+        """Make an info."""
+        info = cls._of(_Items())
+        info.update(items or ())
+        return info
 
     def Dup(self) -> Self:
         """A copy."""
         return type(self)._of(_Items(self._state))
 
     def Free(self) -> None:
-        """Let go of it."""
+        """Free it."""
         _ = self._state
         self._h = None
 
     def Get(self, key: str) -> str | None:
-        """The string of a key, or None."""
+        """The value of a key, or None."""
         return self._state.get(_key(key))
 
     def Set(self, key: str, value: str) -> None:
-        """Set the string of a key."""
+        """Set the value of a key."""
         if len(value) > C.MAX_INFO_VAL:
             raise MPIError(C.ERR_INFO_VALUE, f"a value of {len(value)} characters", rule=f"at most {C.MAX_INFO_VAL}")
         self._state[_key(key)] = str(value)
 
     def Delete(self, key: str) -> None:
-        """Forget a key."""
+        """Delete a key."""
         if self._state.pop(_key(key), None) is None:
             raise MPIError(C.ERR_INFO_NOKEY, f"no key {key!r}")
 
     def Get_nkeys(self) -> int:
-        """How many keys there are."""
+        """Number of keys."""
         return len(self._state)
 
     def Get_nthkey(self, n: int) -> str:
-        """The key of a number."""
+        """The key with an index."""
         keys = list(self._state)
         if not 0 <= n < len(keys):
             raise MPIError(C.ERR_ARG, f"key number {n}", rule=f"0 <= n < {len(keys)}")
@@ -93,7 +93,7 @@ class Info(Handle, MutableMapping[str, str], family=True):
         del (self._h if self._h is not None else _Items())[key]
 
     def copy(self) -> Self:
-        """A copy; of null, null."""
+        """A copy; null for null."""
         return self.Dup() if self else type(self)()
 
     def __reduce__(self) -> tuple[Any, ...]:

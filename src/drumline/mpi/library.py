@@ -1,4 +1,4 @@
-"""The functions of MPI that belong to no object: start and end, time, memory, versions."""
+"""The functions of MPI without an object: initialisation, time, memory, versions."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from typing import Any
 
 from . import constants as C
 from . import world
-from .buffers import address_of
 from .exception import MPIError
 from .info import INFO_NULL, Info
-from .memory import buffer
-from .request import Pending, Request
+from .memory import address_of, buffer
+from .request import PendingOperation, Request
 
 _attached: list[Any] = []
 
 
 def Init() -> None:
-    """Meet the other ranks; the first use of COMM_WORLD does it as well."""
-    world.matching()
+    """Connect to the other ranks; the first use of COMM_WORLD does it as well."""
+    world.matcher()
 
 
 def Init_thread(required: int = C.THREAD_MULTIPLE) -> int:
-    """The same; every thread may send and receive."""
+    """Connect to the other ranks; every thread may send and receive."""
     Init()
     return C.THREAD_MULTIPLE
 
 
 def Finalize() -> None:
-    """Leave the other ranks; the end of the program does it as well."""
+    """Disconnect from the other ranks; the end of the program does it as well."""
     world.finalize()
 
 
 def Is_initialized() -> bool:
-    """Whether MPI may be used: from the import on."""
+    """Whether MPI may be used: always, after the import."""
     return True
 
 
@@ -48,7 +47,7 @@ def Is_finalized() -> bool:
 
 
 def Query_thread() -> int:
-    """Every thread may send and receive."""
+    """THREAD_MULTIPLE: every thread may send and receive."""
     return C.THREAD_MULTIPLE
 
 
@@ -58,22 +57,22 @@ def Is_thread_main() -> bool:
 
 
 def Get_version() -> tuple[int, int]:
-    """The standard whose names are kept."""
+    """The version of the MPI standard."""
     return C.VERSION, C.SUBVERSION
 
 
 def Get_library_version() -> str:
-    """Who we are."""
+    """Name and version of this library."""
     return "Drumline {}.{}.{}".format(*get_vendor()[1])
 
 
 def get_vendor() -> tuple[str, tuple[int, int, int]]:
-    """Who we are."""
+    """Name and version of this library."""
     try:
         numbers = [int(n) for n in version("drumline").split(".")[:3]]
     except (PackageNotFoundError, ValueError):
         numbers = []
-    return "Drumline", tuple((*numbers, 0, 0, 0)[:3])  # type: ignore[return-value]  # three of them
+    return "Drumline", tuple((*numbers, 0, 0, 0)[:3])  # type: ignore[return-value]  # three numbers
 
 
 def Get_processor_name() -> str:
@@ -82,74 +81,74 @@ def Get_processor_name() -> str:
 
 
 def Get_hw_resource_info() -> Info:
-    """Nothing is known of the hardware here."""
+    """An empty info: hardware resources are not reported."""
     return Info.Create()
 
 
 def Wtime() -> float:
-    """Seconds since some time ago."""
+    """Seconds since an arbitrary time."""
     return time.perf_counter()
 
 
 def Wtick() -> float:
-    """The smallest step of Wtime."""
+    """The resolution of Wtime."""
     return time.get_clock_info("perf_counter").resolution
 
 
 def Pcontrol(level: int) -> None:
-    """Nothing is profiled here."""
+    """Do nothing: there is no profiling interface."""
 
 
 def Get_address(location: Any) -> int:
-    """Where memory begins."""
+    """The address of memory."""
     return address_of(location)
 
 
 def Aint_add(base: int, disp: int) -> int:
-    """An address and a displacement."""
+    """The sum of an address and a displacement."""
     return base + disp
 
 
 def Aint_diff(addr1: int, addr2: int) -> int:
-    """How far apart two addresses are."""
+    """The difference of two addresses."""
     return addr1 - addr2
 
 
 def Alloc_mem(size: int, info: Info = INFO_NULL) -> buffer:
-    """New memory."""
+    """Allocate memory."""
     return buffer.allocate(size)
 
 
 def Free_mem(mem: buffer) -> None:
-    """Memory is freed when nobody uses it any more."""
+    """Do nothing: memory is freed with its last reference."""
 
 
 def Attach_buffer(buf: Any) -> None:
-    """Memory for buffered sends; they find their own."""
+    """Attach a buffer; buffered sends allocate their own."""
     _attached[:] = [buf]
 
 
 def Detach_buffer() -> Any:
-    """Give the memory back."""
+    """Detach and return the buffer."""
     return _attached.pop() if _attached else None
 
 
 def Flush_buffer() -> None:
-    """Nothing is held back."""
+    """Do nothing: no send is held back."""
 
 
 def Iflush_buffer() -> Request:
-    """Nothing is held back."""
-    return Request._of(Pending(None, ()))
+    """Do nothing: no send is held back."""
+    return Request._of(PendingOperation(None, ()))
 
 
 def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
-    """Dims as equal as can be, whose product is the number of ranks; those above 0 are kept."""
-    found = [0] * dims if isinstance(dims, int) else list(dims)
-    free = [i for i, d in enumerate(found) if d == 0]
-    fixed = prod(d for d in found if d)
+    """Balanced dims whose product is the number of ranks; those above 0 are kept."""
+    result = [0] * dims if isinstance(dims, int) else list(dims)
+    free = [i for i, d in enumerate(result) if d == 0]
+    fixed = prod(d for d in result if d)
     if fixed <= 0 or nnodes % fixed or (not free and fixed != nnodes):
-        raise MPIError(C.ERR_DIMS, f"{nnodes} ranks in {found}", rule="the product of the dims divides the ranks")
+        raise MPIError(C.ERR_DIMS, f"{nnodes} ranks in {result}", rule="the product of the dims divides the ranks")
     sizes, left, factor = [1] * len(free), nnodes // fixed, 2
     factors = []
     while left > 1:
@@ -160,5 +159,5 @@ def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
     for f in reversed(factors):
         sizes[sizes.index(min(sizes))] *= f
     for i, size in zip(free, sorted(sizes, reverse=True), strict=True):
-        found[i] = size
-    return found
+        result[i] = size
+    return result

@@ -1,4 +1,4 @@
-"""Operators of reductions: predefined, and made of a function."""
+"""Reduction operators: predefined and user-defined."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ..comm.mail.transport import bytes_of
-from ..comm.ops import Operator
+from ..comm.messaging.transport import bytes_of
+from ..comm.operators import Operator
 from . import constants as C
-from .buffers import Spot, simple
+from .buffers import MessageBuffer, parse_message
 from .datatype import Datatype
 from .exception import MPIError
-from .handle import Handle
-from .layout import Layout
+from .handles import Handle
 from .memory import buffer
+from .type_layout import TypeLayout
 
 _LIMIT = 32
-"""How many made operators may live at once, as mpi4py has it: a program that forgets to free them is told."""
+"""The most user-defined operators at a time, as in mpi4py: an error for programs that forget to free them."""
 _living: set[OpState] = set()
 
 
 class OpState:
-    """An operator."""
+    """The definition of an operator."""
 
-    __slots__ = ("__weakref__", "array", "commutes", "function", "kinds", "made", "name", "torch")
+    __slots__ = ("__weakref__", "array", "commutes", "function", "kinds", "user_defined", "name", "torch")
 
     def __init__(
         self,
@@ -37,15 +37,15 @@ class OpState:
         torch_name: str = "",
         kinds: str = "",
         *,
-        made: bool = False,
+        user_defined: bool = False,
         commutes: bool = True,
     ) -> None:
         self.name, self.function, self.array, self.torch = name, function, array, torch_name
-        self.kinds, self.made, self.commutes = kinds, made, commutes
+        self.kinds, self.user_defined, self.commutes = kinds, user_defined, commutes
 
 
 class Op(Handle, family=True):
-    """How two contributions become one."""
+    """A reduction operator."""
 
     __slots__ = ("_by_number",)
     _by_number: bool
@@ -59,51 +59,51 @@ class Op(Handle, family=True):
 
     @classmethod
     def Create(cls, function: Callable[..., Any], commute: bool = False) -> Self:
-        """An operator of `function(inbuf, inoutbuf, datatype)`, which leaves its result in the second buffer."""
+        """An operator of `function(inbuf, inoutbuf, datatype)`, which writes its result to the second buffer."""
         if len(_living) >= _LIMIT:
-            raise RuntimeError(f"{_LIMIT} operators are in use: free those that are not needed any more")
-        state = OpState(getattr(function, "__name__", "function"), function, made=True, commutes=bool(commute))
+            raise RuntimeError(f"{_LIMIT} operators are in use: free those that are no longer needed")
+        state = OpState(getattr(function, "__name__", "function"), function, user_defined=True, commutes=bool(commute))
         _living.add(state)
         return cls._of(state)
 
     def Free(self) -> None:
-        """Let go of an operator that was made."""
-        if not self._state.made:
-            raise MPIError(C.ERR_OP, f"Free of {self._state.name}", rule="predefined operators stay")
+        """Free a user-defined operator."""
+        if not self._state.user_defined:
+            raise MPIError(C.ERR_OP, f"Free of {self._state.name}", rule="predefined operators cannot be freed")
         _living.discard(self._state)
         self._h = None
 
     def Is_commutative(self) -> bool:
-        """Whether the order of ranks may change."""
+        """Whether operands may be reordered."""
         return self._state.commutes
 
-    is_commutative = property(Is_commutative, doc="Whether the order of ranks may change.")
-    is_predefined = property(lambda self: self._h is None or not self._h.made, doc="Whether it was not made.")
+    is_commutative = property(Is_commutative, doc="Whether operands may be reordered.")
+    is_predefined = property(lambda self: self._h is None or not self._h.user_defined, doc="Whether it is predefined.")
 
     def __call__(self, x: Any, y: Any) -> Any:
         if self._h is None:
             raise ValueError("OP_NULL computes nothing")
-        return self._h.function(x, y, None) if self._h.made else self._h.function(x, y)
+        return self._h.function(x, y, None) if self._h.user_defined else self._h.function(x, y)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._h is not None and self._h.made and not hasattr(self, "_by_number"):
+        if self._h is not None and self._h.user_defined and not hasattr(self, "_by_number"):
             return (_rebuild, (type(self), self._h.function, self._h.commutes))
         return super().__reduce__()
 
     @classmethod
     def fromhandle(cls, handle: int) -> Self:
-        """The operator of a number; a number does not say what function to send along."""
-        made = super().fromhandle(handle)
-        if made and made._state.made:
-            made._by_number = True
-        return made
+        """The operator with a number; it cannot be pickled, because its function is unknown elsewhere."""
+        op = super().fromhandle(handle)
+        if op and op._state.user_defined:
+            op._by_number = True
+        return op
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
-        """Combine two buffers of this rank: the second becomes `first op second`."""
-        a, b = simple(inbuf, writable=False), simple(inoutbuf, writable=True)
+        """Reduce two local buffers: the second becomes `first op second`."""
+        a, b = parse_message(inbuf, writable=False), parse_message(inoutbuf, writable=True)
         if a.count != b.count or a.type != b.type:
             raise ValueError(
-                f"message: {a.count} of {a.type.Get_name()} and {b.count} of {b.type.Get_name()}: both sides alike"
+                f"message: {a.count} of {a.type.Get_name()} and {b.count} of {b.type.Get_name()}: both must be equal"
             )
         check_type(self, b)
         combine(self, b.type)(a.raw(), b.raw())
@@ -114,31 +114,31 @@ def _rebuild(cls: type[Op], function: Callable[..., Any], commutes: bool) -> Op:
     return cls.Create(function, commutes)
 
 
-# -- on buffers -------------------------------------------------------------------------------------------------
+# -- buffers ----------------------------------------------------------------------------------------------------
 
 
 def combine(op: Op, kind: Datatype) -> Callable[[memoryview, memoryview], None]:
-    """`function(a, b)` on raw memory: b becomes `a op b`."""
+    """A function (a, b) on raw memory: b becomes `a op b`."""
     state, layout = op._state, kind._layout
-    if state.made:
+    if state.user_defined:
         return lambda a, b: state.function(buffer(a), buffer(b), kind) and None
-    basic = layout.alike
-    assert basic is not None, "check_type has seen to it"
-    if basic.numpy is None:  # torch has types that numpy has not
-        return _by_torch(state.torch, basic.torch)
-    array, dtype = state.array, basic.numpy
+    scalar = layout.uniform_scalar
+    assert scalar is not None, "checked by check_type"
+    if scalar.numpy is None:  # torch has types that numpy lacks
+        return _by_torch(state.torch, scalar.torch)
+    array, dtype = state.array, scalar.numpy
     assert array is not None
 
     def on_arrays(a: memoryview, b: memoryview) -> None:
         into = np.frombuffer(b, dtype=dtype)
-        with np.errstate(all="ignore"):  # numbers that run over do so silently, as in C
+        with np.errstate(all="ignore"):  # overflow is silent, as in C
             into[...] = array(np.frombuffer(a, dtype=dtype), into)
 
     return on_arrays
 
 
 def _by_torch(name: str, dtype: torch.dtype | None) -> Callable[[memoryview, memoryview], None]:
-    from ..comm.ops import reduction
+    from ..comm.operators import reduction
 
     assert dtype is not None
     into = reduction(name, dtype).into
@@ -151,17 +151,17 @@ def _by_torch(name: str, dtype: torch.dtype | None) -> Callable[[memoryview, mem
     return on_tensors
 
 
-def plan(op: Op, spot: Spot) -> tuple[torch.dtype, str | Operator]:
-    """How a reduction runs on tensors: by name where torch knows the type, else on bytes that stay together."""
-    check_type(op, spot)
-    state, layout = op._state, spot.layout
-    basic = layout.alike
-    if not state.made and layout.dense and basic is not None and basic.torch is not None and state.torch:
-        return basic.torch, state.torch
-    return torch.uint8, _on_bytes(state, spot.type._state.layout, spot.type)
+def tensor_operator(op: Op, region: MessageBuffer) -> tuple[torch.dtype, str | Operator]:
+    """(dtype, operator) of a reduction on tensors: by name if torch has the type, else on groups of bytes."""
+    check_type(op, region)
+    state, layout = op._state, region.layout
+    scalar = layout.uniform_scalar
+    if not state.user_defined and layout.dense and scalar is not None and scalar.torch is not None and state.torch:
+        return scalar.torch, state.torch
+    return torch.uint8, _on_bytes(state, region.type._state.layout, region.type)
 
 
-def _on_bytes(state: OpState, layout: Layout, kind: Datatype) -> Operator:
+def _on_bytes(state: OpState, layout: TypeLayout, kind: Datatype) -> Operator:
     step = combine(Op._of(state), kind)
 
     def function(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -176,36 +176,36 @@ def _view(tensor: torch.Tensor) -> memoryview:
     return bytes_of(tensor)
 
 
-_WORDS = {
-    "i": "whole numbers",
-    "u": "whole numbers",
-    "f": "numbers with fractions",
+_KIND_NAMES = {
+    "i": "integers",
+    "u": "integers",
+    "f": "floating-point numbers",
     "c": "complex numbers",
-    "b": "truth values",
+    "b": "booleans",
     "B": "bytes",
     "2": "pairs of value and index",
 }
 
 
-def check_type(op: Op, spot: Spot) -> None:
-    """Refuse an operator that means nothing for a type."""
-    state, basic = op._state, spot.layout.alike
-    if state.made:
+def check_type(op: Op, region: MessageBuffer) -> None:
+    """Refuse an operator that is not defined for a type."""
+    state, scalar = op._state, region.layout.uniform_scalar
+    if state.user_defined:
         return
-    gaps = not spot.layout.dense and spot.layout.basic is None
-    if spot.count and (basic is None or basic.kind not in state.kinds or gaps):
-        name = spot.type.Get_name() or "a made datatype"
-        takes = ", ".join(dict.fromkeys(_WORDS[k] for k in state.kinds if k in _WORDS))
+    gaps = not region.layout.dense and region.layout.scalar is None
+    if region.count and (scalar is None or scalar.kind not in state.kinds or gaps):
+        name = region.type.Get_name() or "a derived datatype"
+        takes = ", ".join(dict.fromkeys(_KIND_NAMES[k] for k in state.kinds if k in _KIND_NAMES))
         raise MPIError(
             C.ERR_OP, f"{state.name} of {name}", rule=f"{state.name} takes {takes}", fix="another type, or Op.Create"
         )
 
 
-# -- the predefined ones ----------------------------------------------------------------------------------------
+# -- predefined operators --------------------------------------------------------------------------------------
 
 
 def _first_or_second(better: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
-    """Of two pairs the better value; of equal ones the lower index."""
+    """Of two (value, index) pairs the better value; for equal values the lower index."""
 
     def choose(x: Any, y: Any) -> Any:
         if better(x[0], y[0]):

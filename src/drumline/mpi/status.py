@@ -1,4 +1,4 @@
-"""What a message was: its source, tag and size."""
+"""Status: the source, tag and size of a message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from . import constants as C
 from .datatype import Datatype
-from .types import BYTE
+from .predefined_types import BYTE
 
 _SOURCE, _TAG, _ERROR, _CANCELLED, _NBYTES = range(5)
 
@@ -45,83 +45,83 @@ class Status:
         return (_rebuild, (type(self), self._v.tolist()))
 
     def Get_source(self) -> int:
-        """Who sent it."""
+        """The source rank."""
         return self._v[_SOURCE]
 
     def Set_source(self, source: int) -> None:
-        """Say who sent it."""
+        """Set the source rank."""
         self._v[_SOURCE] = source
 
     def Get_tag(self) -> int:
-        """Its tag."""
+        """The tag."""
         return self._v[_TAG]
 
     def Set_tag(self, tag: int) -> None:
-        """Say its tag."""
+        """Set the tag."""
         self._v[_TAG] = tag
 
     def Get_error(self) -> int:
-        """How it ended."""
+        """The error code."""
         return self._v[_ERROR]
 
     def Set_error(self, error: int) -> None:
-        """Say how it ended."""
+        """Set the error code."""
         self._v[_ERROR] = error
 
     def Get_count(self, datatype: Datatype = BYTE) -> int:
-        """How many elements came; UNDEFINED where the last is not whole."""
+        """Number of received elements; UNDEFINED if the last is incomplete."""
         nbytes, size = self._v[_NBYTES], datatype._layout.size
         if size == 0:
             return 0 if nbytes == 0 else C.UNDEFINED
         return nbytes // size if nbytes % size == 0 else C.UNDEFINED
 
     def Get_elements(self, datatype: Datatype) -> int:
-        """How many numbers came, also of an element that is not whole."""
+        """Number of received scalars, including those of an incomplete element."""
         nbytes, layout = self._v[_NBYTES], datatype._layout
         if layout.size == 0:
             return 0
-        found = nbytes // layout.size * len(layout.basics)
+        count = nbytes // layout.size * len(layout.scalars)
         rest = nbytes % layout.size
-        for basic in layout.basics:
+        for scalar in layout.scalars:
             if rest == 0:
                 break
-            rest -= basic.size
+            rest -= scalar.size
             if rest < 0:
                 return C.UNDEFINED
-            found += 1
-        return found
+            count += 1
+        return count
 
     def Set_elements(self, datatype: Datatype, count: int) -> None:
-        """Say how many elements came."""
+        """Set the number of elements."""
         self._v[_NBYTES] = count * datatype._layout.size
 
     def Is_cancelled(self) -> bool:
-        """Whether it was taken back."""
+        """Whether it was cancelled."""
         return bool(self._v[_CANCELLED])
 
     def Set_cancelled(self, flag: bool) -> None:
-        """Say whether it was taken back."""
+        """Set whether it was cancelled."""
         self._v[_CANCELLED] = flag
 
     def tomemory(self) -> memoryview:
-        """The numbers themselves."""
+        """The fields as integers."""
         return memoryview(self._v)
 
     def py2f(self) -> list[int]:
-        """The numbers as Fortran would see them."""
+        """The fields for Fortran."""
         return self._v.tolist()
 
     @classmethod
     def f2py(cls, arg: list[int]) -> Self:
-        """From such numbers."""
+        """A status from Fortran fields."""
         made: Self = _rebuild(cls, arg)
         return made
 
-    source = property(Get_source, Set_source, doc="Who sent it.")
-    tag = property(Get_tag, Set_tag, doc="Its tag.")
-    error = property(Get_error, Set_error, doc="How it ended.")
-    count = property(Get_count, lambda self, n: self.Set_elements(BYTE, n), doc="How many bytes came.")
-    cancelled = property(Is_cancelled, Set_cancelled, doc="Whether it was taken back.")
+    source = property(Get_source, Set_source, doc="The source rank.")
+    tag = property(Get_tag, Set_tag, doc="The tag.")
+    error = property(Get_error, Set_error, doc="The error code.")
+    count = property(Get_count, lambda self, n: self.Set_elements(BYTE, n), doc="Number of received bytes.")
+    cancelled = property(Is_cancelled, Set_cancelled, doc="Whether it was cancelled.")
 
 
 _EMPTY = (C.ANY_SOURCE, C.ANY_TAG, C.SUCCESS, 0, 0)

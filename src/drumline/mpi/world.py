@@ -1,4 +1,4 @@
-"""The ranks of this program: joined at the first use, not at import; left at exit without waiting for the dead."""
+"""The ranks of this program: connected at the first use, not at import; left at exit without waiting for dead ranks."""
 
 from __future__ import annotations
 
@@ -9,52 +9,48 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
 
 import torch.distributed as dist
 
-from ..comm.environment import MPI_LAUNCHERS, Place, connect, place, say_errors_plainly
+from ..comm.environment import MPI_LAUNCHERS, RankInfo, connect, print_errors_without_traceback, rank_info
 from ..comm.hosts import host_digest
-from ..comm.mail.gloo import GlooPost
-from ..comm.mail.matching import Matching
-from ..comm.mail.post import Post
-from ..comm.mail.threads import ThreadPost, run_posts
+from ..comm.messaging.endpoint import Endpoint
+from ..comm.messaging.gloo_endpoint import GlooEndpoint
+from ..comm.messaging.matching import MessageMatcher
+from ..comm.messaging.thread_endpoint import ThreadEndpoint
 from ..comm.shm import NoSharedMemory, ShmTransport
 from ..core.errors import GaveUp, InputError, nearest
+from ..torchkit.process_groups import default_store
 
-if TYPE_CHECKING:
-    from .comm import Intracomm
-
-T = TypeVar("T")
 VARIABLE = "DRUMLINE_TRANSPORT"
 TRANSPORTS = ("shm", "gloo", "mpi", "threads")
 
-_made: Matching | None = None
+_made: MessageMatcher | None = None
 _close: Callable[[], None]
 _lock = threading.Lock()
 _own = threading.local()
-"""The matching of a thread that is a rank of its own."""
+"""The matcher of a thread that is a rank."""
 
 
-def matching() -> Matching:
-    """This rank's messages; the first call joins the others."""
+def matcher() -> MessageMatcher:
+    """This rank's message matcher; the first call connects to the others."""
     global _made, _close
-    mine: Matching | None = getattr(_own, "matching", None)
+    mine: MessageMatcher | None = getattr(_own, "matcher", None)
     if mine is not None:
         return mine
     if _made is None:
         with _lock:
             if _made is None:
-                say_errors_plainly(place().rank)
+                print_errors_without_traceback(rank_info().rank)
                 _made, _close = join(os.environ.get(VARIABLE, ""))
                 atexit.register(_at_exit)
     return _made
 
 
 def finalize() -> None:
-    """Leave the others: see off what was sent, and say that nothing more comes."""
-    matching()
+    """Flush this rank's sends and leave the others."""
+    matcher()
     _close()
 
 
@@ -64,18 +60,18 @@ def finalized() -> bool:
 
 
 def _at_exit() -> None:
-    """A rank that ends by an error does not wait: the others learn of its death by themselves."""
+    """Leave at exit; a rank that ends with an error does not wait, since the others detect its death."""
     if _made is None or _made.closed:
         return
     if getattr(sys, "last_value", None) is not None:
         _made.closed = True
         return
-    with contextlib.suppress(GaveUp):  # who is left says what happened
+    with contextlib.suppress(GaveUp):  # the remaining ranks report what happened
         _close()
 
 
-def join(transport: str) -> tuple[Matching, Callable[[], None]]:
-    """The messages of this process, and how to end them. `transport` is what the user asked for, or empty."""
+def join(transport: str) -> tuple[MessageMatcher, Callable[[], None]]:
+    """The matcher of this process, and the function that closes it. `transport` is the user's choice, or empty."""
     if transport and transport not in TRANSPORTS:
         raise InputError(
             f"{VARIABLE}={transport!r}",
@@ -83,11 +79,11 @@ def join(transport: str) -> tuple[Matching, Callable[[], None]]:
             rule=f"one of {', '.join(TRANSPORTS)}",
             fix=nearest(transport, TRANSPORTS),
         )
-    where = place()
+    where = rank_info()
     if dist.is_initialized():
-        where = Place(dist.get_rank(), dist.get_world_size(), where.local_rank, where.launcher)
+        where = RankInfo(dist.get_rank(), dist.get_world_size(), where.local_rank, where.launcher)
     if where.size == 1 and transport in ("", "threads"):
-        return _over(ThreadPost())
+        return _over(ThreadEndpoint())
     if transport == "threads":
         raise InputError(
             f"{VARIABLE}=threads in {where.size} processes",
@@ -96,9 +92,9 @@ def join(transport: str) -> tuple[Matching, Callable[[], None]]:
             fix="drumline.mpi.run_threads(function, p)",
         )
     if transport == "mpi" or (not transport and through_mpi(where)):
-        from ..comm.mpi.post import MpiPost
+        from ..comm.mpi.endpoint import MpiEndpoint
 
-        return _over(MpiPost())
+        return _over(MpiEndpoint())
     connect(backend="gloo" if transport == "gloo" and not dist.is_initialized() else "auto")
     if transport == "shm" or (not transport and _one_host(where)):
         try:
@@ -107,43 +103,38 @@ def join(transport: str) -> tuple[Matching, Callable[[], None]]:
             if transport:
                 raise InputError(f"{VARIABLE}=shm", where="environment", rule=str(e), fix=f"{VARIABLE}=gloo") from e
             warnings.warn(f"no shared memory, so messages go by gloo: {e}", RuntimeWarning, stacklevel=2)
-    return _over(GlooPost())
+    return _over(GlooEndpoint())
 
 
-def through_mpi(where: Place) -> bool:
-    """Whether mpiexec started us and mpi4py is there."""
+def through_mpi(where: RankInfo) -> bool:
+    """Whether mpiexec started this process and mpi4py is installed."""
     return where.launcher in MPI_LAUNCHERS and importlib.util.find_spec("mpi4py") is not None
 
 
-def _one_host(where: Place) -> bool:
-    """Whether all ranks share this host: each tells its own through the store by which they met."""
-    store = dist.PrefixStore("drumline/mpi/host", dist.distributed_c10d._get_default_store())
+def _one_host(where: RankInfo) -> bool:
+    """Whether all ranks share this host: each publishes its host in the store."""
+    store = dist.PrefixStore("drumline/mpi/host", default_store())
     mine = host_digest().hex()
     store.set(str(where.rank), mine)
     return all(store.get(str(rank)).decode() == mine for rank in range(where.size))
 
 
-def _over(post: Post) -> tuple[Matching, Callable[[], None]]:
-    made = Matching(post)
+def _over(endpoint: Endpoint) -> tuple[MessageMatcher, Callable[[], None]]:
+    made = MessageMatcher(endpoint)
     return made, made.close
 
 
-def _shared() -> tuple[Matching, Callable[[], None]]:
+def _shared() -> tuple[MessageMatcher, Callable[[], None]]:
     transport = ShmTransport.over()
-    return transport.matching, transport.close
+    return transport.matcher, transport.close
 
 
-def run_threads(function: Callable[[Intracomm], T], p: int) -> list[T]:
-    """Run `function(comm)` on p ranks that are threads of this process; what each returned, by rank."""
-    from .comm import Intracomm
-
-    def rank(post: Post) -> T:
-        _own.matching = Matching(post)
-        try:
-            result = function(Intracomm._world_of(_own.matching))
-            _own.matching.close()
-            return result
-        finally:
-            del _own.matching
-
-    return run_posts(rank, p)
+@contextlib.contextmanager
+def thread_rank(endpoint: Endpoint) -> Iterator[MessageMatcher]:
+    """Make this thread a rank; its matcher is closed at the end unless there was an error."""
+    _own.matcher = matcher = MessageMatcher(endpoint)
+    try:
+        yield matcher
+        matcher.close()
+    finally:
+        del _own.matcher

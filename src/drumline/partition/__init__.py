@@ -1,1 +1,1 @@
-"""One model over the ranks of a mesh axis: captured as a flat graph, split by rules, cut into stages."""
+"""Splits a model over ranks: capture as a graph, shard over mesh axes, cut into pipeline stages."""

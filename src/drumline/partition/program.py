@@ -1,7 +1,7 @@
-"""A spread graph as something to call: Python code of its operators, on this rank's parts of the parameters.
+"""Runs a sharded graph: Python code of its operators, on this rank's parts of the parameters.
 
-The parameters live in a tree of names of their own, `Holder`, as the user's model names them; programs for other shapes
-of batches share it. A value is dropped after its last use, as Python would drop a local variable of the user's code.
+The parameters are kept in a module tree of their own, `ParameterHolder`, under the user's names; programs for other
+batch shapes share it. A value is freed after its last use, as Python frees a local variable.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from .layout import Split
+from .sharding.layout import Split
 
-Seen = Callable[[Node, Any], Any]
-"""(node, its value) -> the value to go on with; called where a program is watched."""
+ValueObserver = Callable[[Node, Any], Any]
+"""(node, value) -> the value to continue with; called while a program is observed."""
 
 
-class Holder(nn.Module):
-    """A node of the tree of names; it only holds parameters and buffers."""
+class ParameterHolder(nn.Module):
+    """A node of the module tree; it only has parameters and buffers."""
 
     def forward(self) -> None:
-        """A holder is not called."""
+        """Never called."""
         raise RuntimeError("a program is called, not the module that holds its parameters")
 
 
-def put(root: nn.Module, name: str, tensor: torch.Tensor | nn.Parameter, *, persistent: bool = True) -> None:
+def register_tensor(
+    root: nn.Module, name: str, tensor: torch.Tensor | nn.Parameter, *, persistent: bool = True
+) -> None:
     """Register a parameter or a buffer under a dotted name."""
     *path, last = name.split(".")
     for key in path:
         if key not in root._modules:
-            root.add_module(key, Holder())
-        root = root._modules[key]  # type: ignore[assignment]  # just made
+            root.add_module(key, ParameterHolder())
+        root = root._modules[key]  # type: ignore[assignment]  # just added
     if isinstance(tensor, nn.Parameter):
         root.register_parameter(last, tensor)
     else:
@@ -41,15 +43,15 @@ def put(root: nn.Module, name: str, tensor: torch.Tensor | nn.Parameter, *, pers
 
 
 def splits_of(node: Node) -> dict[str, Split]:
-    """How a placeholder is split, by axis."""
+    """The splits of a placeholder, by axis."""
     return dict(node.meta.get("splits", {}))
 
 
-class Program:
-    """`program(*tensors)` runs a graph (or a stage of one) and gives its outputs.
+class GraphProgram:
+    """`program(*tensors)` runs a graph (or a stage of one) and returns its outputs.
 
-    With a root, the tensors are those of a batch; without, all placeholders of the graph are arguments, in their order.
-    Nodes whose meta has "shows" can be watched.
+    With a root, the tensors are those of a batch; without, all placeholders of the graph are arguments, in order. Nodes
+    with meta["shows"] can be observed.
     """
 
     def __init__(self, graph: Graph, constants: Mapping[str, torch.Tensor], root: nn.Module | None = None) -> None:
@@ -57,44 +59,44 @@ class Program:
         self._code = _Code(root, graph, constants)
         self._plain = self._code.compile(())
         self._shown: Callable[..., Any] | None = None
-        self.seen: Seen | None = None
-        """Who wants to see values."""
+        self.observer: ValueObserver | None = None
+        """Called with the values of observable nodes, or None."""
 
     @property
     def inputs(self) -> list[Node]:
         """The placeholders that a call fills, in order."""
         return self._code.inputs
 
-    def watch(self, seen: Seen | None) -> None:
-        """Show the values that are marked to be shown, also those of programs inside of this one; None: no longer."""
-        self.seen = seen
+    def observe(self, seen: ValueObserver | None) -> None:
+        """Call `observer` with the values of observable nodes, also of nested programs; None stops that."""
+        self.observer = seen
         for node in self.graph.nodes:
             inner = getattr(node.target, "program", None)
-            if isinstance(inner, Program):
-                inner.watch(seen)
+            if isinstance(inner, GraphProgram):
+                inner.observe(seen)
 
     def __call__(self, *tensors: Any) -> Any:
-        if self.seen is None:
+        if self.observer is None:
             return self._plain(*tensors)
         if self._shown is None:
             self._shown = self._code.compile(n for n in self.graph.nodes if n.meta.get("shows"))
-        return self._shown(*tensors, seen=self.seen)
+        return self._shown(*tensors, seen=self.observer)
 
     @property
     def source(self) -> str:
-        """The code, for who wants to read it."""
+        """The generated code."""
         return self._code.text(())
 
 
 class _Code:
-    """Writes the lines; without a root, parameters and buffers are arguments like the batch."""
+    """Generates the code; without a root, parameters and buffers are arguments like the batch."""
 
     def __init__(self, root: nn.Module | None, graph: Graph, constants: Mapping[str, torch.Tensor]) -> None:
         self.graph = graph
         self.inputs: list[Node] = []
         self._globals: dict[str, Any] = {}
         self._names: dict[Node, str] = {}
-        self._heads: list[str] = []
+        self._prologue: list[str] = []
         for i, node in enumerate(graph.nodes):
             self._names[node] = f"v{i}"
             role = node.meta.get("role")
@@ -109,20 +111,20 @@ class _Code:
     def _read(self, node: Node, table: dict[str, Any], key: str) -> None:
         name = self._names[node]
         self._globals[f"t_{name}"] = table
-        self._heads.append(f"{name} = t_{name}[{key!r}]")
+        self._prologue.append(f"{name} = t_{name}[{key!r}]")
 
     def compile(self, watched: Iterable[Node]) -> Callable[..., Any]:
-        """A function of the batch's tensors; it shows the watched values as they come."""
+        """A function of the batch's tensors, which shows the observed values as they come."""
         text = self.text(frozenset(watched))
         space = dict(self._globals)
         exec(compile(text, f"<program of {len(self._names)} operators>", "exec"), space)  # noqa: S102  # our own lines
         return space["run"]  # type: ignore[no-any-return]  # just defined
 
     def text(self, watched: Iterable[Node]) -> str:
-        """The function's lines."""
+        """The function's source."""
         watched = frozenset(watched)
         names = [self._names[n] for n in self.inputs]
-        lines = [f"def run({', '.join([*names, 'seen=None'])}):", *(f"    {line}" for line in self._heads)]
+        lines = [f"def run({', '.join([*names, 'seen=None'])}):", *(f"    {line}" for line in self._prologue)]
         for node in self.graph.nodes:
             name = self._names[node]
             if node.op == "call_function":
@@ -145,7 +147,7 @@ class _Code:
         return ", ".join(words)
 
     def _text(self, value: Any, node: Node, place: str) -> str:
-        """An argument as code; what has no such form becomes a global."""
+        """An argument as code; values without a literal become globals."""
         if isinstance(value, Node):
             return self._names[value]
         if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and abs(value) < 1e300):
@@ -159,7 +161,7 @@ class _Code:
 
 
 def _place(root: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """The table and the key of a parameter or buffer: read at every call, because its tensor may be replaced."""
+    """The table and key of a parameter or buffer: looked up at every call, because its tensor may be replaced."""
     *path, last = name.split(".")
     for key in path:
         root = root._modules[key]  # type: ignore[assignment]  # it is there
@@ -167,7 +169,7 @@ def _place(root: nn.Module, name: str) -> tuple[dict[str, Any], str]:
 
 
 def _last_uses(graph: Graph) -> dict[Node, list[Node]]:
-    """Node -> the values that nobody reads after it."""
+    """Node -> the values that are not read after it."""
     last: dict[Node, Node] = {}
     for node in graph.nodes:
         if node.op == "call_function":

@@ -1,7 +1,7 @@
-"""Which plan: candidates, their scores, and why the winner won."""
+"""The planner: candidates, their scores, and why the best one wins."""
 
 from .answer import Answer, Candidate
-from .families import Family
-from .search import default_precision, search
+from .plan_families import PlanFamily
+from .search import default_precision, price, search
 
-__all__ = ["Answer", "Candidate", "Family", "default_precision", "search"]
+__all__ = ["Answer", "Candidate", "PlanFamily", "default_precision", "price", "search"]

@@ -1,28 +1,35 @@
-"""What a search says: every candidate, the best first, each loser with its reason."""
+"""The answer of a search: every candidate, best first, each with its reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 
 from ..core import files
 from ..core.errors import CorruptFile
-from .families import Family
+from ..plans import Plan
+from .plan_families import PlanFamily
+
+
+def _parsed(value: Any) -> Any:
+    return Plan.parse(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One plan and how it fared."""
+    """One plan and its score."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-    plan: str
+    plan: Annotated[Plan, BeforeValidator(_parsed)]
+    """In files, its notation."""
     step_seconds: float
     memory_bytes: float
     fits: bool
     reason: str
-    """Why it won, or by how much and to what it lost."""
+    """Why it won, or by how much and why it lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +39,33 @@ class Answer:
     __pydantic_config__ = ConfigDict(extra="forbid")
     candidates: tuple[Candidate, ...]
     seconds: float
-    """How long the search took."""
+    """Duration of the search."""
     explanation: str
-    """One paragraph for a person: what bounds the step, and what the runner-up lacks."""
+    """One paragraph: what bounds the step, how the plan uses the machine, why the alternatives lose."""
     objective: str = "time"
-    """What was sought: `time`, `memory` or `cost`."""
-    families: tuple[Family, ...] = ()
-    """The best of each family of plans, with its margin and what would have to change for it to win."""
+    """`time`, `memory` or `cost`."""
+    families: tuple[PlanFamily, ...] = ()
+    """The best of each family of plans, with its margin and what would make it win."""
     interrupted: bool = False
-    """Whether the search was stopped: then these are the candidates so far, and a better one may be missing."""
+    """Whether the user stopped the search: then a better candidate may be missing."""
     scored: int = 0
-    """How many plans were scored: more than these where the whole space was, and these are its finalists."""
+    """Plans that were scored: more than the candidates where the whole space was scored on arrays."""
     scored_by: str = ""
-    """Whose price that is, and its bound, where it is of the closed form fitted on published runs; else empty."""
+    """The fitted cost model and its error; empty where prices are summed over operators."""
+
+    @property
+    def best(self) -> Candidate:
+        """The winner."""
+        return self.candidates[0]
 
     def save(self, path: str | Path) -> None:
-        """Write the JSON form."""
-        files.write_json(path, self)
+        """Write JSON, with plans in their notation."""
+        table = files.to_plain(self)
+        for row, candidate in zip(table["candidates"], self.candidates, strict=True):
+            row["plan"] = str(candidate.plan)
+        files.write_json(path, table)
 
     @classmethod
     def load(cls, path: str | Path) -> Answer:
-        """Read the JSON form back."""
+        """Read JSON."""
         return files.from_plain(cls, files.read_json(path), str(path), CorruptFile)

@@ -1,4 +1,4 @@
-"""The search: every candidate scored, the best first, each loser with its reason in numbers."""
+"""The search: every candidate scored, best first, each loser with its reason in numbers."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ..clusters import Cluster
 from ..core.errors import DoesNotFit, PlanError
 from ..costs import Estimate
-from ..models.profile import Op, Profile
+from ..costs.factory import cost_model
+from ..costs.model import CostModel
+from ..models.profile import Profile, ProfiledOp
 from ..plans import Plan
-from . import remedy
+from . import suggestions
 from .answer import Answer, Candidate
-from .explain import alternatives, explain, reason
-from .finalists import DryRun, passed
-from .objectives import Scored, order
-from .prices import by_fit, estimates, prices
+from .dry_runs import DryRun, drop_failed
+from .explain import compare_families, explain, reason
+from .objectives import Scored, best_first
 from .space import candidates
 
-if TYPE_CHECKING:
-    from .prices import Prices
-
 Score = Callable[[Profile, Plan, Cluster], Estimate]
+
+
+def price(profile: Profile, cluster: Cluster, plan: Plan) -> Estimate:
+    """Time and memory of one given plan, by the cost model that a search would use; nothing is searched."""
+    return cost_model(profile, cluster, plan.precision).estimate(plan)
 
 
 def search(
@@ -35,28 +37,29 @@ def search(
     score: Score | None = None,
     fleet: Cluster | None = None,
     objective: str = "time",
-    turns: bool = False,
+    break_even: bool = False,
     brief: bool = False,
     dry_run: DryRun | None = None,
 ) -> tuple[Answer, dict[str, Estimate]]:
-    """Score every plan for the cluster; the answer, and the estimates behind it by plan.
+    """Score every plan for the cluster; return the answer, and the estimates by plan notation.
 
-    `fleet` is what the cluster was taken from: when nothing fits, more of it may be the way out. Ctrl-C ends the search
-    early: what has been scored until then is the answer, and it says so. With `turns` it also says what would have to
-    change for other families of plans to win, by closed form. `brief` leaves out all that is not about the best.
-    `dry_run` looks at the finalists: those that fail there are not proposed.
+    `fleet` is the cluster that `cluster` was taken from: when nothing fits, more of its devices may help. Ctrl-C ends
+    the search early; the answer then has the candidates scored so far and says so. `break_even` adds what would have to
+    change for other families of plans to become the fastest. `brief` leaves out all but the best. Of the best plans,
+    those whose `dry_run` fails are not proposed.
     """
     start = time.perf_counter()
-    best_first = order(objective)
-    profile = _shared(profile)
+    order = best_first(objective)
+    profile = _with_shared_operators(profile)
     base = Plan(precision=precision or default_precision(cluster))
-    by = prices(profile, cluster, base.precision)
-    found = _offered(profile, cluster, base, by, score, objective, brief=brief)
-    scored, interrupted = _scored(found.plans)
-    interrupted = interrupted or found.interrupted
-    if found.count and not interrupted and not any(e.fits for _, e in scored):
-        scored.append(remedy.least(profile, cluster, base))  # what comes nearest, should the quick count have missed it
-    fitting = passed(sorted((s for s in scored if s[1].fits), key=best_first), dry_run)
+    model = cost_model(profile, cluster, base.precision)
+    stream = _score_candidates(profile, cluster, base, model, score, objective, brief=brief)
+    scored, interrupted = _collect(stream.plans)
+    interrupted = interrupted or stream.interrupted
+    if stream.count and not interrupted and not any(e.fits for _, e in scored):
+        # the approximate memory may have missed the plan that comes closest
+        scored.append(suggestions.closest_plan(profile, cluster, base))
+    fitting = drop_failed(sorted((s for s in scored if s[1].fits), key=order), dry_run)
     others = sorted((s for s in scored if not s[1].fits), key=lambda s: s[1].memory_bytes)
     if not fitting:
         if interrupted:
@@ -67,63 +70,75 @@ def search(
     ranked = fitting + others
     best = ranked[0][1]
     rows = tuple(
-        Candidate(e.plan, e.step_seconds, e.memory_bytes, e.fits, reason(e, best, plan, objective))
-        for plan, e in ranked
+        Candidate(plan, e.step_seconds, e.memory_bytes, e.fits, reason(e, best, plan, objective)) for plan, e in ranked
     )
-    families = () if brief else alternatives(profile, cluster, ranked, objective, turns=turns)
-    count = found.count or len(ranked)
-    unfit = found.unfit if found.count else len(others)
-    told = f"{unfit:,} of {count:,}" if unfit else ""
-    text = explain(profile, cluster, ranked, families, objective, turns=turns, unfit=told)
-    answer = Answer(rows, time.perf_counter() - start, text, objective, families, interrupted, count, found.says)
+    families = () if brief else compare_families(profile, cluster, ranked, objective, break_even=break_even)
+    count = stream.count or len(ranked)
+    too_large = stream.too_large if stream.count else len(others)
+    text = explain(
+        profile,
+        cluster,
+        ranked,
+        families,
+        objective,
+        break_even=break_even,
+        too_large=f"{too_large:,} of {count:,}" if too_large else "",
+    )
+    seconds = time.perf_counter() - start
+    answer = Answer(rows, seconds, text, objective, families, interrupted, count, stream.source)
     return answer, {e.plan: e for _, e in ranked}
 
 
 @dataclass(frozen=True, slots=True)
-class _Offered:
-    """The plans to look at, with their estimates, as they come."""
+class _ScoredStream:
+    """Candidates with their estimates, as they are computed."""
 
     plans: Iterator[Scored]
     count: int = 0
-    """Of the whole space, where all of it was scored before; else 0."""
-    unfit: int = 0
+    """Size of the whole space, where it was scored on arrays first; else 0."""
+    too_large: int = 0
     """How many of them do not fit."""
-    says: str = ""
-    """Whose price it is."""
+    source: str = ""
+    """`CostModel.source`."""
     interrupted: bool = False
 
 
-def _offered(
-    profile: Profile, cluster: Cluster, base: Plan, by: Prices, score: Score | None, objective: str, *, brief: bool
-) -> _Offered:
-    """The finalists of the whole space, where the closed form can price all of it at once; else every candidate."""
-    sparing = objective == "memory"
-    fitted = by_fit(by)
-    if score is None and fitted is not None and fitted.whole:
-        from .shortlist import Shortlist  # here, because they bring numpy along
-        from .whole import scored_space
+def _score_candidates(
+    profile: Profile,
+    cluster: Cluster,
+    base: Plan,
+    model: CostModel,
+    score: Score | None,
+    objective: str,
+    *,
+    brief: bool,
+) -> _ScoredStream:
+    """The finalists of the whole space where the cost model scores it at once, else every candidate."""
+    save_memory = objective == "memory"
+    if score is None and model.scores_whole_space:
+        from .finalists import Finalists, score_space  # needs numpy
 
-        space = scored_space(profile, cluster, base, fitted)
-        finalists = Shortlist(space, fitted, base, objective).scored(cluster, sparing=sparing, brief=brief)
-        return _Offered(finalists, len(space.seconds), space.unfit, fitted.says, space.interrupted)
-    each = candidates(profile, cluster, base, by.fits, sparing=sparing)
+        space = score_space(profile, cluster, base, model)
+        finalists = Finalists(space, model, base, objective).scored(cluster, save_memory=save_memory, brief=brief)
+        return _ScoredStream(finalists, len(space.seconds), space.too_large, model.source, space.interrupted)
+    plans = candidates(profile, cluster, base, model, save_memory=save_memory)
     if score is not None:
-        return _Offered((plan, score(profile, plan, cluster)) for plan in each)
-    plans, same = itertools.tee(each)
-    return _Offered(zip(plans, estimates(by, same), strict=True), says=fitted.says if fitted is not None else "")
+        return _ScoredStream((plan, score(profile, plan, cluster)) for plan in plans)
+    plans, same = itertools.tee(plans)
+    return _ScoredStream(zip(plans, model.estimates(same), strict=True), source=model.source)
 
 
-def _shared(profile: Profile) -> Profile:
-    """Equal layers of a trace have equal operators in tuples of their own; as one tuple they are priced once."""
-    known: dict[tuple[Op, ...], tuple[Op, ...]] = {}
+def _with_shared_operators(profile: Profile) -> Profile:
+    """The profile with equal operator tuples of a trace as one object, so that each is priced once."""
+    known: dict[tuple[ProfiledOp, ...], tuple[ProfiledOp, ...]] = {}
     return replace(profile, layers=tuple(replace(x, ops=known.setdefault(x.ops, x.ops)) for x in profile.layers))
 
 
-def _scored(offered: Iterable[Scored]) -> tuple[list[Scored], bool]:
-    """Every candidate with its estimate, and whether somebody stopped it before the end."""
+def _collect(stream: Iterable[Scored]) -> tuple[list[Scored], bool]:
+    """Every candidate with its estimate, and whether the user stopped it before the end."""
     scored: list[Scored] = []
     try:
-        for one in offered:
+        for one in stream:
             scored.append(one)
     except KeyboardInterrupt:
         return scored, True
@@ -131,11 +146,11 @@ def _scored(offered: Iterable[Scored]) -> tuple[list[Scored], bool]:
 
 
 def _nothing_fits(profile: Profile, cluster: Cluster, base: Plan, fleet: Cluster, brief: bool) -> DoesNotFit:
-    plan, least = remedy.least(profile, cluster, base)
+    plan, closest = suggestions.closest_plan(profile, cluster, base)
     return DoesNotFit(
         f"no plan for {profile.name} fits {cluster.devices} x {cluster.device.name}",
-        rule=remedy.rule(profile, least),
-        fix="" if brief else remedy.change(profile, cluster, (plan, least), fleet),
+        rule=suggestions.broken_rule(profile, closest),
+        fix="" if brief else suggestions.suggest(profile, cluster, (plan, closest), fleet),
     )
 
 

@@ -1,60 +1,243 @@
-"""The candidates, as small generators that read like their constraints. Only what the engine runs is offered."""
+"""The search space: every layout of a model on a cluster that the engine runs, from one definition.
+
+A `Layout` is a plain tuple. It becomes a `Plan` for cost models that price plans one by one, and a row of `PlanColumns`
+for those that score the whole space at once. For the latter the space is exhaustive; for the former it is coarse:
+powers of two, and few schedules. Which choices combine is decided by plans/combinations.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from ..clusters import Cluster
-from ..costs import Steps
-from ..models.profile import Profile
-from ..plans.combinations import HELD, refusal
-from ..plans.plan import Plan
-from .splitting import splits
+from ..core.errors import PlanError
+from ..costs.factory import cost_model
+from ..costs.model import CostModel
+from ..costs.rank_model import tokens_of
+from ..models.profile import Layer, Profile
+from ..models.shapes import ConvolutionShape, shape_of
+from ..plans import Plan
+from ..plans.combinations import TESTED_VALUES, refusal
+from .memory_saving import fewest_savings, most_savings
 
-Fits = Callable[[Plan], bool]
-"""Whether a plan fits device and host."""
+MIN_TOKENS = 4096
+"""Tokens per rank at least, where context parallelism divides them."""
+MIN_TILE = 32
+"""Rows, and columns, of a tile at least."""
+MIN_DEPTH_LIMIT = 8
+"""Coarse: pipelines have up to 8 ranks, or as many as there are nodes."""
+ROUNDS = (1, 2, 4, 8)
+"""Coarse: micro-batches of a pipeline, in multiples of its ranks; with more, the bubble hardly shrinks."""
+MAX_ACTIONS = 8192
+"""Coarse: micro-batches times ranks of a pipeline at most; its schedule is played action by action."""
+FEW_ROUNDS = 4
+"""Coarse: up to this many micro-batches per rank, schedules with smaller bubbles are candidates too."""
 
-MOST_CHUNKS = 64
-"""The largest layers are cut into 2, 4, ... so many parts."""
+
+class Layout(NamedTuple):
+    """How ranks are arranged and what they share; keys as in `Plan`."""
+
+    dp: int
+    shard: int
+    """0: all replicas."""
+    zero: int
+    tp: int
+    cp: int
+    pp: int
+    virtual: int
+    schedule: str
+    """`none` without a pipeline."""
+    micro: int
+    recompute: str
+    tile: tuple[int, int] = (1, 1)
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether ranks have different parts of the model, or of a sample."""
+        return self.tp * self.cp * self.pp > 1 or self.tile != (1, 1)
+
+    def plan(self, base: Plan) -> Plan:
+        """The plan with this layout; keys that a layout does not have are those of `base`."""
+        keys = self._asdict()
+        if self.pp == 1:
+            keys["schedule"] = base.schedule
+        return replace(base, **keys)
+
+
+class SearchSpace:
+    """Layouts of a model on a cluster. Most replicas come first: a search that is stopped has seen the best ones."""
+
+    def __init__(
+        self, profile: Profile, cluster: Cluster, base: Plan, model: CostModel, *, exhaustive: bool = False
+    ) -> None:
+        self._profile, self._cluster, self._base, self._model = profile, cluster, base, model
+        self._exhaustive = exhaustive
+        self._devices, self._node = cluster.devices, min(cluster.devices, cluster.node.devices)
+        self._recomputations = list(recomputations(profile))
+        # stages are cut between blocks; the coarse space does not know which layers are blocks
+        self._layers = sum(x.repeats for x in profile.layers if (_is_block(x) if exhaustive else x.parameters))
+        self._allowed: dict[tuple[object, ...], bool] = {}
+
+    def layouts(self) -> Iterator[Layout]:
+        """Every layout: replicas first, then split models."""
+        yield from self.replicated()
+        yield from self.split()
+
+    def replicated(self) -> Iterator[Layout]:
+        """Whole models, sharded or not."""
+        for dp in replicas(self._profile, self._devices):
+            for zero, shard in shardings(dp, self._cluster):
+                for micro in self._micro_batches(self._profile.batch_size // dp, 1):
+                    for recompute in self._recomputations:
+                        yield from self._checked(Layout(dp, shard, zero, 1, 1, 1, 1, "none", micro, recompute))
+
+    def split(self) -> Iterator[Layout]:
+        """Models whose ranks share layers, tokens, images or stages."""
+        for dp, tp, cp, pp, tile in self.meshes():
+            for zero in (0, 1, 2, 3) if dp > 1 else (0,):
+                for micro in self._micro_batches(self._profile.batch_size // dp, pp):
+                    for schedule, virtual in self._schedules(pp, micro):
+                        for recompute in self._recomputations:
+                            yield from self._checked(
+                                Layout(dp, 0, zero, tp, cp, pp, virtual, schedule, micro, recompute, tile)
+                            )
+
+    def meshes(self) -> Iterator[tuple[int, int, int, int, tuple[int, int]]]:
+        """(dp, tp, cp, pp, tile) that use as many devices as they can. Ranks that share a layer share a node."""
+        tokens = tokens_of(self._profile)
+        for tile in self._tiles():
+            whole = tile == (1, 1)
+            for tp in tensor_sizes(self._node) if whole else (1,):
+                for cp in powers(min(self._node // tp, tokens // MIN_TOKENS)) if whole else (1,):
+                    inner = tp * cp * tile[0] * tile[1]
+                    if self._devices > self._node and self._node % inner:
+                        continue  # some group would span two nodes
+                    if not self._divides(replace(self._base, tp=tp, cp=cp, tile=tile)):
+                        continue
+                    for pp in self._depths(self._devices // inner) if whole else (1,):
+                        if inner * pp > 1:
+                            for dp in self._replicas_of(self._devices // (inner * pp)):
+                                yield dp, tp, cp, pp, tile
+
+    def _checked(self, layout: Layout) -> Iterator[Layout]:
+        """The layout, if the engine runs it; layouts that differ in sizes alone have the same answer."""
+        _, shard, zero, tp, cp, pp, virtual, schedule, micro, recompute, tile = layout
+        key = (shard > 0, zero, tp > 1, cp > 1, pp > 1, virtual > 1, schedule, micro > 1, recompute, tile != (1, 1))
+        if key not in self._allowed:
+            self._allowed[key] = not refusal(layout.plan(self._base))
+        if self._allowed[key]:
+            yield layout
+
+    def _divides(self, plan: Plan) -> bool:
+        """Whether the model has what the plan divides: heads, tokens, images."""
+        try:
+            self._model.rank_model(plan)
+        except PlanError:
+            return False
+        return True
+
+    def _depths(self, most: int) -> Iterable[int]:
+        """Pipeline ranks."""
+        most = min(most, self._layers)
+        if self._exhaustive:
+            return range(1, most + 1)
+        return powers(min(most, max(MIN_DEPTH_LIMIT, self._devices // self._node)))
+
+    def _replicas_of(self, most: int) -> Iterable[int]:
+        """Replicas that use the devices; exhaustive: also the next fewer that divide the batch evenly."""
+        batch = self._profile.batch_size
+        most = min(most, batch)
+        if not self._exhaustive:
+            return (most,)
+        return dict.fromkeys((most, next(n for n in range(most, 0, -1) if batch % n == 0)))
+
+    def _micro_batches(self, most: int, pp: int) -> Iterable[int]:
+        """Micro-batches, as long as every rank has a sample in each."""
+        if self._exhaustive:
+            return (
+                multiples_of_powers(most)
+                if pp == 1
+                else sorted({*multiples_of_powers(most), *(pp * k for k in multiples_of_powers(most // pp))})
+            )
+        if pp == 1:
+            return powers(most)
+        counts = {pp * k for k in ROUNDS if pp * k <= most} | {max(powers(most))}
+        return sorted(m for m in counts if m * pp <= MAX_ACTIONS)
+
+    def _schedules(self, pp: int, micro: int) -> Iterator[tuple[str, int]]:
+        """(schedule, stages per rank). Interleaved stages need rounds of as many micro-batches as there are ranks."""
+        if pp == 1:
+            yield "none", 1
+            return
+        yield "1f1b", 1
+        if self._exhaustive:
+            yield "gpipe", 1
+        if self._exhaustive or micro <= FEW_ROUNDS * pp:
+            yield "zero-bubble", 1
+            if micro % pp == 0:
+                yield from (("interleaved", v) for v in self._virtual_stages(pp))
+
+    def _virtual_stages(self, pp: int) -> list[int]:
+        if self._exhaustive:
+            return [v for v in range(2, self._layers // pp + 1) if self._layers % (pp * v) == 0]
+        return [2] if 2 * pp <= self._layers else []
+
+    def _tiles(self) -> Iterator[tuple[int, int]]:
+        """Tiles of images that are large enough; rows first."""
+        yield 1, 1
+        convolutions = (
+            s for x in self._profile.layers for op in x.ops if isinstance(s := shape_of(op), ConvolutionShape)
+        )
+        first = next(convolutions, None)
+        if first is None:
+            return
+        for rows in powers(min(self._node, first.rows // MIN_TILE)):
+            for columns in (rows // 2, rows):
+                if 1 < rows * columns <= self._node and columns >= 1 and first.columns // columns >= MIN_TILE:
+                    yield rows, columns
 
 
 def candidates(
-    profile: Profile, cluster: Cluster, base: Plan, fits: Fits | None = None, *, sparing: bool = False
+    profile: Profile, cluster: Cluster, base: Plan, model: CostModel | None = None, *, save_memory: bool = False
 ) -> Iterator[Plan]:
-    """Every plan for up to all devices; choices not searched over are those of `base`.
+    """Every plan of the coarse space; keys that are not searched are those of `base`.
 
-    What only ever costs time (offloading, chunks) is offered where it makes a plan fit that does not fit without it,
-    and nowhere else. The fastest plan that fits is not lost by that. Where memory is what is sought (`sparing`), it is
-    offered with every plan. Plans that split the model (splitting.py) use as many devices as they can.
+    Options that save memory and only cost time (offload, chunk, recomputation of split models) are candidates where a
+    plan does not fit without them, so the fastest plan is not lost. With `save_memory` they are always candidates.
     """
-    fits = fits or Steps(profile, cluster, base.precision).fits
-    for dp in replicas(profile, cluster.devices):
-        for zero, shard in shardings(dp, cluster):
-            for micro in micro_batches(profile, dp):
-                for recompute in recomputations(profile):
-                    plan = replace(base, dp=dp, zero=zero, shard=shard, micro=micro, recompute=recompute)
-                    if not refusal(plan):
-                        yield plan
-                        if sparing:
-                            yield from spared(plan, cluster)
-                        elif not fits(plan):
-                            yield from smaller(plan, cluster, fits)
-    yield from splits(profile, cluster, base, fits, sparing=sparing)
+    model = model or cost_model(profile, cluster, base.precision)
+    space = SearchSpace(profile, cluster, base, model)
+    for layout in space.replicated():
+        plan = layout.plan(base)
+        yield plan
+        if save_memory:
+            yield from most_savings(plan, cluster)
+        elif not model.fits(plan):
+            yield from fewest_savings(plan, cluster, model.fits)
+    yield from split_candidates(space, base, model.fits, save_memory=save_memory)
+
+
+def split_candidates(
+    space: SearchSpace, base: Plan, fits: Callable[[Plan], bool], *, save_memory: bool = False
+) -> Iterator[Plan]:
+    """Plans that split the model; with recomputation only where they do not fit without it, or `save_memory`."""
+    for layout in space.split():
+        plan = layout.plan(base)
+        if plan.recompute == "none" or save_memory or not fits(replace(plan, recompute="none")):
+            yield plan
 
 
 def replicas(profile: Profile, devices: int) -> Iterator[int]:
-    """Up to 16 devices every number, above only those that divide the devices; never more than samples.
-
-    Most of them first: a search that is stopped early has then seen the plans that use the machine.
-    """
+    """Numbers of replicas: up to 16 devices any, above only divisors of the devices; never more than samples."""
     for dp in range(devices, 0, -1):
         if dp <= profile.batch_size and (devices <= 16 or devices % dp == 0):
             yield dp
 
 
 def shardings(dp: int, cluster: Cluster) -> Iterator[tuple[int, int]]:
-    """(zero, shard): one copy over all replicas, or over each node or power of two of neighbours. shard=0 means all."""
+    """(zero, shard): one copy over all replicas (shard=0), or over a node or a power of two of neighbours."""
     yield 0, 0
     if dp == 1:
         return  # nothing to shard over
@@ -65,59 +248,30 @@ def shardings(dp: int, cluster: Cluster) -> Iterator[tuple[int, int]]:
                 yield zero, shard
 
 
-def micro_batches(profile: Profile, dp: int) -> Iterator[int]:
-    """Powers of two, as long as every rank has a sample in every micro-batch."""
-    micro = 1
-    while micro * dp <= profile.batch_size:
-        yield micro
-        micro *= 2
-
-
 def recomputations(profile: Profile) -> Iterator[str]:
-    """Recomputation only where there are blocks to recompute."""
-    for word in HELD["recompute"]:
-        if word == "none" or any(x.composite for x in profile.layers):
-            yield str(word)
+    """Kinds of recomputation; only `none` where the model has no blocks to recompute."""
+    for kind in TESTED_VALUES["recompute"]:
+        if kind == "none" or any(x.composite for x in profile.layers):
+            yield str(kind)
 
 
-def smaller(plan: Plan, cluster: Cluster, fits: Fits) -> Iterator[Plan]:
-    """A plan that does not fit, made to fit: its largest layers in parts, its states in host memory, or both."""
-    yield from chunks(plan, fits)
-    for moved in offloads(plan, cluster):
-        if refusal(moved):
-            continue
-        if fits(moved):
-            yield moved
-        else:
-            yield from chunks(moved, fits)
+def tensor_sizes(node: int) -> list[int]:
+    """Tensor-parallel sizes in a node: powers of two, and divisors of the node."""
+    return [n for n in range(1, node + 1) if n & (n - 1) == 0 or node % n == 0]
 
 
-def spared(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
-    """A plan with everything that saves memory, needed or not."""
-    for moved in (plan, *offloads(plan, cluster)):
-        for chunk in (1, MOST_CHUNKS):
-            found = replace(moved, chunk=chunk)
-            if found != plan and (chunk == 1 or moved.zero == 3) and not refusal(found):
-                yield found
-
-
-def offloads(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
-    """From a GPU whose host is known: optimizer state, or, where parameters are sharded, everything.
-
-    One rank has nothing to shard, but with zero=3 it has one layer at a time on the device.
-    """
-    if cluster.device.kind == "cuda" and cluster.device.host is not None:
-        yield replace(plan, offload="optimizer")
-        if plan.zero == 3 or plan.dp == 1:
-            yield replace(plan, zero=3, offload="all")
-
-
-def chunks(plan: Plan, fits: Fits) -> Iterator[Plan]:
-    """The fewest parts of the largest layers that fit, where layers are gathered and whole ones do not."""
-    finest = replace(plan, chunk=MOST_CHUNKS)
-    if plan.zero < 3 or refusal(finest) or not fits(finest):
-        return  # what does not fit in the smallest parts fits in no larger ones
-    n = 2
-    while not fits(replace(plan, chunk=n)):
+def powers(most: int) -> Iterator[int]:
+    """1, 2, 4, ... up to `most`, at least 1."""
+    n = 1
+    while n <= max(1, most):
+        yield n
         n *= 2
-    yield replace(plan, chunk=n)
+
+
+def multiples_of_powers(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ...: powers of two, and three times them."""
+    return sorted(k << i for k in (1, 3) for i in range(most.bit_length()) if k << i <= most)
+
+
+def _is_block(layer: Layer) -> bool:
+    return any(op.kind == "attention" for op in layer.ops)

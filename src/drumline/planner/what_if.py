@@ -1,4 +1,4 @@
-"""What if: the same question with numbers changed, before and after side by side."""
+"""What-if comparison: the same search with quantities changed, before and after."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from dataclasses import dataclass, replace
 from ..clusters import Cluster
 from ..core.errors import DoesNotFit, InputError
 from ..core.units import parse_bytes
-from ..costs.what_if import what_if as changed
+from ..costs.what_if import with_changes as changed
 from ..models.profile import Profile
 from ..plans import Plan
-from .prices import prices
-from .search import search
+from .search import price, search
 
-SHORT = {
-    "devices": "how many devices",
-    "memory": "memory of a device",
-    "batch": "samples a step",
+SHORT_KEYS = {
+    "devices": "number of devices",
+    "memory": "memory per device",
+    "batch": "samples per step",
     "link": "node.link.bandwidth",
     "network": "network.link.bandwidth",
 }
-"""Short keys of `--what-if`; all others are keys of the cluster, such as node.link.alpha."""
+"""Short keys of `--what-if`; all others are keys of the cluster file, such as node.link.alpha."""
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """The answer to one of the two questions."""
+class WhatIfAnswer:
+    """The answer before or after the changes."""
 
     plan: str
     """Empty where nothing fits."""
@@ -40,40 +39,40 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """Before and after."""
+class WhatIfComparison:
+    """The answers before and after the changes."""
 
     changes: tuple[str, ...]
-    before: Side
-    after: Side
+    before: WhatIfAnswer
+    after: WhatIfAnswer
     old_plan_after: float
-    """Seconds of the plan of before on the changed machines; 0 where it cannot run or does not fit there."""
+    """Step time of the old plan after the changes; 0 where it cannot run or does not fit."""
 
 
 def with_changes(profile: Profile, cluster: Cluster, fleet: Cluster, changes: Sequence[str]) -> tuple[Profile, Cluster]:
-    """The model and the machines with every `KEY=VALUE` in place."""
+    """The profile and the cluster with every `KEY=VALUE` applied."""
     rest = []
     devices: int | None = None
     for text in changes:
-        key, found, value = (x.strip() for x in text.partition("="))
-        if not found or not value:
+        key, equals, value = (x.strip() for x in text.partition("="))
+        if not equals or not value:
             raise InputError(f"--what-if {text}", rule="KEY=VALUE, such as link=400GB/s, devices=16 or batch=1024")
         if key == "batch":
-            profile = replace(profile, batch_size=_whole(text, value, 10_000_000))
+            profile = replace(profile, batch_size=_whole_number(text, value, 10_000_000))
         elif key == "devices":
-            devices = _whole(text, value, 10_000_000)
+            devices = _whole_number(text, value, 10_000_000)
         elif key == "memory":
             try:
                 cluster, fleet = (c.with_memory(parse_bytes(value)) for c in (cluster, fleet))
             except ValueError as e:
                 raise InputError(f"--what-if {text}", rule=str(e)) from None
         else:
-            rest.append(f"{SHORT.get(key, key)}={value}")
+            rest.append(f"{SHORT_KEYS.get(key, key)}={value}")
     machines = fleet.with_devices(devices) if devices is not None else cluster
     return profile, changed(machines, rest)
 
 
-def _whole(text: str, value: str, most: int) -> int:
+def _whole_number(text: str, value: str, most: int) -> int:
     if not value.isdigit() or not 1 <= int(value) <= most:
         raise InputError(f"--what-if {text}", rule=f"a whole number from 1 to {most:,}")
     return int(value)
@@ -87,30 +86,30 @@ def compare(
     *,
     precision: str | None = None,
     objective: str = "time",
-) -> Compared:
-    """Both answers."""
+) -> WhatIfComparison:
+    """Search before and after the changes."""
     other, machines = with_changes(profile, cluster, fleet, changes)
-    before = _side(profile, cluster, precision, objective)
-    after = _side(other, machines, precision, objective)
-    return Compared(tuple(changes), before, after, _kept(before.plan, other, machines))
+    before = _answer(profile, cluster, precision, objective)
+    after = _answer(other, machines, precision, objective)
+    return WhatIfComparison(tuple(changes), before, after, _old_plan_seconds(before.plan, other, machines))
 
 
-def _kept(plan: str, profile: Profile, cluster: Cluster) -> float:
-    """Seconds of a plan on other machines or with another batch; 0 where it cannot run or does not fit there."""
-    same = Plan.parse(plan)
-    if not plan or same.ranks > cluster.devices or same.dp * same.micro > profile.batch_size:
+def _old_plan_seconds(notation: str, profile: Profile, cluster: Cluster) -> float:
+    """Step time of a plan on another cluster or batch; 0 where it cannot run or does not fit."""
+    plan = Plan.parse(notation)
+    if not notation or plan.ranks > cluster.devices or plan.dp * plan.micro > profile.batch_size:
         return 0.0
-    e = prices(profile, cluster, same.precision).estimate(same)
+    e = price(profile, cluster, plan)
     return e.step_seconds if e.fits else 0.0
 
 
-def _side(profile: Profile, cluster: Cluster, precision: str | None, objective: str) -> Side:
+def _answer(profile: Profile, cluster: Cluster, precision: str | None, objective: str) -> WhatIfAnswer:
     try:
         answer, estimates = search(profile, cluster, precision=precision, objective=objective, brief=True)
     except DoesNotFit as e:
-        return Side("", 0.0, 0.0, 0.0, {}, cluster.devices, profile.batch_size, f"{e.what}: {e.rule}")
-    best = estimates[answer.candidates[0].plan]
-    return Side(
+        return WhatIfAnswer("", 0.0, 0.0, 0.0, {}, cluster.devices, profile.batch_size, f"{e.what}: {e.rule}")
+    best = estimates[str(answer.best.plan)]
+    return WhatIfAnswer(
         best.plan,
         best.step_seconds,
         profile.batch_size / best.step_seconds,

@@ -1,4 +1,4 @@
-"""How a job is split: the plan, its notation, and the table of what composes with what."""
+"""How a job is parallelised: the plan, its notation, and the supported combinations."""
 
 from .combinations import check
 from .plan import Plan

@@ -1,5 +1,5 @@
-"""What composes with what: the one table that the planner offers from, the engine refuses by, and the parity tests
-are generated from. A combination that is not here has no parity test, and so it does not exist.
+"""Supported combinations of plan keys. Only combinations covered by a parity test are supported: the parity tests are
+generated from this table, the planner offers only what is in it, and the engine refuses the rest.
 """
 
 from __future__ import annotations
@@ -8,32 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from ..core.errors import PlanError
-from .plan import Plan
+from .plan import KEYS, Plan
 
-HELD: dict[str, tuple[object, ...]] = {
-    "zero": (0, 1, 2, 3),
-    "recompute": ("none", "selective", "full"),
-    "offload": ("none", "optimizer", "all"),
-    "precision": ("fp32", "tf32", "bf16", "fp16"),
-    "backend": ("auto", "gloo", "nccl", "shm", "threads"),
-    "compress": ("none", "fp16", "powersgd"),
-    "compile": (False, True),
-    "static": (False, True),
-    "halo": (True, False),
-    "schedule": ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble"),
-}
-"""Keys of which some values are held by parity tests, every pair of them among each other."""
+TESTED_VALUES: dict[str, tuple[object, ...]] = {name: key.tested for name, key in KEYS.items() if key.tested}
+"""Keys with some values covered by parity tests, in all pairs."""
 
-FREE = frozenset({"dp", "shard", "micro", "bucket", "chunk", "pp", "virtual", "split", "tp", "cp", "ep", "tile"})
-"""Keys of which any value is held."""
+UNRESTRICTED_KEYS = frozenset(name for name, key in KEYS.items() if key.tested is None)
+"""Keys of which any value is supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two choices that do not go together."""
+    """Two choices that cannot be combined."""
 
     choices: str
-    both: Callable[[Plan], bool]
+    applies: Callable[[Plan], bool]
     reason: str
     fix: str
 
@@ -42,37 +31,37 @@ CONFLICTS = (
     Conflict(
         "shard without zero",
         lambda p: p.shard > 0 and not p.zero,
-        "shard says over how many replicas a sharded copy lies; zero=0 shards nothing",
+        "shard is the number of replicas that share a sharded copy; zero=0 shards nothing",
         "zero=1, 2 or 3",
     ),
     Conflict(
         "offload=all below zero=3",
         lambda p: p.offload == "all" and p.zero < 3,
-        "parameters come to the device layer by layer only where they are sharded",
+        "parameters are gathered layer by layer only if they are sharded",
         "zero=3, or offload=optimizer",
     ),
     Conflict(
         "compress with zero",
         lambda p: p.compress != "none" and p.zero > 0,
-        "gradients are compressed where replicas all-reduce them",
+        "compression applies to the all-reduce of replicas",
         "zero=0",
     ),
     Conflict(
         "compress=powersgd with precision=fp16",
         lambda p: p.compress == "powersgd" and p.precision == "fp16",
-        "an overflow would stay in the error that PowerSGD carries from step to step",
+        "an overflow would stay in the error feedback of PowerSGD",
         "precision=bf16",
     ),
     Conflict(
         "static with zero",
         lambda p: p.static and p.zero > 0,
-        "a static graph is an option of replication",
+        "a static graph is an option of DDP",
         "zero=0",
     ),
     Conflict(
         "static with micro-batches",
         lambda p: p.static and p.micro > 1,
-        "torch learns the static graph from its first backward, which must send; with micro-batches it does not",
+        "torch records the static graph in its first backward, which must send; with micro-batches it does not",
         "micro=1, or static=false",
     ),
     Conflict(
@@ -96,25 +85,25 @@ CONFLICTS = (
     Conflict(
         "backend=threads with recompute",
         lambda p: p.backend == "threads" and p.recompute != "none",
-        "the backward runs in one thread, where a norm would wait for the others for ever",
+        "the backward runs in one thread, where a norm would wait forever for the others",
         "processes",
     ),
     Conflict(
         "recompute=selective with compile",
         lambda p: p.recompute == "selective" and p.compile,
-        "a compiled layer is one operator: there is nothing to choose among, and the compiler chooses inside of it",
+        "a compiled layer is one operator, inside which the compiler chooses",
         "recompute=full, or compile=false",
     ),
     Conflict(
         "zero=3 with a split model",
         lambda p: p.zero == 3 and p.splits_model,
-        "a captured graph holds its parameters whole while it runs; zero=3 gathers them unit by unit of the modules",
+        "a captured graph needs all its parameters while it runs; zero=3 gathers them module by module",
         "zero=1 or 2, or more pp or tp",
     ),
     Conflict(
         "zero=2 with pp",
         lambda p: p.zero == 2 and p.pp > 1,
-        "a pipeline keeps a stage's gradients until its last micro-batch, so they are sent once",
+        "a pipeline keeps gradients until its last micro-batch and sends them once",
         "zero=1",
     ),
     Conflict(
@@ -126,37 +115,37 @@ CONFLICTS = (
     Conflict(
         "a split model with compress, static, chunk or compile",
         lambda p: p.splits_model and (p.compress != "none" or p.static or p.chunk > 1 or p.compile),
-        "these work on the user's modules, and what runs is a captured graph",
+        "these change the user's modules, but a captured graph runs instead",
         "leave it out",
     ),
     Conflict(
         "a split model with recompute=selective or offload",
         lambda p: p.splits_model and (p.recompute == "selective" or p.offload != "none"),
-        "these work on the user's modules, and what runs is a captured graph",
+        "these change the user's modules, but a captured graph runs instead",
         "recompute=full, offload=none",
     ),
     Conflict(
         "zero-bubble with recompute",
         lambda p: p.schedule == "zero-bubble" and p.recompute != "none",
-        "the gradients of inputs and of weights come apart, and each would compute the layer again",
+        "the gradients of inputs and of weights are computed separately, and each would recompute the layer",
         "schedule=1f1b or interleaved",
     ),
     Conflict(
         "virtual, split or schedule without pp",
         lambda p: p.pp == 1 and (p.virtual > 1 or bool(p.split) or p.schedule != "1f1b"),
-        "they say how a pipeline runs",
+        "they configure a pipeline",
         "pp=2 or more",
     ),
     Conflict(
         "halo=false without tile",
         lambda p: not p.halo and p.tile == (1, 1),
-        "only tiles have neighbours whose rows they could do without",
+        "only tiles exchange halos",
         "tile=1x2 or more, or halo=true",
     ),
     Conflict(
         "ep with a split model",
         lambda p: p.ep > 1 and p.splits_model,
-        "where a token goes depends on its values, and a captured graph has none",
+        "routing depends on the values of tokens, which a captured graph does not have",
         "ep without tp, cp, pp and tile",
     ),
     Conflict(
@@ -168,7 +157,7 @@ CONFLICTS = (
     Conflict(
         "ep with compress or static",
         lambda p: p.ep > 1 and (p.compress != "none" or p.static),
-        "these are options of replication, and the ranks are no replicas of each other",
+        "these are options of DDP, and ranks with different experts are not replicas",
         "leave it out",
     ),
     Conflict(
@@ -180,13 +169,13 @@ CONFLICTS = (
     Conflict(
         "ep with chunk",
         lambda p: p.ep > 1 and p.chunk > 1,
-        "an expert lies whole on its rank; layers in parts would have other names there",
+        "experts are not split, and tiled layers would have other names",
         "more ep",
     ),
     Conflict(
         "ep with compile",
         lambda p: p.ep > 1 and p.compile,
-        "how many tokens an expert gets changes with every batch, and with it the shapes that would be compiled",
+        "the number of tokens per expert changes with every batch, and with it the compiled shapes",
         "compile=false",
     ),
     Conflict(
@@ -196,37 +185,37 @@ CONFLICTS = (
         "processes instead of threads",
     ),
 )
-"""What is refused although each of the two is held."""
+"""Pairs that are refused although each value alone is supported."""
 
 
 def refusal(plan: Plan) -> str:
-    """Why the engine will not run a plan, as `key=value` or the conflict's name, or nothing when it will."""
+    """The reason why the engine refuses a plan, `key=value` or the name of a conflict; empty if it runs."""
     for f in fields(plan):
         value = getattr(plan, f.name)
-        if f.name in FREE or value in HELD.get(f.name, ()) or value == f.default:
+        if f.name in UNRESTRICTED_KEYS or value in TESTED_VALUES.get(f.name, ()) or value == f.default:
             continue
-        return f"{f.name}={Plan.table(plan).get(f.name, value)}"
-    found = conflict(plan)
-    return found.choices if found else ""
+        return f"{f.name}={plan.table().get(f.name, value)}"
+    first = conflict(plan)
+    return first.choices if first else ""
 
 
 def conflict(plan: Plan) -> Conflict | None:
-    """The first pair of choices that do not go together."""
-    return next((c for c in CONFLICTS if c.both(plan)), None)
+    """The first conflict between choices of the plan."""
+    return next((c for c in CONFLICTS if c.applies(plan)), None)
 
 
 def check(plan: Plan) -> None:
-    """Refuse, by name, a plan that no parity test holds."""
-    found = conflict(plan)
-    if found:
+    """Refuse a plan that no parity test covers, with the reason."""
+    first = conflict(plan)
+    if first:
         raise PlanError(
-            f"the engine does not run {found.choices}", where=f"plan {plan}", rule=found.reason, fix=found.fix
+            f"the engine does not run {first.choices}", where=f"plan {plan}", rule=first.reason, fix=first.fix
         )
     reason = refusal(plan)
     if reason:
-        held = "; ".join(f"{key}: {', '.join(map(str, values))}" for key, values in HELD.items())
+        tested = "; ".join(f"{key}: {', '.join(map(str, values))}" for key, values in TESTED_VALUES.items())
         raise PlanError(
             f"the engine does not run {reason}",
             where=f"plan {plan}",
-            rule=f"only what a parity test holds is run: any {', '.join(sorted(FREE))}; {held}",
+            rule=f"only tested values are supported: any {', '.join(sorted(UNRESTRICTED_KEYS))}; {tested}",
         )

@@ -1,9 +1,11 @@
-"""The `Plan` value and its notation: `dp=4,zero=3,micro=8`. One vocabulary in the command line, in files, in code."""
+"""The `Plan` value and its notation: `dp=4,zero=3,micro=8`, the same in the command line, in files and in code.
+
+A key is defined once, as a field of `Plan`: its type, meaning and tested values. `keys.py` derives the rest.
+"""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,133 +14,186 @@ from typing import Any
 from ..core import files
 from ..core.errors import PlanError, nearest
 from ..core.mesh import Mesh
-from ..core.units import parse_bytes
+from .keys import (
+    MEASURED,
+    BytesKey,
+    ChoiceKey,
+    CountKey,
+    FlagKey,
+    LayersKey,
+    PatternKey,
+    TileKey,
+    keys_of,
+    plan_key,
+)
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "schedule": ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble"),
-    "recompute": ("none", "selective", "full"),
-    "offload": ("none", "optimizer", "all"),
-    "precision": ("fp32", "tf32", "bf16", "fp16", "bf16-pure", "fp8"),
-    "allreduce": ("auto", "ring", "doubling", "halving", "tree", "server", "hierarchical"),
-    "backend": ("auto", "gloo", "nccl", "shm", "mpi", "threads"),
-    "compress": ("none", "fp16", "powersgd"),
-}
-"""The words that each key of words takes."""
-
-MEASURED = ("measured",)
-"""What `split` is where the stages are cut by measured times."""
-_SWITCHES = ("compile", "static", "halo")
-"""Keys that are true or false."""
-_COUNTS = ("dp", "shard", "tp", "cp", "ep", "pp", "virtual", "micro", "chunk")
-LARGEST = 10_000_000
+_COUNT, _FLAG = CountKey(), FlagKey()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Mesh axes and every choice below them. `Plan.parse("dp=4,zero=3")` and `str(plan)` are inverse."""
+    """Mesh axes and the choices below them. `Plan.parse("dp=4,zero=3")` and `str(plan)` are inverse."""
 
-    dp: int = 1
-    """Data-parallel replicas."""
-    shard: int = 0
-    """How many of the replicas share one sharded copy; 0 means all of them."""
-    zero: int = 0
-    """What is sharded: nothing, optimizer state, + gradients, + parameters."""
-    tp: int = 1
-    """Tensor-parallel ranks."""
-    cp: int = 1
-    """Context-parallel ranks."""
-    ep: int = 1
-    """Expert-parallel ranks: over how many neighbours of the data-parallel ranks the experts lie."""
-    pp: int = 1
-    """Pipeline stages."""
-    virtual: int = 1
-    """Pipeline stages per rank."""
-    split: tuple[str, ...] = ()
-    """Where stages begin: by hand, as names of the layers that begin one, written with `+` between them; `measured`, by
-    times that are taken before the training; nothing (`auto`): by counted work."""
-    schedule: str = "1f1b"
-    """Pipeline order."""
-    micro: int = 1
-    """Micro-batches per step."""
-    tile: tuple[int, int] = (1, 1)
-    """Spatial tiles of an image batch."""
-    halo: bool = True
-    """Whether tiles get the rows of their neighbours; without, each sees padding there, which is approximate."""
-    recompute: str = "none"
-    """Activations kept, or computed again."""
-    offload: str = "none"
-    """What lives in host memory."""
-    chunk: int = 1
-    """Memory-centric tiling of the largest layers."""
-    precision: str = "fp32"
-    """Compute type."""
-    sync: str = "allreduce"
-    """How replicas agree."""
-    allreduce: str = "auto"
-    """The algorithm that carries gradients."""
-    backend: str = "auto"
-    """The transport: `auto` is nccl for CUDA devices, shm on one host and gloo otherwise; `threads`: one process."""
-    compress: str = "none"
-    """How gradients are compressed."""
-    bucket: int = 25 * 2**20
-    """Bytes of gradients per message."""
-    compile: bool = False
-    """Fuse the graph."""
-    static: bool = False
-    """Replication may rely on every step using the same parameters in the same order."""
+    dp: int = plan_key(1, _COUNT, "data-parallel replicas", tested=None)
+    shard: int = plan_key(
+        0,
+        CountKey(least=0),
+        "how many replicas share one sharded copy; 0: all of them",
+        tested=None,
+        elsewhere="it shards over all replicas",
+    )
+    zero: int = plan_key(
+        0,
+        ChoiceKey(0, 1, 2, 3),
+        "what is sharded: nothing, optimizer state, + gradients, + parameters",
+        tested=(0, 1, 2, 3),
+        elsewhere="it does not support this sharding",
+    )
+    tp: int = plan_key(1, _COUNT, "tensor-parallel ranks", tested=None, elsewhere="it has no tensor parallelism")
+    cp: int = plan_key(1, _COUNT, "context-parallel ranks", tested=None, elsewhere="it has no context parallelism")
+    ep: int = plan_key(
+        1,
+        _COUNT,
+        "expert-parallel ranks: experts are split over this many neighbours of the data-parallel ranks",
+        tested=None,
+        elsewhere="it has no expert parallelism",
+    )
+    pp: int = plan_key(1, _COUNT, "pipeline stages", tested=None, elsewhere="it has no pipelines")
+    virtual: int = plan_key(
+        1, _COUNT, "pipeline stages per rank", tested=None, elsewhere="its pipelines have one stage per rank"
+    )
+    split: tuple[str, ...] = plan_key(
+        (),
+        LayersKey(),
+        "where stages begin: at named layers; `measured`: by times measured before training; `auto`: by counted work",
+        tested=None,
+        elsewhere="it chooses the stage boundaries itself",
+    )
+    schedule: str = plan_key(
+        "1f1b",
+        ChoiceKey("naive", "gpipe", "1f1b", "interleaved", "zero-bubble"),
+        "pipeline order",
+        tested=("naive", "gpipe", "1f1b", "interleaved", "zero-bubble"),
+        elsewhere="it has one pipeline order, 1f1b",
+    )
+    micro: int = plan_key(1, _COUNT, "micro-batches per step", tested=None)
+    tile: tuple[int, int] = plan_key(
+        (1, 1), TileKey(), "spatial tiles of an image batch", tested=None, elsewhere="it has no spatial parallelism"
+    )
+    halo: bool = plan_key(
+        True,
+        _FLAG,
+        "whether tiles exchange border rows; without, each sees padding there, which is approximate",
+        tested=(True, False),
+        elsewhere="it has no tiles",
+    )
+    recompute: str = plan_key(
+        "none",
+        ChoiceKey("none", "selective", "full"),
+        "which activations are recomputed in the backward",
+        tested=("none", "selective", "full"),
+        elsewhere="it does not support this recomputation",
+    )
+    offload: str = plan_key(
+        "none",
+        ChoiceKey("none", "optimizer", "all"),
+        "which states are in host memory",
+        tested=("none", "optimizer", "all"),
+        elsewhere="it does not support this offloading",
+    )
+    chunk: int = plan_key(
+        1, _COUNT, "memory-centric tiling of the largest layers", tested=None, elsewhere="it does not tile layers"
+    )
+    precision: str = plan_key(
+        "fp32",
+        ChoiceKey("fp32", "tf32", "bf16", "fp16", "bf16-pure", "fp8"),
+        "compute type; master weights stay fp32 except in the last two",
+        tested=("fp32", "tf32", "bf16", "fp16"),
+        elsewhere="it does not support this type",
+    )
+    sync: str = plan_key(
+        "allreduce",
+        PatternKey(
+            r"allreduce|server|async|(stale|local):[1-9]\d{0,6}", "allreduce", "server", "async", "stale:k", "local:k"
+        ),
+        "how replicas synchronise",
+        elsewhere="its replicas synchronise in every step",
+    )
+    allreduce: str = plan_key(
+        "auto",
+        ChoiceKey("auto", "ring", "doubling", "halving", "tree", "server", "hierarchical"),
+        "algorithm of the gradient all-reduce",
+        elsewhere="the backend chooses the algorithm",
+    )
+    backend: str = plan_key(
+        "auto",
+        ChoiceKey("auto", "gloo", "nccl", "shm", "mpi", "threads"),
+        "transport; `auto` is nccl for CUDA devices, shm on one host and gloo otherwise; `threads`: one process",
+        tested=("auto", "gloo", "nccl", "shm", "threads"),
+        elsewhere="it does not support this transport",
+    )
+    compress: str = plan_key(
+        "none",
+        ChoiceKey("none", "fp16", "powersgd"),
+        "gradient compression",
+        tested=("none", "fp16", "powersgd"),
+        elsewhere="it does not support this compression",
+    )
+    bucket: int = plan_key(
+        25 * 2**20,
+        BytesKey(),
+        "bytes of gradients per message",
+        tested=None,
+        elsewhere="it has no bucket size under this strategy",
+    )
+    compile: bool = plan_key(False, _FLAG, "fuse the graph", tested=(False, True), elsewhere="it has no key for it")
+    static: bool = plan_key(
+        False,
+        _FLAG,
+        "DDP may assume that every step uses the same parameters in the same order",
+        tested=(False, True),
+        elsewhere="it does not use DDP",
+    )
 
     def __post_init__(self) -> None:
-        for key in _COUNTS:
-            value = getattr(self, key)
-            least = 0 if key == "shard" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
-                raise PlanError(f"{key}={value}", rule=f"{key} is a whole number from {least} to {LARGEST}")
-        if self.zero not in (0, 1, 2, 3):
-            raise PlanError(f"zero={self.zero}", rule="zero is 0, 1, 2 or 3")
-        for key, words in CHOICES.items():
-            if getattr(self, key) not in words:
-                word = str(getattr(self, key))
-                raise PlanError(f"{key}={word}", rule=f"{key} is {', '.join(words)}", fix=nearest(word, words))
-        if not re.fullmatch(r"allreduce|server|async|(stale|local):[1-9]\d{0,6}", self.sync):
-            raise PlanError(f"sync={self.sync}", rule="sync is allreduce, server, async, stale:k or local:k")
+        for name, default, key in _CHECKS:
+            value = getattr(self, name)
+            if value is not default and not key.type.check(value):
+                choices = map(str, getattr(key.type, "choices", ()))
+                word = _word(key.type.write(value))
+                raise PlanError(f"{name}={word}", rule=f"{name} is {key.type.rule}", fix=nearest(word, choices))
         if self.shard and self.dp % self.shard:
             raise PlanError(
                 f"shard={self.shard} with dp={self.dp}", rule=f"shard divides dp: {self.dp} % {self.shard} != 0"
             )
-        whole, key = (self.shard, "shard") if self.zero and self.shard else (self.dp, "dp")
-        if whole % self.ep:
-            small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0]
-            near = min((m for n in small for m in (n, whole // n)), key=lambda n: (abs(n - self.ep), -n))
+        replicas, name = (self.shard, "shard") if self.zero and self.shard else (self.dp, "dp")
+        if replicas % self.ep:
+            small = [n for n in range(1, math.isqrt(replicas) + 1) if replicas % n == 0]
+            near = min((m for n in small for m in (n, replicas // n)), key=lambda n: (abs(n - self.ep), -n))
             raise PlanError(
-                f"ep={self.ep} with {key}={whole}",
-                rule=f"ep divides {key}, of whose ranks it is a part: {whole} % {self.ep} != 0",
+                f"ep={self.ep} with {name}={replicas}",
+                rule=f"ep divides {name}, of whose ranks it is a part: {replicas} % {self.ep} != 0",
                 fix=f"ep={near}",
             )
-        if len(self.split) > 1 and not {"auto", *MEASURED}.isdisjoint(self.split):
-            raise PlanError(
-                f"split={'+'.join(self.split)}", rule="split is auto, measured, or names of layers with + between them"
-            )
-        if self.bucket < 1 or min(self.tile) < 1:
-            raise PlanError(f"bucket={self.bucket}, tile={_tile(self.tile)}", rule="both are positive")
 
     @property
     def ranks(self) -> int:
-        """How many ranks it takes."""
+        """Number of ranks."""
         return self.mesh.size
 
     @property
     def processes(self) -> int:
-        """How many processes are started: one a rank, except where replicas are threads."""
+        """Number of processes: one per rank, or one in all if replicas are threads."""
         return 1 if self.backend == "threads" else self.ranks
 
     @property
     def splits_model(self) -> bool:
-        """Whether ranks have different parts of the model, or of a sample."""
+        """Whether ranks work on different parts of the model or of a sample."""
         return self.pp * self.tp * self.cp * self.tile[0] * self.tile[1] > 1
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """The layers that begin a stage, where they are given by name."""
+        """The layers that begin a stage, if given by name."""
         return () if self.split == MEASURED else self.split
 
     @property
@@ -150,7 +205,7 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Over how many ranks one sharded copy lies."""
+        """Number of ranks that share one sharded copy."""
         return (self.shard or self.dp) if self.zero else 1
 
     @property
@@ -169,7 +224,7 @@ class Plan:
 
     @property
     def exact(self) -> bool:
-        """Whether it computes what one device would, up to rounding."""
+        """Whether the result equals that of one device, up to rounding."""
         return (
             self.sync in ("allreduce", "server")
             and self.compress == "none"
@@ -193,12 +248,15 @@ class Plan:
     @classmethod
     def from_table(cls, table: Mapping[str, Any], where: str) -> Plan:
         """Read a table of keys, as in a file; values may be text as in the notation."""
-        known = {f.name: f for f in fields(cls)}
         values: dict[str, Any] = {}
-        for key, value in table.items():
-            if key not in known:
-                raise PlanError(f"unknown key {key!r} in a plan", where=where, fix=nearest(key, known))
-            values[key] = _read(key, value, where)
+        for name, value in table.items():
+            if name not in KEYS:
+                raise PlanError(f"unknown key {name!r} in a plan", where=where, fix=nearest(name, KEYS))
+            try:
+                values[name] = KEYS[name].type.read(value)
+            except (ValueError, TypeError):
+                rule = f"{name} is {KEYS[name].type.rule}"
+                raise PlanError(f"{name}={value}", where=where, rule=rule) from None
         try:
             return cls(**values)
         except PlanError as e:
@@ -206,12 +264,11 @@ class Plan:
 
     def table(self) -> dict[str, Any]:
         """The keys that differ from their defaults, in the order of the notation; `dp` always."""
-        table: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if value != f.default or f.name == "dp":
-                table[f.name] = _tile(value) if f.name == "tile" else list(value) if f.name == "split" else value
-        return table
+        return {
+            name: key.type.write(value)
+            for name, default, key in _CHECKS
+            if (value := getattr(self, name)) != default or name == "dp"
+        }
 
     def save(self, path: str | Path, comment: str = "") -> None:
         """Write the TOML form."""
@@ -223,43 +280,21 @@ class Plan:
         return cls.from_table(files.read_toml(path, PlanError), where=str(path))
 
     def __str__(self) -> str:
-        return ",".join(f"{key}={_word(value)}" for key, value in self.table().items())
+        return ",".join(f"{name}={_word(value)}" for name, value in self.table().items())
 
 
-def _read(key: str, value: Any, where: str) -> Any:
-    """One value of the notation, from text or from a TOML value."""
-    try:
-        if key in _COUNTS or key == "zero":
-            if isinstance(value, str):
-                return int(value)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ValueError("a whole number")
-            return value
-        if key == "bucket":
-            return int(parse_bytes(value))
-        if key == "tile":
-            rows, columns = str(value).split("x")
-            return int(rows), int(columns)
-        if key == "split":
-            names = tuple(value.split("+")) if isinstance(value, str) else tuple(map(str, value))
-            return () if names == ("auto",) else names
-        if key in _SWITCHES:
-            return {"true": True, "false": False}[str(value).lower()]
-        return str(value)
-    except (ValueError, KeyError, TypeError):
-        kind = {
-            "bucket": "a size such as 25MiB",
-            "tile": "rows x columns such as 2x2",
-            **dict.fromkeys(_SWITCHES, "true or false"),
-        }
-        raise PlanError(f"{key}={value}", where=where, rule=f"{key} is {kind.get(key, 'a whole number')}") from None
+KEYS = keys_of(Plan)
+"""The definitions of all keys, by name."""
+CHOICES: dict[str, tuple[str, ...]] = {
+    name: tuple(map(str, key.type.choices))
+    for name, key in KEYS.items()
+    if isinstance(key.type, ChoiceKey) and name != "zero"
+}
+"""The words that each key of words takes."""
+_CHECKS = tuple((f.name, f.default, KEYS[f.name]) for f in fields(Plan))
 
 
 def _word(value: Any) -> str:
     if isinstance(value, list):
         return "+".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _tile(tile: tuple[int, int]) -> str:
-    return f"{tile[0]}x{tile[1]}"

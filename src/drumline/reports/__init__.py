@@ -1,8 +1,8 @@
-"""What a person reads after a run: the `Run` value with its folder, and the page made of it."""
+"""Reports: the `Run` value with its folder, HTML pages, SVG drawings, and text for the terminal."""
 
 from __future__ import annotations
 
 from .run import Run
-from .steps import StepRecord
+from .step_records import StepRecord
 
 __all__ = ["Run", "StepRecord"]

@@ -1,4 +1,4 @@
-"""HTML and SVG built from values: what is not already markup is escaped, so no user text can become markup."""
+"""HTML and SVG built from values. Text that is not markup is escaped, so no user text can become markup."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Iterable, Sequence
 
 
 class Html(str):
-    """Text that is markup; only this module and constants of the page make it."""
+    """Text that is markup; made only here and in constants of the page."""
 
     __slots__ = ()
 
 
 Content = str | int | float | None | Iterable["Content"]
-"""Html stays as it is, other text is escaped, None is nothing, a list is its items."""
+"""Html is kept, other text is escaped, None is dropped, a list is its items."""
 
-# Control characters, half surrogates and the marks that reverse the direction of text: none belongs in a name.
+# Control characters, half surrogates and marks that reverse text: none belongs in a name.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def escape(text: object) -> Html:
-    """Text that a person gave, inert: for content and for attributes between double quotes."""
+    """Text made safe for content and for attributes in double quotes."""
     if isinstance(text, Html):
         return text
     return Html(html.escape(_UNSEEN.sub("\ufffd", str(text)), quote=True))
 
 
 def join(*parts: Content) -> Html:
-    """One piece of markup from many."""
+    """Concatenate markup."""
     return Html("".join(_each(parts)))
 
 
 def tag(name: str, /, *inside: Content, **attributes: object) -> Html:
-    """An element. `class_` is class, `aria_label` is aria-label; an attribute that is None or False is left out."""
+    """An element. `class_` is class, `aria_label` is aria-label; attributes that are None or False are omitted."""
     head = name
     for key, value in attributes.items():
         if value is None or value is False:
@@ -61,7 +61,7 @@ def _each(parts: Iterable[Content]) -> Iterable[str]:
 
 
 def cut(text: str, length: int = 40) -> Html:
-    """A long name with its middle left out and the whole of it in a tooltip; a short one as it is."""
+    """A name, shortened in the middle if it is long; the whole of it is in the tooltip."""
     if len(text) <= length:
         return escape(text)
     head = (length - 1) // 2
@@ -69,7 +69,7 @@ def cut(text: str, length: int = 40) -> Html:
 
 
 def names(text: str, length: int = 90) -> Html:
-    """A plan, or any list between commas, as code that breaks its line after a comma and not within a word."""
+    """A plan, or any comma-separated list, as code that wraps after commas only."""
     if len(text) > length:
         return tag("code", cut(text, length))
     return tag("code", Html(",<wbr>".join(map(escape, text.split(",")))))
@@ -84,8 +84,8 @@ def table(
     marked: int = -1,
     class_: str = "",
 ) -> Html:
-    """A table in a box that scrolls sideways when the screen is narrow. `heads` are (text, class of the column);
-    the first cell of a row is its header; row `marked` stands out; `total` is the last row."""
+    """A table that scrolls sideways on a narrow screen. `heads` are (text, class of the column); the first cell of a
+    row is its header; row `marked` is highlighted; `total` is the last row."""
 
     def row(cells: Sequence[Content], mark: str | None = None) -> Html:
         return tag(
@@ -116,5 +116,5 @@ def table(
 
 
 def swatch(kind: str) -> Html:
-    """The small square that ties a row of a table to a colour of a picture."""
+    """A small square in the colour of a part in the drawings."""
     return tag("span", class_=f"swatch k-{kind}", aria_hidden="true")

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about one run: what was predicted, what was measured, and why this plan."""
+"""One self-contained HTML page about a run: predicted and measured numbers, timelines, and why this plan."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 
 from ..core import files
 from ..core.units import format_bytes, format_count, format_seconds
-from .charts import line_chart, memory_bars
-from .compare import MEMORY_PARTS, level, memory_table, ordered, time_table, time_unit, verdict
-from .details import cluster_section, model_section, plan_section
-from .figures import PATTERN, timelines
 from .markup import Content, Html, cut, join, names, tag
+from .page_sections import cluster_section, model_section, plan_section
+from .page_style import html_document
+from .prediction_error import MEMORY_PARTS, level, memory_table, ordered, time_table, time_unit, verdict
 from .run import Run
-from .style import POLICY, SCRIPT, STYLE
+from .svg_charts import line_chart, memory_bars
+from .svg_timeline import PATTERN, timelines
 
 PAGE = "report.html"
-"""The name of the page in the folder of a run."""
+"""The name of the page in a run folder."""
 
 
 def write_page(run: Run, path: str | Path) -> Path:
-    """Write the page to a file, or into a folder under its usual name, and say where it is."""
+    """Write the page to a file, or into a folder under its usual name; returns the file."""
     path = Path(path)
     path = path / PAGE if path.is_dir() else path
     files.write_text(path, page(run))
@@ -32,45 +32,29 @@ def write_page(run: Run, path: str | Path) -> Path:
 def page(run: Run) -> Html:
     """The whole document."""
     sections = (
-        ("Numbers", "Predicted against measured", _numbers(run)),
+        ("Numbers", "Predicted and measured", _numbers(run)),
         ("Timeline", "One step, rank by rank", _timeline(run)),
         ("Memory", "Memory of the fullest rank", _memory(run)),
-        ("Steps", "Over the steps", _history(run)),
+        ("Steps", "Loss and step time", _history(run)),
         ("Plan", "The plan, and why it won" if run.answer else "The plan", plan_section(run)),
         ("Model", "The model", model_section(run.profile)),
         ("Cluster", "The cluster", cluster_section(run.cluster)),
     )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{run.name}: {run.plan}"),
-        tag("link", rel="icon", href="data:,"),
-        tag("style", Html(STYLE)),
-    )
-    body = tag(
-        "body",
-        PATTERN,
-        _headline(run, [key for key, _, _ in sections]),
-        tag(
-            "main",
-            *(
-                tag(
-                    "section",
-                    tag("h2", title, id=f"title-{key.lower()}"),
-                    inside,
-                    id=key.lower(),
-                    aria_labelledby=f"title-{key.lower()}",
-                )
-                for key, title, inside in sections
-            ),
+    main = tag(
+        "main",
+        *(
+            tag(
+                "section",
+                tag("h2", title, id=f"title-{key.lower()}"),
+                inside,
+                id=key.lower(),
+                aria_labelledby=f"title-{key.lower()}",
+            )
+            for key, title, inside in sections
         ),
-        _footer(run),
-        tag("div", id="tip", role="status", hidden=True),
-        tag("script", Html(SCRIPT)),
     )
-    return join(Html("<!doctype html>\n"), tag("html", head, body, lang="en"), Html("\n"))
+    header = _headline(run, [key for key, _, _ in sections])
+    return html_document(f"{run.name}: {run.plan}", PATTERN, header, main, _footer(run))
 
 
 # ---- headline
@@ -112,7 +96,7 @@ def _numbers(run: Run) -> Html:
     e = run.estimate
     bound = ""
     if e.error and run.time_error is not None:
-        bound = f"{'within' if abs(run.time_error) <= e.error else 'outside'} the stated bound of ±{100 * e.error:.0f}%"
+        bound = f"{'within' if abs(run.time_error) <= e.error else 'outside'} the stated error of ±{100 * e.error:.0f}%"
     work = 0.0
     if run.step_seconds:
         work = run.profile.flops().at(run.batch_size) / run.step_seconds
@@ -142,22 +126,22 @@ def _numbers(run: Run) -> Html:
     )
     origin = f"The prediction comes from {e.origin}." if e.origin else ""
     corrected = f"It is {e.correction}; {format_seconds(e.raw_seconds)} without." if e.raw_seconds else ""
-    said = [x for x in (origin, corrected, *e.notes) if x]
-    notes = tag("p", " ".join(said), class_="note") if said else None
+    lines = [x for x in (origin, corrected, *e.notes) if x]
+    notes = tag("p", " ".join(lines), class_="note") if lines else None
     return join(cards, time_table(run), notes, _not_split(run))
 
 
 def _bubble(run: Run) -> list[Html]:
-    """The share of a pipeline's time in which ranks wait, beside what was predicted."""
+    """The share of a pipeline's time in which ranks wait, measured and predicted."""
     shares = {k: f"{100 * v:.1f}%" for k, v in run.division.bubble.items()} if run.division else {}
     if "measured" not in shares:
         return []
-    alone = f"{shares['order']} if messages took no time" if "order" in shares else ""
-    return [_card("Bubble of the pipeline", shares["measured"], f"predicted {shares.get('predicted', _NONE)}", alone)]
+    order = f"{shares['order']} if messages took no time" if "order" in shares else ""
+    return [_card("Pipeline bubble", shares["measured"], f"predicted {shares.get('predicted', _NONE)}", order)]
 
 
 def _not_split(run: Run) -> Html | None:
-    """What the plan leaves whole."""
+    """The operators and parameters that the plan could not split."""
     lines = run.division.lines() if run.division else []
     return tag("p", ". ".join(lines) + ".", class_="note") if lines else None
 
@@ -170,17 +154,17 @@ def _rate(samples: int, seconds: float) -> str:
 
 
 def _card(title: str, big: str, *lines: Content) -> Html:
-    said = [tag("p", x) for x in lines if x]
-    return tag("div", tag("h3", title), tag("div", big, class_="big"), said, class_="card")
+    text = [tag("p", x) for x in lines if x]
+    return tag("div", tag("h3", title), tag("div", big, class_="big"), text, class_="card")
 
 
 # ---- timeline, memory, history
 
 
 def _timeline(run: Run) -> Html:
-    lead = "Predicted above, measured below, on one scale of time. Hatched is idle."
+    lead = "Predicted above, measured below, on the same time scale. Hatched is idle."
     if run.measured is None:
-        lead = "No step was recorded in this run, so this is the prediction alone. Hatched is idle."
+        lead = "No step was recorded in this run: this is the prediction only. Hatched is idle."
     return join(tag("p", lead, class_="lead"), timelines(run.predicted, run.measured))
 
 
@@ -193,18 +177,17 @@ def _memory(run: Run) -> Html:
     host = (
         tag(
             "p",
-            f"Beside it, as predicted: {format_bytes(e.host_bytes)} in host memory, of {format_bytes(e.host_limit)} a "
-            "rank.",
+            f"Predicted host memory: {format_bytes(e.host_bytes)} of {format_bytes(e.host_limit)} per rank.",
             class_="note",
         )
         if e.host_bytes
         else None
     )
     if most <= 0:
-        return tag("p", "No memory was predicted, and none measured.", class_="lead")
+        return tag("p", "Memory was neither predicted nor measured.", class_="lead")
     share = f"The limit of {format_bytes(e.memory_limit)} is "
     if e.memory_limit > 1.6 * most:
-        lead = f"{share}{e.memory_limit / most:.1f} times the larger bar, too far to the right to be drawn: it fits."
+        lead = f"{share}{e.memory_limit / most:.1f} times the larger bar, too far right to draw: it fits."
     elif e.memory_limit >= most:
         lead = f"{share}{format_bytes(e.memory_limit - most)} above the larger bar: it fits."
     else:
@@ -247,13 +230,13 @@ def _history(run: Run) -> Html:
         class_="charts",
     )
     broken = next((s for s in run.steps if not math.isfinite(s.loss)), None)
-    said = tag("p", f"The loss is no number from step {broken.step} on: {broken.loss}.") if broken else None
+    warning = tag("p", f"The loss is not finite from step {broken.step} on: {broken.loss}.") if broken else None
     metrics = (
         tag("dl", *((tag("dt", cut(k)), tag("dd", f"{v:.6g}")) for k, v in run.evaluation.items()), class_="facts")
         if run.evaluation
         else None
     )
-    return join(said, charts, tag("h3", "Evaluation") if metrics else None, metrics)
+    return join(warning, charts, tag("h3", "Evaluation") if metrics else None, metrics)
 
 
 def _from_to(run: Run) -> str:

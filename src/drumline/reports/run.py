@@ -1,4 +1,4 @@
-"""The `Run` value: what one training was given, what was predicted of it, what was measured; and its folder."""
+"""The `Run` value: one training with its inputs, its prediction and its measurements; and the run folder."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from ..costs.estimate import Estimate
 from ..models.profile import Profile
 from ..planner.answer import Answer
 from ..plans.plan import Plan
-from .division import Division
-from .steps import STEPS, StepRecord, finite, read_steps, step_line
+from .split_summary import SplitSummary
+from .step_records import STEPS, StepRecord, finite, read_steps, step_line
 
 T = TypeVar("T")
 
 FORMAT = 1
-"""The version of the folder; a reader refuses a later one."""
+"""Version of the folder; a later one is refused."""
 
 HEAD = "run.json"
-"""Written last: a folder without it is not a run."""
+"""Written last: a folder without it is not a complete run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One training, from what was given to what came out."""
+    """One training: inputs, prediction, measurements."""
 
     name: str
     job: str
-    """Where the job stands, such as `examples/gpt.py:job`."""
+    """Where the job is defined, such as `examples/gpt.py:job`."""
     digest: str
     """Of the job's file."""
     command: tuple[str, ...]
-    """As it was typed; values of words such as token, key and password are blanked."""
+    """As it was typed; the values of secrets (token, key, password, ...) are blanked."""
     started: str
     """ISO 8601."""
     machine: str
@@ -59,36 +59,48 @@ class Run:
     estimate: Estimate
     predicted: Timeline
     answer: Answer | None = None
-    """What the search said; none when the plan was given by hand."""
+    """The search; none if the plan was given and not compared."""
     steps: tuple[StepRecord, ...] = ()
     measured: Timeline | None = None
-    """One step as it was; none when it was not recorded."""
+    """One recorded step; none if none was recorded."""
     step_seconds: float = 0.0
-    """Median of the measured steps after warm-up; 0 when there was none."""
+    """Median of the steps after warm-up; 0 if there was none."""
     peak_bytes: float = 0.0
-    """Most bytes of tensors alive on the fullest rank; 0 when it was not measured."""
+    """Peak of live tensors on the fullest rank; 0 if not measured."""
     memory_parts: dict[str, float] = field(default_factory=dict)
     """The measured peak by `parameters`, `gradients`, `optimizer`, `activations`, `communication`, `other`."""
     evaluation: dict[str, float] = field(default_factory=dict)
-    division: Division | None = None
-    """What the plan could not split of the model, and the bubble of its pipeline; none where it splits nothing."""
+    division: SplitSummary | None = None
+    """How the plan split the model, and the bubble of its pipeline; none if it splits nothing."""
+    folder: Path | None = field(default=None, compare=False)
+    """Where it is saved."""
 
     def __post_init__(self) -> None:
         # A secret that never enters the value cannot leak from its files or its page.
         object.__setattr__(self, "command", without_secrets(self.command))
 
     @property
+    def losses(self) -> list[float]:
+        """The loss of every step."""
+        return [s.loss for s in self.steps]
+
+    @property
+    def predicted_step_seconds(self) -> float:
+        """The predicted step time."""
+        return self.estimate.step_seconds
+
+    @property
     def time_error(self) -> float | None:
-        """(predicted - measured) / measured step time: below zero the prediction was too fast. None: not measured."""
+        """(predicted - measured) / measured step time; below zero the prediction was too fast. None: not measured."""
         return _error(self.estimate.step_seconds, self.step_seconds)
 
     @property
     def memory_error(self) -> float | None:
-        """(predicted - measured) / measured peak memory: below zero it was too low. None: not measured."""
+        """(predicted - measured) / measured peak memory; below zero it was too low. None: not measured."""
         return _error(self.estimate.memory_bytes, self.peak_bytes)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the folder form; an earlier run there is replaced, other files are left alone."""
+        """Write the run folder; an earlier run in it is replaced, other files are left alone."""
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file", rule="a run is written to a folder", fix="give another name")
@@ -115,7 +127,7 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """Read the folder form back; what is damaged is refused with the file named."""
+        """Read a run folder; a damaged file is refused by name."""
         folder = Path(folder)
         head = _read_head(folder)
         for name in ("cluster.toml", "profile.json", "plan.toml", "estimate.json", STEPS, "predicted.json"):
@@ -138,11 +150,12 @@ class Run:
             steps=part(STEPS, read_steps),
             predicted=part("predicted.json", Timeline.load),
             measured=part("measured.json", Timeline.load) if "measured.json" in head.files else None,
+            folder=folder,
         )
 
 
 def without_secrets(command: Iterable[str]) -> tuple[str, ...]:
-    """The words of a command with the values of secret names, and passwords in addresses, blanked."""
+    """A command with the values of secret options, and passwords in URLs, blanked."""
     words: list[str] = []
     blank_next = False
     for word in command:
@@ -168,7 +181,7 @@ def _is_secret(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What run.json holds: the scalars of a run, and the digests of the files beside it."""
+    """The contents of run.json: the scalars of a run, and the digests of the other files."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     format: int
@@ -187,7 +200,7 @@ class _Head:
     memory_parts: dict[str, float]
     evaluation: dict[str, float]
     files: dict[str, str]
-    division: Division | None = None
+    division: SplitSummary | None = None
 
 
 def _read_head(folder: Path) -> _Head:
@@ -195,13 +208,13 @@ def _read_head(folder: Path) -> _Head:
     if not folder.is_dir():
         near = nearest(folder.name, [p.name for p in folder.parent.iterdir()]) if folder.parent.is_dir() else ""
         if folder.is_file():
-            raise InputError(f"{folder} is a file, not the folder of a run", fix=f"give its folder: {folder.parent}")
+            raise InputError(f"{folder} is a file, not a run folder", fix=f"give its folder: {folder.parent}")
         raise InputError(f"no run at {folder}", rule="a run is a folder that `drumline train` wrote", fix=near)
     if not path.is_file():
         inside = sorted(p.parent.name for p in folder.glob(f"*/{HEAD}"))
         raise InputError(
             f"{folder} is not a run",
-            rule=f"the folder of a run holds {HEAD}; this one does not (or its training has not ended)",
+            rule=f"a run folder contains {HEAD}; this one does not (or its training has not ended)",
             fix=f"runs inside it: {', '.join(inside[:5])}" if inside else "drumline train JOB writes one",
         )
     document = _damaged(path, files.read_json)
@@ -222,18 +235,18 @@ def _check(folder: Path, name: str, written: str) -> None:
         raise CorruptFile(f"{folder / HEAD} is damaged", where=str(folder / HEAD), rule=f"{name!r} is no file name")
     if not path.is_file():
         raise CorruptFile(f"{path} is missing", where=str(path), rule=f"{HEAD} lists it", fix="copy the whole folder")
-    found = _damaged(path, _sum)
-    if found != written:
+    actual = _damaged(path, _sum)
+    if actual != written:
         raise CorruptFile(
             f"{path} is damaged",
             where=str(path),
-            rule=f"sha256 {written[:12]} was written, {found[:12]} is there",
+            rule=f"sha256 {written[:12]} was written, {actual[:12]} was read",
             fix="copy the folder again from where it ran",
         )
 
 
 def _damaged(path: Path, read: Callable[[Path], T]) -> T:
-    """Read one file of the folder: a program wrote it, so whatever is wrong with it is damage."""
+    """Read one file of the folder: a program wrote it, so any error in it is damage."""
     try:
         return read(path)
     except InputError as e:

@@ -1,40 +1,31 @@
 """The engine: one job under one plan, on this rank. `engine.step(batch)` does the same whatever the plan is.
 
-What a rank holds is made in held.py; the passes of a step are in passes.py, its second half in update.py.
+This rank's state is built in core/rank_state.py; core/ runs a step, guards/ and checkpoint/ are added to it here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ..comm.environment import Place, connect, device_of
+from ..comm.environment import RankInfo, connect, device_of
 from ..core.errors import PlanError
-from ..core.job import Job, guard
+from ..core.job import Job
 from ..datasets.loader import Loader
-from ..datasets.stream import Batch, Micro, Stream
+from ..datasets.stream import RankBatch
 from ..plans import Plan, check
-from ..tracing.fake import call
-from .buffer_snapshot import Moving
-from .elementwise import check_elementwise
-from .guards.guard import Guard, Guards
-from .held import hold
-from .own_batch import own_batch
-from .passes import read, run_passes
-from .precision import to_device
-from .scaler import LossScale
-from .strategies.pieces import Part, Piece, assemble
-from .strategies.strategy import Strategy
-from .update import Update
-from .weighing import weigh
-
-if TYPE_CHECKING:
-    from .checkpoint import Loaded, Saver
+from .checkpoint import LoadedCheckpoint, Saver, load, saver_for
+from .checkpoint.weights import load_weights
+from .core.batch_slice import batch_slice
+from .core.engine_core import EngineCore
+from .core.evaluate import evaluate
+from .core.forward_backward import forward_backward, read_sums
+from .guards.guard import Guards, StepGuard
+from .numerics.loss_scale import LossScale
 
 
 def initialize(
@@ -82,7 +73,7 @@ def _check_world(job: Job, plan: Plan, ranks: int) -> None:
         )
 
 
-class Engine:
+class Engine(EngineCore):
     """A job under a plan. Made by `initialize`."""
 
     def __init__(
@@ -90,117 +81,27 @@ class Engine:
         job: Job,
         plan: Plan,
         *,
-        where: Place,
+        where: RankInfo,
         device: torch.device,
         dtype: torch.dtype | None,
         guards: Guards | None = None,
         flops_per_byte: float | None = None,
     ) -> None:
-        self.job, self.plan, self.device, self.dtype = job, plan, device, dtype
-        self.rank, self.ranks = where.rank, where.size
-        self.steps = 0
-        """Optimizer steps applied so far."""
-        self.position = 0
-        """Batches of the job's data used so far; those that were skipped are in it."""
-        self.guard = Guard(guards or Guards(), plan)
+        self.guard = StepGuard(guards or Guards(), plan)
+        super().__init__(job, plan, where=where, device=device, dtype=dtype, flops_per_byte=flops_per_byte)
         self.note = ""
-        """What a person should know of the last step: that its loss is a spike, or why it was skipped."""
-        self.local_loss = torch.zeros(())
-        """The sum of this rank's own losses of the last step."""
-        self.grad_norm = 0.0
-        """Global norm of the last step's gradients, before clipping."""
-        if plan.zero or plan.chunk > 1 or plan.ep > 1 or plan.splits_model:
-            check_elementwise(job, str(plan))
-        held = hold(job, plan, where, device, dtype, flops_per_byte)
-        built = held.built
-        self.strategy, self.group = held.strategy, held.group
-        self.record = held.record
-        """What the last steps did, and when."""
-        self.split = held.split
-        """The model, where the plan splits it."""
-        self.data_ranks, self.data_index = held.slices
-        """How many slices a batch has, and which one is this rank's."""
-        self.model, self.module, self._norms = built.model, built.module, built.norms
-        """The user's module, under its own names; what is called; norms whose statistics span the ranks."""
-        self._parts = built.parts
-        self.left_whole = built.left
-        """What the plan's `chunk` or `ep` does not cut, by name, and why."""
-        self.module.train()
-        self.moving = Moving(self.model)
-        """The buffers as they were before the step."""
-        self.kinds = held.kinds()
-        """Every parameter of the user's model, whole."""
-        pieces, trained = held.pieces(), held.trained()
-        self.frozen = [p for p in pieces if p.name not in trained]
-        """What this rank holds of the parameters that are not trained."""
-        self.update = Update(
-            job,
-            [p for p in pieces if p.name in trained],
-            {k: v for k, v in self.kinds.items() if k in trained},
-            self.strategy,
-            device=device,
-            offload=plan.offload == "optimizer",
-        )
-        self.scaler = LossScale() if plan.precision == "fp16" else None
+        """A remark on the last step: that its loss is a spike, or why it was skipped."""
         self.saver: Saver | None = None
-        self.stream = Stream(
-            job, guard(job.data, "the job's data()"), dp=self.data_ranks, index=self.data_index, micro=plan.micro
-        )
-
-    # -- what it has
-
-    @property
-    def holds(self) -> frozenset[str] | None:
-        """The buffers that this rank answers for; None where every rank has them all."""
-        return self.split.places.answers if self.split else None
-
-    @property
-    def replica(self) -> bool:
-        """Whether this rank is of the first copy of the model."""
-        return self.split.places.first_copy if self.split else True
-
-    @property
-    def pieces(self) -> list[Piece]:
-        """What this rank updates."""
-        return self.update.pieces
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The job's optimizer, on the pieces."""
-        return self.update.optimizer
-
-    @property
-    def schedule(self) -> Any:
-        """The job's learning-rate scheduler, or None."""
-        return self.update.schedule
-
-    @property
-    def clock(self) -> dict[str, float]:
-        """Seconds by phase of the last step."""
-        return self.record.clock()
 
     @property
     def skipped(self) -> int:
         """Steps that were not applied, because they were not finite."""
         return self.position - self.steps
 
-    @property
-    def spans(self) -> bool:
-        """Whether ranks meet inside of a forward: statistics of norms span them, and experts get all ranks' tokens."""
-        return (bool(self._norms) or self.plan.ep > 1) and self.ranks > 1
-
-    def part(self, name: str) -> Part:
-        """What a parameter of this rank is of the user's."""
-        return self._parts[name]
-
-    def own_name(self, name: str) -> str:
-        """A parameter's name in the user's model, where the plan has cut it into parts."""
-        return self._parts[name].name if name in self._parts else name
-
     # -- a step
 
-    def data(self, steps: int | None = None) -> Iterator[Batch]:
-        """This rank's slices of the next batches: the job's number of steps unless told otherwise."""
+    def data(self, steps: int | None = None) -> Iterator[RankBatch]:
+        """This rank's slices of the next batches: of the job's number of steps unless `steps` is given."""
         with Loader(self.stream, workers=self.job.workers, pin=self.device.type == "cuda") as loader:
             for _ in range(self.job.steps if steps is None else steps):
                 with self.phase("data"):
@@ -208,25 +109,25 @@ class Engine:
                 yield batch
 
     def step(self, batch: Any) -> float:
-        """One optimizer step on this rank's slice; the mean loss over all ranks.
+        """Run one optimizer step on this rank's slice; returns the mean loss over all ranks.
 
         Takes what `data()` yields, or (input, target) of the caller's own loader.
         """
-        batch = batch if isinstance(batch, Batch) else own_batch(self, batch)
+        batch = batch if isinstance(batch, RankBatch) else batch_slice(self, batch)
         self.record.begin(batch.step)
-        self.moving.keep()
+        self.buffer_snapshot.save()
         self.note = ""
         while True:
             done = False
-            if self._may_run_ahead():
-                loss, factor, done = self._ahead(batch)
+            if self._may_update_early():
+                loss, factor, done = self._update_early(batch)
             else:
                 loss, factor = self.gradients_of(batch)
-            if self.guard.finite(loss, self.grad_norm):
+            if self.guard.is_finite(loss, self.grad_norm):
                 self.apply(loss, factor, done=done)
                 break
             if self.scaler is None or not math.isfinite(loss):
-                self.note = f"skipped: {self.guard.bad(self, batch, loss, self.grad_norm)}"
+                self.note = f"skipped: {self.guard.handle_nonfinite(self, batch, loss, self.grad_norm)}"
                 break
             self._overflowed(self.scaler)
         self.position += 1
@@ -234,7 +135,7 @@ class Engine:
         return loss
 
     def apply(self, loss: float, factor: float, *, done: bool = False) -> None:
-        """A good step: look whether the replicas agree, when it is time, and update, unless that is done already."""
+        """Finish a good step: compare the replicas if they are due, and update, unless the update is `done`."""
         with self.phase("optimizer"):
             if not done:
                 self.guard.compare(self)
@@ -245,116 +146,63 @@ class Engine:
         self.steps += 1
         self.note = self.guard.spike(loss)
 
-    def _may_run_ahead(self) -> bool:
-        """Whether a GPU may be told of the update before the host knows whether the step is good.
+    def _may_update_early(self) -> bool:
+        """Whether a GPU may be given the update before the host knows whether the step is good.
 
-        The GPU decides then by itself. The host must know first where replicas are compared, and where somebody looks
+        The GPU then decides by itself. The host must know first where replicas are compared, and where a caller looks
         at the gradients.
         """
         watched = "gradients_ready" in vars(self) or self.guard.compares(self.steps)
-        return self.update.decides_on_device and not watched and self.split is None
+        return self.update.decides_on_device and not watched
 
-    def _ahead(self, batch: Batch) -> tuple[float, float, bool]:
-        """`gradients_of`, and the update before the host waits; whether there was one, if the step is good.
+    def _update_early(self, batch: RankBatch) -> tuple[float, float, bool]:
+        """`gradients_of`, with the update before the host waits; the last value: whether there was an update.
 
-        There is none where some parameter was not reached: those that no rank has reached are to be left out.
+        There is none where some parameter was not reached: parameters that no rank has reached are left out.
         """
-        facts = run_passes(self, batch)
-        reached = self.strategy.unseen() == 0 and (self.ranks == 1 or type(self.strategy).unseen is Strategy.unseen)
+        sums = forward_backward(self, batch)
+        reached = self.strategy.unreached() == 0 and (self.ranks == 1 or not self.strategy.counts_unreached)
         if reached:
             with self.phase("optimizer"):
-                self.update.apply_if_finite(facts.found, facts.samples, facts.scale)
-        loss, factor = read(self, facts)
+                self.update.apply_if_finite(sums.values, sums.samples, sums.scale)
+        loss, factor = read_sums(self, sums)
         return loss, factor, reached
 
     def _overflowed(self, scaler: LossScale) -> None:
-        """The gradients are not finite: in fp16 the scale was too large, and the batch is run again."""
-        self.strategy.forget()
-        self.moving.undo()
+        """The gradients overflowed because the fp16 scale was too large: lower it, and run the batch again."""
+        self.strategy.drop_gradients()
+        self.buffer_snapshot.restore()
         scaler.overflowed()
-
-    # -- the parts of a step, for those who take it apart or watch it
-
-    def gradients_of(self, batch: Batch) -> tuple[float, float]:
-        """Forward and backward of every micro-batch: the mean loss, and what the gradients are to be multiplied by."""
-        return read(self, run_passes(self, batch))
-
-    def numbers(self, tensor: torch.Tensor) -> list[float]:
-        """What the host must know of a step, read once: a dry run, which has no values, assumes some here."""
-        found: list[float] = tensor.tolist()
-        return found
-
-    def begin(self, micro: Micro) -> None:
-        """Tell the norms whether this rank's slice of a micro-batch counts."""
-        for norm in self._norms:
-            norm.present = micro.samples > 0
-
-    def loss_of(self, micro: Micro) -> tuple[torch.Tensor, torch.Tensor, bool]:
-        """Sum and weight of the loss of one micro-batch, and whether the weight is the job's own."""
-        if self.split:
-            return self.split.loss_of(micro)
-        self.begin(micro)
-        value = to_device(micro.input, self.device, self.dtype)
-        target = to_device(micro.target, self.device, self.dtype)
-        loss = self.job.loss(call(self.module, value), target)
-        return weigh(self.job, loss, value, target, micro.samples)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Clock a part of the step, and name it in traces."""
-        named = torch.profiler.record_function(f"drumline:{name}") if _profiled() else nullcontext()
-        with named, self.record.phase(name):
-            yield
-
-    def gradients_ready(self) -> None:
-        """Called when the gradients are final and before they are applied; `verify` looks at them here."""
-
-    # -- the whole, and what is kept of it
-
-    def whole_parameters(self) -> dict[str, torch.Tensor]:
-        """Every parameter under the user's name, whole, on every rank."""
-        found = [(p, p.value) for p in [*self.pieces, *self.frozen]]
-        return assemble(self.kinds, found, self.strategy.group, self.device)
-
-    def whole_gradients(self) -> dict[str, torch.Tensor]:
-        """The gradients by name, whole, on every rank: while they are there, that is in `gradients_ready`."""
-        return assemble(self.kinds, self.update.gradients(), self.strategy.group, self.device)
 
     def evaluate(self, dataset: Any = None) -> dict[str, float]:
         """The loss and the job's metrics, exact however the samples divide over the ranks."""
-        from .evaluate import evaluate
-
         return evaluate(self, dataset)
+
+    # -- checkpoints
 
     def save(self, folder: str | Path, *, keep: int = 2, wait: bool = True) -> Path | None:
         """Save everything to a new checkpoint in `folder`, all ranks together; the newest `keep` stay there.
 
-        Without `wait` this returns when everything is copied, and the training goes on while it is written; what goes
-        wrong then is raised by the next save, or by `finish_saves`.
+        Without `wait` this returns when everything is copied, and training goes on while it is written; errors of the
+        writing are raised by the next save, or by `finish_saves`.
         """
-        from .checkpoint import saver_of
+        return self.saver_for(folder, keep=keep).save(wait=wait)
 
-        return saver_of(self, folder, keep=keep).save(wait=wait)
+    def saver_for(self, folder: str | Path, *, keep: int) -> Saver:
+        """The saver of a folder, kept from save to save."""
+        self.saver = saver_for(self, folder, keep=keep, current=self.saver)
+        return self.saver
 
     def finish_saves(self) -> None:
-        """Wait for what is being written, raise what went wrong, and let other jobs write to the folder."""
+        """Wait for what is being written, raise its errors, and let other jobs write to the folder."""
         saver, self.saver = self.saver, None
         if saver is not None:
             saver.close()
 
-    def load(self, path: str | Path, *, other_data: bool = False) -> Loaded:
-        """Go on from a checkpoint, or from the newest whole one in a folder, whatever plan it was saved under."""
-        from .checkpoint import load
-
+    def load(self, path: str | Path, *, other_data: bool = False) -> LoadedCheckpoint:
+        """Continue from a checkpoint, or from the newest undamaged one in a folder, saved under any plan."""
         return load(self, path, other_data=other_data)
 
     def load_weights(self, path: str | Path, *, strict: bool = True) -> None:
-        """Take the weights alone: of a checkpoint, a safetensors file, a folder of Hugging Face's, or a .pt file."""
-        from .checkpoint.weights import load_weights
-
+        """Load weights alone: of a checkpoint, a safetensors file, a Hugging Face folder, or a .pt file."""
         load_weights(self, path, strict=strict)
-
-
-def _profiled() -> bool:
-    """Whether a profiler is on: names that nobody reads cost time all the same."""
-    return torch.autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled

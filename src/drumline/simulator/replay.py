@@ -1,4 +1,4 @@
-"""Replays schedules: a collective event by event on a topology of links, a pipeline order action by action."""
+"""Replays schedules: a collective event by event on a topology of links, a pipeline action by action."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..core.timeline import Span, Timeline
-from ..costs.lanes import Durations, play
+from ..costs.pipeline_clock import Durations, time_pipeline
 from ..schedules import Pipeline, Schedule, Send, messages
 from ..theory.alpha_beta import Links, Port, as_topology
-from .loop import Loop
-from .turns import turns
+from .edge_coloring import turns
+from .event_loop import EventLoop
 
 
 def replay(schedule: Schedule, message_bytes: int, links: Links, *, itemsize: int = 1) -> Timeline:
-    """A collective on a topology: one span per message, on lane `link` of its sender.
+    """Replay a collective on a topology: one span per message, on lane `link` of its sender.
 
     A rank enters a round when it has sent and received all of its own messages of earlier rounds; a message starts
-    when both of its ends are in the round and neither sends, or receives, another. Where a rank has several in a round,
-    they follow each other by `turns`. Ranks need not wait for each other beyond that, so with equal messages in each
-    round the end is never later than the price by rounds.
+    when both of its ends are in the round and neither sends, or receives, another. Several messages of a rank in a
+    round follow each other by `turns`. Ranks do not wait for each other otherwise, so with equal messages in each round
+    the end is never later than the price by rounds.
     """
     return _Replay(schedule, schedule.sizes(message_bytes, itemsize=itemsize), links).run()
 
@@ -31,7 +31,7 @@ class _Message:
     """One message of a schedule. Compared by identity."""
 
     number: int
-    """Its place among all: of two that could start at once, the lower one does so first."""
+    """Its index among all: of two that could start at once, the lower one starts first."""
     round: int
     src: int
     dst: int
@@ -43,8 +43,8 @@ class _Message:
 
 
 @dataclass(slots=True)
-class _Todo:
-    """A round of one rank, and how many of its messages are not through."""
+class _OpenRound:
+    """A round of one rank, and the number of its messages that have not arrived."""
 
     round: int
     messages: int
@@ -54,88 +54,88 @@ class _Replay:
     """The state of one replay of a collective."""
 
     def __init__(self, schedule: Schedule, sizes: Sequence[int], links: Links) -> None:
-        self.schedule, self.topology, self.loop = schedule, as_topology(links), Loop()
-        self.todo: list[deque[_Todo]] = [deque() for _ in range(schedule.p)]
-        """By rank: its rounds that are not finished."""
+        self.schedule, self.topology, self.loop = schedule, as_topology(links), EventLoop()
+        self.open_rounds: list[deque[_OpenRound]] = [deque() for _ in range(schedule.p)]
+        """By rank: its unfinished rounds."""
         self.queues: dict[Port, deque[_Message]] = {
-            (way, rank): deque() for way in ("out", "in") for rank in range(schedule.p)
+            (direction, rank): deque() for direction in ("out", "in") for rank in range(schedule.p)
         }
-        """By port: the messages that have not started, in the order in which they will."""
-        self.held: set[Port] = set()
-        self.wired: deque[tuple[_Message, float]] = deque()
-        """Messages past their start-up that wait for a shared port, with the time at which they started."""
+        """By port: the messages that have not started, in order."""
+        self.busy: set[Port] = set()
+        self.waiting_for_wire: deque[tuple[_Message, float]] = deque()
+        """Messages past their start-up that wait for a shared port, with their start time."""
         self.spans: list[Span] = []
         self.count = 0
         for k, sends in enumerate(schedule.rounds):
             self._add(k, messages(sends), sizes)
 
-    def _add(self, k: int, found: dict[tuple[int, int], list[Send]], sizes: Sequence[int]) -> None:
-        """Put the messages of a round behind those of earlier rounds."""
-        turn = turns(found)
-        for src, dst in sorted(found, key=turn.__getitem__):
+    def _add(self, k: int, sends: dict[tuple[int, int], list[Send]], sizes: Sequence[int]) -> None:
+        """Queue the messages of a round behind those of earlier rounds."""
+        turn = turns(sends)
+        for src, dst in sorted(sends, key=turn.__getitem__):
             self.count += 1
-            message = _Message(self.count, k, src, dst, sum(sizes[s.chunk] for s in found[src, dst]))
+            message = _Message(self.count, k, src, dst, sum(sizes[s.chunk] for s in sends[src, dst]))
             for port in message.ports:
                 self.queues[port].append(message)
-        for rank, count in Counter(rank for pair in found for rank in pair).items():
-            self.todo[rank].append(_Todo(k, count))
+        for rank, count in Counter(rank for pair in sends for rank in pair).items():
+            self.open_rounds[rank].append(_OpenRound(k, count))
 
     def run(self) -> Timeline:
-        """Play to the end."""
+        """Run to the end."""
         for rank in range(self.schedule.p):
             self._start(rank)
         self.loop.run()
-        stuck = [rank for rank, rounds in enumerate(self.todo) if rounds]
+        stuck = [rank for rank, rounds in enumerate(self.open_rounds) if rounds]
         assert not stuck, f"ranks {stuck} never finished"
         return Timeline("predicted", tuple(self.spans))
 
     def _start(self, rank: int) -> None:
-        """Start the next message out of this rank and the next one into it, if both of their ends are so far."""
-        heads = [self.queues[way, rank][0] for way in ("out", "in") if self.queues[way, rank]]
+        """Start the next message from this rank and the next one to it, if both of their ends are ready."""
+        heads = [self.queues[side, rank][0] for side in ("out", "in") if self.queues[side, rank]]
         for message in sorted(heads, key=lambda message: message.number):
             if self._ready(message):
                 for port in message.ports:
                     self.queues[port].popleft()
-                self.held.update(message.ports)
+                self.busy.update(message.ports)
                 alpha = self.topology.link(message.src, message.dst).alpha
                 self.loop.after(alpha, partial(self._wire, message, self.loop.now))
 
     def _ready(self, message: _Message) -> bool:
         """Whether both ends are in the message's round, and it is next at both."""
         return (
-            self.held.isdisjoint(message.ports)
+            self.busy.isdisjoint(message.ports)
             and all(self.queues[port][0] is message for port in message.ports)
-            and all(self.todo[rank][0].round == message.round for rank in (message.src, message.dst))
+            and all(self.open_rounds[rank][0].round == message.round for rank in (message.src, message.dst))
         )
 
     def _wire(self, message: _Message, since: float) -> None:
-        """The start-up is over: queue for what is shared."""
-        self.wired.append((message, since))
+        """The start-up is over: queue for shared ports."""
+        self.waiting_for_wire.append((message, since))
         self._carry()
 
     def _carry(self) -> None:
-        """Put on the wire whatever finds its shared ports free, first come first served."""
-        waiting = self.wired
-        self.wired = deque()
-        for message, since in waiting:
+        """Put every message on the wire whose shared ports are free, first come first served."""
+        queue = self.waiting_for_wire
+        self.waiting_for_wire = deque()
+        for message, since in queue:
             shared = self.topology.shared(message.src, message.dst)
-            if self.held.isdisjoint(shared):
-                self.held.update(shared)
+            if self.busy.isdisjoint(shared):
+                self.busy.update(shared)
                 beta = self.topology.link(message.src, message.dst).beta
                 self.loop.after(message.bytes * beta, partial(self._finish, message, since))
             else:
-                self.wired.append((message, since))
+                self.waiting_for_wire.append((message, since))
 
     def _finish(self, message: _Message, since: float) -> None:
-        """The message is there: free its ports and let both ends, and who waited for the ports, go on."""
+        """The message has arrived: free its ports and resume both ends, and messages that waited for the ports."""
         name = f"round {message.round}: {message.src}->{message.dst}"
         self.spans.append(Span(message.src, "link", name, since, self.loop.now, float(message.bytes)))
-        self.held.difference_update(message.ports, self.topology.shared(message.src, message.dst))
+        self.busy.difference_update(message.ports, self.topology.shared(message.src, message.dst))
         for rank in (message.src, message.dst):
-            now = self.todo[rank][0]
+            now = self.open_rounds[rank][0]
             now.messages -= 1
             if not now.messages:
-                self.todo[rank].popleft()
+                self.open_rounds[rank].popleft()
         for rank in (message.src, message.dst):
             self._start(rank)
         self._carry()
@@ -150,24 +150,23 @@ def replay_pipeline(
     transfer: Durations = 0.0,
     skips: Mapping[tuple[int, int], float] | None = None,
 ) -> Timeline:
-    """A pipeline order as `cost.lanes.play` counts it, in spans on the lanes `compute` and `link` of the ranks.
+    """A pipeline schedule as `costs.pipeline_clock` times it, in spans on the lanes `compute` and `link` of the ranks.
 
-    Every rank runs its lane in order, each action as soon as what it needs has arrived. Messages of no length have no
-    span.
+    Messages that take no time have no span.
     """
-    played = play(pipeline, forward=forward, backward=backward, weight=weight, transfer=transfer, skips=skips)
-    spans = [Span(t.rank, "compute", pipeline.label(t.action), t.start, t.end) for t in played.actions]
-    for hop in played.hops:
-        if hop.end > hop.start:
-            name = f"{pipeline.label(hop.action)} {hop.src}->{hop.dst}"
-            spans.append(Span(hop.src, "link", name, hop.start, hop.end))
+    times = time_pipeline(pipeline, forward=forward, backward=backward, weight=weight, transfer=transfer, skips=skips)
+    spans = [Span(t.rank, "compute", pipeline.label(t.action), t.start, t.end) for t in times.actions]
+    for sent in times.transfers:
+        if sent.end > sent.start:
+            name = f"{pipeline.label(sent.action)} {sent.src}->{sent.dst}"
+            spans.append(Span(sent.src, "link", name, sent.start, sent.end))
     return Timeline("predicted", tuple(spans))
 
 
 def replay_in_thirds(pipeline: Pipeline) -> Timeline:
-    """An order on the work by which orders are compared: a rank's forward takes 1, its backward 2 a micro-batch.
+    """A schedule with the durations by which schedules are compared: forward 1, backward 2 for a rank and micro-batch.
 
-    Of the backward, half is for the weights; a rank's stages share its work equally.
+    Half of the backward is for the weights; a rank's stages share its work equally.
     """
     share = len(pipeline.lanes) / pipeline.stages
     return replay_pipeline(
@@ -179,4 +178,4 @@ def bubble(timeline: Timeline) -> float:
     """The share of the time in which ranks do not compute, from the first start to the last end."""
     ranks = timeline.ranks
     whole = len(ranks) * timeline.seconds
-    return 1 - sum(timeline.busy(rank, "compute") for rank in ranks) / whole if whole else 0.0
+    return 1 - sum(timeline.busy_seconds(rank, "compute") for rank in ranks) / whole if whole else 0.0

@@ -1,90 +1,178 @@
-"""Replays one step of a plan as events: the predicted timeline, with the same rules as the closed form."""
+"""Draws one predicted step as a timeline: the parts of `costs.step.Step`, laid out on the lanes of each rank.
+
+A rank has two lanes. The compute lane runs layers in order; the communication lane runs messages in the order in which
+they become ready. While both are busy, messages proceed at the share `overlap` of their speed.
+"""
 
 from __future__ import annotations
 
 from ..clusters import Cluster
 from ..core.timeline import Span, Timeline
-from ..costs.estimate import Estimate
-from ..costs.host import as_it_runs
-from ..costs.layers import LayerTime, asked_ahead
-from ..costs.step import added_on_host, agreement, between_steps, layer_times, statistics_seconds
-from ..costs.traffic import after_backward, after_update, reduced_often
+from ..costs.data_parallel_comm import CollectiveMessage
+from ..costs.operator_model import OperatorCostModel
+from ..costs.pipeline_cost import PipelineCost
+from ..costs.step import Step, Tail
 from ..models.profile import Profile
 from ..plans import Plan
-from .divided import simulate_divided
-from .lanes import Lanes
+
+Row = tuple[str, str, float, float, float]
+"""Lane, name, start, end, bytes."""
 
 
-def simulate_step(
-    profile: Profile, plan: Plan, cluster: Cluster, estimate: Estimate, *, speed: float = 1.0
-) -> Timeline:
-    """The predicted timeline of one step; all ranks of a data-parallel plan do the same.
+def simulate_step(profile: Profile, plan: Plan, cluster: Cluster, *, speed: float = 1.0) -> Timeline:
+    """The predicted timeline of one step.
 
-    With a `speed`, of a machine that runs at that share of its measured speed; the estimate has it already.
+    `speed` is that of a machine which runs at a share of its measured speed: all spans are stretched by it.
     """
-    plan, cluster = as_it_runs(plan, cluster), cluster.with_active_ranks(plan.ranks)
-    if plan.splits_model:
-        return simulate_divided(profile, plan, cluster, speed=speed)
-    lanes = Lanes(cluster.overlap)
-    times = layer_times(profile, plan, cluster)
-    for micro in range(plan.micro):
-        _micro_batch(
-            lanes,
-            times,
-            reduces=reduced_often(plan) or micro == plan.micro - 1,
-            ahead=asked_ahead(plan, cluster),
-            label=f" m{micro}" if plan.micro > 1 else "",
-        )
-        if reduced_often(plan):
-            lanes.join()
-        if plan.zero == 3:
-            lanes.compute("communication units", cluster.sharded_unit_s * sum(1 for t in times if t.gather))
-        for t in times:
-            lanes.compute(f"communication statistics {t.layer.name}", statistics_seconds(t, plan, cluster))
-    for message in after_backward(profile, plan, cluster):
-        lanes.send(message)
-    lanes.join()
-    lanes.compute("communication host", added_on_host(profile, plan, cluster))
-    if plan.dp > 1:
-        lanes.compute("communication loss", agreement(plan, cluster))
-    lanes.compute("overhead", between_steps(cluster))
-    lanes.compute("optimizer", estimate.parts["optimizer"] * speed)
-    for message in after_update(profile, plan, cluster):
-        lanes.send(message)
-    lanes.join()
+    step = OperatorCostModel(profile, cluster, plan.precision).step(plan)
+    ranks = step.plan.ranks // step.plan.pp
     spans = tuple(
-        Span(rank, lane, name, start / speed, end / speed, size)
-        for rank in range(plan.dp)
-        for lane, name, start, end, size in lanes.spans
+        Span(stage * ranks + i, lane, name, start / speed, end / speed, size)
+        for stage, rows in enumerate(_rows(step))
+        for i in range(ranks)
+        for lane, name, start, end, size in rows
     )
     return Timeline("predicted", spans)
 
 
-def _micro_batch(lanes: Lanes, times: list[LayerTime], *, reduces: bool, ahead: tuple[bool, bool], label: str) -> None:
-    """Forward through the layers, backward from the last to the first; each with the messages that belong to it.
+def _rows(step: Step) -> list[list[Row]]:
+    """The spans of a rank of each pipeline stage."""
+    if step.pipeline is not None:
+        passes = _pipeline_rows(step.pipeline)
+        start = step.pipeline.seconds
+        return [rows + _tail(Lanes(1.0, start), tail) for rows, tail in zip(passes, step.tails, strict=True)]
+    lanes, m = Lanes(step.cluster.overlap), step.plan.micro
+    for micro in range(m):
+        _micro_batch(
+            lanes, step, reduces=step.reduces_every_micro_batch or micro == m - 1, label=f" m{micro}" * (m > 1)
+        )
+        if step.reduces_every_micro_batch:
+            lanes.join()
+        lanes.compute("communication units", step.sharded_units)
+    return [_tail(lanes, step.tails[0])]
 
-    Parameters are asked for one layer ahead where `ahead` says so, of the forward and of the backward.
-    """
-    forward_ahead, backward_ahead = ahead
-    for i, t in enumerate(times):
+
+def _micro_batch(lanes: Lanes, step: Step, *, reduces: bool, label: str) -> None:
+    """Forward through the layers, then backward from the last to the first, each with its messages."""
+    forward_ahead, backward_ahead = step.prefetches
+    layers = list(zip(step.layers, step.layer_comm, step.collectives.messages, strict=True))
+    for i, (time, comm, (gather, _)) in enumerate(layers):
+        name = f"{time.layer.name or '(model)'}{label}"
         if not backward_ahead:
-            lanes.copy(t.gather)
+            lanes.copy(gather)
         elif i == 0 or not forward_ahead:
-            lanes.send(t.gather)
-        lanes.wait(t.gather)
-        if forward_ahead and i + 1 < len(times):
-            lanes.send(times[i + 1].gather)
-        lanes.compute(f"forward {t.layer.name or '(model)'}{label}", t.forward)
-    for i, t in reversed(list(enumerate(times))):
-        # the group of the whole model, which comes with the first layer, is still there
+            lanes.send(gather)
+        lanes.wait(gather)
+        if forward_ahead and i + 1 < len(layers):
+            lanes.send(layers[i + 1][2][0])
+        lanes.compute(f"forward {name}", time.forward)
+        lanes.block(f"communication {name}", comm.forward)
+    for i, (time, comm, (gather, reduce)) in reversed(list(enumerate(layers))):
+        name = f"{time.layer.name or '(model)'}{label}"
+        # the group of the whole model, which comes with the first layer, is still gathered
         if i > 0 and not backward_ahead:
-            lanes.copy(t.gather)
-        elif i > 0 and i == len(times) - 1:
-            lanes.send(t.gather)
+            lanes.copy(gather)
+        elif i > 0 and i == len(layers) - 1:
+            lanes.send(gather)
         if i > 0:
-            lanes.wait(t.gather)
+            lanes.wait(gather)
         if i > 1 and backward_ahead:
-            lanes.send(times[i - 1].gather)
-        lanes.compute(f"backward {t.layer.name or '(model)'}{label}", t.backward)
+            lanes.send(layers[i - 1][2][0])
+        lanes.compute(f"backward {name}", time.backward)
+        lanes.block(f"communication {name}", comm.backward)
         if reduces:
-            lanes.send(t.reduce)
+            lanes.send(reduce)
+
+
+def _pipeline_rows(pipeline: PipelineCost) -> list[list[Row]]:
+    """The actions of every rank, and what it sends to other ranks' stages."""
+    rows: list[list[Row]] = [[] for _ in range(pipeline.ranks)]
+    times = pipeline.times()
+    for timed in times.actions:
+        word = {"F": "forward", "B": "backward", "W": "weights"}[timed.action.kind]
+        name = f"{word} stage {timed.action.stage} m{timed.action.micro}"
+        rows[timed.rank].append(("compute", name, timed.start, timed.end, 0.0))
+    for sent in times.transfers:
+        size = pipeline.stages[min(sent.stage, sent.action.stage)][-1].output
+        name = f"{sent.action.kind} to stage {sent.stage}"
+        rows[sent.src].append(("communication", name, sent.start, sent.end, size))
+    return rows
+
+
+def _tail(lanes: Lanes, tail: Tail) -> list[Row]:
+    """After the last backward: one part after the other."""
+    lanes.join()
+    for part in tail:
+        if part.messages:
+            for message in part.messages:
+                lanes.send(message)
+            lanes.join()
+        else:
+            lanes.compute(part.name, part.seconds)
+    return lanes.rows
+
+
+class Lanes:
+    """The two lanes of a rank: a clock, and the messages in flight."""
+
+    def __init__(self, overlap: float, start: float = 0.0) -> None:
+        self.rows: list[Row] = []
+        self._overlap = overlap
+        self._now = start
+        self._queue: list[tuple[CollectiveMessage, float, float]] = []
+        """Message, when it started (or -1), its remaining seconds at full speed."""
+
+    def compute(self, name: str, seconds: float) -> None:
+        """Run something on the compute lane; messages proceed meanwhile."""
+        if seconds <= 0:
+            return
+        start, self._now = self._now, self._now + seconds
+        self.rows.append(("compute", name, start, self._now, 0.0))
+        self._advance(start, seconds, self._overlap)
+
+    def block(self, name: str, seconds: float) -> None:
+        """Wait for a message of the layer itself, which those in flight do not overtake."""
+        if seconds > 0:
+            start, self._now = self._now, self._now + seconds
+            self.rows.append(("communication", name, start, self._now, 0.0))
+
+    def send(self, message: CollectiveMessage | None) -> None:
+        """Put a message, if there is one, on the communication lane."""
+        if message is not None:
+            self._queue.append((message, -1.0, message.seconds))
+
+    def copy(self, message: CollectiveMessage | None) -> None:
+        """Do the work of a message on the compute lane: a copy on demand."""
+        if message is not None:
+            self.compute(f"communication {message.name}", message.seconds)
+
+    def wait(self, message: CollectiveMessage | None) -> None:
+        """Wait until a message has arrived, and so all before it; the compute lane is idle meanwhile."""
+        places = [i for i, (queued, _, _) in enumerate(self._queue) if queued is message]
+        if message is not None and places:
+            self._drain(places[-1] + 1)
+
+    def join(self) -> None:
+        """Wait until all messages have arrived."""
+        self._drain(len(self._queue))
+
+    def _drain(self, count: int) -> None:
+        """Messages run at full speed while the compute lane waits for the first `count` of them."""
+        for message, begun, left in self._queue[:count]:
+            start, self._now = self._now, self._now + left
+            since = start if begun < 0 else begun
+            self.rows.append(("communication", message.name, since, self._now, message.bytes))
+        del self._queue[:count]
+
+    def _advance(self, start: float, seconds: float, speed: float) -> None:
+        """Let messages proceed for a while at a share of their speed."""
+        clock, end = start, start + seconds
+        while self._queue and speed > 0:
+            message, begun, left = self._queue[0]
+            begun = clock if begun < 0 else begun
+            if clock + left / speed > end + 1e-15 * max(1.0, end):
+                self._queue[0] = (message, begun, left - (end - clock) * speed)
+                return
+            clock += left / speed
+            self.rows.append(("communication", message.name, begun, clock, message.bytes))
+            self._queue.pop(0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..core.errors import InputError
 from ..models.zoo import convolution as _convolution
 from ..models.zoo import parts, recurrent
-from ..models.zoo.parts import Part
+from ..models.zoo.parts import LayerPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def recurrence(tokens: int, width: int, *, n: int = 1) -> LayerModel:
     return _model(recurrent.lstm_layer(tokens, width), n)
 
 
-def _model(part: Part, n: int) -> LayerModel:
+def _model(part: LayerPart, n: int) -> LayerModel:
     def total(phase: str) -> tuple[float, float]:
         ops = [op for op in part.ops if op.phase == phase]
         return sum(op.flops.at(n) * op.count for op in ops), sum(op.bytes.at(n) * op.count for op in ops)

@@ -1,5 +1,5 @@
-"""Any `nn.Module` -> `Profile`, on fake tensors, without allocating its parameters."""
+"""Trace any `nn.Module` into a `Profile`, on fake tensors, without allocating its parameters."""
 
-from .tracing import trace
+from .tracer import trace
 
 __all__ = ["trace"]

@@ -1,7 +1,7 @@
-"""What a GPU does in its own way, on fake tensors of the CPU: autocast, dropout, fused attention and recurrent layers.
+"""GPU behaviour on fake CPU tensors: autocast, dropout, fused attention and recurrent layers.
 
-A trace runs on fake CPU tensors, because a torch without CUDA cannot run the backward of fake CUDA ones. Autocast has
-other lists on a CPU than on a GPU; the operators that only a GPU computes in fp32 are added to them while a trace runs.
+A trace runs on fake CPU tensors, because a torch without CUDA cannot run the backward of fake CUDA ones. The autocast
+lists of a CPU and a GPU differ; the operators that only a GPU computes in fp32 are added while a trace runs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""The precisions that autocast computes products in."""
+HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions in which autocast computes matmuls."""
 
-_WIDE = (
+_FP32_OPERATORS = (
     "layer_norm",
     "native_layer_norm",
     "group_norm",
@@ -48,32 +48,32 @@ _WIDE = (
     "norm.Scalar",
     "linalg_vector_norm",
 )
-"""Operators that CUDA's autocast computes in fp32, and a CPU's in what it is given."""
+"""Operators that CUDA's autocast computes in fp32, and a CPU's in the type of their input."""
 
-_TYPED = ("cumsum", "cumprod", "sum", "sum.dim_IntList", "prod")
-"""They are told to give fp32, and read halves as they are."""
+_FP32_RESULTS = ("cumsum", "cumprod", "sum", "sum.dim_IntList", "prod")
+"""These read half precision as it is and return fp32."""
 
 
 @contextmanager
-def as_on(device: str, precision: str) -> Iterator[None]:
-    """Around the forward and the loss: autocast as that kind of device does it."""
-    half = HALVES.get(precision)
+def autocast_as_on(device: str, precision: str) -> Iterator[None]:
+    """Run the forward and the loss inside: autocast as that kind of device does it."""
+    half = HALF_DTYPES.get(precision)
     if half is None:
         yield
     elif device != "cuda":
         with torch.autocast("cpu", dtype=half):
             yield
     else:
-        with as_gpu_casts(), torch.autocast("cpu", dtype=half):
+        with gpu_autocast_lists(), torch.autocast("cpu", dtype=half):
             yield
 
 
 @contextmanager
-def as_gpu_casts() -> Iterator[None]:
-    """Have a CPU's autocast do what a GPU's does."""
+def gpu_autocast_lists() -> Iterator[None]:
+    """Make a CPU's autocast use a GPU's lists."""
     library = torch.library.Library("aten", "IMPL", "AutocastCPU")
     try:
-        for name in _WIDE:
+        for name in _FP32_OPERATORS:
             library.impl(name, _in_fp32(name), allow_override=True)
         library.impl("softmax.int", _softmax("_softmax"), allow_override=True)
         library.impl("log_softmax.int", _softmax("_log_softmax"), allow_override=True)
@@ -83,10 +83,10 @@ def as_gpu_casts() -> Iterator[None]:
         library._destroy()
 
 
-class _FromHalves(torch.autograd.Function):
-    """A softmax whose kernel reads halves and writes fp32, and whose gradient is of halves again.
+class _HalfSoftmax(torch.autograd.Function):
+    """A softmax whose kernel reads half precision and writes fp32, and whose gradient is in half precision.
 
-    What fakes it knows that of fp16 alone, so that bf16 is called so meanwhile.
+    The fake kernel supports fp16 only, so bf16 is viewed as fp16.
     """
 
     @staticmethod
@@ -106,8 +106,8 @@ class _FromHalves(torch.autograd.Function):
 def _softmax(name: str) -> Callable[..., Any]:
     def run(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
         with torch.autocast("cpu", enabled=False):
-            if x.dtype in HALVES.values() and dtype in (None, torch.float32):
-                return _FromHalves.apply(x.contiguous(), dim, name)  # type: ignore[no-untyped-call]  # torch's own
+            if x.dtype in HALF_DTYPES.values() and dtype in (None, torch.float32):
+                return _HalfSoftmax.apply(x.contiguous(), dim, name)  # type: ignore[no-untyped-call]  # torch's own
             return getattr(torch.ops.aten, name)(x if dtype is None else x.to(dtype), dim, False)
 
     return run
@@ -121,13 +121,13 @@ def _cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Any:
-    """A loss over logits is a log-softmax and what picks its values; as one operator it would be cast before."""
+    """Cross entropy as a log-softmax and a selection: as one operator its logits would be cast first."""
     with torch.autocast("cpu", enabled=False):
         operator = torch.ops.aten.cross_entropy_loss
-        if x.dtype not in HALVES.values() or target.is_floating_point() or label_smoothing:
-            return operator(_wide(x), _wide(target), weight, reduction, ignore_index, label_smoothing)
+        if x.dtype not in HALF_DTYPES.values() or target.is_floating_point() or label_smoothing:
+            return operator(_to_fp32(x), _to_fp32(target), weight, reduction, ignore_index, label_smoothing)
         dim = 0 if x.dim() == 1 else 1
-        logs = _FromHalves.apply(x.contiguous(), dim, "_log_softmax")  # type: ignore[no-untyped-call]  # torch's own
+        logs = _HalfSoftmax.apply(x.contiguous(), dim, "_log_softmax")  # type: ignore[no-untyped-call]  # torch's own
         return torch.ops.aten.nll_loss_nd(logs, target, weight, reduction, ignore_index)
 
 
@@ -137,22 +137,22 @@ def _in_fp32(name: str) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast("cpu", enabled=False):
-            halves = any(isinstance(a, torch.Tensor) and a.dtype in HALVES.values() for a in args)
-            if halves and name in _TYPED and kwargs.get("dtype") is None:
+            half = any(isinstance(a, torch.Tensor) and a.dtype in HALF_DTYPES.values() for a in args)
+            if half and name in _FP32_RESULTS and kwargs.get("dtype") is None:
                 return operator(*args, **{**kwargs, "dtype": torch.float32})
-            return operator(*map(_wide, args), **{k: _wide(v) for k, v in kwargs.items()})
+            return operator(*map(_to_fp32, args), **{k: _to_fp32(v) for k, v in kwargs.items()})
 
     return run
 
 
-def _wide(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.dtype in HALVES.values():
+def _to_fp32(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype in HALF_DTYPES.values():
         return value.float()
     return value
 
 
-class AsOnGpu(TorchFunctionMode):
-    """Dropout keeps a mask of one byte a value, and attention with dropout is fused."""
+class GpuOperatorMode(TorchFunctionMode):
+    """Dropout keeps a mask of one byte per value, and attention with dropout is fused."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,6 +1,4 @@
-"""Follows the values that a layer's forward makes: who wrote each of them, and which operators belong together when
-some of them are computed again.
-"""
+"""Data flow of one layer's forward: which operator wrote each value, and what must be recomputed together."""
 
 from __future__ import annotations
 
@@ -10,19 +8,19 @@ from typing import Any
 
 import torch
 
-from .kinds import tensors
+from .op_costs import tensors
 
 _MESSAGES = ("c10d", "_c10d_functional")
 
 
 class Lineage:
-    """Told every operator of one layer's forward, in order."""
+    """Receives every operator of one layer's forward, in order."""
 
     def __init__(self) -> None:
         self._parent: list[int] = []
         self._always: set[int] = set()
         self._writer: dict[int, int] = {}
-        """The operator that made a storage; storages from outside have none."""
+        """The operator that created a storage; storages from outside have none."""
         self._readers: dict[int, list[int]] = {}
         self._random: int | None = None
 
@@ -30,52 +28,52 @@ class Lineage:
         return len(self._parent)
 
     def add(self, func: Any, args: Any, kwargs: Any, out: Any) -> list[torch.Tensor]:
-        """One more operator; gives those of its results that it made anew."""
+        """Add one operator; returns the results that it created."""
         number = len(self._parent)
         self._parent.append(number)
-        read = {key_of(t) for t in tensors(args)} | {key_of(t) for t in tensors(kwargs)}
+        read = {storage_key(t) for t in tensors(args)} | {storage_key(t) for t in tensors(kwargs)}
         results = tensors(out)
-        made = {key_of(t): t for t in results if key_of(t) not in read}
+        made = {storage_key(t): t for t in results if storage_key(t) not in read}
         message = func.namespace in _MESSAGES
-        written = read if message else {key_of(t) for t in written_by(func, args, kwargs)}
-        if message or torch.Tag.inplace_view in func.tags:  # a tensor that was kept would not have the new shape
+        written = read if message else {storage_key(t) for t in written_by(func, args, kwargs)}
+        if message or torch.Tag.inplace_view in func.tags:  # a kept tensor would not have the new shape
             self._always.add(number)
         for key in written:
             self._write(key, number)
-        if made or written or not results:  # a view reads nothing by itself
+        if made or written or not results:  # a view alone reads nothing
             for key in read - written:
                 self._readers.setdefault(key, []).append(number)
-        for key in made:  # the place of a storage that is gone may be taken again
+        for key in made:  # a freed storage's address may be reused
             self._writer[key], self._readers[key] = number, []
-        if draws(func, args, kwargs):
-            # computed again, they draw the same numbers only if none of them is left out
+        if draws_random_numbers(func, args, kwargs):
+            # recomputed, they draw the same numbers only if all of them run
             if self._random is not None:
                 self._join(number, self._random)
             self._random = number
         return list(made.values())
 
     def group(self, number: int) -> int:
-        """The first operator of those that an operator belongs to."""
+        """The first operator of the group of an operator."""
         while self._parent[number] != number:
             number = self._parent[number]
         return number
 
     def writer(self, t: torch.Tensor) -> int | None:
-        """The operator that made a tensor, if it was made here."""
-        return self._writer.get(key_of(t))
+        """The operator that created a tensor, or None if it comes from outside."""
+        return self._writer.get(storage_key(t))
 
-    def bound(self) -> set[int]:
-        """Groups that cannot be kept."""
+    def always_recomputed(self) -> set[int]:
+        """Groups whose results cannot be kept."""
         return {self.group(i) for i in self._always}
 
     def _write(self, key: int, number: int) -> None:
-        """A storage is written in place."""
+        """Note that a storage is written in place."""
         if key not in self._writer:
-            self._always.add(number)  # a buffer or an input, which this layer does not own
+            self._always.add(number)  # a buffer or an input, not owned by this layer
             return
         first = self._writer[key]
         if any(self.group(r) != self.group(first) for r in self._readers[key]):
-            self._always.add(first)  # somebody read what it was before
+            self._always.add(first)  # its earlier value was read
         self._join(number, first)
 
     def _join(self, a: int, b: int) -> None:
@@ -83,8 +81,8 @@ class Lineage:
         self._parent[high] = low
 
 
-def key_of(t: torch.Tensor) -> int:
-    """What tensors that share memory share."""
+def storage_key(t: torch.Tensor) -> int:
+    """A key that is equal for tensors that share memory."""
     return int(t.untyped_storage()._cdata)
 
 
@@ -97,8 +95,8 @@ def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     return tensors(list(given))
 
 
-def draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator draws random numbers. Fused attention does only if it drops something."""
+def draws_random_numbers(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator draws random numbers. Fused attention does so only with dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     place = _place(func, "dropout_p")

@@ -1,6 +1,6 @@
-"""Predictions against published runs: read, predict, score, fit."""
+"""Validation against published runs: read, predict, score, fit."""
 
-from .outcome import Outcome, validate
-from .table import read_runs
+from .read_runs import read_runs
+from .result import RunsValidation, validate
 
-__all__ = ["Outcome", "read_runs", "validate"]
+__all__ = ["RunsValidation", "read_runs", "validate"]

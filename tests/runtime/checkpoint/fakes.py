@@ -1,4 +1,4 @@
-"""A small stand-in for the engine, one rank of it, and disks that fail: what most tests of checkpoints need."""
+"""A fake engine with one rank, and disks that fail, for the checkpoint tests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import nn
 
 from drumline.plans import Plan
 from drumline.runtime.checkpoint.disk import Disk
-from drumline.runtime.strategies.pieces import Kind, Piece
+from drumline.runtime.state.pieces import ParameterSpec, Piece
 
 
 class Model(nn.Module):
-    """Tied weights, a frozen layer, statistics, a buffer that no state dict has, a single number."""
+    """Tied weights, a frozen layer, running statistics, a non-persistent buffer, a scalar."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Model(nn.Module):
 
 
 def engine(seed: int = 0, *, width: int = 4, model: nn.Module | None = None, **changes: Any) -> Any:
-    """One rank that holds everything."""
+    """A fake engine whose one rank has everything."""
     torch.manual_seed(seed)
     model = model or Model(width)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -49,12 +49,12 @@ def engine(seed: int = 0, *, width: int = 4, model: nn.Module | None = None, **c
         "model": model,
         "optimizer": optimizer,
         "schedule": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
-        "pieces": [Piece(n, tuple(p.shape), 0, p, everywhere=True) for n, p in trained.items()],
+        "pieces": [Piece(n, tuple(p.shape), 0, p, replicated=True) for n, p in trained.items()],
         "frozen": [
-            Piece(n, tuple(p.shape), 0, p, everywhere=True) for n, p in model.named_parameters() if n not in trained
+            Piece(n, tuple(p.shape), 0, p, replicated=True) for n, p in model.named_parameters() if n not in trained
         ],
-        "kinds": {n: Kind(tuple(p.shape), p.dtype) for n, p in model.named_parameters()},
-        "strategy": SimpleNamespace(group=None, updated=lambda: None),
+        "parameter_specs": {n: ParameterSpec(tuple(p.shape), p.dtype) for n, p in model.named_parameters()},
+        "strategy": SimpleNamespace(group=None, after_update=lambda: None),
         "group": None,
         "device": torch.device("cpu"),
         "rank": 0,
@@ -64,16 +64,15 @@ def engine(seed: int = 0, *, width: int = 4, model: nn.Module | None = None, **c
         "plan": Plan(),
         "stream": SimpleNamespace(dataset=range(40)),
         "scaler": None,
-        "split": None,
-        "holds": None,
-        "replica": True,
+        "template": model,
+        "owns_buffer": lambda name: True,
         "job": SimpleNamespace(source="job.py:job", digest="d" * 64, seed=seed, batch_size=8),
     }
     return SimpleNamespace(**{**fields, **changes})
 
 
 def train(engine: Any, steps: int) -> None:
-    """Steps whose data is a function of the step."""
+    """Train some steps, whose data is a function of the step."""
     for _ in range(steps):
         x = torch.randint(7, (8,), generator=torch.Generator().manual_seed(engine.steps)).to(engine.device)
         engine.optimizer.zero_grad()
@@ -85,16 +84,16 @@ def train(engine: Any, steps: int) -> None:
 
 
 def state(engine: Any) -> dict[str, Any]:
-    """Everything that must be the same bits after a restart."""
-    found: dict[str, Any] = {f"model/{n}": p.detach().clone() for n, p in engine.model.named_parameters()}
-    found |= {f"buffer/{n}": b.clone() for n, b in engine.model.named_buffers()}
+    """Everything that must be bitwise equal after a restart."""
+    state_now: dict[str, Any] = {f"model/{n}": p.detach().clone() for n, p in engine.model.named_parameters()}
+    state_now |= {f"buffer/{n}": b.clone() for n, b in engine.model.named_buffers()}
     for piece in engine.pieces:
         for key, value in engine.optimizer.state.get(piece.value, {}).items():
-            found[f"{key}/{piece.name}"] = torch.as_tensor(value).clone()
+            state_now[f"{key}/{piece.name}"] = torch.as_tensor(value).clone()
     for i, group in enumerate(engine.optimizer.param_groups):
-        found[f"group {i}"] = {k: v for k, v in group.items() if k != "params"}
-    found["schedule"], found["steps"] = engine.schedule.state_dict(), engine.steps
-    return found
+        state_now[f"group {i}"] = {k: v for k, v in group.items() if k != "params"}
+    state_now["schedule"], state_now["steps"] = engine.schedule.state_dict(), engine.steps
+    return state_now
 
 
 def assert_equal(a: dict[str, Any], b: dict[str, Any]) -> None:
@@ -108,14 +107,14 @@ def assert_equal(a: dict[str, Any], b: dict[str, Any]) -> None:
 
 
 class Killed(BaseException):
-    """The process is no more."""
+    """Raised where the process would be killed."""
 
 
 class Faulty(Disk):
-    """A disk that counts its operations and, at one of them, ends the process or fails.
+    """A disk that counts its operations and, at one of them, kills the process or fails.
 
     `how`: "before" it, "within" it (half of a write arrives), "after" it, "power" (before it, and half of what was not
-    synced is lost); or the number of an error of the system. Syncing is counted, not done: a killed process loses nothing.
+    synced is lost); or an errno. Syncs are counted but not done: a killed process loses nothing.
     """
 
     def __init__(self, at: int | None = None, how: str | int = "before", only: str = "") -> None:
@@ -126,7 +125,7 @@ class Faulty(Disk):
         self._unsynced: set[Path] = set()
 
     def die(self) -> None:
-        """The kernel closes what a process had open, and with it gives back its locks."""
+        """Close all open files, which releases their locks, as the kernel does."""
         self.dead = True
         for handle in self._open:
             os.close(handle)
@@ -177,7 +176,7 @@ class Faulty(Disk):
         self._unsynced.discard(self._open[handle])
 
     def close(self, handle: int) -> None:
-        if not self.dead:  # closing is what the kernel has done
+        if not self.dead:  # the kernel has closed it
             del self._open[handle]
             super().close(handle)
 
@@ -206,7 +205,7 @@ FULL, BROKEN, READ_ONLY, QUOTA = errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQ
 
 
 def missing_in_engine() -> list[str]:
-    """What the stand-in has and a real engine has not."""
+    """Attributes that the fake engine has and a real engine lacks."""
     import drumline as dl
 
     real = dl.initialize(dl.Job(Model, nn.functional.cross_entropy, torch.optim.AdamW, lambda: [(0, 0)], 1))

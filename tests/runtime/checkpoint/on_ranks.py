@@ -1,4 +1,4 @@
-"""What ranks do in the tests of checkpoints; functions travel by name."""
+"""Functions that the checkpoint tests run on ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import drumline as dl
 from drumline.core.errors import DrumlineError, GaveUp
 from drumline.runtime.checkpoint import Saver
 from drumline.runtime.checkpoint.disk import Disk
-from drumline.runtime.strategies.pieces import assemble
+from drumline.runtime.state.pieces import assemble
 
 
-class Pictures(nn.Module):
-    """Convolutions with running statistics, and a buffer that no operator reads."""
+class ImageModel(nn.Module):
+    """Convolutions with running statistics, and an unused buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,8 +29,8 @@ class Pictures(nn.Module):
         return self.head(self.conv(self.norm(self.stem(x)).relu()).mean((2, 3)))
 
 
-class Counter(nn.Linear):
-    """Keeps a state beside its tensors."""
+class WithExtraState(nn.Linear):
+    """A layer with extra state."""
 
     def get_extra_state(self) -> int:
         return 3
@@ -39,12 +39,12 @@ class Counter(nn.Linear):
         assert state == 3
 
 
-class Counted(nn.Module):
-    """A module with such a state."""
+class ExtraStateModel(nn.Module):
+    """A model with extra state."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.counter = nn.Linear(6, 8), Counter(8, 3)
+        self.up, self.counter = nn.Linear(6, 8), WithExtraState(8, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.counter(self.up(x).tanh())
@@ -52,8 +52,8 @@ class Counted(nn.Module):
 
 def engine_of(name: str, plan: str, **changes: Any) -> dl.Engine:
     """An engine on this rank."""
-    if name == "pictures":
-        name, changes = "cnn", {"model": Pictures, **changes}
+    if name == "images":
+        name, changes = "cnn", {"model": ImageModel, **changes}
     return dl.initialize(small_jobs.make(name, **changes), plan)
 
 
@@ -63,52 +63,52 @@ def train(engine: dl.Engine, steps: int) -> list[float]:
 
 
 def state(engine: dl.Engine) -> dict[str, Any]:
-    """The whole state, the same on every rank whatever the plan."""
-    found: dict[str, Any] = {f"model/{n}": t.cpu() for n, t in engine.whole_parameters().items()}
-    found |= {f"buffer/{n}": b.cpu().clone() for n, b in engine.model.named_buffers()}
+    """The whole state, the same on every rank under any plan."""
+    result: dict[str, Any] = {f"model/{n}": t.cpu() for n, t in engine.whole_parameters().items()}
+    result |= {f"buffer/{n}": b.cpu().clone() for n, b in engine.model.named_buffers()}
     keys = sorted({k for p in engine.pieces for k in engine.optimizer.state.get(p.value, {})} | {"exp_avg"})
     for key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-        held = [
+        pairs = [
             (p, engine.optimizer.state[p.value][key])
             for p in engine.pieces
             if key in engine.optimizer.state.get(p.value, {})
         ]
-        whole = assemble(engine.kinds, held, engine.strategy.group, engine.device)
-        found |= {f"{key}/{n}": t.cpu() for n, t in whole.items()}
-    found["rates"] = [
+        whole = assemble(engine.parameter_specs, pairs, engine.strategy.group, engine.device)
+        result |= {f"{key}/{n}": t.cpu() for n, t in whole.items()}
+    result["rates"] = [
         {k: v for k, v in g.items() if k not in ("params", "param_names")} for g in engine.optimizer.param_groups
     ]
-    found["schedule"] = engine.schedule.state_dict() if engine.schedule else None
-    found["scaler"] = engine.scaler.state_dict() if engine.scaler else None
-    found["steps"] = engine.steps, engine.position
-    found["counts"] = sorted(
+    result["schedule"] = engine.schedule.state_dict() if engine.schedule else None
+    result["scaler"] = engine.scaler.state_dict() if engine.scaler else None
+    result["steps"] = engine.steps, engine.position
+    result["counts"] = sorted(
         {float(s["step"]) for p in engine.pieces if "step" in (s := engine.optimizer.state.get(p.value, {}))}
     )
     assert keys
-    return found
+    return result
 
 
 def save(name: str, plan: str, folder: str, steps: int, wait: bool = True) -> dict[str, Any]:
-    """Train, save, and tell the state that was saved."""
+    """Train and save; returns the saved state."""
     engine = engine_of(name, plan)
     train(engine, steps)
     engine.save(folder, wait=wait)
-    found = state(engine)
+    result = state(engine)
     engine.finish_saves()
-    return found
+    return result
 
 
 def loaded(name: str, plan: str, folder: str, steps: int = 0) -> dict[str, Any]:
-    """The state after a load, and after some more steps."""
+    """The state after loading and some more steps."""
     engine = engine_of(name, plan)
-    train(engine, 1)  # so that there is something to be overwritten
+    train(engine, 1)  # so that there is state to overwrite
     engine.load(folder)
     train(engine, steps)
     return state(engine)
 
 
 def passed_on(name: str, plan: str, source: str, target: str) -> dict[str, Any]:
-    """Load from one folder, save to another: the state between."""
+    """Load from one folder and save to another; returns the state."""
     engine = engine_of(name, plan)
     train(engine, 1)
     engine.load(source)
@@ -118,23 +118,23 @@ def passed_on(name: str, plan: str, source: str, target: str) -> dict[str, Any]:
 
 
 def refused_to_save(plan: str, folder: str) -> str:
-    """What a save of a model with a state beside its tensors is refused with."""
+    """The error of saving a model with extra state."""
     try:
-        engine_of("mlp", plan, model=Counted).save(folder)
+        engine_of("mlp", plan, model=ExtraStateModel).save(folder)
     except DrumlineError as e:
         return f"{type(e).__name__}: {e}"
     return ""
 
 
 def straight(name: str, plan: str, steps: int) -> dict[str, Any]:
-    """The state after steps without a break."""
+    """The state after an uninterrupted run."""
     engine = engine_of(name, plan)
     train(engine, steps)
     return state(engine)
 
 
 def files(name: str, plan: str, folder: str) -> dict[str, int]:
-    """Bytes that each rank wrote."""
+    """Sizes of the files of a checkpoint."""
     engine = engine_of(name, plan)
     train(engine, 1)
     path = engine.save(folder)
@@ -151,9 +151,9 @@ class _Full(Disk):
 
 
 def one_rank_fails(folder: str) -> list[str]:
-    """The second rank's disk is full in the second save; every rank hears of it, and the third save is well."""
+    """The second rank's disk is full in the second save: every rank gets the error, and a later save succeeds."""
     engine = engine_of("mlp", "dp=2")
-    told = []
+    errors = []
     saver = Saver(engine, folder)
     saver.save()
     good = saver._disk
@@ -164,15 +164,15 @@ def one_rank_fails(folder: str) -> list[str]:
             saver.save(wait=wait)
             saver.finish()
         except GaveUp as e:
-            told.append(e.what)
+            errors.append(e.what)
     saver._disk = good
     path = saver.save(wait=False) or saver.finish()
     saver.close()
-    return [*told, str(path)]
+    return [*errors, str(path)]
 
 
 def refused(name: str, plan: str, folder: str) -> str:
-    """What a load is refused with."""
+    """The error of a load."""
     try:
         engine_of(name, plan).load(folder)
     except DrumlineError as e:
@@ -181,17 +181,19 @@ def refused(name: str, plan: str, folder: str) -> str:
 
 
 def weights(name: str, plan: str, path: str, strict: bool = True) -> dict[str, torch.Tensor]:
-    """The parameters after weights were loaded, and the model ran a step with them."""
+    """The parameters after loading weights, and the loss of a step with them."""
     engine = engine_of(name, plan, seed=11)
     engine.load_weights(path, strict=strict)
-    found = {n: t.cpu().clone() for n, t in engine.whole_parameters().items()}
+    result = {n: t.cpu().clone() for n, t in engine.whole_parameters().items()}
     return (
-        found | {n: b.cpu().clone() for n, b in engine.model.named_buffers()} | {"loss": torch.tensor(train(engine, 1))}
+        result
+        | {n: b.cpu().clone() for n, b in engine.model.named_buffers()}
+        | {"loss": torch.tensor(train(engine, 1))}
     )
 
 
 def ledger(plan: str, folder: str, steps: int) -> list[int]:
-    """Go on from what is there, train, save: the samples that this rank has seen."""
+    """Resume, train and save; returns the samples that this rank used."""
     engine = engine_of("mlp", plan)
     if any(Path(folder).glob("step-*")):
         engine.load(folder)

@@ -1,4 +1,4 @@
-"""A model whose parameters lie on the ranks in every way that a plan may leave them, laid out by hand, without an engine."""
+"""A model whose parameters are laid out over the ranks by hand, in every way a plan may do it, without an engine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from drumline.partition.layout import Split, even
+from drumline.partition.sharding.layout import Split, even_bounds
 from drumline.plans import Plan
-from drumline.runtime import groups as kept_groups
 from drumline.runtime.checkpoint import Saver, load
 from drumline.runtime.checkpoint.weights import load_weights
-from drumline.runtime.optimizer import make_optimizer
-from drumline.runtime.strategies.pieces import Cut, Kind, Piece
+from drumline.runtime.state import process_groups as kept_groups
+from drumline.runtime.state.optimizer import make_optimizer
+from drumline.runtime.state.pieces import ParameterSlice, ParameterSpec, Piece
 
 PLANS = {
     "one": "dp=1",
@@ -30,11 +30,11 @@ PLANS = {
     "copies": "dp=2",
 }
 SECOND = ("out", "narrow", "pixels", "late")
-"""What the second stage holds; `token` is on both."""
+"""Parameters and buffers of the second stage; `token` is on both."""
 
 
 class Model(nn.Module):
-    """Parameters to be split by rows, by columns, in segments, unevenly; whole ones, a frozen one, an empty one; buffers."""
+    """Parameters split by rows, columns, segments and unevenly; whole, frozen and empty ones; buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,18 +50,18 @@ class Model(nn.Module):
         self.also = self.token
         self.register_buffer("early", torch.randn(3))
         self.register_buffer("late", torch.randn(2, 2))
-        self.register_buffer("unkept", torch.randn(2), persistent=False)
+        self.register_buffer("temporary", torch.randn(2), persistent=False)
 
 
 def cuts(n: int) -> dict[str, Split]:
     """How n ranks split the parameters."""
     uneven = {2: (0, 2, 5), 3: (0, 1, 1, 5)}[n]
     return {
-        "token": Split(0, (even(7, n),)),
-        "fused": Split(0, (even(6, n),) * 3),
-        "fused_bias": Split(0, (even(6, n),) * 3),
-        "out": Split(1, (even(6, n),)),
-        "narrow": Split(1, (even(4, n), even(3, n))),
+        "token": Split(0, (even_bounds(7, n),)),
+        "fused": Split(0, (even_bounds(6, n),) * 3),
+        "fused_bias": Split(0, (even_bounds(6, n),) * 3),
+        "out": Split(1, (even_bounds(6, n),)),
+        "narrow": Split(1, (even_bounds(4, n), even_bounds(3, n))),
         "pixels": Split(1, (uneven,)),
     }
 
@@ -75,36 +75,39 @@ def whole(seed: int) -> tuple[Model, dict[str, dict[str, torch.Tensor]]]:
 
 
 def pieces(layout: str, rank: int, model: Model) -> list[Piece]:
-    """What a rank holds."""
+    """The pieces of a rank."""
     plan = Plan.parse(PLANS[layout])
-    place = plan.mesh.coordinate(rank)
-    tp, stage, (shard, shards) = place.get("tp", 0), place.get("pp"), (place.get("shard", 0), plan.shards)
-    found = []
+    at = plan.mesh.coordinate(rank)
+    tp, stage, (shard, shards) = at.get("tp", 0), at.get("pp"), (at.get("shard", 0), plan.shards)
+    result = []
     for name, p in model.named_parameters():
         if stage is not None and name != "token" and (name in SECOND) != bool(stage):
             continue
-        shape, cut = tuple(p.shape), Cut(cuts(plan.tp)[name], tp) if plan.tp > 1 and name in cuts(plan.tp) else None
+        shape, cut = (
+            tuple(p.shape),
+            ParameterSlice(cuts(plan.tp)[name], tp) if plan.tp > 1 and name in cuts(plan.tp) else None,
+        )
         counts = (cut is not None or tp == 0) and not (name == "token" and stage)
-        part = p.detach() if cut is None else made_of(cut, p).view(cut.shape(shape))
+        part = p.detach() if cut is None else elements_of(cut, p).view(cut.shape(shape))
         start, everywhere = 0, layout in ("one", "copies")
         if shards > 1 and p.requires_grad:
-            start, stop = even(part.numel(), shards)[shard : shard + 2]
+            start, stop = even_bounds(part.numel(), shards)[shard : shard + 2]
             part = part.reshape(-1)[start:stop]
         elif shards > 1:  # frozen ones are not sharded
             everywhere, counts = plan.tp == 1, counts and (plan.tp == 1 or shard == 0)
         value = nn.Parameter(part.clone(), p.requires_grad)
-        found.append(Piece(name, shape, start, value, everywhere, cut=cut, counts=counts))
-    return found
+        result.append(Piece(name, shape, start, value, everywhere, slice=cut, owned=counts))
+    return result
 
 
-def made_of(cut: Cut, tensor: torch.Tensor) -> torch.Tensor:
-    """All numbers of a cut, by plain indexing."""
+def elements_of(cut: ParameterSlice, tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of a slice, by plain indexing."""
     index = [i for run in cut.split.ranges(cut.index) for i in run]
     return tensor.detach().index_select(cut.split.dim, torch.tensor(index, dtype=torch.int64)).reshape(-1)
 
 
 def group_of(plan: Plan, rank: int) -> dist.ProcessGroup | None:
-    """The ranks over which the pieces lie; made on all ranks."""
+    """The group over which the pieces are spread; created on all ranks."""
     mesh = plan.mesh
     keys = {
         r: tuple(v for k, v in mesh.coordinate(r).items() if k not in ("pp", "shard", "tp")) for r in range(mesh.size)
@@ -116,12 +119,12 @@ def group_of(plan: Plan, rank: int) -> dist.ProcessGroup | None:
 
 
 def engine(layout: str, seed: int) -> Any:
-    """A stand-in for the engine of a plan that splits the model."""
+    """A fake engine of a split model."""
     plan, rank = Plan.parse(PLANS[layout]), dist.get_rank()
     model, states = whole(seed)
-    held = pieces(layout, rank, model)
-    kinds = {n: Kind(tuple(p.shape), p.dtype) for n, p in model.named_parameters()}
-    trained = [p for p in held if p.value.requires_grad]
+    own = pieces(layout, rank, model)
+    kinds = {n: ParameterSpec(tuple(p.shape), p.dtype) for n, p in model.named_parameters()}
+    trained = [p for p in own if p.value.requires_grad]
     job = SimpleNamespace(
         source="",
         digest="",
@@ -134,23 +137,24 @@ def engine(layout: str, seed: int) -> Any:
     )
     optimizer = make_optimizer(job, trained, {n: k for n, k in kinds.items() if n in states})  # type: ignore[arg-type]
     for piece in trained:
-        parts = {k: piece.of(v).clone().view(piece.value.shape) for k, v in states[piece.name].items()}
+        parts = {k: piece.take(v).clone().view(piece.value.shape) for k, v in states[piece.name].items()}
         optimizer.state[piece.value] = {"step": torch.tensor(3.0), **parts}
     stage = plan.mesh.coordinate(rank).get("pp")
-    here = {n: b for n, b in model.named_buffers() if stage is None or (n in SECOND) == bool(stage)}
+    local = {n: b for n, b in model.named_buffers() if stage is None or (n in SECOND) == bool(stage)}
     holder = nn.Module()
-    for name, b in here.items():
-        holder.register_buffer(name, b)  # a stage knows nothing of what is persistent
+    for name, b in local.items():
+        holder.register_buffer(name, b)  # a stage does not know which are persistent
     group = group_of(plan, rank)
     replica = all(v == 0 for k, v in plan.mesh.coordinate(rank).items() if k not in ("pp", "shard", "tp"))
+    owned = set(local) if (rank == 0 if stage is None else replica) else set()
     return SimpleNamespace(
         model=model if layout in ("one", "copies", "shards") else holder,
         optimizer=optimizer,
         schedule=None,
         pieces=trained,
-        frozen=[p for p in held if not p.value.requires_grad],
-        kinds=kinds,
-        strategy=SimpleNamespace(group=group, updated=lambda: None),
+        frozen=[p for p in own if not p.value.requires_grad],
+        parameter_specs=kinds,
+        strategy=SimpleNamespace(group=group, after_update=lambda: None),
         group=dist.group.WORLD,
         device=torch.device("cpu"),
         rank=rank,
@@ -160,49 +164,49 @@ def engine(layout: str, seed: int) -> Any:
         plan=plan,
         stream=SimpleNamespace(dataset=range(9)),
         scaler=None,
-        split=None if layout in ("one", "copies", "shards") else SimpleNamespace(template=Model()),
+        template=model if layout in ("one", "copies", "shards") else Model(),
         job=job,
-        holds=None if stage is None else frozenset(here),
-        replica=replica,
+        owned=owned,
+        owns_buffer=owned.__contains__,
         saver=None,
     )
 
 
 def save(layout: str, folder: str, lost: str | None = None) -> list[str]:
-    """Save the state that seed 1 gives; the names of the files. `lost` is a buffer that no rank answers for."""
-    made = engine(layout, 1)
-    if lost is not None and made.holds is not None:
-        made.holds -= {lost}
-    with Saver(made, folder) as saver:
+    """Save the state of seed 1; returns the file names. `lost` is a buffer that no rank owns."""
+    fake = engine(layout, 1)
+    if lost is not None and fake.plan.pp > 1:
+        fake.owned.discard(lost)
+    with Saver(fake, folder) as saver:
         path = saver.save()
     assert path is not None
     return sorted(p.name for p in Path(path).iterdir())
 
 
 def wrong(layout: str, folder: str, *, weights: bool = False) -> list[str]:
-    """Load into what seed 2 gives: what is not, bit for bit, what was saved."""
-    made = engine(layout, 2)
+    """Load into the state of seed 2; returns what is not bitwise equal to what was saved."""
+    fake = engine(layout, 2)
     if weights:
-        load_weights(made, folder)
+        load_weights(fake, folder)
     else:
-        load(made, folder)
+        load(fake, folder)
     model, states = whole(1)
     values, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    found = []
-    for piece in [*made.pieces, *made.frozen]:
-        if not torch.equal(piece.value.detach().reshape(-1), piece.of(values[piece.name])):
-            found.append(piece.name)
-        state = made.optimizer.state.get(piece.value, {})
+    different = []
+    for piece in [*fake.pieces, *fake.frozen]:
+        if not torch.equal(piece.value.detach().reshape(-1), piece.take(values[piece.name])):
+            different.append(piece.name)
+        state = fake.optimizer.state.get(piece.value, {})
         for key, value in states.get(piece.name, {}).items() if not weights else ():
             if (
-                not torch.equal(state[key].reshape(-1), piece.of(value))
+                not torch.equal(state[key].reshape(-1), piece.take(value))
                 or state[key].shape != piece.value.shape
                 or float(state["step"]) != 3.0
             ):
-                found.append(f"{key} of {piece.name}")
-    for name, b in made.model.named_buffers():
-        if not torch.equal(b, buffers[name]) and not (weights and name == "unkept"):
-            found.append(name)
-    if not weights and (made.steps, made.position) != (3, 4):
-        found.append("position")
-    return found
+                different.append(f"{key} of {piece.name}")
+    for name, b in fake.model.named_buffers():
+        if not torch.equal(b, buffers[name]) and not (weights and name == "temporary"):
+            different.append(name)
+    if not weights and (fake.steps, fake.position) != (3, 4):
+        different.append("position")
+    return different

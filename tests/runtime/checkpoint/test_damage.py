@@ -1,4 +1,4 @@
-"""Damage of every kind is found before anything is loaded, named, and the checkpoint before it is taken."""
+"""All damage is detected before anything is loaded and named; the previous checkpoint is loaded instead."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ def copy(two: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_thousand_flipped_bits(two: Path, tmp_path: Path) -> None:
-    """Anywhere in any file; all are found."""
+    """Anywhere in any file; all are detected."""
     _, newest = copy(two, tmp_path)
-    places = [(p, i) for p in sorted(newest.iterdir()) for i in range(p.stat().st_size)]
-    drawn = random.Random(7)
-    found = 0
+    positions = [(p, i) for p in sorted(newest.iterdir()) for i in range(p.stat().st_size)]
+    generator = random.Random(7)
+    detected = 0
     for _ in range(1000):
-        path, i = drawn.choice(places)
+        path, i = generator.choice(positions)
         good = path.read_bytes()
         bad = bytearray(good)
-        bad[i] ^= 1 << drawn.randrange(8)
+        bad[i] ^= 1 << generator.randrange(8)
         path.write_bytes(bad)
         with pytest.raises(CorruptFile) as e:
             manifest = read_manifest(newest)
             for name, record in manifest.files.items():
                 check_file(newest, name, record)
-        found += str(newest) in e.value.where
+        detected += str(newest) in e.value.where
         path.write_bytes(good)
-    assert found == 1000
+    assert detected == 1000
     assert load(fakes.engine(), newest).step == 2
 
 
 def seal(newest: Path) -> None:
-    """Make the digests right again, as somebody would who means harm."""
+    """Recompute the digests, as an attacker would."""
     text = (newest / "manifest.json").read_bytes()
     files = json.loads(text)["files"]
     lines = [f"{files[n]['sha256']}  {n}\n" for n in sorted(files)]
@@ -135,21 +135,21 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "manifest.json is damaged",
     ),
     "another version": (edit(lambda m: m.update(version=9)), "manifest.json has version 9"),
-    "another format": (edit(lambda m: m.update(format="x")), "is no manifest of a checkpoint"),
+    "another format": (edit(lambda m: m.update(format="x")), "is no checkpoint manifest"),
     "unknown key": (edit(lambda m: m.update(zeal=1)), "unknown key 'zeal'"),
     "wrong type": (edit(lambda m: m["tensors"]["model/scale"].update(shape="x")), "shape"),
-    "no type": (edit(lambda m: m["tensors"]["model/scale"].update(dtype="load")), "'load' is no type"),
-    "a hole": (edit(hole), "has 27 of its 28 numbers"),
-    "a file not listed": (edit(other_file), "lies in 'rank-00009.safetensors', which the manifest does not list"),
+    "no type": (edit(lambda m: m["tensors"]["model/scale"].update(dtype="load")), "'load' is no dtype"),
+    "a hole": (edit(hole), "has 27 of its 28 elements"),
+    "a file not listed": (edit(other_file), "is in 'rank-00009.safetensors', which the manifest does not list"),
     "a path upwards": (edit(outside("../step-00000001/" + SHARD)), r"names the file '\.\./step-00000001/"),
     "an absolute path": (edit(outside("/etc/passwd")), "names the file '/etc/passwd'"),
     "a link": (link, "cannot be read: it is a link"),
-    "a pipe": (pipe, "is no plain file"),
+    "a pipe": (pipe, "is no regular file"),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_named_and_the_one_before_is_loaded(two: Path, tmp_path: Path, kind: str) -> None:
+def test_damage_is_named_and_the_previous_checkpoint_is_loaded(two: Path, tmp_path: Path, kind: str) -> None:
     folder, newest = copy(two, tmp_path)
     damage, text = DAMAGE[kind]
     damage(newest)
@@ -175,7 +175,7 @@ def test_all_damaged(two: Path, tmp_path: Path) -> None:
 
 
 class Evil:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -185,11 +185,11 @@ class Evil:
 
 
 @pytest.mark.parametrize("name", [SHARD, "manifest.json", "SHA256SUMS"])
-def test_a_pickle_in_the_place_of_a_file(two: Path, tmp_path: Path, name: str) -> None:
+def test_pickle_instead_of_a_file(two: Path, tmp_path: Path, name: str) -> None:
     _, newest = copy(two, tmp_path)
     data = pickle.dumps(Evil(tmp_path / "sentinel"))
     (newest / name).write_bytes(data)
-    if name == SHARD:  # with digests that are right
+    if name == SHARD:  # with correct digests
         record = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         edit(lambda m: m["files"].update({SHARD: record}))(newest)
     with pytest.raises(CorruptFile):
@@ -197,8 +197,8 @@ def test_a_pickle_in_the_place_of_a_file(two: Path, tmp_path: Path, name: str) -
     assert not (tmp_path / "sentinel").exists()
 
 
-def test_a_state_that_cannot_be_understood(two: Path, tmp_path: Path) -> None:
+def test_state_that_cannot_be_decoded(two: Path, tmp_path: Path) -> None:
     _, newest = copy(two, tmp_path)
     edit(lambda m: m["state"].update(schedule={"~": "code", "value": "1"}))(newest)
-    with pytest.raises(CorruptFile, match="cannot be understood"):
+    with pytest.raises(CorruptFile, match="cannot be decoded"):
         load(fakes.engine(), newest)

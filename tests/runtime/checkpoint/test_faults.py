@@ -1,4 +1,4 @@
-"""A save that is cut off anywhere, or meets a disk that fails, leaves the checkpoints from before as they were."""
+"""A save that is killed anywhere, or fails on a bad disk, leaves earlier checkpoints unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOWS = ("before", "within", "after", "power")
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Hundreds of tiny trainings: threads of torch would only wait for each other."""
+    """Hundreds of tiny trainings: torch's threads would only slow them down."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -40,55 +40,55 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("template") / "folder"
     states: dict[int, Any] = {}
     for _ in range(2):
-        life(folder, fakes.Faulty(), states)
+        run_job(folder, fakes.Faulty(), states)
     assert sorted(states) == [1, 2]
     return folder
 
 
-def life(folder: Path, disk: fakes.Faulty, states: dict[int, Any], *, wait: bool = True) -> int:
-    """A run of a job: it goes on from what is there, trains one step, saves. The step that was said to be saved."""
+def run_job(folder: Path, disk: fakes.Faulty, states: dict[int, Any], *, wait: bool = True) -> int:
+    """Resume, train one step and save; returns the last step that was reported as saved."""
     engine = fakes.engine()
-    told = -1
+    reported = -1
     saver = None
     if any(folder.glob("step-*")):
-        told = load(engine, folder).step
-        states[told] = fakes.state(engine)
+        reported = load(engine, folder).step
+        states[reported] = fakes.state(engine)
     try:
         saver = Saver(engine, folder, keep=2, disk=disk)
         fakes.train(engine, 1)
         states[engine.steps] = fakes.state(engine)
         saver.save(wait=wait)
         saver.close()
-        told = engine.steps
+        reported = engine.steps
     except fakes.Killed:
         if saver is not None and saver._lock is not None:
-            saver._lock._end.set()  # its thread is gone too
-    return told
+            saver._lock._end.set()  # stop its thread too
+    return reported
 
 
-def check(folder: Path, told: int, states: dict[int, Any]) -> None:
-    """The newest checkpoint is whole, no older than what was said to be saved, and the next job can go on."""
+def check(folder: Path, reported: int, states: dict[int, Any]) -> None:
+    """The newest checkpoint is undamaged and no older than reported, and the next job can continue."""
     engine = fakes.engine()
-    if told < 0 and not any(folder.glob("step-*")):
+    if reported < 0 and not any(folder.glob("step-*")):
         with pytest.raises(InputError, match="no checkpoint"):
             load(engine, folder)
     else:
         loaded = load(engine, folder)
-        assert loaded.notes == () and loaded.step >= told
+        assert loaded.notes == () and loaded.step >= reported
         fakes.assert_equal(fakes.state(engine), states[loaded.step])
-    step = life(folder, fakes.Faulty(), {})
+    step = run_job(folder, fakes.Faulty(), {})
     assert not [p.name for p in folder.iterdir() if p.name.startswith(".")]
-    assert load(fakes.engine(), folder).step == step > told
+    assert load(fakes.engine(), folder).step == step > reported
 
 
 POINTS = 25
-"""Operations of a save, at least: with two folders and four ways to die, more than 200 points."""
+"""Minimum number of operations of a save: with two folders and four ways to die, more than 200 points."""
 
 
 @pytest.mark.parametrize("wait", [pytest.param(True, marks=pytest.mark.slow), False])
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("start", ["empty", pytest.param("full", marks=pytest.mark.slow)])
-def test_a_kill_at_every_operation(tmp_path: Path, template: Path, start: str, how: str, wait: bool) -> None:
+def test_kill_at_every_operation(tmp_path: Path, template: Path, start: str, how: str, wait: bool) -> None:
     at = -1
     while True:
         at += 1
@@ -96,31 +96,31 @@ def test_a_kill_at_every_operation(tmp_path: Path, template: Path, start: str, h
         if start == "full":
             shutil.copytree(template, folder)
         states: dict[int, Any] = {}
-        told = life(folder, disk, states, wait=wait)
+        reported = run_job(folder, disk, states, wait=wait)
         if not disk.dead:
-            break  # every operation had its turn
+            break  # every operation was tried
         if folder.exists():
-            check(folder, told, states)
+            check(folder, reported, states)
         shutil.rmtree(folder, ignore_errors=True)
     assert at > POINTS
 
 
-def test_a_kill_while_cleaning_up(tmp_path: Path, template: Path) -> None:
-    """The next job is killed too, while it removes what the first has left."""
+def test_kill_during_cleanup(tmp_path: Path, template: Path) -> None:
+    """The next job is killed too, while it removes the leftovers of the first."""
     for at in range(12):
         folder = tmp_path / str(at)
         shutil.copytree(template, folder)
         states: dict[int, Any] = {}
-        assert life(folder, fakes.Faulty(20, "before"), states) == 2
+        assert run_job(folder, fakes.Faulty(20, "before"), states) == 2
         assert list(folder.glob(".writing-*"))
-        told = life(folder, fakes.Faulty(at, "after"), states)
-        check(folder, told, states)
+        reported = run_job(folder, fakes.Faulty(at, "after"), states)
+        check(folder, reported, states)
 
 
 @pytest.mark.parametrize("error", [fakes.FULL, fakes.BROKEN, fakes.READ_ONLY, fakes.QUOTA], ids=os.strerror)
 @pytest.mark.parametrize("wait", [True, False])
-def test_a_disk_that_fails(tmp_path: Path, error: int, wait: bool) -> None:
-    """From each operation of the second save on, nothing can be written: training goes on, the first save is there."""
+def test_failing_disk(tmp_path: Path, error: int, wait: bool) -> None:
+    """From each operation of the second save on, writes fail: training continues, and the first save is intact."""
     disk = fakes.Faulty()
     engine = fakes.engine()
     with Saver(engine, tmp_path, disk=disk) as saver:
@@ -139,7 +139,7 @@ def test_a_disk_that_fails(tmp_path: Path, error: int, wait: bool) -> None:
         except GaveUp as e:
             assert f"step {engine.steps} was not saved: {os.strerror(error)}" in str(e)
         else:
-            break  # only the removal of old ones was left to fail, and the new one is there
+            break  # only pruning could still fail; the new checkpoint is complete
         disk.at = None
         saver.close()
         other = fakes.engine()
@@ -150,14 +150,14 @@ def test_a_disk_that_fails(tmp_path: Path, error: int, wait: bool) -> None:
     assert count > 8 and first > 8
 
 
-def test_the_disk_has_room_again(tmp_path: Path) -> None:
-    """An error in the background is raised by the next call; the one after it saves."""
+def test_save_after_the_disk_has_space_again(tmp_path: Path) -> None:
+    """A background error is raised by the next call; the save after that succeeds."""
     engine, disk = fakes.engine(), fakes.Faulty(None, fakes.FULL, only="write")
     saver = Saver(engine, tmp_path, disk=disk)
     disk.at = disk.count
     assert saver.save(wait=False) is None
     with pytest.raises(
-        GaveUp, match=r"step 0 was not saved: No space left on device(.|\n)*from before are as they were"
+        GaveUp, match=r"step 0 was not saved: No space left on device(.|\n)*earlier checkpoints are unchanged"
     ):
         saver.save(wait=False)
     disk.at = None
@@ -166,16 +166,16 @@ def test_the_disk_has_room_again(tmp_path: Path) -> None:
     assert load(fakes.engine(), tmp_path).step == 0
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_unusable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot hold checkpoints"):
+    with pytest.raises(InputError, match="cannot be used for checkpoints"):
         Saver(fakes.engine(), tmp_path / "file")
-    with pytest.raises(InputError, match="cannot hold checkpoints: Read-only file system"):
+    with pytest.raises(InputError, match="cannot be used for checkpoints: Read-only file system"):
         Saver(fakes.engine(), tmp_path / "new", disk=fakes.Faulty(0, fakes.READ_ONLY))
 
 
-class Slow(Disk):
-    """Takes twenty megabytes a second."""
+class SlowDisk(Disk):
+    """Writes 20 MB/s."""
 
     def write(self, handle: int, data: bytes | memoryview) -> None:
         time.sleep(len(data) / 20e6)
@@ -183,10 +183,10 @@ class Slow(Disk):
 
 
 @pytest.mark.alone
-def test_a_slow_disk_does_not_hold_up_the_training(tmp_path: Path) -> None:
-    """A save in the background costs the training a tenth of what one costs that it waits for, at most."""
+def test_slow_disk_does_not_block_training(tmp_path: Path) -> None:
+    """A background save blocks training for at most a tenth of the time of a foreground save."""
     engine = fakes.engine(model=torch.nn.Linear(1000, 3000))
-    with Saver(engine, tmp_path, disk=Slow()) as saver:
+    with Saver(engine, tmp_path, disk=SlowDisk()) as saver:
         saver.save(wait=False)
         saver.save()  # waits for the first too
         saver.save()
@@ -199,8 +199,8 @@ def test_a_slow_disk_does_not_hold_up_the_training(tmp_path: Path) -> None:
     assert waited > 0.5 and min(stalls) < 0.1 * waited, (waited, stalls)
 
 
-class Waiting(Disk):
-    """Begins when it is told to."""
+class PausedDisk(Disk):
+    """Starts writing when `go` is set."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -211,8 +211,8 @@ class Waiting(Disk):
         super().make_folder(path)
 
 
-def test_what_is_written_is_the_state_of_that_moment(tmp_path: Path) -> None:
-    engine, disk = fakes.engine(), Waiting()
+def test_background_save_writes_the_state_at_the_call(tmp_path: Path) -> None:
+    engine, disk = fakes.engine(), PausedDisk()
     fakes.train(engine, 1)
     before = fakes.state(engine)
     with Saver(engine, tmp_path, disk=disk) as saver:
@@ -229,7 +229,7 @@ SCRIPT = """
     sys.path.insert(0, sys.argv[2])
     import fakes, torch
     from drumline.runtime.checkpoint import Saver
-    torch.set_num_threads(1)  # as many as in the test: sums depend on it
+    torch.set_num_threads(1)  # as in the test: sums depend on it
     engine = fakes.engine()
     saver = Saver(engine, sys.argv[1])
     print("ready", flush=True)
@@ -239,8 +239,8 @@ SCRIPT = """
 """
 
 
-def test_a_real_kill(tmp_path: Path) -> None:
-    """The lock of a process that was killed is free, and its newest checkpoint is whole."""
+def test_killed_process(tmp_path: Path) -> None:
+    """The lock of a killed process is free, and its newest checkpoint is undamaged."""
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path), str(Path(fakes.__file__).parent)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"

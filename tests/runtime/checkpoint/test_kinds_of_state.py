@@ -1,4 +1,4 @@
-"""Every kind of state that torch's optimizers, schedules and modules keep is saved and comes back as it was."""
+"""Every kind of state of torch's optimizers, schedules and modules is saved and restored exactly."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import nn
 from torch.optim import lr_scheduler as rates
 
 from drumline.core.errors import InputError
-from drumline.runtime.checkpoint import Saver, load
+from drumline.runtime.checkpoint import Saver, load, saver_for
 from drumline.runtime.checkpoint.codec import decode, encode
-from drumline.runtime.checkpoint.during import Keeper, Saves
+from drumline.runtime.training.checkpoint_policy import CheckpointPolicy, TrainingCheckpoints
 
 VALUES = [
     None,
@@ -41,21 +41,21 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=str)
 def test_values(value: Any) -> None:
-    found = decode(encode(value, "it"), "there")
-    assert found == value and type(found) is type(value)
+    decoded = decode(encode(value, "it"), "there")
+    assert decoded == value and type(decoded) is type(value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex128])
 def test_tensors(dtype: torch.dtype) -> None:
     for value in (torch.ones(2, 3).to(dtype), torch.ones(()).to(dtype), torch.ones(0).to(dtype)):
-        found = decode(encode(value, "it"), "there")
-        assert found.dtype == dtype and found.shape == value.shape and torch.equal(found, value)
+        decoded = decode(encode(value, "it"), "there")
+        assert decoded.dtype == dtype and decoded.shape == value.shape and torch.equal(decoded, value)
     assert math.isnan(decode(encode(math.nan, "it"), "there"))
 
 
-def test_what_is_no_data() -> None:
+def test_values_that_are_not_data() -> None:
     for value in ({"a": [print]}, object(), {1, 2}, nn.Linear(1, 1)):
-        with pytest.raises(InputError, match=r"the state.* is of type .*, which a checkpoint cannot hold"):
+        with pytest.raises(InputError, match=r"the state.* is of type .*, which a checkpoint cannot store"):
             encode(value, "the state")
     deep: list[Any] = []
     for _ in range(60):
@@ -68,7 +68,7 @@ Maker = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Maker] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.003),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.003, momentum=0.9, nesterov=True),
-    "adam with a tensor for a rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), amsgrad=True),
+    "adam with a tensor rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), amsgrad=True),
     "fused": lambda p: torch.optim.AdamW(p, fused=True),
     "nadam": lambda p: torch.optim.NAdam(p),
     "adagrad": lambda p: torch.optim.Adagrad(p),
@@ -87,7 +87,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 
 
 class Odd(nn.Module):
-    """Numbers of unusual types, a parameter of no numbers, and a state beside its tensors."""
+    """Unusual dtypes, a parameter without elements, and extra state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Odd(nn.Module):
         self.calls = state["calls"]
 
 
-def made(optimizer: Maker, schedule: Callable[[Any], Any] | None) -> Any:
+def make_engine(optimizer: Maker, schedule: Callable[[Any], Any] | None) -> Any:
     torch.manual_seed(0)
     engine = fakes.engine(model=Odd())
     engine.optimizer = optimizer(list(engine.model.parameters()))
@@ -128,7 +128,7 @@ def train(engine: Any, steps: int) -> None:
 
 
 def restarted(tmp_path: Path, optimizer: Maker, schedule: Callable[[Any], Any] | None = None) -> None:
-    straight, first, second = (made(optimizer, schedule) for _ in range(3))
+    straight, first, second = (make_engine(optimizer, schedule) for _ in range(3))
     train(straight, 6)
     train(first, 3)
     with Saver(first, tmp_path) as saver:
@@ -160,39 +160,50 @@ def test_schedules(tmp_path: Path, name: str) -> None:
     restarted(tmp_path, OPTIMIZERS["momentum"], SCHEDULES[name])
 
 
-def test_a_run_goes_on_when_a_save_fails(tmp_path: Path) -> None:
-    """It is told of, and the next save is complete."""
+def saving_engine() -> Any:
+    """A fake engine with the methods that save during a run."""
     engine = fakes.engine(saver=None)
+
+    def saver_of(folder: str, *, keep: int) -> Saver:
+        engine.saver = saver_for(engine, folder, keep=keep, current=engine.saver)
+        return engine.saver
+
+    engine.saver_for = saver_of
     engine.finish_saves = lambda: engine.saver.close()
-    said: list[str] = []
-    keeper = Keeper(engine, Saves(str(tmp_path), every=1), said.append)
-    keeper.begin()
+    return engine
+
+
+def test_run_continues_after_a_failed_save(tmp_path: Path) -> None:
+    """The failure is reported, and the next save is complete."""
+    engine = saving_engine()
+    reports: list[str] = []
+    checkpoints = TrainingCheckpoints(engine, CheckpointPolicy(str(tmp_path), every=1), reports.append)
+    checkpoints.begin()
     disk = fakes.Faulty(None, fakes.FULL, only="write")
     engine.saver._disk, good = disk, engine.saver._disk
     disk.at = 0
     fakes.train(engine, 1)
-    assert not keeper.after_step()
+    assert not checkpoints.after_step()
     fakes.train(engine, 1)
     engine.saver._join()
     engine.saver._disk = good
-    assert not keeper.after_step()
-    keeper.end()
-    assert said == [
-        "step 1 was not saved: No space left on device; it is tried again",
+    assert not checkpoints.after_step()
+    checkpoints.end()
+    assert reports == [
+        "step 1 was not saved: No space left on device; trying again",
         f"saved: {tmp_path / 'step-00000002'}",
     ]
 
 
-def test_a_run_is_asked_to_stop(tmp_path: Path) -> None:
-    engine = fakes.engine(saver=None)
-    engine.finish_saves = lambda: engine.saver.close()
-    said: list[str] = []
-    keeper = Keeper(engine, Saves(str(tmp_path)), said.append)
-    keeper.begin()
+def test_run_is_asked_to_stop(tmp_path: Path) -> None:
+    engine = saving_engine()
+    reports: list[str] = []
+    checkpoints = TrainingCheckpoints(engine, CheckpointPolicy(str(tmp_path)), reports.append)
+    checkpoints.begin()
     fakes.train(engine, 1)
-    assert not keeper.after_step()
+    assert not checkpoints.after_step()
     (tmp_path / "STOP").touch()
     fakes.train(engine, 1)
-    assert keeper.after_step() and keeper.preempted
-    assert keeper.end() == str(tmp_path / "step-00000002") and not (tmp_path / "STOP").exists()
-    assert said == ["asked to end: saving", f"saved: {tmp_path / 'step-00000002'}"]
+    assert checkpoints.after_step() and checkpoints.preempted
+    assert checkpoints.end() == str(tmp_path / "step-00000002") and not (tmp_path / "STOP").exists()
+    assert reports == ["asked to stop: saving a checkpoint", f"saved: {tmp_path / 'step-00000002'}"]

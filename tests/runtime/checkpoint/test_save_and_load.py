@@ -1,4 +1,4 @@
-"""What is saved comes back bit by bit; what does not fit is refused by name."""
+"""Saving and loading are exact; a checkpoint that does not fit is refused by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 
 from drumline.core.errors import InputError
 from drumline.runtime.checkpoint import Saver, load, lock
-from drumline.runtime.checkpoint.during import steps_left
+from drumline.runtime.training.checkpoint_policy import steps_left
 
 
 def saved(tmp_path: Path, steps: int = 3, **changes: Any) -> Any:
@@ -28,7 +28,7 @@ def saved(tmp_path: Path, steps: int = 3, **changes: Any) -> Any:
     return engine
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
+def test_everything_is_restored(tmp_path: Path) -> None:
     engine = saved(tmp_path)
     other = fakes.engine(seed=1)
     other.job = engine.job
@@ -40,14 +40,14 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 @pytest.mark.parametrize("wait", [True, False])
-def test_k_restart_k_is_2k(tmp_path: Path, k: int, wait: bool) -> None:
+def test_k_steps_restart_k_steps_equal_2k_steps(tmp_path: Path, k: int, wait: bool) -> None:
     straight = fakes.engine()
     fakes.train(straight, 2 * k)
     first = fakes.engine()
     fakes.train(first, k)
     with Saver(first, tmp_path) as saver:
         saver.save(wait=wait)
-        fakes.train(first, 1)  # what is being written is the copy, not what goes on
+        fakes.train(first, 1)  # the copy is written, not the live state
     second = fakes.engine(seed=0)
     load(second, tmp_path)
     fakes.train(second, k)
@@ -65,7 +65,7 @@ def test_random_state(tmp_path: Path) -> None:
     assert (random.random(), numpy.random.random(), float(torch.rand(1)), random.gauss(0, 1)) == drawn
 
 
-def test_what_lies_there(tmp_path: Path) -> None:
+def test_files_of_a_checkpoint(tmp_path: Path) -> None:
     saved(tmp_path)
     folder = tmp_path / "step-00000003"
     assert (tmp_path / "LATEST").read_text() == "step-00000003\n"
@@ -89,7 +89,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert other.model.scale.item() == 9.0
 
 
-def test_old_ones_go(tmp_path: Path) -> None:
+def test_old_checkpoints_are_removed(tmp_path: Path) -> None:
     engine = fakes.engine()
     with Saver(engine, tmp_path, keep=2) as saver:
         for _ in range(4):
@@ -100,7 +100,7 @@ def test_old_ones_go(tmp_path: Path) -> None:
         Saver(engine, tmp_path, keep=1)
 
 
-def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path) -> None:
+def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path) -> None:
     engine = fakes.engine()
     with Saver(engine, tmp_path, keep=2) as saver:
         for _ in range(2):
@@ -117,7 +117,7 @@ def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path) -> None:
 
 
 class Renamed(fakes.Model):
-    """One name differs."""
+    """One parameter has another name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Renamed(fakes.Model):
 
 
 class Wider(fakes.Model):
-    """One parameter more."""
+    """One additional parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,17 +154,17 @@ def test_another_job_is_refused(tmp_path: Path, changes: dict[str, Any], text: s
         fakes.assert_equal(before, fakes.state(other))
 
 
-def test_other_data_when_asked(tmp_path: Path) -> None:
+def test_other_data_if_allowed(tmp_path: Path) -> None:
     saved(tmp_path)
     other = fakes.engine(stream=fakes.SimpleNamespace(dataset=range(41)))
     assert load(other, tmp_path, other_data=True).step == 3
 
 
-def test_another_type_is_said(tmp_path: Path) -> None:
+def test_dtype_conversion_is_noted(tmp_path: Path) -> None:
     saved(tmp_path)
     other = fakes.engine(model=fakes.Model().double())
     [note] = load(other, tmp_path).notes
-    assert note == "numbers are converted from float32 to float64"
+    assert note == "values are converted from float32 to float64"
     [states] = [other.optimizer.state[p.value] for p in other.pieces if p.name == "scale"]
     assert states["exp_avg"].dtype == torch.float64 and states["step"].dtype == torch.float32
 
@@ -183,7 +183,7 @@ def test_two_jobs_on_one_folder(tmp_path: Path) -> None:
     Saver(fakes.engine(), tmp_path).close()
 
 
-def test_the_lock_of_another_host(tmp_path: Path) -> None:
+def test_lock_of_another_host(tmp_path: Path) -> None:
     (tmp_path / "LOCK").write_text('{"pid": 7, "host": "far away"}')
     with pytest.raises(InputError, match="process 7 on far away, seen 0 s ago"):
         Saver(fakes.engine(), tmp_path)
@@ -192,7 +192,7 @@ def test_the_lock_of_another_host(tmp_path: Path) -> None:
 
 
 class Odd:
-    """A schedule whose state holds code."""
+    """A schedule whose state contains code."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"f": lambda: None}
@@ -203,14 +203,14 @@ def test_code_is_not_saved(tmp_path: Path) -> None:
         saver.save()
 
 
-def test_a_folder_that_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "SHARED", 0.1)
+def test_folder_that_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "VISIBLE", 0.1)
     (tmp_path / "LOCK").write_text('{"nonce": "of another job"}')
-    with pytest.raises(InputError, match=r"rank 1 on .* does not see what the first rank wrote"):
+    with pytest.raises(InputError, match=r"rank 1 on .* does not see the first rank's lock"):
         lock.check_shared(tmp_path, "ours", 1)
 
 
-def test_nothing_is_left_to_train() -> None:
+def test_no_steps_left() -> None:
     engine = fakes.engine()
     fakes.train(engine, 3)
     assert steps_left(engine, 5) == 2
@@ -218,7 +218,7 @@ def test_nothing_is_left_to_train() -> None:
         steps_left(engine, 3)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("wait", [True, False])
 def test_on_a_gpu(tmp_path: Path, wait: bool) -> None:
     device = torch.device("cuda")

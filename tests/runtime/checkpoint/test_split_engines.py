@@ -1,4 +1,4 @@
-"""Engines whose plan splits the model save and load: handed on from plan to plan, and back, the state stays the same bits."""
+"""Engines of split models save and load: passed from plan to plan and back, the state stays bitwise equal."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from drumline.runtime.checkpoint.export import export
 
 Worlds = Callable[[int], World]
 
-WAYS = {
+CHAINS = {
     "gpt": ["dp=1", "tp=2", "dp=2,zero=3", "pp=2,micro=2", "cp=2", "dp=2,zero=1,tp=2", "dp=1"],
     "partial": ["tp=2", "pp=2,micro=2", "dp=2,zero=1", "tp=2"],
-    "pictures": ["pp=2,micro=2", "tile=2x1", "dp=2", "dp=2,tile=2x1", "pp=2,micro=2"],
+    "images": ["pp=2,micro=2", "tile=2x1", "dp=2", "dp=2,tile=2x1", "pp=2,micro=2"],
 }
-"""Jobs, and plans one after the other."""
+"""Jobs, and the plans they pass through."""
 LONG = ["tp=2", "dp=2,zero=1", "dp=2,tp=2", "pp=2,tp=2,micro=2", "dp=2,zero=3", "dp=2,pp=2,micro=2", "tp=2"]
 
 
@@ -31,10 +31,10 @@ def run(world: Worlds, plan: str, function: Callable[..., Any], *arguments: Any)
     return world(Plan.parse(plan).ranks).run(function, *arguments)
 
 
-def equal(state: dict[str, Any], found: dict[str, Any]) -> None:
-    """Bit for bit; a rank of a pipeline has the buffers of its own stages alone."""
-    assert {k for k in state if not k.startswith("buffer/")} <= found.keys() <= state.keys()
-    for name, value in found.items():
+def equal(state: dict[str, Any], result: dict[str, Any]) -> None:
+    """Bitwise equal; a pipeline rank has only the buffers of its own stages."""
+    assert {k for k in state if not k.startswith("buffer/")} <= result.keys() <= state.keys()
+    for name, value in result.items():
         if isinstance(value, torch.Tensor):
             assert value.dtype == state[name].dtype and torch.equal(value, state[name]), name
         else:
@@ -42,28 +42,28 @@ def equal(state: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "way"),
+    ("name", "chain"),
     [
-        *WAYS.items(),
+        *CHAINS.items(),
         pytest.param("gpt", LONG, marks=pytest.mark.slow),
     ],
     ids=lambda x: x if isinstance(x, str) else len(x),
 )
-def test_from_plan_to_plan(world: Worlds, tmp_path: Path, name: str, way: list[str]) -> None:
+def test_from_plan_to_plan(world: Worlds, tmp_path: Path, name: str, chain: list[str]) -> None:
     """Parameters, buffers, optimizer state, rates and schedule; every rank of every plan."""
-    first, *others = way
-    told = run(world, first, on_ranks.save, name, first, str(tmp_path / "0"), 2)
-    state = {k: v for part in told for k, v in part.items()}
+    first, *others = chain
+    parts = run(world, first, on_ranks.save, name, first, str(tmp_path / "0"), 2)
+    state = {k: v for part in parts for k, v in part.items()}
     for i, plan in enumerate(others):
-        for found in run(
+        for result in run(
             world, plan, on_ranks.passed_on, name, plan, str(tmp_path / str(i)), str(tmp_path / str(i + 1))
         ):
-            equal(state, found)
+            equal(state, result)
 
 
 @pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2", pytest.param("dp=2,tp=2", marks=pytest.mark.slow)])
-def test_a_restart_changes_nothing(world: Worlds, tmp_path: Path, plan: str) -> None:
-    """Two steps, a restart and two more are four steps, bit for bit, with dropout; saved beside the training too."""
+def test_restart_is_exact(world: Worlds, tmp_path: Path, plan: str) -> None:
+    """Two steps, a restart and two more equal four steps bit for bit, with dropout and a background save."""
     run(world, plan, on_ranks.save, "dropout", plan, str(tmp_path), 2, False)
     straight = run(world, plan, on_ranks.straight, "dropout", plan, 4)
     for a, b in zip(straight, run(world, plan, on_ranks.loaded, "dropout", plan, str(tmp_path), 2), strict=True):
@@ -71,22 +71,20 @@ def test_a_restart_changes_nothing(world: Worlds, tmp_path: Path, plan: str) -> 
 
 
 @pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2"])
-def test_weights_in_and_out(world: Worlds, tmp_path: Path, plan: str) -> None:
-    """Exported under the user's names; taken in from there."""
+def test_weights_export_and_import(world: Worlds, tmp_path: Path, plan: str) -> None:
+    """Exported under the user's names, and loaded again."""
     [state, *_] = run(world, plan, on_ranks.save, "gpt", plan, str(tmp_path / "c"), 2)
     [path] = export(tmp_path / "c", tmp_path / "out")
     plain = small_jobs.GPT()
     safetensors.torch.load_model(plain, path, strict=True)
     for name, p in plain.named_parameters():
         assert torch.equal(p, state[f"model/{name}"]), name
-    for found in run(world, plan, on_ranks.weights, "gpt", plan, str(path)):
-        assert all(torch.equal(found[name], p) for name, p in plain.named_parameters())
+    for result in run(world, plan, on_ranks.weights, "gpt", plan, str(path)):
+        assert all(torch.equal(result[name], p) for name, p in plain.named_parameters())
 
 
 @pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2"])
-def test_a_state_beside_tensors_is_refused(world: Worlds, tmp_path: Path, plan: str) -> None:
-    for told in run(world, plan, on_ranks.refused_to_save, plan, str(tmp_path)):
-        assert told.startswith(
-            "InputError: module 'counter' keeps a state beside its tensors, by get_extra_state()\n  where: plan"
-        )
-        assert "try:   keep it in a buffer" in told
+def test_extra_state_is_refused(world: Worlds, tmp_path: Path, plan: str) -> None:
+    for error in run(world, plan, on_ranks.refused_to_save, plan, str(tmp_path)):
+        assert error.startswith("InputError: module 'counter' has extra state (get_extra_state())\n  where: plan")
+        assert "try:   move it to a buffer" in error

@@ -1,4 +1,4 @@
-"""Plain weights go out and come in: under the model's own names, strictly, whatever the plan."""
+"""Plain weights are exported and loaded under the model's own names, strictly, under any plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Worlds = Callable[[int], World]
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Any:
-    """A trained stand-in, and its checkpoint in `checkpoints`."""
+    """A trained fake engine, with its checkpoint in `checkpoints`."""
     engine = fakes.engine()
     fakes.train(engine, 2)
     with Saver(engine, tmp_path / "checkpoints") as saver:
@@ -42,34 +42,38 @@ def same(a: torch.nn.Module, b: torch.nn.Module) -> None:
         assert torch.equal(t, others[name]), name
 
 
-def test_one_file(trained: Any, tmp_path: Path) -> None:
+def test_single_file(trained: Any, tmp_path: Path) -> None:
     [path] = export(tmp_path / "checkpoints", tmp_path / "out")
     assert path == tmp_path / "out" / "model.safetensors"
     plain = fakes.Model()
     safetensors.torch.load_model(plain, path, strict=True)
     same(trained.model, plain)
-    held = safetensors.torch.load_file(path)
-    assert "head.weight" not in held and "seen" not in held and held["norm.num_batches_tracked"].dtype == torch.int64
+    content = safetensors.torch.load_file(path)
+    assert (
+        "head.weight" not in content
+        and "seen" not in content
+        and content["norm.num_batches_tracked"].dtype == torch.int64
+    )
 
 
-def test_each_name_of_a_tied_weight(trained: Any, tmp_path: Path) -> None:
-    [path] = export(tmp_path / "checkpoints", tmp_path / "out", each=True)
+def test_tied_weight_under_each_name(trained: Any, tmp_path: Path) -> None:
+    [path] = export(tmp_path / "checkpoints", tmp_path / "out", untie=True)
     plain = fakes.Model()
     plain.load_state_dict(safetensors.torch.load_file(path), strict=True)
     same(trained.model, plain)
 
 
 def test_shards_with_an_index(trained: Any, tmp_path: Path) -> None:
-    *shards, index = export(tmp_path / "checkpoints", tmp_path / "out", largest=120)
+    *shards, index = export(tmp_path / "checkpoints", tmp_path / "out", shard_bytes=120)
     assert len(shards) > 2 and shards[0].name == f"model-00001-of-{len(shards):05d}.safetensors"
     content = json.loads(index.read_bytes())
-    held: dict[str, torch.Tensor] = {}
+    loaded: dict[str, torch.Tensor] = {}
     for shard in shards:
         tensors = safetensors.torch.load_file(shard)
         assert len(tensors) == 1 or sum(t.nbytes for t in tensors.values()) <= 120
         assert all(content["weight_map"][name] == shard.name for name in tensors)
-        held |= tensors
-    assert content["metadata"]["total_size"] == sum(t.nbytes for t in held.values())
+        loaded |= tensors
+    assert content["metadata"]["total_size"] == sum(t.nbytes for t in loaded.values())
     other = fakes.engine(seed=5)
     load_weights(other, tmp_path / "out")
     same(trained.model, other.model)
@@ -77,13 +81,13 @@ def test_shards_with_an_index(trained: Any, tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten(trained: Any, tmp_path: Path) -> None:
     export(tmp_path / "checkpoints", tmp_path / "out")
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         export(tmp_path / "checkpoints", tmp_path / "out")
     with pytest.raises(InputError, match="shards of 0 bytes"):
-        export(tmp_path / "checkpoints", tmp_path / "new", largest=0)
+        export(tmp_path / "checkpoints", tmp_path / "new", shard_bytes=0)
 
 
-def test_a_damaged_checkpoint_is_not_exported(trained: Any, tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_not_exported(trained: Any, tmp_path: Path) -> None:
     shard = tmp_path / "checkpoints" / "step-00000002" / "rank-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-4])
     with pytest.raises(CorruptFile, match="rank-00000.safetensors is damaged"):
@@ -91,8 +95,8 @@ def test_a_damaged_checkpoint_is_not_exported(trained: Any, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("form", ["checkpoint", "safetensors", "pt", "state_dict", "decorated", "bin folder", "old pt"])
-def test_weights_come_in(trained: Any, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("form", ["checkpoint", "safetensors", "pt", "state_dict", "wrapped", "bin folder", "old pt"])
+def test_load_weights(trained: Any, tmp_path: Path, form: str) -> None:
     state = trained.model.state_dict()
     path = tmp_path / "weights.pt"
     if form == "checkpoint":
@@ -103,19 +107,19 @@ def test_weights_come_in(trained: Any, tmp_path: Path, form: str) -> None:
         path = tmp_path / "folder"
         path.mkdir()
         torch.save(state, path / "pytorch_model.bin")
-    elif form == "decorated":
+    elif form == "wrapped":
         torch.save({f"module._orig_mod.{k}": v for k, v in state.items()}, path)
     else:
-        held = {"state_dict": state, "epoch": 3} if form == "state_dict" else state
-        torch.save(held, path, _use_new_zipfile_serialization=form != "old pt")
+        saved = {"state_dict": state, "epoch": 3} if form == "state_dict" else state
+        torch.save(saved, path, _use_new_zipfile_serialization=form != "old pt")
     other = fakes.engine(seed=5)
     load_weights(other, path)
     same(trained.model, other.model)
 
 
-def test_what_is_missing_or_unknown(trained: Any, tmp_path: Path) -> None:
+def test_missing_and_unknown_tensors(trained: Any, tmp_path: Path) -> None:
     state = dict(trained.model.state_dict())
-    del state["scale"], state["token.weight"]  # the other name of the tied weight is left
+    del state["scale"], state["token.weight"]  # the other name of the tied weight remains
     state["other"] = torch.zeros(2)
     torch.save(state, tmp_path / "w.pt")
     engine = fakes.engine(seed=5)
@@ -144,7 +148,7 @@ def test_two_values_for_one_weight(trained: Any, tmp_path: Path) -> None:
 
 
 class Evil:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -163,7 +167,7 @@ def test_nothing_is_unpickled(tmp_path: Path, how: str) -> None:
         path.write_bytes(pickle.dumps(evil, protocol=2))
     else:
         torch.save(evil, path, _use_new_zipfile_serialization=how == "torch")
-    with pytest.raises(CorruptFile, match="is no (file of tensors|safetensors file)"):
+    with pytest.raises(CorruptFile, match="is no (torch file of tensors|safetensors file)"):
         load_weights(fakes.engine(), path)
     assert not (tmp_path / "sentinel").exists()
 
@@ -171,13 +175,13 @@ def test_nothing_is_unpickled(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize("name", ["../w.safetensors", "/etc/passwd", "a/b.safetensors"])
 def test_paths_in_an_index(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"scale": name}}))
-    with pytest.raises(CorruptFile, match="names are plain"):
+    with pytest.raises(CorruptFile, match="file names have no folders"):
         load_weights(fakes.engine(), tmp_path)
 
 
-def test_an_index_that_promises_too_much(trained: Any, tmp_path: Path) -> None:
+def test_index_with_an_extra_entry(trained: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    *_, index = export(tmp_path / "checkpoints", out, largest=120)
+    *_, index = export(tmp_path / "checkpoints", out, shard_bytes=120)
     content = json.loads(index.read_bytes())
     content["weight_map"]["more"] = content["weight_map"]["scale"]
     index.write_text(json.dumps(content))
@@ -188,7 +192,7 @@ def test_an_index_that_promises_too_much(trained: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["none", "w.txt", "."])
 def test_no_weights(tmp_path: Path, text: str) -> None:
     (tmp_path / "w.txt").write_text("")
-    with pytest.raises(InputError, match="no file|unknown ending|no weights in"):
+    with pytest.raises(InputError, match="no file|unknown extension|no weights in"):
         load_weights(fakes.engine(), tmp_path / text)
 
 
@@ -196,17 +200,17 @@ def test_no_weights(tmp_path: Path, text: str) -> None:
     "plan", ["dp=1", "dp=2", "dp=3,zero=1", "dp=2,zero=3", "dp=2,zero=1,chunk=2", "dp=4,zero=3,shard=2"]
 )
 @pytest.mark.parametrize("name", ["gpt", "cnn", "partial"])
-def test_into_any_plan(world: Worlds, tmp_path: Path, name: str, plan: str) -> None:
-    """The weights of one model, drawn with another seed, and the loss of its next step."""
+def test_load_into_any_plan(world: Worlds, tmp_path: Path, name: str, plan: str) -> None:
+    """The weights of a model with another seed, and the loss of its next step."""
     torch.manual_seed(7)
     model = small_jobs.make(name).model()
     torch.save(model.state_dict(), tmp_path / "w.pt")
     safetensors.torch.save_model(model, str(tmp_path / "w.safetensors"))
     losses = set()
     for path in ("w.pt", "w.safetensors"):
-        for found in world(Plan.parse(plan).ranks).run(on_ranks.weights, name, plan, str(tmp_path / path)):
-            losses.add(round(float(found.pop("loss")), 5))
-            for key, value in found.items():
+        for result in world(Plan.parse(plan).ranks).run(on_ranks.weights, name, plan, str(tmp_path / path)):
+            losses.add(round(float(result.pop("loss")), 5))
+            for key, value in result.items():
                 assert torch.equal(value, model.state_dict()[key]), key
     assert len(losses) == 1
 

@@ -18,40 +18,40 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import drumline.partition.rules  # noqa: F401  # registers the rules
 from drumline.core.errors import GaveUp
-from drumline.partition.capture import Captured, capture
-from drumline.partition.layout import evenly
-from drumline.partition.moves import Axis, part_of
-from drumline.partition.program import Holder, put
-from drumline.partition.spread import Pass
-from drumline.partition.stage import Cut
-from drumline.partition.stages import cut, operators
-from drumline.runtime.groups import group_of
-from drumline.runtime.pipeline.run import Runner
-from drumline.runtime.pipeline.shared import holders, sum_shared
-from drumline.runtime.pipeline.step import Hooks, MicroBatch
-from drumline.runtime.pipeline.wires import Wires
+from drumline.partition.capture import CapturedGraph, capture
+from drumline.partition.program import ParameterHolder, register_tensor
+from drumline.partition.sharding.layout import even_split
+from drumline.partition.sharding.redistribution import Axis, part_of
+from drumline.partition.sharding_pass import ShardingPass
+from drumline.partition.stage import StagedGraph
+from drumline.partition.stage_cutting import cut_into_stages, graph_operators
+from drumline.runtime.pipeline.channels import PipelineChannels
+from drumline.runtime.pipeline.run import PipelineRunner
+from drumline.runtime.pipeline.step import PipelineMicroBatch, StepHooks
+from drumline.runtime.pipeline.tied_parameters import sum_tied_gradients, tied_ranks
+from drumline.runtime.state.process_groups import group_of
 from drumline.schedules.pipeline import Action, Kind, Pipeline, one_f_one_b
 
 FACTOR = 0.37
 
 
 @cache
-def captured(name: str, n: int) -> Captured:
+def captured(name: str, n: int) -> CapturedGraph:
     """A model of pipe_models with its loss, for n samples, as a graph: written down once in a process."""
     model, loss, batches = MODELS[name]
     return graph_of(model().double(), loss, batches(n, 0))
 
 
-def graph_of(model: nn.Module, run: Callable[[nn.Module, list[Any]], Any], leaves: list[torch.Tensor]) -> Captured:
+def graph_of(model: nn.Module, run: Callable[[nn.Module, list[Any]], Any], leaves: list[torch.Tensor]) -> CapturedGraph:
     """A model with its loss, as a graph."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     return capture(model, run, [mode.from_tensor(x) for x in leaves], mode)
 
 
-def even_cut(graph: Captured, stages: int) -> Cut:
+def even_cut(graph: CapturedGraph, stages: int) -> StagedGraph:
     """Stages of about as many operators."""
-    n = len(operators(graph.graph))
-    return cut(graph.graph, [n * s // stages for s in range(1, stages)])
+    n = len(graph_operators(graph.graph))
+    return cut_into_stages(graph.graph, [n * s // stages for s in range(1, stages)])
 
 
 def _all(kind: Kind, stage: int, micros: int) -> list[Action]:
@@ -150,20 +150,20 @@ class Setup:
         self.model = copy.deepcopy(self.serial)
         self.seen: list[str] = []
         """Messages, as a recorder sees them."""
-        self.wires = Wires(group or dist.group.WORLD, follow=self._follow)
+        self.wires = PipelineChannels(group or dist.group.WORLD, follow=self._follow)
         self.mine = [s for s, rank in order.homes().items() if rank == self.wires.rank]
         self.leaves = [batches(n, seed) for seed, n in enumerate(sizes)]
-        cuts: dict[int, Cut] = {}
+        cuts: dict[int, StagedGraph] = {}
         for n in dict.fromkeys(sizes):
             graph = captured(name, n)
             cuts[n] = even_cut(graph, order.stages).bind(self.mine, self.model, graph.constants)
         reading = reads == "all" or 0 in self.mine
         self.micros = [
-            MicroBatch(cuts[n], {str(i): x for i, x in enumerate(leaves)} if reading else {})
+            PipelineMicroBatch(cuts[n], {str(i): x for i, x in enumerate(leaves)} if reading else {})
             for n, leaves in zip(sizes, self.leaves, strict=True)
         ]
         self.cut = self.micros[0].cut
-        self.runner = Runner(self.wires, hooks, reads=reads)
+        self.runner = PipelineRunner(self.wires, hooks, batch_on=reads)
 
     def _follow(self, name: str, work: Any, tensor: torch.Tensor) -> Any:
         self.seen.append(name)
@@ -185,7 +185,7 @@ def error(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
 def train(name: str, order: Pipeline, sizes: Sequence[int], reads: str = "all", steps: int = 1) -> dict[str, Any]:
     """Gradients and losses against those of the serial twin."""
     events: list[int] = []
-    here = Setup(name, order, sizes, reads=reads, hooks=Hooks(last_backward=events.append))
+    here = Setup(name, order, sizes, reads=reads, hooks=StepHooks(last_backward=events.append))
     serial = []
     for _ in range(steps):
         serial = []
@@ -197,7 +197,7 @@ def train(name: str, order: Pipeline, sizes: Sequence[int], reads: str = "all", 
     before = {
         n: p.grad.clone() for n, p in here.model.named_parameters() if n in here.cut.shared and p.grad is not None
     }
-    sum_shared(dict(here.model.named_parameters()), holders(here.cut, order), here.wires)
+    sum_tied_gradients(dict(here.model.named_parameters()), tied_ranks(here.cut, order), here.wires)
     twin = dict(here.serial.named_parameters())
     names = here.names()
     gradients = {n: error(p.grad, twin[n].grad) for n, p in here.model.named_parameters() if n in names}
@@ -214,7 +214,7 @@ def train(name: str, order: Pipeline, sizes: Sequence[int], reads: str = "all", 
         "last": events,
         "stages": here.mine,
         "shared": sorted(here.cut.shared),
-        "bytes": here.wires.bytes,
+        "bytes": here.wires.bytes_sent,
         "changed": {n: error(before[n], here.model.get_parameter(n).grad) for n in before},
     }
 
@@ -239,7 +239,7 @@ def chance(orders: Sequence[Pipeline], m: int, by: str) -> list[dict[str, torch.
             "nothing": lambda stage, micro: None,
         }
         torch.manual_seed(0)
-        here = Setup("dropping", order, [3] * m, hooks=Hooks(seed=seeds[by]))
+        here = Setup("dropping", order, [3] * m, hooks=StepHooks(seed=seeds[by]))
         here.runner.train(order, here.micros, FACTOR)
         found.append({n: p.grad for n, p in here.model.named_parameters() if p.grad is not None})
     return found
@@ -257,8 +257,10 @@ def record(order: Pipeline, m: int) -> list[str]:
         yield
         seen.append(f"-{action}")
 
-    hooks = Hooks(
-        seed=lambda s, i: seen.append(f"seed {s} {i}"), around=around, last_backward=lambda s: seen.append(f"last {s}")
+    hooks = StepHooks(
+        seed=lambda s, i: seen.append(f"seed {s} {i}"),
+        around_action=around,
+        last_backward=lambda s: seen.append(f"last {s}"),
     )
     here = Setup("mlp", order, [2] * m, hooks=hooks)
     here.runner.train(order, here.micros, FACTOR)
@@ -297,7 +299,7 @@ def side_by_side(order: Pipeline, m: int) -> dict[str, Any]:
     here.runner.train(order, here.micros, FACTOR)
     for leaves in here.leaves:
         (here.loss(here.serial, leaves)[0] * FACTOR).backward()
-    sum_shared(dict(here.model.named_parameters()), holders(here.cut, order), here.wires)
+    sum_tied_gradients(dict(here.model.named_parameters()), tied_ranks(here.cut, order), here.wires)
     errors = [error(here.model.get_parameter(n).grad, here.serial.get_parameter(n).grad) for n in here.names()]
     return {"error": max(errors), "seen": sorted(set(here.seen))}
 
@@ -315,15 +317,15 @@ def split_over(order: Pipeline, m: int) -> dict[str, float]:
     graph = captured("lm", 2)
     dims = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
     heads = graph.placeholders("parameter")
-    splits = {n: evenly(d, 16, 2) for n in heads for end, d in dims.items() if n.endswith(end)}
-    spread = Pass(graph.graph, axis, graph.mode, {heads[n].name: split for n, split in splits.items()}).run()
-    root = Holder()
+    splits = {n: even_split(d, 16, 2) for n in heads for end, d in dims.items() if n.endswith(end)}
+    spread = ShardingPass(graph.graph, axis, graph.mode, {heads[n].name: split for n, split in splits.items()}).run()
+    root = ParameterHolder()
     for name, p in here.serial.named_parameters():
         part = part_of(p.detach(), splits[name], axis.index) if name in splits else p.detach()
-        put(root, name, nn.Parameter(part.clone()))
+        register_tensor(root, name, nn.Parameter(part.clone()))
     made = even_cut(replace(graph, graph=spread), order.stages).bind(here.mine, root, graph.constants)
     here.runner.train(order, [replace(micro, cut=made) for micro in here.micros], FACTOR)
-    sum_shared(dict(root.named_parameters()), holders(made, order), here.wires)
+    sum_tied_gradients(dict(root.named_parameters()), tied_ranks(made, order), here.wires)
     for leaves in here.leaves:
         (here.loss(here.serial, leaves)[0] * FACTOR).backward()
     errors = {}

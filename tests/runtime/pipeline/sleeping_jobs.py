@@ -12,7 +12,7 @@ from torch import nn
 
 import drumline as dl
 from drumline.runtime.engine import Engine, initialize
-from drumline.runtime.pipeline.clock import Lane
+from drumline.runtime.pipeline.clock import LaneTiming
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from sleeping import Sleeper, Sleeps
@@ -46,9 +46,9 @@ def job(seconds: tuple[float, ...], samples: int = 4) -> dl.Job:
     )
 
 
-def lanes(seconds: tuple[float, ...], plan: str, steps: int) -> list[Lane]:
+def lanes(seconds: tuple[float, ...], plan: str, steps: int) -> list[LaneTiming]:
     """On every rank: the last two of some steps."""
-    return trained(seconds, plan, steps).split.clock.lanes(2)  # type: ignore[union-attr]  # the plan splits the model
+    return trained(seconds, plan, steps).strategy.lanes(2)
 
 
 def trained(seconds: tuple[float, ...], plan: str, steps: int) -> Engine:
@@ -61,4 +61,5 @@ def trained(seconds: tuple[float, ...], plan: str, steps: int) -> Engine:
 
 def begins(seconds: tuple[float, ...], plans: list[str]) -> list[tuple[str, ...]]:
     """On every rank: where the stages begin under each plan, and that they train."""
-    return [trained(seconds, plan, 1).split.division.stages for plan in plans]  # type: ignore[union-attr]  # as above
+    summaries = [trained(seconds, plan, 1).strategy.summary for plan in plans]
+    return [summary.stages for summary in summaries if summary is not None]

@@ -8,8 +8,8 @@ import pytest
 import sleeping_jobs
 from world import World
 
-from drumline.costs.pipeline import bubble
-from drumline.runtime.pipeline.clock import Lane, bubble_of_order, measured_bubble
+from drumline.costs.pipeline_clock import bubble
+from drumline.runtime.pipeline.clock import LaneTiming, order_bubble, measured_bubble
 from drumline.schedules.pipeline import pipeline_order
 
 Worlds = Callable[[int], World]
@@ -17,8 +17,8 @@ Worlds = Callable[[int], World]
 
 def test_the_bubble_by_hand() -> None:
     # two ranks, a step of 10 s in which they compute 6 and 4, then one of 20 with 12 and 12
-    first = [Lane(10.0, 6.0, {}), Lane(20.0, 12.0, {})]
-    second = [Lane(7.0, 4.0, {}), Lane(19.0, 12.0, {})]
+    first = [LaneTiming(10.0, 6.0, {}), LaneTiming(20.0, 12.0, {})]
+    second = [LaneTiming(7.0, 4.0, {}), LaneTiming(19.0, 12.0, {})]
     assert measured_bubble([first[:1], second[:1]]) == pytest.approx(0.5)
     assert measured_bubble([first, second]) == pytest.approx((0.5 + 0.4) / 2)
     assert measured_bubble([[], []]) is None
@@ -26,11 +26,11 @@ def test_the_bubble_by_hand() -> None:
 
 def test_the_order_alone_with_measured_stages() -> None:
     order = pipeline_order("1f1b", 2, 4, 1)
-    equal = [[Lane(1.0, 1.0, {"F0": 1.0, "B0": 2.0})], [Lane(1.0, 1.0, {"F1": 1.0, "B1": 2.0})]]
-    assert bubble_of_order(order, equal) == pytest.approx(bubble("1f1b", 2, 4, 1, 1.0, 1.0, 1.0)) == pytest.approx(0.2)
-    slow = [[Lane(1.0, 1.0, {"F0": 1.0, "B0": 2.0})], [Lane(1.0, 1.0, {"F1": 3.0, "B1": 6.0})]]
-    assert bubble_of_order(order, slow) > 0.3  # type: ignore[operator]  # it is a number
-    assert bubble_of_order(order, [[], []]) is None
+    equal = [[LaneTiming(1.0, 1.0, {"F0": 1.0, "B0": 2.0})], [LaneTiming(1.0, 1.0, {"F1": 1.0, "B1": 2.0})]]
+    assert order_bubble(order, equal) == pytest.approx(bubble("1f1b", 2, 4, 1, 1.0, 1.0, 1.0)) == pytest.approx(0.2)
+    slow = [[LaneTiming(1.0, 1.0, {"F0": 1.0, "B0": 2.0})], [LaneTiming(1.0, 1.0, {"F1": 3.0, "B1": 6.0})]]
+    assert order_bubble(order, slow) > 0.3  # type: ignore[operator]  # it is a number
+    assert order_bubble(order, [[], []]) is None
 
 
 @pytest.mark.alone
@@ -42,7 +42,7 @@ def test_ranks_that_sleep(world: Worlds, schedule: str, wanted: float) -> None:
     assert all(len(lanes) == 2 and set(lanes[0].actions) == {f"F{r}", f"B{r}"} for r, lanes in enumerate(found))
     assert all(lane.busy >= 4 * 0.03 for lanes in found for lane in lanes)
     measured = measured_bubble(found)
-    alone = bubble_of_order(pipeline_order(schedule, 2, 4, 1), found)
+    alone = order_bubble(pipeline_order(schedule, 2, 4, 1), found)
     assert measured is not None and alone is not None
     assert wanted - 0.1 < measured < wanted + 0.15, found
     assert wanted - 0.05 < alone < wanted + 0.05, found

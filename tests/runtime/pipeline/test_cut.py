@@ -10,20 +10,20 @@ import torch
 from torch import nn
 
 from drumline.core.errors import PlanError
-from drumline.partition.capture import Captured
-from drumline.partition.stage import Cut, From, Leaf, port_of
-from drumline.partition.stages import cut, operators
+from drumline.partition.capture import CapturedGraph
+from drumline.partition.stage import BatchInput, StagedGraph, StageInput, port_of
+from drumline.partition.stage_cutting import cut_into_stages, graph_operators
 
 TOGGLE = torch._C._set_grad_enabled
 
 
-def at(graph: Captured, *names: str) -> Cut:
+def at(graph: CapturedGraph, *names: str) -> StagedGraph:
     """Cut before the operators whose nodes have these names."""
-    nodes = [n.name for n in operators(graph.graph)]
-    return cut(graph.graph, [nodes.index(name) for name in names])
+    nodes = [n.name for n in graph_operators(graph.graph)]
+    return cut_into_stages(graph.graph, [nodes.index(name) for name in names])
 
 
-def targets(made: Cut, stage: int) -> list[str]:
+def targets(made: StagedGraph, stage: int) -> list[str]:
     """The operators of a stage."""
     graph = made.stages[stage].graph
     assert graph is not None
@@ -38,7 +38,7 @@ class Plain(nn.Module):
         self.weight = nn.Parameter(torch.randn(4, 4))
 
 
-def graph_of(run: Any, *leaves: torch.Tensor, model: nn.Module | None = None) -> Captured:
+def graph_of(run: Any, *leaves: torch.Tensor, model: nn.Module | None = None) -> CapturedGraph:
     return on.graph_of(model or Plain(), lambda m, given: run(m, *given), list(leaves))
 
 
@@ -53,18 +53,18 @@ def test_every_operator_is_in_one_stage_and_every_parameter_somewhere() -> None:
 
 def test_values_go_directly_to_each_reader() -> None:
     made = on.even_cut(on.captured("skip", 3), 4)
-    wanted = [p.wanted for p in made.stages[0].outputs]
+    wanted = [p.readers for p in made.stages[0].outputs]
     assert (2, 3) in wanted or (1, 2, 3) in wanted
-    reads = [s for s in made.stages[3].inputs if isinstance(s, From)]
+    reads = [s for s in made.stages[3].inputs if isinstance(s, StageInput)]
     assert {s.stage for s in reads} == {0, 2}
     # what stage 1 gives is no copy of what it got
-    assert all(p.wanted == (2,) for p in made.stages[1].outputs)
+    assert all(p.readers == (2,) for p in made.stages[1].outputs)
 
 
 def test_leaves_are_read_where_they_are_needed() -> None:
     made = on.even_cut(on.captured("lm", 3), 3)
-    assert {name: p.wanted for name, p in made.leaves.items()} == {"0": (0,), "1": (2,)}
-    assert made.leaves["1"].dtype == torch.int64 and Leaf("1") in made.stages[2].inputs
+    assert {name: p.readers for name, p in made.batch_inputs.items()} == {"0": (0,), "1": (2,)}
+    assert made.batch_inputs["1"].dtype == torch.int64 and BatchInput("1") in made.stages[2].inputs
 
 
 def test_what_needs_no_batch_is_computed_again() -> None:
@@ -91,7 +91,7 @@ def test_parts_of_a_result_stay_with_it() -> None:
         return (value * where).sum(), x.sum()
 
     graph = graph_of(run, torch.randn(2, 4))
-    made = at(graph, next(n.name for n in operators(graph.graph) if n.name.startswith("getitem")))
+    made = at(graph, next(n.name for n in graph_operators(graph.graph) if n.name.startswith("getitem")))
     assert [p.dtype for p in made.stages[0].outputs] == [torch.float32, torch.int64]
     assert [p.grad for p in made.stages[0].outputs] == [True, False]
 
@@ -120,7 +120,7 @@ def test_the_mode_is_put_back_when_a_stage_fails() -> None:
         return (y @ m.weight).sum(), x.sum()
 
     graph = graph_of(run, torch.randn(2, 4))
-    module = cut(graph.graph, []).bind([0], Plain(), graph.constants).stages[0].module
+    module = cut_into_stages(graph.graph, []).bind([0], Plain(), graph.constants).stages[0].module
     assert module is not None
     with pytest.raises(RuntimeError):
         module(torch.randn(2, 5))
@@ -130,7 +130,7 @@ def test_the_mode_is_put_back_when_a_stage_fails() -> None:
 def test_a_port_keeps_the_layout_in_memory() -> None:
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     port = port_of(x)
-    room = port.room(torch.device("cpu"))
+    room = port.receive_buffer(torch.device("cpu"))
     room.copy_(port.packed(x))
     back = port.unpacked(room)
     assert torch.equal(back, x) and back.stride() == x.stride() and room.is_contiguous()
@@ -140,10 +140,10 @@ def test_a_port_keeps_the_layout_in_memory() -> None:
 
 def test_boundaries_out_of_order_are_refused() -> None:
     graph = on.captured("mlp", 3)
-    n = len(operators(graph.graph))
+    n = len(graph_operators(graph.graph))
     for wrong in ([0], [4, 4], [5, 3], [n]):
         with pytest.raises(PlanError, match=f"0 < first < second < ... < {n} operators"):
-            cut(graph.graph, wrong)
+            cut_into_stages(graph.graph, wrong)
 
 
 def test_a_buffer_that_is_written_is_read_in_one_stage() -> None:
@@ -166,11 +166,11 @@ def test_a_buffer_that_is_written_is_read_in_one_stage() -> None:
 def test_a_number_from_the_batch_does_not_travel() -> None:
     graph = on.captured("mlp", 3)
     # as a graph that asks for a number would have it
-    first = operators(graph.graph)[0]
+    first = graph_operators(graph.graph)[0]
     number = first.meta["val"]
     first.meta["val"] = 3.0
     try:
         with pytest.raises(PlanError, match="tensors go between stages, and numbers do not"):
-            cut(graph.graph, [1])
+            cut_into_stages(graph.graph, [1])
     finally:
         first.meta["val"] = number

@@ -12,7 +12,13 @@ from torch import nn
 from world import World
 
 from drumline.core.errors import PlanError
-from drumline.partition.boundaries import Prices, balanced, cuttable, entries, holders_of
+from drumline.partition.stage_boundaries import (
+    BoundaryPrices,
+    balanced_boundaries,
+    cuttable_positions,
+    modules_with_parameters,
+    stage_entries,
+)
 from drumline.plans import Plan
 
 Worlds = Callable[[int], World]
@@ -39,18 +45,18 @@ class Three(nn.Module):
 
 def test_prices_decide() -> None:
     captured = on.graph_of(Three(), lambda m, given: m(given[0]), [torch.zeros(2, 1)])
-    holders = holders_of(list(captured.placeholders("parameter")))
-    assert [e.key[0] for e in entries(captured.graph, holders)] == ["b", "c"]
-    assert cuttable(captured.graph, holders) == [e.position for e in entries(captured.graph, holders)]
+    holders = modules_with_parameters(list(captured.placeholders("parameter")))
+    assert [e.key[0] for e in stage_entries(captured.graph, holders)] == ["b", "c"]
+    assert cuttable_positions(captured.graph, holders) == [e.position for e in stage_entries(captured.graph, holders)]
 
     def begins(*prices: float, per_byte: float = 0.0) -> str:
-        return balanced(captured.graph, 2, holders, Prices(prices, per_byte))[0][0]
+        return balanced_boundaries(captured.graph, 2, holders, BoundaryPrices(prices, per_byte))[0][0]
 
     assert begins(3.0, 1.0, 1.0) == "b" and begins(1.0, 1.0, 3.0) == "c"
     # two samples of eight floats go over either boundary, so a byte changes nothing but the sum
     assert begins(3.0, 1.0, 1.0, per_byte=1.0) == "b"
     with pytest.raises(PlanError, match="4 stages for a model of 3 layers"):
-        balanced(captured.graph, 4, holders, Prices((1.0, 1.0, 1.0)))
+        balanced_boundaries(captured.graph, 4, holders, BoundaryPrices((1.0, 1.0, 1.0)))
 
 
 class Moving(nn.Module):
@@ -70,11 +76,11 @@ class Moving(nn.Module):
 def test_stages_begin_where_they_can() -> None:
     """A buffer is written and read in one stage: where the prices would cut, no stage can begin."""
     captured = on.graph_of(Moving(), lambda m, given: m(given[0]), [torch.zeros(2, 4)])
-    holders = holders_of(list(captured.placeholders("parameter")))
-    names = {e.position: e.key[0] for e in entries(captured.graph, holders)}
+    holders = modules_with_parameters(list(captured.placeholders("parameter")))
+    names = {e.position: e.key[0] for e in stage_entries(captured.graph, holders)}
     assert list(names.values()) == ["a", "b", "c", "d"]
-    assert [names[p] for p in cuttable(captured.graph, holders)] == ["d"]
-    assert balanced(captured.graph, 2, holders, Prices((1.0,) * 5, 0.0)) == [("d", 0)]
+    assert [names[p] for p in cuttable_positions(captured.graph, holders)] == ["d"]
+    assert balanced_boundaries(captured.graph, 2, holders, BoundaryPrices((1.0,) * 5, 0.0)) == [("d", 0)]
 
 
 def test_the_notation() -> None:

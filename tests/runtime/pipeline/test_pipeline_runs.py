@@ -100,7 +100,7 @@ def test_a_value_goes_directly_and_once(world: Any) -> None:
     there = back = 0
     for stage in crossings.stages[:-1]:
         for port in stage.outputs:
-            others = [t for t in port.wanted if homes[t] != homes[stage.index]]
+            others = [t for t in port.readers if homes[t] != homes[stage.index]]
             there += len({homes[t] for t in others})
             back += len(others) if port.grad else 0
     assert first["bytes"] + last["bytes"] == m * value * (there + back)

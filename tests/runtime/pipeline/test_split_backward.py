@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drumline.core.errors import PlanError
-from drumline.partition.stage import Cut, From, Leaf, Port, Stage
-from drumline.runtime.pipeline.backward import Held
+from drumline.partition.stage import BatchInput, Port, Stage, StagedGraph, StageInput
+from drumline.runtime.pipeline.stage_pass import StagePass
 
 
 class Count(TorchDispatchMode):
@@ -31,18 +31,19 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def through(cut: Cut, leaves: list[torch.Tensor], *, split: bool) -> float:
+def through(cut: StagedGraph, leaves: list[torch.Tensor], *, split: bool) -> float:
     """All stages here: every forward, then every backward, then every backward for weights."""
     values: dict[tuple[int, int], torch.Tensor] = {}
     held, inputs = [], []
     for stage in cut.stages:
         given = [
-            values[s.stage, s.output].detach() if isinstance(s, From) else leaves[int(s.name)] for s in stage.inputs
+            values[s.stage, s.output].detach() if isinstance(s, StageInput) else leaves[int(s.name)]
+            for s in stage.inputs
         ]
         for x, s in zip(given, stage.inputs, strict=True):
-            if isinstance(s, From):
+            if isinstance(s, StageInput):
                 x.requires_grad_(cut.stages[s.stage].outputs[s.output].grad)
-        held.append(Held(stage, given, split=split))
+        held.append(StagePass(stage, given, split=split))
         inputs.append(given)
         outputs = held[-1].forward()
         values.update({(stage.index, k): v for k, v in enumerate(outputs)})
@@ -52,7 +53,7 @@ def through(cut: Cut, leaves: list[torch.Tensor], *, split: bool) -> float:
         ones = {0: torch.ones_like(values[stage.index, 0])}
         gradients = ones if last else {k: back[stage.index, k] for k, p in enumerate(stage.outputs) if p.grad}
         for s, g in zip(stage.inputs, held[stage.index].backward(gradients), strict=True):
-            if isinstance(s, From) and cut.stages[s.stage].outputs[s.output].grad:
+            if isinstance(s, StageInput) and cut.stages[s.stage].outputs[s.output].grad:
                 key, port = (s.stage, s.output), cut.stages[s.stage].outputs[s.output]
                 g = torch.zeros(port.shape, dtype=port.dtype) if g is None else g
                 back[key] = back[key] + g if key in back else g
@@ -210,14 +211,14 @@ def test_what_the_weights_do_not_need_is_let_go_before_them() -> None:
     assert first.module is not None
     given = first.module(batches(3, 0)[0])
     values = [x.detach().requires_grad_(p.grad) for x, p in zip(given, first.outputs, strict=True)]
-    held = Held(bound.stages[1], values, split=True)
+    held = StagePass(bound.stages[1], values, split=True)
     outputs = held.forward()
     assert held._deferred is not None
     cells = list(held._deferred._cells)
     assert len(cells) > 10 and all(cell[0] is not None for cell in cells)
     held.backward({k: torch.ones_like(y) for k, y in enumerate(outputs)})
     assert all(cell[0] is None for cell in cells)
-    held.weights()
+    held.weight_gradients()
 
 
 def test_hooks_of_parameters_see_the_gradients() -> None:
@@ -234,7 +235,7 @@ def test_hooks_of_parameters_see_the_gradients() -> None:
 
 def test_a_module_that_was_not_cut_cannot_be_split() -> None:
     port = Port((1,), torch.float64, True, (), (0,))
-    stage = Stage(1, (Leaf("0"),), (port,), module=nn.Linear(1, 1))
+    stage = Stage(1, (BatchInput("0"),), (port,), module=nn.Linear(1, 1))
     with pytest.raises(PlanError, match="an order with W actions needs stages that were cut from a graph"):
-        Held(stage, [torch.ones(1)], split=True)
-    Held(stage, [torch.ones(1)], split=False)
+        StagePass(stage, [torch.ones(1)], split=True)
+    StagePass(stage, [torch.ones(1)], split=False)

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from drumline.core.errors import GaveUp
-from drumline.runtime.pipeline.tables import Message, Tables, forward_only
-from drumline.runtime.pipeline.wires import Exchange
+from drumline.runtime.pipeline.channels import StepMessages
+from drumline.runtime.pipeline.messages import PipelineMessage, MessageTables, forward_only
 from drumline.schedules.pipeline import Pipeline, one_f_one_b, pipeline_order
 
 
-def tables(order: Pipeline, name: str = "skip", reads: Any = "all") -> Tables:
+def tables(order: Pipeline, name: str = "skip", reads: Any = "all") -> MessageTables:
     made = on.even_cut(on.captured(name, 3), order.stages)
-    return Tables(order, [made] * order.micros, reads=reads)
+    return MessageTables(order, [made] * order.micros, batch_on=reads)
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ def test_both_sides_know_the_sequence(order: str, virtual: int) -> None:
     made = tables(pipeline_order(order, 3, 4, virtual), reads="first")
     listed = 0
     for (src, dst), messages in made.sequences.items():
-        assert src != dst and [m.turn for m in messages] == list(range(len(messages)))
-        assert [m.made for m in messages] == sorted(m.made for m in messages)
+        assert src != dst and [m.number for m in messages] == list(range(len(messages)))
+        assert [m.sent_at for m in messages] == sorted(m.sent_at for m in messages)
         assert len({m.key for m in messages}) == len(messages)
         listed += len(messages)
         for m in messages:
-            assert m in made.sends[src][m.made] and m in made.receives[dst][m.read]
+            assert m in made.sends[src][m.sent_at] and m in made.receives[dst][m.read_at]
     assert listed == sum(len(ms) for lane in made.receives for ms in lane)
     assert {m.key[0] for ms in made.sequences.values() for m in ms} == {"value", "grad", "leaf"}
 
@@ -70,12 +70,12 @@ class FakeWires:
         return Work(self.broken)
 
 
-def exchange(made: Tables, rank: int) -> tuple[Exchange, FakeWires]:
+def exchange(made: MessageTables, rank: int) -> tuple[StepMessages, FakeWires]:
     wires = FakeWires(rank)
-    return Exchange(wires, made.sequences), wires  # type: ignore[arg-type]
+    return StepMessages(wires, made.sequences), wires  # type: ignore[arg-type]
 
 
-def messages(made: Tables, rank: int, kind: str) -> Sequence[Message]:
+def messages(made: MessageTables, rank: int, kind: str) -> Sequence[PipelineMessage]:
     return [m for ms in made.sends[rank] for m in ms if m.key[0] == kind]
 
 
@@ -83,9 +83,9 @@ def test_receives_are_asked_for_in_the_order_of_the_sender() -> None:
     made = tables(on.gpipe(2, 3))
     line = made.sequences[0, 1]
     ours, wires = exchange(made, 1)
-    ours.ask(line[2])  # and so those before it
-    ours.ask(line[1])
-    ours.ask(line[3])
+    ours.post_receive(line[2])  # and so those before it
+    ours.post_receive(line[1])
+    ours.post_receive(line[3])
     assert wires.asked == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
@@ -95,21 +95,21 @@ def test_a_send_is_let_go_when_its_receiver_is_seen_to_have_read_it() -> None:
     values, grads = made.sequences[0, 1], made.sequences[1, 0]
     for m in values[:2]:
         ours.send(m, torch.zeros(m.port.shape, dtype=m.port.dtype))
-    ours.ask(grads[0])
-    assert len(list(ours.under_way)) == 2
-    ours.take(grads[0])  # the other rank has run F0 and B0, and not F1
-    assert [m.key for m in ours.under_way] == [values[1].key] and [w.waited for w in wires.works] == [True, False]
+    ours.post_receive(grads[0])
+    assert len(list(ours.unfinished_sends)) == 2
+    ours.wait_for(grads[0])  # the other rank has run F0 and B0, and not F1
+    assert [m.key for m in ours.unfinished_sends] == [values[1].key] and [w.waited for w in wires.works] == [True, False]
     ours.finish()
-    assert wires.works[1].waited and not list(ours.under_way)
+    assert wires.works[1].waited and not list(ours.unfinished_sends)
 
 
 def test_who_waits_in_vain_says_for_what() -> None:
     made = tables(one_f_one_b(2, 2), "mlp")
     ours, wires = exchange(made, 0)
     wires.broken = RuntimeError("connection closed\nfar away")
-    ours.ask(made.sequences[1, 0][0])
+    ours.post_receive(made.sequences[1, 0][0])
     with pytest.raises(GaveUp) as caught:
-        ours.take(made.sequences[1, 0][0])
+        ours.wait_for(made.sequences[1, 0][0])
     assert caught.value.where == "connection closed" and "grad 0 0 0 1 from rank 1 to rank 0" in caught.value.what
     first = made.sequences[0, 1][0]
     ours.send(first, torch.zeros(first.port.shape, dtype=first.port.dtype))
@@ -132,4 +132,4 @@ def test_a_peer_that_has_died_is_named_where_a_message_begins(monkeypatch: pytes
         ours.send(first, torch.zeros(first.port.shape, dtype=first.port.dtype))
     assert caught.value.where == "Connection reset by peer" and caught.value.fix == "see what rank 1 says"
     with pytest.raises(GaveUp, match="cannot ask for grad 0 0 0 1 from rank 1 to rank 0"):
-        ours.ask(answer)
+        ours.post_receive(answer)

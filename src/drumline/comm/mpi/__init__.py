@@ -1,1 +1,1 @@
-"""Ranks under mpiexec, by mpi4py: a transport, a post office, and an engine of torch process groups."""
+"""Ranks under mpiexec, through mpi4py: a transport, an endpoint, a torch process group, and their rendezvous."""

@@ -1,7 +1,7 @@
-"""MPI's own collectives on flat CPU tensors, through mpi4py: what `algorithm="native"` and the torch backend run.
+"""MPI's own collectives on flat CPU tensors, through mpi4py: used by `algorithm="native"` and the torch backend.
 
-A small collective is started and then polled; a large one first waits, by polling, until all ranks are there and then
-runs at MPI's full speed. So a long wait burns no core, and a rank that never comes is given up.
+A small collective is started and then polled; a large one polls a barrier until all ranks are ready and then runs at
+MPI's full speed. So a long wait occupies no core, and a missing rank leads to a timeout.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .world import bytes_of, load, until, world
 SMALL = 64 << 10
 """Bytes up to which a collective is started and polled."""
 _LARGEST = (1 << 31) - 1
-"""The most that MPI counts in one call."""
+"""The largest count of one MPI call."""
 _PIECE = 1 << 28
-"""Elements of a reduction that go at once."""
+"""Elements of a reduction per MPI call."""
 
 _TYPES = {
     torch.float32: "FLOAT",
@@ -38,7 +38,7 @@ _TYPES = {
     torch.bool: "C_BOOL",
 }
 _HALF = (torch.float16, torch.bfloat16)
-"""Types that MPI lacks: summed in float32 and rounded once."""
+"""Types that MPI lacks: reduced in float32 and rounded once."""
 _OPS = {
     "sum": "SUM",
     "avg": "SUM",
@@ -52,7 +52,7 @@ _OPS = {
     "bor": "BOR",
     "bxor": "BXOR",
 }
-_OF_TRUTH = {
+_BOOL_OPS = {
     "sum": "LOR",
     "max": "LOR",
     "lor": "LOR",
@@ -64,13 +64,13 @@ _OF_TRUTH = {
     "lxor": "LXOR",
     "bxor": "LXOR",
 }
-"""What torch's operators are on truth values."""
+"""Torch's operators on booleans, as MPI's logical operators."""
 
 
 def can_reduce(op: str, dtype: torch.dtype) -> bool:
-    """Whether MPI has this reduction of this type, with torch's meaning."""
+    """Whether MPI has this reduction for this type, with torch's semantics."""
     if dtype == torch.bool:
-        return op in _OF_TRUTH
+        return op in _BOOL_OPS
     if op not in _OPS or (dtype not in _TYPES and dtype not in _HALF):
         return False
     if dtype.is_complex:
@@ -81,7 +81,7 @@ def can_reduce(op: str, dtype: torch.dtype) -> bool:
 
 
 class MpiCollectives:
-    """The collectives of the ranks of an mpi4py communicator. All make it together; one call at a time."""
+    """The collectives of an mpi4py communicator. All ranks make it together; one call at a time."""
 
     def __init__(self, comm: Any = None, *, timeout: float = 300.0) -> None:
         self._mpi = load()
@@ -90,7 +90,7 @@ class MpiCollectives:
         self.timeout = timeout
 
     def all_reduce(self, tensor: Tensor, op: str) -> None:
-        """In place on every rank."""
+        """Reduce in place on every rank."""
         work = self._reducible(tensor)
         for start in range(0, work.numel(), _PIECE):
             part = work[start : start + _PIECE]
@@ -98,7 +98,7 @@ class MpiCollectives:
         self._finish(work, tensor, op)
 
     def reduce(self, source: Tensor, target: Tensor | None, op: str, root: int) -> None:
-        """Into `target` on the root."""
+        """Reduce into `target` on the root."""
         work = self._reducible(source)
         result = work.new_empty(work.shape) if target is not None and self.rank == root else None
         for start in range(0, work.numel(), _PIECE):
@@ -109,14 +109,14 @@ class MpiCollectives:
             self._finish(result, target, op)
 
     def reduce_scatter(self, source: Tensor, target: Tensor, op: str) -> None:
-        """`source` has the shares of all ranks one after the other."""
+        """Reduce `source`, which has one share per rank, and write this rank's share to `target`."""
         work = self._reducible(source)
         share = work.new_empty(target.numel())
         self._run("Reduce_scatter_block", work, self._typed(work), self._typed(share), self._op(op, source.dtype))
         self._finish(share, target, op)
 
     def scan(self, source: Tensor, target: Tensor, op: str, *, exclusive: bool = False) -> None:
-        """Over the ranks up to this one, or before it; nothing is written on rank 0 of an exclusive one."""
+        """Reduce over the ranks up to this one, or before it if `exclusive`, which writes nothing on rank 0."""
         work = self._reducible(source)
         result = work.new_empty(work.shape)
         name = "Exscan" if exclusive else "Scan"
@@ -125,54 +125,54 @@ class MpiCollectives:
             self._finish(result, target, op, ranks=self.rank + (0 if exclusive else 1))
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """From the root to all."""
+        """Copy from the root to all ranks."""
         data = bytes_of(tensor)
         for start in range(0, len(data), _PIECE):
             self._run("Bcast", tensor, [data[start : start + _PIECE], self._mpi.BYTE], root)
 
     def all_gather(self, source: Tensor, target: Tensor) -> None:
-        """Every rank's `source`, one after the other, in `target`."""
+        """Concatenate every rank's `source` in `target`."""
         self._run("Allgather", target, self._raw(source), self._raw(target))
 
     def gather(self, source: Tensor, target: Tensor | None, root: int) -> None:
-        """Every rank's `source`, one after the other, in the root's `target`."""
+        """Concatenate every rank's `source` in the root's `target`."""
         into = None if target is None else self._raw(target)
         self._run("Gather", source, self._raw(source), into, root, ranks=self.size)
 
     def scatter(self, source: Tensor | None, target: Tensor, root: int) -> None:
-        """The root's `source`, a share for each rank."""
+        """Distribute the root's `source`, one share per rank."""
         given = None if source is None else self._raw(source)
         self._run("Scatter", target, given, self._raw(target), root, ranks=self.size)
 
     def all_to_all(self, source: Tensor, target: Tensor) -> None:
-        """A block of `source` for each rank, a block of `target` from each; blocks are equally long."""
+        """Send a block of `source` to each rank and receive a block of `target` from each; all have the same length."""
         self._run("Alltoall", source, self._raw(source), self._raw(target))
 
     def all_to_all_of(self, source: Tensor, sent: Sequence[int], target: Tensor, received: Sequence[int]) -> None:
-        """Blocks of different lengths, given in elements."""
+        """All-to-all with blocks of different lengths, in elements."""
         sides = []
         for tensor, counts in ((source, sent), (target, received)):
             lengths = [n * tensor.element_size() for n in counts]
             places = [sum(lengths[:i]) for i in range(len(lengths))]
             sides.append([self._raw(tensor)[0], (lengths, places), self._mpi.BYTE])
-        # Ranks may have buffers of different sizes, and all must go the same way: polled, whatever their sizes.
+        # Sizes differ by rank, and all ranks must use the same method: always poll.
         self._poll(self.comm.Ialltoallv(*sides), "Alltoallv")
 
     def barrier(self) -> None:
-        """Until all ranks are here."""
+        """Return when all ranks have called it."""
         self._poll(self.comm.Ibarrier(), "Barrier")
 
     def all_words(self, word: bytes) -> list[bytes]:
-        """Equally many bytes of every rank, by rank."""
+        """All-gather equally long bytes, by rank."""
         table = bytearray(len(word) * self.size)
         byte = self._mpi.BYTE
         self._poll(self.comm.Iallgather([word, len(word), byte], [table, len(word), byte]), "Allgather")
         return [bytes(table[i : i + len(word)]) for i in range(0, len(table), len(word))]
 
-    def _run(self, name: str, decisive: Tensor, *arguments: Any, ranks: int = 1) -> None:
-        """Run a collective; `decisive` is as large on all ranks, so that all go the same way."""
+    def _run(self, name: str, sized: Tensor, *arguments: Any, ranks: int = 1) -> None:
+        """Run a collective; `sized` has the same size on all ranks, so that all use the same method."""
         try:
-            if decisive.numel() * decisive.element_size() * ranks <= SMALL:
+            if sized.numel() * sized.element_size() * ranks <= SMALL:
                 self._poll(getattr(self.comm, "I" + name.lower())(*arguments), name)
             else:
                 self._poll(self.comm.Ibarrier(), name)
@@ -183,7 +183,7 @@ class MpiCollectives:
     def _poll(self, request: Any, name: str) -> None:
         if not until(request.Test, self.timeout):
             raise GaveUp(
-                f"rank {self.rank} waits in MPI's {name}", rule=f"not all ranks came within {self.timeout:g} s"
+                f"rank {self.rank} waits in MPI's {name}", rule=f"not all ranks called it within {self.timeout:g} s"
             )
 
     def _reducible(self, tensor: Tensor) -> Tensor:
@@ -210,4 +210,4 @@ class MpiCollectives:
             raise InputError(f"a collective of {count} at once", rule=f"MPI counts up to {_LARGEST}", fix="cut it")
 
     def _op(self, op: str, dtype: torch.dtype) -> Any:
-        return getattr(self._mpi, _OF_TRUTH[op] if dtype == torch.bool else _OPS[op])
+        return getattr(self._mpi, _BOOL_OPS[op] if dtype == torch.bool else _OPS[op])

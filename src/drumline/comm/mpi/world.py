@@ -1,6 +1,6 @@
-"""The one place that loads mpi4py: the ranks that mpiexec started, and a wait that leaves the core to others.
+"""Load mpi4py, find the ranks that mpiexec started, and wait without occupying a core.
 
-mpi4py starts MPI when it is imported, so it is imported at the first use and never before.
+mpi4py initialises MPI when it is imported, so it is imported at the first use and only here.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import torch
 from torch import Tensor
 
 from ...core.errors import InputError
-from ..environment import MPI_LAUNCHERS, place
+from ..environment import MPI_LAUNCHERS, rank_info
 
 INSTALL = "pip install 'drumline[mpi]'"
-"""The line that brings mpi4py and an MPI library."""
-_HEARD = 0.25
-"""Seconds between an error's last word and the end of all ranks: MPICH's mpiexec drops what it has not read by then."""
+"""The command that installs mpi4py and an MPI library."""
+_FLUSH_SECONDS = 0.25
+"""Time between an error message and MPI_Abort: MPICH's mpiexec drops output that it has not read by then."""
 _SPIN = 5e-4
-"""Seconds of polling without a pause before a wait begins to sleep."""
+"""Seconds of polling without a pause before a wait starts to sleep."""
 
 
 @cache
 def load() -> Any:
-    """mpi4py's module `MPI`, started; what is missing is said with the line that brings it."""
+    """mpi4py's module `MPI`, initialised; the error names the command that installs what is missing."""
     try:
         with warnings.catch_warnings():
-            # What mpi4py suspects of its surroundings, `world` finds out and says.
+            # `world` checks the environment itself.
             warnings.simplefilter("ignore", RuntimeWarning)
             from mpi4py import MPI
     except ModuleNotFoundError:
@@ -49,39 +49,39 @@ def load() -> Any:
 
 @cache
 def world() -> Any:
-    """All ranks that mpiexec started, as an mpi4py communicator that nobody else sends in."""
+    """All ranks that mpiexec started, as a private mpi4py communicator."""
     mpi = load()
-    there, where = mpi.COMM_WORLD.Get_size(), place()
-    if where.launcher in MPI_LAUNCHERS and there != where.size:
+    size, where = mpi.COMM_WORLD.Get_size(), rank_info()
+    if where.launcher in MPI_LAUNCHERS and size != where.size:
         library = mpi.Get_library_version().replace("\n", " ")[:40].strip()
         raise InputError(
-            f"mpiexec of {where.launcher} started {where.size} ranks, but mpi4py sees {there}",
+            f"mpiexec of {where.launcher} started {where.size} ranks, but mpi4py sees {size}",
             where=f"mpi4py with {library}",
             rule="mpiexec and mpi4py's library belong to the same MPI",
             fix=f"use {os.path.join(sys.prefix, 'bin', 'mpiexec')}, or name the other library in MPI4PY_LIBMPI",
         )
-    if there > 1:
-        _end_all_on_error()
+    if size > 1:
+        _abort_on_error()
     return mpi.COMM_WORLD.Dup()
 
 
-def _end_all_on_error() -> None:
-    """A rank that ends with an error ends them all: MPI's goodbye waits for every rank, for ever."""
+def _abort_on_error() -> None:
+    """End all ranks when one ends with an error: MPI_Finalize would wait for every rank forever."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
         sys.stderr.flush()
-        time.sleep(_HEARD)
+        time.sleep(_FLUSH_SECONDS)
         load().COMM_WORLD.Abort(1)
 
     sys.excepthook = hook
 
 
 def until(done: Callable[[], bool], timeout: float) -> bool:
-    """Poll until it is done or the time is up: first without a pause, then with longer and longer ones.
+    """Poll until `done()` or the timeout: first without pauses, then with increasing ones.
 
-    MPI's own wait burns a core for as long as it lasts.
+    MPI's own wait occupies a core.
     """
     start = time.monotonic()
     pause = 2e-5
@@ -98,6 +98,6 @@ def until(done: Callable[[], bool], timeout: float) -> bool:
 
 
 def bytes_of(tensor: Tensor) -> Any:
-    """A contiguous CPU tensor of any type as a numpy array of its bytes, sharing its memory."""
-    # Not view(-1): of a single element that was cut out it keeps the old stride.
+    """The memory of a contiguous CPU tensor as a numpy array of bytes."""
+    # Not view(-1): for a single element of a larger tensor it keeps the old stride.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()

@@ -1,10 +1,9 @@
-"""Memory that the processes of one host share: collectives and messages without a network."""
+"""Shared memory between the processes of one host: collectives and messages without a network."""
 
-from .backend import register
-from .core import Core
-from .engine import ShmEngine
-from .post import ShmPost
-from .segment import NoSharedMemory, Segment
+from .core import NativeCore
+from .endpoint import ShmEndpoint
+from .process_group import ShmBackend, register
+from .segment import NoSharedMemory, SharedSegment
 from .transport import ShmTransport
 
-__all__ = ["Core", "NoSharedMemory", "Segment", "ShmEngine", "ShmPost", "ShmTransport", "register"]
+__all__ = ["NativeCore", "NoSharedMemory", "SharedSegment", "ShmBackend", "ShmEndpoint", "ShmTransport", "register"]

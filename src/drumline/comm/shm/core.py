@@ -1,4 +1,4 @@
-"""Collectives on shared memory by core.c: addresses of tensors in, a code out, and words for what went wrong."""
+"""Collectives in shared memory by core.c: tensor addresses in, a return code out, errors as exceptions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...core.errors import DrumlineError, GaveUp
 from . import native
-from .segment import SLOT, SMALL, Segment
+from .segment import SLOT, SMALL, SharedSegment
 
 if TYPE_CHECKING:
-    from .python import PythonCore
+    from .python_core import PythonCore
 
 DTYPES = {
     torch.float32: 0,
@@ -36,71 +36,71 @@ DTYPES = {
     torch.uint32: 13,
     torch.uint64: 14,
 }
-"""The numbers by which core.c knows types."""
+"""The type numbers of core.c."""
 OPS = {"sum": 0, "product": 1, "min": 2, "max": 3, "band": 4, "bor": 5, "bxor": 6, "avg": 7}
-"""The numbers by which core.c knows operators."""
+"""The operator numbers of core.c."""
 _SPIN, _YIELD = 20_000, 200_000
-"""Nanoseconds of a wait until it lets others run, and until it sleeps. Where ranks outnumber cores it lets them run at
-once: whoever it waits for may need this very core."""
+"""Nanoseconds until a wait yields, and until it sleeps. If ranks outnumber cores it yields at once: the rank it waits for
+may need this core."""
 OK, STOPPED, MISMATCH = 0, 1, 2
-"""What core.c answers."""
+"""Return codes of core.c."""
 
 
-class Mismatch(Exception):
-    """The ranks called different things; nothing was moved. Raised on all of them."""
+class CallMismatch(Exception):
+    """The ranks made different calls; nothing was moved. Raised on all ranks."""
 
 
 @dataclass(slots=True)
-class Call:
-    """What a rank is about to do, so far as the others must agree."""
+class CallIds:
+    """The hashes by which ranks compare a call."""
 
     signature: int = 0
     """Equal on all ranks, or the call is refused."""
     site: int = 0
-    """A number for the place in the user's program."""
+    """A hash of the line in the user's program."""
 
 
-class CoreBase:
-    """What the native and the Python core have in common: looking after the others while a wait lasts."""
+class SharedCore:
+    """The base of the native and the Python core: checks the other ranks during a wait."""
 
     SLICE = 100
-    """Milliseconds between two looks."""
+    """Milliseconds between two checks."""
 
-    def __init__(self, segment: Segment, timeout: float) -> None:
+    def __init__(self, segment: SharedSegment, timeout: float) -> None:
         self.segment, self.rank, self.size, self.timeout = segment, segment.rank, segment.size, timeout
         self._since = 0.0
         self._reason: DrumlineError | None = None
         self.on_slow: Callable[[int, float], DrumlineError | None] | None = None
-        """(rank waited for, seconds) -> why to stop waiting, if there is a reason. Asked while a wait lasts."""
+        """(rank waited for, seconds) -> an error that ends the wait, or None. Called during a wait."""
 
     def end(self, code: int) -> None:
-        """After every call: raise what went wrong."""
+        """Raise the error of a return code; called after every call."""
         self._since = 0.0
         if code == OK:
             return
         if code == MISMATCH:
-            raise Mismatch
+            raise CallMismatch
         assert code == STOPPED and self._reason is not None
         raise self._reason
 
-    def look(self, rank: int, what: int) -> int:
-        """Called from a wait that lasts: is the other rank still there, and is there time left? Nonzero stops."""
+    def check_peer(self, rank: int, what: int) -> int:
+        """Called during a wait: is the other rank alive, and is there time left? Nonzero ends the wait."""
         try:
             now = time.monotonic()
             self._since = self._since or now - self.SLICE / 1000
             self._reason = self._problem(rank, now - self._since)
         except Exception as e:  # nothing may escape into C
-            self._reason = GaveUp(f"rank {self.rank} could not look after rank {rank}: {e!r}")
+            self._reason = GaveUp(f"rank {self.rank} could not check rank {rank}: {e!r}")
         return int(self._reason is not None)
 
     def _problem(self, rank: int, seconds: float) -> DrumlineError | None:
-        # What others have found out says more than that they are gone.
+        # Its error is more precise than that a rank is gone.
         if self.on_slow is not None and (problem := self.on_slow(rank, seconds)) is not None:
             return problem
         state = self.segment.state(rank)
         if state != "alive":
-            word = "has left the group" if state == "left" else "has died"
-            return GaveUp(f"rank {self.rank} waits for rank {rank}, which {word}")
+            reason = "has left the group" if state == "left" else "has died"
+            return GaveUp(f"rank {self.rank} waits for rank {rank}, which {reason}")
         if seconds > self.timeout:
             return GaveUp(
                 f"rank {self.rank} waited {self.timeout:g} s for rank {rank}",
@@ -109,16 +109,16 @@ class CoreBase:
         return None
 
 
-class Core(CoreBase):
-    """The collectives of one group by core.c. One call at a time; whoever owns it sees to that."""
+class NativeCore(SharedCore):
+    """The collectives of one group by core.c. Its owner makes one call at a time."""
 
-    def __init__(self, segment: Segment, timeout: float) -> None:
+    def __init__(self, segment: SharedSegment, timeout: float) -> None:
         super().__init__(segment, timeout)
         self._c = native.load()
         at = segment.layout
         crowded = segment.size > (os.cpu_count() or 1)
-        self._slow = native.SLOW(self.look)
-        self._group = native.Group(
+        self._slow = native.SLOW(self.check_peer)
+        self._group = native.NativeGroup(
             base=segment.base,
             p=self.size,
             r=self.rank,
@@ -139,8 +139,8 @@ class Core(CoreBase):
         self._many = ctypes.c_void_p * self.size
         self._counts = ctypes.c_uint64 * self.size
 
-    def all_reduce(self, tensor: Tensor, op: str, root: int, call: Call) -> None:
-        """In place, on all ranks (root -1) or on the root alone. The tensor is contiguous, as everywhere here."""
+    def all_reduce(self, tensor: Tensor, op: str, root: int, call: CallIds) -> None:
+        """Reduce in place, on all ranks (root -1) or on the root alone. All tensors here are contiguous."""
         self._run(
             self._c.dl_all_reduce,
             tensor.data_ptr(),
@@ -153,8 +153,8 @@ class Core(CoreBase):
             call.site,
         )
 
-    def reduce_scatter(self, blocks: Sequence[Tensor], out: Tensor, op: str, call: Call) -> None:
-        """`out` becomes block `rank` of the reduction of everybody's blocks."""
+    def reduce_scatter(self, blocks: Sequence[Tensor], out: Tensor, op: str, call: CallIds) -> None:
+        """Write block `rank` of the reduction of all ranks' blocks to `out`."""
         self._run(
             self._c.dl_reduce_scatter,
             self._pointers(blocks),
@@ -167,8 +167,8 @@ class Core(CoreBase):
             call.site,
         )
 
-    def spread(self, mine: Tensor | None, counts: Sequence[int], to: Sequence[Tensor | None], call: Call) -> None:
-        """`counts[s]` bytes of every rank s arrive in `to[s]`, where there is one; `mine` are this rank's."""
+    def spread(self, mine: Tensor | None, counts: Sequence[int], to: Sequence[Tensor | None], call: CallIds) -> None:
+        """Publish `mine`, and copy `counts[s]` bytes of every rank s to `to[s]`, if there is one."""
         self._run(
             self._c.dl_spread,
             None if mine is None else mine.data_ptr(),
@@ -178,8 +178,8 @@ class Core(CoreBase):
             call.site,
         )
 
-    def exchange(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None], call: Call) -> None:
-        """`out[s]` goes to rank s, `into[s]` arrives from it; None is nothing. This rank's own part is not copied."""
+    def exchange(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None], call: CallIds) -> None:
+        """Send `out[s]` to rank s and receive `into[s]` from it; None is no message. This rank's own part is not copied."""
         self._run(
             self._c.dl_exchange,
             self._pointers(out),
@@ -190,8 +190,8 @@ class Core(CoreBase):
             call.site,
         )
 
-    def barrier(self, call: Call) -> None:
-        """Return when all ranks have come."""
+    def barrier(self, call: CallIds) -> None:
+        """Return when all ranks have called it."""
         self._run(self._c.dl_barrier, call.signature, call.site)
 
     @property
@@ -200,32 +200,32 @@ class Core(CoreBase):
         return bool(self._group.crossed)
 
     def calls(self) -> list[tuple[int, int]]:
-        """(signature, site) of the last call of every rank."""
+        """(signature, site) of every rank's last call."""
         signature, site = ctypes.c_uint64(), ctypes.c_uint64()
-        found = []
+        calls = []
         for s in range(self.size):
             self._c.dl_call(self._g, s, ctypes.byref(signature), ctypes.byref(site))
-            found.append((signature.value, site.value))
-        return found
+            calls.append((signature.value, site.value))
+        return calls
 
     def write(self, dst: int, address: int, n: int) -> int:
-        """Put up to n bytes into the ring to `dst`, and wake it; how many there was room for."""
+        """Write up to n bytes into the ring to `dst` and wake it; returns the number written."""
         return int(self._c.dl_ring_write(self._g, dst, address, n, 1))
 
     def read(self, src: int, address: int, n: int) -> int:
-        """Take up to n bytes that wait from `src`."""
+        """Read up to n bytes from the ring of `src`; returns the number read."""
         return int(self._c.dl_ring_read(self._g, src, address, n))
 
-    def waiting(self, src: int) -> int:
-        """How many bytes of `src` wait."""
+    def readable(self, src: int) -> int:
+        """Bytes in the ring of `src`."""
         return int(self._c.dl_ring_waiting(self._g, src))
 
-    def any_waiting(self, start: int) -> int:
-        """The first rank from `start` on, round the ring, of whom something waits; -1 if none."""
+    def first_readable(self, start: int) -> int:
+        """The first rank from `start` on, cyclically, whose ring is not empty; -1 if all are."""
         return int(self._c.dl_ring_any(self._g, start))
 
     def bell(self, seen: int, milliseconds: int) -> int:
-        """How often this rank was woken so far; waits at most so long for it to differ from `seen`."""
+        """The number of wake-ups so far; waits up to `milliseconds` for it to differ from `seen`."""
         return int(self._c.dl_bell(self._g, seen, milliseconds))
 
     def _pointers(self, tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
@@ -240,10 +240,10 @@ class Core(CoreBase):
             self.end(code)
 
 
-def core_of(segment: Segment, timeout: float, *, compiled: bool) -> Core | PythonCore:
-    """The core that all ranks of the group have agreed on."""
+def make_core(segment: SharedSegment, timeout: float, *, compiled: bool) -> NativeCore | PythonCore:
+    """The kind of core that rank 0 chose for the group."""
     if compiled:
-        return Core(segment, timeout)
-    from .python import PythonCore
+        return NativeCore(segment, timeout)
+    from .python_core import PythonCore
 
     return PythonCore(segment, timeout)

@@ -1,6 +1,6 @@
-"""The native part of shared memory: core.c, compiled at first use by the machine's own C compiler, and called here.
+"""Compile core.c at first use with the machine's C compiler, and load it.
 
-Where there is no compiler, `load` says so and python.py does the same work, slower.
+Without a compiler `load` raises NativeUnavailable, and python_core.py does the same work, slower.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _SOURCE = Path(__file__).with_name("core.c")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
 
 SLOW = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)
-"""(rank waited for, what for) -> nonzero to stop waiting. Called about ten times a second while a wait lasts."""
+"""(rank waited for, which counter) -> nonzero to end the wait. Called about ten times a second during a wait."""
 
 
-class Group(ctypes.Structure):
-    """One rank's view of the shared memory, as core.c has it."""
+class NativeGroup(ctypes.Structure):
+    """One rank's view of the shared memory: `Group` of core.c."""
 
     _fields_ = (
         ("base", ctypes.c_void_p),
@@ -47,47 +47,47 @@ class Group(ctypes.Structure):
     )
 
 
-class NotNative(Exception):
-    """Why the native part is not there."""
+class NativeUnavailable(Exception):
+    """The reason why core.c cannot be used."""
 
 
 @cache
 def load() -> ctypes.CDLL:
-    """The compiled core, from the cache or compiled now; NotNative with the reason where it cannot be."""
+    """The compiled core, cached or compiled now; raises NativeUnavailable with the reason if that fails."""
     if os.environ.get("DRUMLINE_NATIVE") == "0":
-        raise NotNative("DRUMLINE_NATIVE=0")
+        raise NativeUnavailable("DRUMLINE_NATIVE=0")
     if platform.system() != "Linux":
-        raise NotNative(f"core.c waits by futex, which {platform.system()} has not")
-    folder, lasting = _folder()
+        raise NativeUnavailable(f"core.c waits by futex, which {platform.system()} lacks")
+    folder, persistent = _cache_folder()
     path = folder / f"shm-{_digest()}.so"
     try:
         if not path.exists():
             _compile(path)
         return _typed(ctypes.CDLL(str(path)))
     except OSError as e:
-        raise NotNative(f"the compiled core cannot be loaded: {e}") from None
+        raise NativeUnavailable(f"the compiled core cannot be loaded: {e}") from None
     finally:
-        if not lasting:
-            shutil.rmtree(folder, ignore_errors=True)  # what is loaded stays loaded
+        if not persistent:
+            shutil.rmtree(folder, ignore_errors=True)  # the library stays loaded
 
 
-def _folder() -> tuple[Path, bool]:
-    """A folder of this user alone, because what is loaded from there runs in this process; whether it lasts."""
+def _cache_folder() -> tuple[Path, bool]:
+    """A folder that only this user can write to, because its code runs in this process; and whether it persists."""
     base = os.environ.get("DRUMLINE_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "drumline-native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = folder.stat()
         if state.st_uid != os.getuid() or state.st_mode & 0o022 or not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder} belongs to somebody else, or others may write to it")
+            raise PermissionError(f"{folder} belongs to another user, or others may write to it")
     except OSError:
-        # a read-only or foreign home: compile for this process alone
+        # a read-only or foreign home: compile for this process only
         return Path(tempfile.mkdtemp(prefix="drumline-native-")), False
     return folder, True
 
 
 def _digest() -> str:
-    """Another source, compiler option or processor is another file."""
+    """A hash of source, compiler options and processor, for the file name."""
     processor = ""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -101,21 +101,21 @@ def _digest() -> str:
 def _compile(path: Path) -> None:
     compiler = next((c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c)), None)
     if compiler is None:
-        raise NotNative("no C compiler (cc, gcc or clang) is on the path")
+        raise NativeUnavailable("no C compiler (cc, gcc or clang) is on the path")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "core.so"
         command = [compiler, *_FLAGS, "-o", str(made), str(_SOURCE)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if result.returncode:
-            raise NotNative(f"{compiler} failed: {result.stderr.strip()[:400]}")
-        # Ranks compile at the same time: each its own, and the last rename wins.
+            raise NativeUnavailable(f"{compiler} failed: {result.stderr.strip()[:400]}")
+        # Ranks may compile at the same time: each its own file, and the last rename wins.
         made.replace(path)
 
 
 def _typed(core: ctypes.CDLL) -> ctypes.CDLL:
-    """Tell ctypes what the functions take."""
+    """Declare the functions' signatures to ctypes."""
     group, pointer, i32, u32, u64 = (
-        ctypes.POINTER(Group),
+        ctypes.POINTER(NativeGroup),
         ctypes.c_void_p,
         ctypes.c_int,
         ctypes.c_uint32,

@@ -1,7 +1,7 @@
-"""The shared memory of a group: made by rank 0, found by the others through the store, gone with the last process.
+"""The shared memory of a group: created by rank 0, opened by the others, freed with the last process.
 
-It has no name in a file system. Rank 0 makes an anonymous file and tells its number; the others open it through
-/proc. So nothing is left behind, however the ranks end, and the size of /dev/shm does not matter.
+It has no name in a file system. Rank 0 creates an anonymous file and publishes its descriptor in the store; the others
+open it through /proc. So nothing is left behind, however the ranks end, and the size of /dev/shm does not matter.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ..hosts import host_id
 from . import native
 
 SMALL = 16 << 10
-"""Bytes up to which a buffer goes whole into a mailbox: one wait for the others instead of two per step."""
+"""Bytes up to which a buffer goes through a mailbox: one wait instead of two per step."""
 SLOT = 64 << 10
-"""Bytes of a staging slot. Small enough that the slots of all ranks stay in the cache."""
+"""Bytes of a staging slot: small enough that the slots of all ranks stay in cache."""
 SLOTS = 4
-"""Slots of a rank; core.c has the same number."""
+"""Slots per rank, as in core.c."""
 MOST = 512
-"""Ranks of a group: their process numbers stand on the first page."""
+"""The most ranks of a group: their process ids are on the first page."""
 BOARD = 1024
-"""Bytes of a rank's board: words for the others to read."""
+"""Bytes of a rank's board: text for the others to read."""
 _LINE = 64
 _PAGE = 4096
 CONTROL = 7 * _LINE
@@ -42,16 +42,16 @@ RING = 2 * _LINE
 
 
 class NoSharedMemory(Exception):
-    """Why this group has none: said to the user by whoever falls back to something else."""
+    """The reason why this group has no shared memory, for the warning of the fallback."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Where everything lies, in bytes from the start."""
+class SegmentLayout:
+    """Offsets in the shared memory, in bytes."""
 
     p: int
     ring: int
-    """Bytes of the data of one ring, a power of two."""
+    """Bytes of one ring's data, a power of two."""
     board_at: int
     control_at: int
     small_at: int
@@ -61,8 +61,8 @@ class Layout:
     total: int
 
     @classmethod
-    def of(cls, p: int) -> Layout:
-        """The layout for p ranks: rings are p*p, so they get shorter where there are many."""
+    def of(cls, p: int) -> SegmentLayout:
+        """The layout for p ranks: there are p*p rings, so they are shorter if there are many."""
         ring = 1 << 18
         while ring > 1 << 13 and ring * p > 1 << 20:
             ring //= 2
@@ -75,18 +75,18 @@ class Layout:
         return cls(p, ring, board_at, control_at, small_at, in_at, out_at, ring_at, ring_at + p * p * (RING + ring))
 
 
-class Segment:
-    """One rank's hold of the shared memory of its group."""
+class SharedSegment:
+    """The shared memory of a group, as mapped by one rank."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: float) -> None:
         if size > MOST:
             raise NoSharedMemory(f"{size} ranks in one group: at most {MOST} share memory")
-        self.rank, self.size, self.layout = rank, size, Layout.of(size)
+        self.rank, self.size, self.layout = rank, size, SegmentLayout.of(size)
         self.compiled = False
-        """Whether the ranks use the native core: rank 0 decides, all follow."""
+        """Whether the ranks use the native core: rank 0 decides for all."""
         fd = self._make(store, timeout) if rank == 0 else self._open(store, timeout)
         self.memory = mmap.mmap(fd, self.layout.total)
-        # Held for as long as anybody computes addresses from it; mmap refuses to close before.
+        # Kept as long as addresses are computed from it; mmap refuses to close before.
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self.memory)
         self.base = ctypes.addressof(self._anchor)
         self._pids = memoryview(self.memory)[_LINE : _LINE + 4 * MOST].cast("I")
@@ -103,7 +103,7 @@ class Segment:
             store.set("segment", json.dumps({"problem": f"no anonymous shared memory here: {e}"}))
             raise NoSharedMemory(f"no anonymous shared memory here: {e}") from None
         try:
-            # All but the rings is certain to be used: better refused now than ended by a signal later.
+            # All but the rings is always used: better an error now than SIGBUS later.
             os.posix_fallocate(fd, 0, self.layout.ring_at)
             os.ftruncate(fd, self.layout.total)
         except OSError as e:
@@ -142,12 +142,12 @@ class Segment:
         except OSError as e:
             raise GaveUp(f"rank {self.rank} cannot open the shared memory of rank 0", rule=str(e)) from None
         if os.pread(fd, 32, 0) != place["nonce"].encode():
-            raise GaveUp(f"rank {self.rank} found another group's shared memory", rule="the nonce differs")
+            raise GaveUp(f"rank {self.rank} opened another group's shared memory", rule="the nonce differs")
         self.compiled = bool(place["compiled"])
         if self.compiled and not self._compiled():
             raise GaveUp(
                 f"rank {self.rank} cannot load the compiled core that rank 0 has",
-                fix="DRUMLINE_NATIVE=0 on all ranks: all do without",
+                fix="DRUMLINE_NATIVE=0 on all ranks: none uses it",
             )
         return fd
 
@@ -155,12 +155,12 @@ class Segment:
     def _compiled() -> bool:
         try:
             native.load()
-        except native.NotNative:
+        except native.NativeUnavailable:
             return False
         return True
 
     def _wait_for_all(self, store: dist.Store, timeout: float) -> None:
-        """Rank 0 keeps the file open until everybody has it."""
+        """Rank 0 keeps the file open until all ranks have opened it."""
         end = time.monotonic() + timeout
         while store.add("joined", 0) < self.size:
             if time.monotonic() > end:
@@ -169,18 +169,18 @@ class Segment:
             time.sleep(0.001)
 
     def write(self, text: str) -> None:
-        """Put words on this rank's board, cut to its size."""
+        """Write text to this rank's board, cut to its size."""
         data = text.encode()[: BOARD - 1] + b"\0"
         at = self.layout.board_at + self.rank * BOARD
         self.memory[at : at + len(data)] = data
 
     def read(self, rank: int) -> str:
-        """The words on a rank's board."""
+        """The text on a rank's board."""
         at = self.layout.board_at + rank * BOARD
         return self.memory[at : at + BOARD].split(b"\0", 1)[0].decode(errors="replace")
 
     def state(self, rank: int) -> str:
-        """`alive`, `left` (it said goodbye) or `dead`."""
+        """`alive`, `left` (it closed the memory) or `dead`."""
         pid = self._pids[rank]
         if pid == 0:
             return "alive"  # it has not joined yet
@@ -192,17 +192,17 @@ class Segment:
             return "dead"
         except OSError:
             return "alive"
-        # A killed process that nobody has waited for yet still has a number.
+        # A killed process has an entry until its parent waits for it.
         return "dead" if stat[stat.rindex(b")") + 2 : stat.rindex(b")") + 3] in b"ZX" else "alive"
 
     def close(self) -> None:
-        """Say goodbye and let go of the memory."""
+        """Mark this rank as left and unmap the memory."""
         if self._anchor is None:
             return
         self._pids[self.rank] = _LEFT
         self._pids.release()
         self._anchor = None
-        with contextlib.suppress(BufferError):  # a view of somebody else's: the memory goes with the process
+        with contextlib.suppress(BufferError):  # still referenced by a view: freed with the process
             self.memory.close()
 
 

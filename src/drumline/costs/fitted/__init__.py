@@ -1,24 +1,27 @@
-"""The vectorised closed form: step time and peak memory of many layouts of transformers at once, with numpy."""
+"""The cost model fitted on published runs: step time and memory of many transformer layouts at once, with numpy."""
 
-from .chips import constants_for, machines_for
 from .constants import Constants
-from .fitted import FittedSteps, fitted_for
-from .inputs import Layouts, Machines, Models, recomputed
+from .constants_file import FittedConstants, load_constants
+from .devices import constants_for, machine_for
+from .inputs import LayoutColumns, MachineColumns, ModelColumns, recompute_fractions
 from .memory import StepMemory, step_memory
+from .model import FittedCostModel, fitted_model
 from .step import StepTimes, step_times
 
 __all__ = [
     "Constants",
-    "FittedSteps",
-    "Layouts",
-    "Machines",
-    "Models",
+    "FittedConstants",
+    "FittedCostModel",
+    "LayoutColumns",
+    "MachineColumns",
+    "ModelColumns",
     "StepMemory",
     "StepTimes",
     "constants_for",
-    "fitted_for",
-    "machines_for",
-    "recomputed",
+    "fitted_model",
+    "load_constants",
+    "machine_for",
+    "recompute_fractions",
     "step_memory",
     "step_times",
 ]

@@ -1,4 +1,4 @@
-"""How layers are dealt to the stages of a pipeline, and what a stage holds: evenly, or with the ends lighter."""
+"""Layers and parameters of pipeline stages: evenly many, or fewer at both ends, which have the embedding."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .inputs import Array, Layouts, Models
+from ..plan_columns import Array
+from .inputs import LayoutColumns, ModelColumns
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
-    """Layers of the first, of the fullest inner, and of the last stage."""
+class StageSizes:
+    """Layers and parameters of the first, the fullest inner and the last stage."""
 
     first: Array
     inner: Array
     last: Array
     weights_per_rank: Array
-    """Parameters of the rank that holds the most."""
+    """Parameters of the fullest rank."""
     first_weights: Array
     inner_weights: Array
     last_weights: Array
 
 
-def stages(models: Models, layouts: Layouts) -> Stages:
-    """Where layers do not divide evenly, both ends get one less than the others: they hold the embedding."""
+def stage_sizes(models: ModelColumns, layouts: LayoutColumns) -> StageSizes:
+    """Divide the layers. If they do not divide evenly, both ends get fewer than the inner stages."""
     layers, pp = models.layers, layouts.pp
     even = layers % pp == 0
     ends = ~even & ((layers + 2.0) % pp == 0)
@@ -32,12 +33,12 @@ def stages(models: Models, layouts: Layouts) -> Stages:
     rest = np.maximum(1.0, np.floor((layers - inner * (pp - 2.0)) / 2.0))
     end = np.where(even, inner, np.where(ends, inner - 1.0, rest))
     end = np.where(pp == 1, layers, np.where((pp == 2) & ~even, inner, end))
-    tables = models.table_weights / layouts.tp
-    experts = models.experts * models.inner_weights / layouts.ep
-    one = (models.layer_weights - models.experts * models.inner_weights + experts) / layouts.tp
-    alone = pp == 1
-    first = end * one + np.where(alone, (2.0 - models.tied) * tables, tables)
+    tables = models.embedding_weights / layouts.tp
+    experts = models.experts * models.ffn_weights / layouts.ep
+    one = (models.layer_weights - models.experts * models.ffn_weights + experts) / layouts.tp
+    single = pp == 1
+    first = end * one + np.where(single, (2.0 - models.tied) * tables, tables)
     last = end * one + tables
     middle = np.where(pp > 2, inner * one, 0.0)
     most = np.maximum(np.maximum(first, last), middle)
-    return Stages(end, np.where(pp > 2, inner, end), end, most, first, middle, last)
+    return StageSizes(end, np.where(pp > 2, inner, end), end, most, first, middle, last)

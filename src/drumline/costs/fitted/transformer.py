@@ -1,4 +1,4 @@
-"""Which models the closed form describes: language models, read back from their operators, by formula or traced."""
+"""Recognise the language models that the fitted model covers, from the operators of a profile."""
 
 from __future__ import annotations
 
@@ -6,76 +6,82 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...models.profile import Layer, Profile
-from ...models.shapes import Attention, Product, shape_of
-from .inputs import Models
+from ...models.shapes import AttentionShape, MatmulShape, shape_of
+from .inputs import ModelColumns
 
 CAUSAL = ("gpt:", "llama:")
-"""Models of the zoo that predict every next token: what the published runs are of."""
+"""Causal language models of the zoo; published runs are of these."""
 
 
-def transformer_of(profile: Profile) -> Models | None:
-    """The model as one row of arrays; None where it is no such transformer."""
+def transformer_of(profile: Profile) -> ModelColumns | None:
+    """The model as one row; None where it is not such a transformer."""
     formula = profile.origin == "formula"
     if formula and not profile.name.startswith(CAUSAL):
         return None
-    cores = [(x, _cores(x)) for x in profile.layers]
-    blocks = [(x, found[0]) for x, found in cores if len(found) == 1]
-    others = [(x, _products(x)) for x, found in cores if not found and _products(x)]
-    if not blocks or len(others) != 1 or any(len(found) > 1 for _, found in cores):
+    attentions = [(x, _attentions(x)) for x in profile.layers]
+    blocks = [(x, own[0]) for x, own in attentions if len(own) == 1]
+    others = [(x, _projections(x)) for x, own in attentions if not own and _projections(x)]
+    if not blocks or len(others) != 1 or any(len(own) > 1 for _, own in attentions):
         return None
-    (block, core), (head, last) = blocks[0], others[0]
-    maps = _products(block)
-    if any(_products(x) != maps or c != core for x, c in blocks[1:]):
+    (block, attention), (head, last) = blocks[0], others[0]
+    projections = _projections(block)
+    if any(_projections(x) != projections or a != attention for x, a in blocks[1:]):
         return None
-    if not maps or len(last) != 1 or any(p.rows != core.tokens for p in (*maps, *last)):
+    if not projections or len(last) != 1 or any(p.rows != attention.tokens for p in (*projections, *last)):
         return None
     return _model(
-        maps,
-        core,
+        projections,
+        attention,
         last[0],
         layers=sum(x.repeats for x, _ in blocks),
         tied=head.tied > 0,
-        # a model of the zoo counts all pairs; a trace that hands a mask over has a kernel that computes all of them
-        causal=formula or core.causal > 0,
+        # the zoo counts all pairs; a traced kernel with an explicit mask computes all of them
+        causal=formula or attention.causal > 0,
     )
 
 
 def _model(
-    maps: Sequence[Product], core: Attention, last: Product, *, layers: int, tied: bool, causal: bool
-) -> Models | None:
-    """By the widths of a block's maps, the last of which leads out of the feed-forward part; None if there are more."""
-    inner, hidden = maps[-1].inputs, maps[-1].outputs
-    widths = Counter((p.inputs, p.outputs) for p in maps)
-    gated = widths[hidden, inner] > 1 or widths[hidden, 2 * inner] > 0
-    # keys and values may be repeated for the kernel: their maps tell how many there are
-    left = sum(p.numbers for p in maps) - (2 + gated) * hidden * inner - 2 * hidden**2
-    kv_heads, rest = divmod(left, 2 * hidden * core.width)
-    if rest or core.width * core.heads != hidden or not 1 <= kv_heads <= core.heads or core.heads % kv_heads:
+    projections: Sequence[MatmulShape],
+    attention: AttentionShape,
+    last: MatmulShape,
+    *,
+    layers: int,
+    tied: bool,
+    causal: bool,
+) -> ModelColumns | None:
+    """Sizes from the projections of a block, the last of which is the output of the feed-forward network."""
+    ffn, hidden, heads = projections[-1].inputs, projections[-1].outputs, attention.heads
+    widths = Counter((p.inputs, p.outputs) for p in projections)
+    gated = widths[hidden, ffn] > 1 or widths[hidden, 2 * ffn] > 0
+    # keys and values may be repeated for the kernel: their projections give the number of heads
+    left = sum(p.numbers for p in projections) - (2 + gated) * hidden * ffn - 2 * hidden**2
+    kv_heads, rest = divmod(left, 2 * hidden * attention.width)
+    if rest or attention.width * heads != hidden or not 1 <= kv_heads <= heads or heads % kv_heads:
         return None
-    return Models.of(
+    return ModelColumns.of(
         layers=layers,
         hidden=hidden,
-        heads=core.heads,
+        heads=heads,
         kv_heads=kv_heads,
-        inner=inner,
+        ffn=ffn,
         gated=gated,
         vocabulary=last.outputs,
         tied=tied,
-        sequence=core.tokens,
+        sequence=attention.tokens,
         causal=causal,
-        predicted=1,
+        predicted_fraction=1,
         experts=1,
-        active=1,
+        active_experts=1,
     )
 
 
-def _cores(layer: Layer) -> list[Attention]:
-    """The attentions of a layer."""
+def _attentions(layer: Layer) -> list[AttentionShape]:
+    """Attention operators of a layer's forward."""
     forward = (op for op in layer.ops if op.phase == "forward" for _ in range(op.count))
-    return [s for op in forward if isinstance(s := shape_of(op), Attention)]
+    return [s for op in forward if isinstance(s := shape_of(op), AttentionShape)]
 
 
-def _products(layer: Layer) -> list[Product]:
-    """The maps of a layer, in the order in which they run."""
+def _projections(layer: Layer) -> list[MatmulShape]:
+    """Linear projections of a layer's forward, in order."""
     forward = (op for op in layer.ops if op.phase == "forward" for _ in range(op.count))
-    return [s for op in forward if isinstance(s := shape_of(op), Product)]
+    return [s for op in forward if isinstance(s := shape_of(op), MatmulShape)]

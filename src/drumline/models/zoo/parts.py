@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ..profile import Affine, Op
-from ..shapes import Attention, Norm, Product, Shape, Table, dims
+from ..profile import Affine, ProfiledOp
+from ..shapes import AttentionShape, NormShape, MatmulShape, OpShape, EmbeddingShape, dims
 
 VALUE = 2
 """Bytes of an activation, and of a weight as operators read it: bf16."""
@@ -23,10 +23,10 @@ NOTHING = Affine()
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerPart:
     """One step of a layer."""
 
-    ops: tuple[Op, ...]
+    ops: tuple[ProfiledOp, ...]
     weights: tuple[int, ...] = ()
     """The numbers in each of its parameters."""
     saved: Affine = NOTHING
@@ -43,7 +43,7 @@ class Part:
     """Trained numbers that it reads and another step counts."""
 
     @property
-    def beside(self) -> Part:
+    def parallel_branch(self) -> LayerPart:
         """The same step next to an equally long one: it adds nothing to the longest chain."""
         return replace(self, depth=(0.0, 0.0))
 
@@ -62,11 +62,11 @@ def op(
     fixed: float = 0,
     per_sample: float = 0,
     made: float = 0,
-    shape: Shape | None = None,
-) -> Op:
+    shape: OpShape | None = None,
+) -> ProfiledOp:
     """An operator with `flops` a sample; `fixed` and `per_sample` are its bytes, of which `made` a sample are new."""
     work, moved, output = Affine(0.0, float(flops)), Affine(float(fixed), float(per_sample)), Affine(0.0, float(made))
-    return Op(name, kind, phase, work, moved, output=output, dims=dims(shape) if shape else ())
+    return ProfiledOp(name, kind, phase, work, moved, output=output, dims=dims(shape) if shape else ())
 
 
 def kept(values: float, *, fixed: float = 0.0) -> Affine:
@@ -76,7 +76,7 @@ def kept(values: float, *, fixed: float = 0.0) -> Affine:
 
 def linear(
     t: int, k: int, n: int, *, bias: bool = True, keep: bool = True, tied: bool = False, first: bool = False
-) -> Part:
+) -> LayerPart:
     """y = x W + b.
 
     `keep`: x is not kept by an earlier step. `tied`: W is counted elsewhere. `first`: x needs no gradient.
@@ -84,14 +84,14 @@ def linear(
     work = 2 * t * k * n
     weight, moved = VALUE * k * n, VALUE * t * (k + n)
     name, read = ("addmm", weight + VALUE * n) if bias else ("mm", weight)
-    shape = Product(t, k, n, int(bias))
+    shape = MatmulShape(t, k, n, int(bias))
     ops = [op(name, "matmul", "forward", flops=work, fixed=read, per_sample=moved, made=VALUE * t * n, shape=shape)]
     if not first:
         ops.append(op("mm", "matmul", "backward", flops=work, fixed=weight, per_sample=moved))
     ops.append(op("mm", "matmul", "backward", flops=work, fixed=weight, per_sample=moved))
     if bias:
         ops.append(op("sum", "reduce", "backward", fixed=VALUE * n, per_sample=VALUE * t * n))
-    return Part(
+    return LayerPart(
         tuple(ops),
         weights=() if tied else (k * n, n) if bias else (k * n,),
         saved=kept(t * k if keep else 0),
@@ -101,7 +101,7 @@ def linear(
     )
 
 
-def attention(s: int, width: int, kv_width: int, heads: int) -> Part:
+def attention(s: int, width: int, kv_width: int, heads: int) -> LayerPart:
     """Fused attention over all pairs of s tokens; its backward computes the scores again instead of keeping s * s."""
     work = 4 * s * s * width
     own, shared, sums = VALUE * s * width, VALUE * s * kv_width, SINGLE * s * heads
@@ -113,7 +113,7 @@ def attention(s: int, width: int, kv_width: int, heads: int) -> Part:
         flops=work,
         per_sample=2 * own + 2 * shared + sums,
         made=own + sums,
-        shape=Attention(s, heads, kv_width * heads // width, width // heads, 0),
+        shape=AttentionShape(s, heads, kv_width * heads // width, width // heads, 0),
     )
     backward = op(
         "scaled_dot_product_attention_backward",
@@ -122,7 +122,7 @@ def attention(s: int, width: int, kv_width: int, heads: int) -> Part:
         flops=2.5 * work,
         per_sample=4 * own + 4 * shared + sums,
     )
-    return Part(
+    return LayerPart(
         (forward, backward),
         saved=Affine(0.0, own + 2 * shared + sums),
         gradients=2 * own + 2 * shared + SINGLE * s * width + sums,  # the gradient of queries is summed in fp32
@@ -130,13 +130,13 @@ def attention(s: int, width: int, kv_width: int, heads: int) -> Part:
     )
 
 
-def norm(t: int, n: int, *, root_mean_square: bool = False, keep: bool = True) -> Part:
+def norm(t: int, n: int, *, root_mean_square: bool = False, keep: bool = True) -> LayerPart:
     """Layer normalisation of rows of n values, or by their root mean square alone."""
     name = "rms_norm" if root_mean_square else "native_layer_norm"
     terms = 1 if root_mean_square else 2
     statistics = SINGLE * terms * t
     moved, affine = VALUE * t * n, SINGLE * terms * n
-    return Part(
+    return LayerPart(
         (
             op(
                 name,
@@ -145,7 +145,7 @@ def norm(t: int, n: int, *, root_mean_square: bool = False, keep: bool = True) -
                 fixed=affine,
                 per_sample=2 * moved + statistics,
                 made=moved + statistics,
-                shape=Norm(n, terms),
+                shape=NormShape(n, terms),
             ),
             op(f"{name}_backward", "norm", "backward", fixed=2 * affine, per_sample=3 * moved + statistics),
         ),
@@ -156,9 +156,9 @@ def norm(t: int, n: int, *, root_mean_square: bool = False, keep: bool = True) -
     )
 
 
-def activation(name: str, values: int, *, keep: bool = True, kind: str = "special", in_place: bool = False) -> Part:
+def activation(name: str, values: int, *, keep: bool = True, kind: str = "special", in_place: bool = False) -> LayerPart:
     """One function of each value; `keep`: what its backward reads is not kept by an earlier step."""
-    return Part(
+    return LayerPart(
         (
             op(name, kind, "forward", per_sample=2 * VALUE * values, made=0 if in_place else VALUE * values),
             op(f"{name}_backward", kind, "backward", per_sample=3 * VALUE * values),
@@ -169,9 +169,9 @@ def activation(name: str, values: int, *, keep: bool = True, kind: str = "specia
     )
 
 
-def add(values: int, *, in_place: bool = False) -> Part:
+def add(values: int, *, in_place: bool = False) -> LayerPart:
     """The sum of two branches; backward, their gradients are summed where they part."""
-    return Part(
+    return LayerPart(
         (
             op("add", "pointwise", "forward", per_sample=3 * VALUE * values, made=0 if in_place else VALUE * values),
             op("add", "pointwise", "backward", per_sample=3 * VALUE * values),
@@ -181,9 +181,9 @@ def add(values: int, *, in_place: bool = False) -> Part:
     )
 
 
-def multiply(values: int) -> Part:
+def multiply(values: int) -> LayerPart:
     """The product of two branches, both kept."""
-    return Part(
+    return LayerPart(
         (
             op("mul", "pointwise", "forward", per_sample=3 * VALUE * values, made=VALUE * values),
             op("mul", "pointwise", "backward", per_sample=3 * VALUE * values),
@@ -195,10 +195,10 @@ def multiply(values: int) -> Part:
     )
 
 
-def copy(name: str, values: int) -> Part:
+def copy(name: str, values: int) -> LayerPart:
     """A pass that moves values and keeps none: a rotation by position, a concatenation."""
     moved = 2 * VALUE * values
-    return Part(
+    return LayerPart(
         (
             op(name, "pointwise", "forward", per_sample=moved, made=VALUE * values),
             op(f"{name}_backward", "pointwise", "backward", per_sample=moved),
@@ -209,7 +209,7 @@ def copy(name: str, values: int) -> Part:
     )
 
 
-def embedding(s: int, rows: int, n: int, *, tied: bool = False) -> Part:
+def embedding(s: int, rows: int, n: int, *, tied: bool = False) -> LayerPart:
     """s rows of a table. If `tied`, the head's gradient of the table is added to its own."""
     table, moved = rows * n, VALUE * s * n
     ops = [
@@ -219,19 +219,19 @@ def embedding(s: int, rows: int, n: int, *, tied: bool = False) -> Part:
             "forward",
             per_sample=2 * moved + INDEX * s,
             made=moved,
-            shape=Table(rows, n, s),
+            shape=EmbeddingShape(rows, n, s),
         ),
         op("embedding_dense_backward", "gather", "backward", fixed=SINGLE * table, per_sample=3 * moved + INDEX * s),
     ]
     if tied:
         ops.append(op("add", "pointwise", "backward", fixed=3 * SINGLE * table))
-    return Part(tuple(ops), weights=(table,), saved=Affine(0.0, float(INDEX * s)), gradients=moved, depth=(1, 1))
+    return LayerPart(tuple(ops), weights=(table,), saved=Affine(0.0, float(INDEX * s)), gradients=moved, depth=(1, 1))
 
 
-def position(s: int, rows: int, n: int) -> Part:
+def position(s: int, rows: int, n: int) -> LayerPart:
     """A learned row for each place, added to the tokens; its gradient is a sum over the samples."""
     moved = VALUE * s * n
-    return Part(
+    return LayerPart(
         (
             op("add", "pointwise", "forward", fixed=moved, per_sample=2 * moved, made=moved),
             op("sum", "reduce", "backward", fixed=SINGLE * rows * n, per_sample=moved),
@@ -243,10 +243,10 @@ def position(s: int, rows: int, n: int) -> Part:
     )
 
 
-def cross_entropy(t: int, classes: int) -> Part:
+def cross_entropy(t: int, classes: int) -> LayerPart:
     """Mean cross entropy of t rows of logits, in fp32; the caller still holds the logits."""
     values = t * classes
-    return Part(
+    return LayerPart(
         (
             op("_to_copy", "pointwise", "forward", per_sample=(VALUE + SINGLE) * values, made=SINGLE * values),
             op("_log_softmax", "softmax", "forward", per_sample=2 * SINGLE * values, made=SINGLE * values),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..profile import Profile
-from .assemble import Draft, assemble
+from .assemble import LayerDraft, assemble
 from .parts import (
     INDEX,
     SINGLE,
     VALUE,
-    Part,
+    LayerPart,
     activation,
     add,
     attention,
@@ -26,7 +26,7 @@ from .parts import (
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TransformerSize:
     """The numbers that a transformer is made from."""
 
     layers: int
@@ -43,8 +43,8 @@ class Shape:
     """Samples of a step, unless told otherwise."""
 
 
-def _gpt(layers: int, hidden: int, heads: int, batch: int = 512) -> Shape:
-    return Shape(layers, hidden, heads, heads, 4 * hidden, 50257, 2048, batch)
+def _gpt(layers: int, hidden: int, heads: int, batch: int = 512) -> TransformerSize:
+    return TransformerSize(layers, hidden, heads, heads, 4 * hidden, 50257, 2048, batch)
 
 
 GPT = {
@@ -63,20 +63,20 @@ GPT = {
     "1t": _gpt(128, 25600, 160, 3072),
 }
 LLAMA = {
-    "7b": Shape(32, 4096, 32, 32, 11008, 32000, 4096, 1024),
-    "8b": Shape(32, 4096, 32, 8, 14336, 128256, 8192, 512),
-    "13b": Shape(40, 5120, 40, 40, 13824, 32000, 4096, 1024),
-    "70b": Shape(80, 8192, 64, 8, 28672, 128256, 8192, 1024),
-    "405b": Shape(126, 16384, 128, 8, 53248, 128256, 8192, 2048),
+    "7b": TransformerSize(32, 4096, 32, 32, 11008, 32000, 4096, 1024),
+    "8b": TransformerSize(32, 4096, 32, 8, 14336, 128256, 8192, 512),
+    "13b": TransformerSize(40, 5120, 40, 40, 13824, 32000, 4096, 1024),
+    "70b": TransformerSize(80, 8192, 64, 8, 28672, 128256, 8192, 1024),
+    "405b": TransformerSize(126, 16384, 128, 8, 53248, 128256, 8192, 2048),
 }
 BERT = {
-    "base": Shape(12, 768, 12, 12, 3072, 30522, 512, 256),
-    "large": Shape(24, 1024, 16, 16, 4096, 30522, 512, 256),
+    "base": TransformerSize(12, 768, 12, 12, 3072, 30522, 512, 256),
+    "large": TransformerSize(24, 1024, 16, 16, 4096, 30522, 512, 256),
 }
 VIT = {  # the vocabulary is the classes, the sequence follows from the patches
-    "base": (Shape(12, 768, 12, 12, 3072, 1000, 197, 1024), 16),
-    "large": (Shape(24, 1024, 16, 16, 4096, 1000, 197, 1024), 16),
-    "huge": (Shape(32, 1280, 16, 16, 5120, 1000, 257, 1024), 14),
+    "base": (TransformerSize(12, 768, 12, 12, 3072, 1000, 197, 1024), 16),
+    "large": (TransformerSize(24, 1024, 16, 16, 4096, 1000, 197, 1024), 16),
+    "huge": (TransformerSize(32, 1280, 16, 16, 5120, 1000, 257, 1024), 14),
 }
 _FULL = (
     "attention counts all pairs of tokens, also those that a causal mask hides; "
@@ -89,9 +89,9 @@ def gpt(size: str, batch_size: int | None, sequence: int | None) -> Profile:
     z = GPT[size]
     s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
     drafts = (
-        Draft("embedding", "Embedding", (embedding(s, v, h, tied=True), position(s, s, h)), _row(s, h)),
-        Draft("blocks.0", "Block", _block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
-        Draft("head", "Head", (norm(s, h), linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
+        LayerDraft("embedding", "Embedding", (embedding(s, v, h, tied=True), position(s, s, h)), _row(s, h)),
+        LayerDraft("blocks.0", "Block", _block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
+        LayerDraft("head", "Head", (norm(s, h), linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
     )
     note = "as many learned positions, head tied to the embedding"
     return _language_model(f"gpt:{size}", drafts, z, batch_size, s, note)
@@ -103,9 +103,9 @@ def llama(size: str, batch_size: int | None, sequence: int | None) -> Profile:
     s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
     head = (norm(s, h, root_mean_square=True), linear(s, h, v, bias=False), cross_entropy(s, v))
     drafts = (
-        Draft("embedding", "Embedding", (embedding(s, v, h),), _row(s, h)),
-        Draft("blocks.0", "Block", _gated_block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
-        Draft("head", "Head", head, 0),
+        LayerDraft("embedding", "Embedding", (embedding(s, v, h),), _row(s, h)),
+        LayerDraft("blocks.0", "Block", _gated_block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
+        LayerDraft("head", "Head", head, 0),
     )
     return _language_model(f"llama:{size}", drafts, z, batch_size, s, "a rotation by position is counted as one pass")
 
@@ -117,9 +117,9 @@ def bert(size: str, batch_size: int | None, sequence: int | None) -> Profile:
     words = (embedding(s, v, h, tied=True), position(s, max(512, s), h), embedding(s, 2, h), add(s * h), norm(s, h))
     pooler = (linear(1, h, h), activation("tanh", h))
     drafts = (
-        Draft("embedding", "Embedding", words, _row(s, h)),
-        Draft("blocks.0", "Block", _block(z, s, separate=True), _row(s, h), carried=_row(s, h), repeats=z.layers),
-        Draft("head", "Head", (*pooler, linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
+        LayerDraft("embedding", "Embedding", words, _row(s, h)),
+        LayerDraft("blocks.0", "Block", _block(z, s, separate=True), _row(s, h), carried=_row(s, h), repeats=z.layers),
+        LayerDraft("head", "Head", (*pooler, linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
     )
     note = "no heads beyond the pooler: words are predicted at every place through the embedding"
     return _language_model(f"bert:{size}", drafts, z, batch_size, s, note)
@@ -130,9 +130,9 @@ def vit(size: str, batch_size: int | None) -> Profile:
     z, patch = VIT[size]
     s, h = z.sequence, z.hidden
     drafts = (
-        Draft("embedding", "Patches", (_patches(s - 1, patch, h), position(s, s, h)), _row(s, h)),
-        Draft("blocks.0", "Block", _block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
-        Draft("head", "Head", (norm(s, h), linear(1, h, z.vocabulary), cross_entropy(1, z.vocabulary)), 0),
+        LayerDraft("embedding", "Patches", (_patches(s - 1, patch, h), position(s, s, h)), _row(s, h)),
+        LayerDraft("blocks.0", "Block", _block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
+        LayerDraft("head", "Head", (norm(s, h), linear(1, h, z.vocabulary), cross_entropy(1, z.vocabulary)), 0),
     )
     batch = batch_size or z.batch
     notes = (f"batch of {batch}, images of 224 x 224 in patches of {patch} x {patch}: {s} tokens", _FULL)
@@ -141,19 +141,19 @@ def vit(size: str, batch_size: int | None) -> Profile:
 
 
 def _language_model(
-    name: str, drafts: tuple[Draft, ...], z: Shape, batch_size: int | None, s: int, note: str
+    name: str, drafts: tuple[LayerDraft, ...], z: TransformerSize, batch_size: int | None, s: int, note: str
 ) -> Profile:
     batch = batch_size or z.batch
     notes = (f"batch of {batch}, sequences of {s} tokens, vocabulary of {z.vocabulary}; {note}", _FULL)
     return assemble(name, drafts, batch_size=batch, input=2 * INDEX * s, notes=notes)
 
 
-def _block(z: Shape, s: int, *, separate: bool = False) -> tuple[Part, ...]:
+def _block(z: TransformerSize, s: int, *, separate: bool = False) -> tuple[LayerPart, ...]:
     """Attention and a GELU feed-forward with biases; keeps 32 bytes a token and hidden value, and few more."""
     h, f = z.hidden, z.inner
-    maps: tuple[Part, ...] = (linear(s, h, 3 * h),)
+    maps: tuple[LayerPart, ...] = (linear(s, h, 3 * h),)
     if separate:
-        other = linear(s, h, h, keep=False).beside
+        other = linear(s, h, h, keep=False).parallel_branch
         maps = (linear(s, h, h), other, other)
     return (
         norm(s, h),
@@ -169,24 +169,24 @@ def _block(z: Shape, s: int, *, separate: bool = False) -> tuple[Part, ...]:
     )
 
 
-def _gated_block(z: Shape, s: int) -> tuple[Part, ...]:
+def _gated_block(z: TransformerSize, s: int) -> tuple[LayerPart, ...]:
     """Attention with grouped keys and values, and a SiLU gate, without biases."""
     h, f = z.hidden, z.inner
     kv = z.kv_heads * (h // z.heads)
-    key = linear(s, h, kv, bias=False, keep=False).beside
+    key = linear(s, h, kv, bias=False, keep=False).parallel_branch
     return (
         norm(s, h, root_mean_square=True),
         linear(s, h, h, bias=False),
         key,
         key,
         copy("rotary", s * h),
-        copy("rotary", s * kv).beside,
+        copy("rotary", s * kv).parallel_branch,
         attention(s, h, kv, z.heads),
         linear(s, h, h, bias=False),
         add(s * h),
         norm(s, h, root_mean_square=True),
         linear(s, h, f, bias=False),
-        linear(s, h, f, bias=False, keep=False).beside,
+        linear(s, h, f, bias=False, keep=False).parallel_branch,
         activation("silu", s * f),
         multiply(s * f),
         linear(s, f, h, bias=False),
@@ -194,7 +194,7 @@ def _gated_block(z: Shape, s: int) -> tuple[Part, ...]:
     )
 
 
-def _patches(t: int, patch: int, h: int) -> Part:
+def _patches(t: int, patch: int, h: int) -> LayerPart:
     """A convolution whose windows do not overlap, that is a linear map of each patch, and the class token."""
     k = 3 * patch * patch
     projection = linear(t, k, h, first=True)
@@ -213,7 +213,7 @@ def _patches(t: int, patch: int, h: int) -> Part:
         for x in projection.ops
         if x.kind == "matmul"
     )
-    return Part(
+    return LayerPart(
         (*conv, token),
         weights=(*projection.weights, h),
         saved=projection.saved,

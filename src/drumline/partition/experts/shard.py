@@ -1,8 +1,8 @@
-"""Expert parallelism: every rank of an axis keeps some of the experts of every mixture, and gets the tokens for them.
+"""Expert parallelism: every rank of an axis keeps some of the experts of every mixture, and gets their tokens.
 
-Routing depends on the data, so no graph tells a mixture of experts: it is known by its module. Known are `Experts`, and
-what transformers (5 and later) calls experts: batched parameters [experts, ...] and a forward of tokens, their experts
-and their weights.
+Routing depends on the data, so a graph does not show a mixture of experts: it is recognised by its module. Known are
+`Experts`, and the experts of transformers (5 and later): batched parameters [experts, ...] and a forward of tokens,
+their experts and their weights.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import torch
 from torch import nn
 
 from ...core.errors import PlanError
-from ..moves import Axis
-from .dispatch import Dispatch
+from ..sharding.redistribution import Axis
+from .dispatch import ExpertDispatch
 from .layer import Experts
 
 _INDEX, _WEIGHT = {"top_k_index", "router_indices"}, {"top_k_weights", "routing_weights"}
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """What a parameter of this rank is of the user's: the numbers of the flattened one from `start` on."""
+class ExpertRows:
+    """A parameter of this rank as a part of the user's: the values of the flattened one from `start` on."""
 
     name: str
     shape: tuple[int, ...]
-    """Of the user's parameter."""
+    """Shape of the user's parameter."""
     start: int
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class AbsentParameter:
     """A parameter of the user's of which this rank has nothing."""
 
     shape: tuple[int, ...]
@@ -42,60 +42,62 @@ class Away:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharded:
-    """What was done to a model."""
+class ShardedExperts:
+    """The result of sharding a model's experts."""
 
     modules: tuple[str, ...]
-    """The modules whose experts are spread."""
-    parts: Mapping[str, Rows]
-    """Every parameter of an expert that is here. Its gradient is complete here: nothing is added over the axis."""
-    away: Mapping[str, Away]
+    """The modules whose experts are sharded."""
+    parts: Mapping[str, ExpertRows]
+    """Every parameter of an expert on this rank. Its gradient is complete: nothing is reduced over the axis."""
+    absent: Mapping[str, AbsentParameter]
     """Every parameter of which this rank has nothing."""
-    left: tuple[str, ...]
-    """Modules that look like experts but are not known as such: they stay whole on every rank."""
+    unrecognised: tuple[str, ...]
+    """Modules that look like experts but are not recognised: they stay whole on every rank."""
 
 
 @dataclass(slots=True)
-class _Found:
-    parts: dict[str, Rows] = field(default_factory=dict)
-    away: dict[str, Away] = field(default_factory=dict)
+class _Parameters:
+    parts: dict[str, ExpertRows] = field(default_factory=dict)
+    absent: dict[str, AbsentParameter] = field(default_factory=dict)
 
 
-def shard_experts(model: nn.Module, axis: Axis) -> Sharded:
-    """Leave this rank its experts of every mixture in the model; the others' memory is given back.
+def shard_experts(model: nn.Module, axis: Axis) -> ShardedExperts:
+    """Keep this rank's experts of every mixture in the model; the memory of the others is freed.
 
-    The names of what stays do not change. Parameters of experts get the gradient of all ranks' tokens. All other
-    parameters keep this rank's summand, as in any data-parallel plan.
+    Names do not change. Parameters of experts get the gradient of all ranks' tokens. All other parameters keep this
+    rank's partial sum, as in any data-parallel plan.
     """
     known = expert_modules(model)
-    left = tuple(name for name, m in model.named_modules() if name not in known and _looks_like_experts(name, m))
+    unrecognised = tuple(
+        name for name, m in model.named_modules() if name not in known and _looks_like_experts(name, m)
+    )
     if not known:
         raise PlanError(
-            "the model has no experts that can be spread",
-            where=f"modules that look like experts: {', '.join(left)}" if left else "",
+            "the model has no experts that can be sharded",
+            where=f"modules that look like experts: {', '.join(unrecognised)}" if unrecognised else "",
             rule="known are drumline's Experts and the Experts modules of transformers 5",
-            fix="hold the experts in drumline.Experts, or leave out ep",
+            fix="put the experts into drumline.Experts, or leave out ep",
         )
-    _check_alone(model, known)
-    found = _Found()
+    _refuse_shared_parameters(model, known)
+    parameters = _Parameters()
     for name, module in known.items():
         bounds = _bounds(name, expert_count(module), axis)
         start, stop = bounds[axis.index : axis.index + 2]
         if isinstance(module, Experts):
-            _keep_modules(name, module, start, stop, found)
+            _keep_modules(name, module, start, stop, parameters)
         else:
-            _keep_rows(name, module, start, stop, found)
-        module.forward = Dispatch(module, _names(module), bounds, axis)  # its name must not change
-    return Sharded(tuple(known), found.parts, found.away, left)
+            _keep_rows(name, module, start, stop, parameters)
+        module.forward = ExpertDispatch(module, _names(module), bounds, axis)  # its name must not change
+    return ShardedExperts(tuple(known), parameters.parts, parameters.absent, unrecognised)
 
 
 def expert_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of experts that are known as such, by name; also after they were spread."""
+    """The recognised modules of experts, by name; also after they were sharded."""
     return {name: m for name, m in model.named_modules() if isinstance(m, Experts) or _is_batched(m)}
 
 
 def expert_count(module: nn.Module) -> int:
-    """How many experts a module of experts has on this rank."""
+    """Number of experts of a module on this rank."""
     count = len(module) if isinstance(module, Experts) else module.num_experts
     assert isinstance(count, int)
     return count
@@ -105,7 +107,7 @@ def _bounds(name: str, count: int, axis: Axis) -> tuple[int, ...]:
     """Rank r has the experts bounds[r] to bounds[r+1]."""
     if count < axis.size:
         raise PlanError(
-            f"{count} experts cannot be spread over {axis.size} ranks",
+            f"{count} experts cannot be sharded over {axis.size} ranks",
             where=name,
             rule=f"every rank has at least one expert: {count} < {axis.size}",
             fix=f"ep={count} or less",
@@ -113,25 +115,25 @@ def _bounds(name: str, count: int, axis: Axis) -> tuple[int, ...]:
     return tuple(count * r // axis.size for r in range(axis.size + 1))
 
 
-def _keep_modules(prefix: str, module: Experts, start: int, stop: int, found: _Found) -> None:
-    """The others are taken out of the list; the numbers of those that stay do not change."""
+def _keep_modules(prefix: str, module: Experts, start: int, stop: int, parameters: _Parameters) -> None:
+    """Remove the others from the list; the indices of those that stay do not change."""
     for i, (key, expert) in enumerate(list(module._modules.items())):
         assert expert is not None
         here = start <= i < stop
         for name, p in expert.named_parameters(_joined(prefix, key)):
             if here:
-                found.parts[name] = Rows(name, tuple(p.shape), 0)
+                parameters.parts[name] = ExpertRows(name, tuple(p.shape), 0)
             else:
-                found.away[name] = Away(tuple(p.shape), p.dtype)
+                parameters.absent[name] = AbsentParameter(tuple(p.shape), p.dtype)
         if not here:
             del module._modules[key]
 
 
-def _keep_rows(prefix: str, module: nn.Module, start: int, stop: int, found: _Found) -> None:
+def _keep_rows(prefix: str, module: nn.Module, start: int, stop: int, parameters: _Parameters) -> None:
     """Every parameter becomes its rows of these experts."""
     for key, p in list(module.named_parameters(recurse=False)):
         name = _joined(prefix, key)
-        found.parts[name] = Rows(name, tuple(p.shape), start * p[0].numel())
+        parameters.parts[name] = ExpertRows(name, tuple(p.shape), start * p[0].numel())
         setattr(module, key, nn.Parameter(p.detach()[start:stop].clone(), requires_grad=p.requires_grad))
     module.num_experts = stop - start  # type: ignore[assignment]  # an int, as before
 
@@ -140,8 +142,8 @@ def _joined(prefix: str, key: str) -> str:
     return f"{prefix}.{key}" if prefix else key
 
 
-def _check_alone(model: nn.Module, known: Mapping[str, nn.Module]) -> None:
-    """An expert that shares a parameter with anything could get no whole gradient on its owner."""
+def _refuse_shared_parameters(model: nn.Module, known: Mapping[str, nn.Module]) -> None:
+    """Refuse shared parameters: their owner would not get the whole gradient."""
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     for prefix, module in known.items():
         own = module.named_parameters(prefix, recurse=isinstance(module, Experts))
@@ -150,7 +152,7 @@ def _check_alone(model: nn.Module, known: Mapping[str, nn.Module]) -> None:
             raise PlanError(
                 "an expert shares a parameter with another module",
                 where=shared,
-                rule="the owner of an expert holds its parameters alone",
+                rule="only the owner of an expert has its parameters",
                 fix="give every expert parameters of its own, or leave out ep",
             )
 
@@ -160,7 +162,7 @@ def _names(module: nn.Module) -> tuple[str, ...]:
 
 
 def _is_batched(module: nn.Module) -> bool:
-    """Whether it is transformers' kind: by the marks that its decorator leaves, its parameters and its forward."""
+    """Whether it is transformers' kind: by the attributes that its decorator sets, its parameters and its forward."""
     count, own = getattr(module, "num_experts", None), list(module.parameters(recurse=False))
     if not isinstance(count, int) or not hasattr(module, "is_transposed") or not hasattr(module, "has_gate"):
         return False
@@ -171,7 +173,7 @@ def _is_batched(module: nn.Module) -> bool:
 
 
 def _looks_like_experts(name: str, module: nn.Module) -> bool:
-    """By its name: for the report only."""
+    """By its name; for the report only."""
     if isinstance(module, nn.ModuleList):
         return name.rpartition(".")[2] == "experts" and len(module) > 1
     return type(module).__name__.endswith("Experts") and any(True for _ in module.parameters(recurse=False))

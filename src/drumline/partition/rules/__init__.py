@@ -1,13 +1,12 @@
-"""What an operator does where its tensors are split: a file for each family. Importing this registers them all."""
+"""Sharding rules of operators, one file per family. Importing this package registers them all."""
 
 from . import (
     attention,
+    common,
     convolution,
     embedding,
-    local,
     loss,
     matmul,
-    moved,
     norm,
     pointwise,
     pool,
@@ -18,12 +17,11 @@ from . import (
 
 __all__ = [
     "attention",
+    "common",
     "convolution",
     "embedding",
-    "local",
     "loss",
     "matmul",
-    "moved",
     "norm",
     "pointwise",
     "pool",

@@ -1,4 +1,4 @@
-"""Tables: split by rows (a rank looks up what it has, the results are added up), by columns, or by what is asked."""
+"""Tables and indexing: split by rows (each rank looks up its own, results are reduced), by columns, or by indices."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..layout import Split
-from ..spread import Pass, rule
-from ..values import Value
+from ..sharding.layout import ShardedValue, Split
+from ..sharding_pass import ShardingPass, rule
 from .pointwise import align
 
 aten = torch.ops.aten
 
 
-def own_rows(weight: torch.Tensor, ids: torch.Tensor, start: int, padding: int, by_frequency: bool) -> torch.Tensor:
-    """Rows start .. of a table: zeros where another rank has the row."""
+def lookup_own_rows(
+    weight: torch.Tensor, ids: torch.Tensor, start: int, padding: int, by_frequency: bool
+) -> torch.Tensor:
+    """Look up rows of this rank's part of a table: zeros where another rank has the row."""
     here = (ids >= start) & (ids < start + weight.shape[0])
     local = torch.where(here, ids - start, 0)
     inside = padding - start if start <= padding < start + weight.shape[0] else -1
@@ -27,78 +28,86 @@ def own_rows(weight: torch.Tensor, ids: torch.Tensor, start: int, padding: int, 
 
 @rule(aten.embedding.default)
 def embedding(
-    at: Pass, node: Node, w: Value, ids: Value, padding: int = -1, by_frequency: bool = False, sparse: bool = False
+    ctx: ShardingPass,
+    node: Node,
+    w: ShardedValue,
+    ids: ShardedValue,
+    padding: int = -1,
+    by_frequency: bool = False,
+    sparse: bool = False,
 ) -> Any:
-    """One row for each id."""
+    """One row per id."""
     if sparse:
         return NotImplemented
     if w.layout is None:
-        made = at.call(node.target, at.enter(w), ids, padding, by_frequency)
-        return at.value(made, ids.layout)
-    ids = at.whole(ids)
+        result = ctx.call(node.target, ctx.enter(w), ids, padding, by_frequency)
+        return ctx.value(result, ids.layout)
+    ids = ctx.whole(ids)
     if w.layout.dim == 1:
-        made = at.call(node.target, w, ids, padding, by_frequency)
-        return at.value(made, w.split.at(ids.dim))
+        result = ctx.call(node.target, w, ids, padding, by_frequency)
+        return ctx.value(result, w.split.along(ids.dim))
     if len(w.split.cuts) > 1:
         return NotImplemented
-    made = at.call(own_rows, w, ids, w.split.bounds[at.axis.index], padding, by_frequency)
-    return at.settle(made, node.meta["val"].shape)
+    result = ctx.call(lookup_own_rows, w, ids, w.split.bounds[ctx.axis.index], padding, by_frequency)
+    return ctx.reduce_partial(result, node.meta["val"].shape)
 
 
 @rule(aten.gather.default)
-def gather(at: Pass, node: Node, x: Value, dim: int, ids: Value, **_: Any) -> Any:
-    """Along a dim that is not split, the others cut alike."""
+def gather(ctx: ShardingPass, node: Node, x: ShardedValue, dim: int, ids: ShardedValue, **_: Any) -> Any:
+    """Along a dim that is not split, the others split alike."""
     dim = dim + x.dim if dim < 0 else dim
     split = x.layout or ids.layout
     assert split is not None
     if split.dim == dim or x.whole[split.dim] != ids.whole[split.dim]:
         return NotImplemented
-    return at.value(at.call(node.target, at.split(x, split), dim, at.split(ids, split)), split)
+    return ctx.value(ctx.call(node.target, ctx.split(x, split), dim, ctx.split(ids, split)), split)
 
 
 @rule(aten.scatter.src, aten.scatter_add.default)
-def scatter(at: Pass, node: Node, x: Value, dim: int, ids: Value, source: Value) -> Any:
-    """As `gather`: along a dim that is not split, the others cut alike."""
+def scatter(ctx: ShardingPass, node: Node, x: ShardedValue, dim: int, ids: ShardedValue, source: ShardedValue) -> Any:
+    """As `gather`: along a dim that is not split, the others split alike."""
     split = next(v for v in (x, ids, source) if v.layout is not None).split
     if split.dim == dim % x.dim or len({v.whole[split.dim] for v in (x, ids, source)}) > 1:
         return NotImplemented
-    return at.value(at.call(node.target, at.split(x, split), dim, at.split(ids, split), at.split(source, split)), split)
+    return ctx.value(
+        ctx.call(node.target, ctx.split(x, split), dim, ctx.split(ids, split), ctx.split(source, split)), split
+    )
 
 
 @rule(aten.one_hot.default)
-def one_hot(at: Pass, node: Node, ids: Value, classes: int = -1) -> Any:
-    """A new dim behind the others."""
-    return at.value(at.call(node.target, ids, classes), ids.layout)
+def one_hot(ctx: ShardingPass, node: Node, ids: ShardedValue, classes: int = -1) -> Any:
+    """A new last dim."""
+    return ctx.value(ctx.call(node.target, ids, classes), ids.layout)
 
 
 @rule(aten.index.Tensor)
-def index(at: Pass, node: Node, x: Value, ids: Sequence[Value | None]) -> Any:
-    """x[:, i, j]: split along a dim that is not asked, or by what is asked of a whole tensor."""
-    asked = [d for d, v in enumerate(ids) if v is not None]
-    given = [v for v in ids if v is not None]
-    wide = max(v.dim for v in given)
-    together = asked[-1] - asked[0] == len(asked) - 1
-    front = asked[0] if together else 0  # where the dims of what is asked stand in the result
+def index(ctx: ShardingPass, node: Node, x: ShardedValue, ids: Sequence[ShardedValue | None]) -> Any:
+    """x[:, i, j]: split along a dim that is not indexed, or by the indices of a whole tensor."""
+    indexed = [d for d, v in enumerate(ids) if v is not None]
+    indices = [v for v in ids if v is not None]
+    wide = max(v.dim for v in indices)
+    together = indexed[-1] - indexed[0] == len(indexed) - 1
+    front = indexed[0] if together else 0  # position of the index dims in the result
     if x.layout is not None:
-        if x.split.dim in asked:
+        if x.split.dim in indexed:
             return NotImplemented
-        dim = x.split.dim - sum(d < x.split.dim for d in asked)
-        made = at.call(node.target, x, [None if v is None else at.whole(v) for v in ids])
-        return at.value(made, x.split.at(dim + (wide if dim >= front else 0)))
-    split = next(v for v in given if v.layout is not None).split
-    shape = torch.broadcast_shapes(*(v.whole for v in given))
-    first = next(v for v in given if v.layout is not None)
-    want = split.at(split.dim + wide - first.dim)
-    placed = [None if v is None else align(at, v, want, shape) for v in ids]
-    return at.value(at.call(node.target, at.enter(x), placed), want.at(want.dim + front))
+        dim = x.split.dim - sum(d < x.split.dim for d in indexed)
+        result = ctx.call(node.target, x, [None if v is None else ctx.whole(v) for v in ids])
+        return ctx.value(result, x.split.along(dim + (wide if dim >= front else 0)))
+    split = next(v for v in indices if v.layout is not None).split
+    shape = torch.broadcast_shapes(*(v.whole for v in indices))
+    first = next(v for v in indices if v.layout is not None)
+    want = split.along(split.dim + wide - first.dim)
+    placed = [None if v is None else align(ctx, v, want, shape) for v in ids]
+    return ctx.value(ctx.call(node.target, ctx.enter(x), placed), want.along(want.dim + front))
 
 
 @rule(aten.index_select.default)
-def index_select(at: Pass, node: Node, x: Value, dim: int, ids: Value) -> Any:
+def index_select(ctx: ShardingPass, node: Node, x: ShardedValue, dim: int, ids: ShardedValue) -> Any:
     """Rows of a dim that is not split."""
     dim = dim + x.dim if dim < 0 else dim
     if x.layout is None:
-        return at.value(at.call(node.target, at.enter(x), dim, ids), Split(dim, ids.split.cuts))
+        return ctx.value(ctx.call(node.target, ctx.enter(x), dim, ids), Split(dim, ids.split.cuts))
     if x.split.dim == dim:
         return NotImplemented
-    return at.value(at.call(node.target, x, dim, at.whole(ids)), x.layout)
+    return ctx.value(ctx.call(node.target, x, dim, ctx.whole(ids)), x.layout)

@@ -1,4 +1,4 @@
-"""Losses: each rank has some of the terms, or, of logits that are split by classes, a part of every term."""
+"""Losses: each rank has some of the terms or, of logits split by classes, a part of every term."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch.fx import Node
 
-from ...tracing.running import only_shapes
-from .. import moves
-from ..moves import Axis
-from ..spread import Pass, rule
-from ..values import Value
+from ...torchkit.fake_tensors import is_shape_only
+from ..sharding import redistribution
+from ..sharding.layout import ShardedValue
+from ..sharding.redistribution import Axis
+from ..sharding_pass import ShardingPass, rule
 from .pointwise import align
 
 aten = torch.ops.aten
@@ -30,78 +30,90 @@ MEAN, SUM = 1, 2
     aten.soft_margin_loss.default,
     aten.kl_div.default,
 )
-def term_by_term(at: Pass, node: Node, x: Value, y: Value, *args: Any, **kwargs: Any) -> Any:
-    """A term for each number: their sum is added up, and a mean divides by the whole count."""
+def term_by_term(ctx: ShardingPass, node: Node, x: ShardedValue, y: ShardedValue, *args: Any, **kwargs: Any) -> Any:
+    """One term per value: the sum is reduced, and a mean divides by the whole count."""
     names = [a.name for a in node.target._schema.arguments][2:]  # type: ignore[union-attr]
     given = dict(zip(names, args, strict=False)) | kwargs
     split = x.layout or y.layout
     if split is None or x.whole != y.whole:
         return NotImplemented
     reduction = given.get("reduction", MEAN)
-    x, y = at.split(x, split), at.split(y, split)
-    given = {k: align(at, v, split, x.whole) if isinstance(v, Value) else v for k, v in given.items()}
+    x, y = ctx.split(x, split), ctx.split(y, split)
+    given = {k: align(ctx, v, split, x.whole) if isinstance(v, ShardedValue) else v for k, v in given.items()}
     if reduction == 0:
-        return at.value(at.call(node.target, x, y, **given), split)
+        return ctx.value(ctx.call(node.target, x, y, **given), split)
     given["reduction"] = SUM
-    total = at.call(moves.reduce, at.call(node.target, x, y, **given), at.axis)
-    return at.value(at.call(aten.div.Tensor, total, x.whole.numel()) if reduction == MEAN else total, None)
+    total = ctx.call(redistribution.reduce_partial, ctx.call(node.target, x, y, **given), ctx.axis)
+    return ctx.value(ctx.call(aten.div.Tensor, total, x.whole.numel()) if reduction == MEAN else total, None)
 
 
 @rule(aten.cross_entropy_loss.default)
 def cross_entropy(
-    at: Pass,
+    ctx: ShardingPass,
     node: Node,
-    x: Value,
-    y: Value,
-    weight: Value | None = None,
+    x: ShardedValue,
+    y: ShardedValue,
+    weight: ShardedValue | None = None,
     reduction: int = MEAN,
     ignore: int = -100,
     smoothing: float = 0.0,
 ) -> Any:
-    """Classes lie in dim 1 (dim 0 of one sample)."""
+    """Classes are in dim 1 (dim 0 of a single sample)."""
     classes = 1 if x.dim > 1 else 0
     if x.layout is not None and x.layout.dim == classes:
-        return _by_classes(at, node, x, y, weight, reduction, ignore, smoothing, classes)
+        return _by_classes(ctx, node, x, y, weight, reduction, ignore, smoothing, classes)
     by_index = y.dim < x.dim
-    weight = None if weight is None else at.whole(weight)
+    weight = None if weight is None else ctx.whole(weight)
     if x.layout is None and (y.layout is None or (not by_index and y.layout.dim == classes)):
-        return at.plain(node, (x, y, weight, reduction, ignore, smoothing), {})
+        return ctx.on_whole_tensors(node, (x, y, weight, reduction, ignore, smoothing), {})
     split = x.layout if x.layout is not None else y.split
     if x.layout is None and by_index:
-        split = split.at(split.dim + (split.dim >= classes))
-    x = at.split(x, split)
-    y = at.split(y, split.at(split.dim - (by_index and split.dim > classes)))
+        split = split.along(split.dim + (split.dim >= classes))
+    x = ctx.split(x, split)
+    y = ctx.split(y, split.along(split.dim - (by_index and split.dim > classes)))
     if reduction == 0:
-        made = at.call(node.target, x, y, weight, 0, ignore, smoothing)
-        return at.value(made, split.at(split.dim - (split.dim > classes)))
-    total = at.call(moves.reduce, at.call(node.target, x, y, weight, SUM, ignore, smoothing), at.axis)
+        result = ctx.call(node.target, x, y, weight, 0, ignore, smoothing)
+        return ctx.value(result, split.along(split.dim - (split.dim > classes)))
+    total = ctx.call(
+        redistribution.reduce_partial, ctx.call(node.target, x, y, weight, SUM, ignore, smoothing), ctx.axis
+    )
     if reduction == MEAN:
-        count = at.call(moves.reduce, at.call(terms, x, y, weight, ignore, by_index), at.axis)
-        total = at.call(aten.div.Tensor, total, count)
-    return at.value(total, None)
+        count = ctx.call(
+            redistribution.reduce_partial, ctx.call(mean_divisor, x, y, weight, ignore, by_index), ctx.axis
+        )
+        total = ctx.call(aten.div.Tensor, total, count)
+    return ctx.value(total, None)
 
 
 @rule(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default)
 def nll(
-    at: Pass, node: Node, x: Value, y: Value, weight: Value | None = None, reduction: int = MEAN, ignore: int = -100
+    ctx: ShardingPass,
+    node: Node,
+    x: ShardedValue,
+    y: ShardedValue,
+    weight: ShardedValue | None = None,
+    reduction: int = MEAN,
+    ignore: int = -100,
 ) -> Any:
-    """As cross-entropy, of what is log-probabilities already; not by classes."""
+    """As cross entropy, of log-probabilities; not by classes."""
     if x.dim < 2 or (x.layout is not None and x.layout.dim == 1) or (x.layout is None and y.layout is None):
         return NotImplemented
-    split = x.layout if x.layout is not None else y.split.at(y.split.dim + (y.split.dim >= 1))
-    x, y = at.split(x, split), at.split(y, split.at(split.dim - (split.dim > 1)))
-    weight = None if weight is None else at.whole(weight, enter=True)
+    split = x.layout if x.layout is not None else y.split.along(y.split.dim + (y.split.dim >= 1))
+    x, y = ctx.split(x, split), ctx.split(y, split.along(split.dim - (split.dim > 1)))
+    weight = None if weight is None else ctx.whole(weight, enter=True)
     if reduction == 0:
-        return at.value(at.call(node.target, x, y, weight, 0, ignore), split.at(split.dim - (split.dim > 1)))
-    total = at.call(moves.reduce, at.call(node.target, x, y, weight, SUM, ignore), at.axis)
+        return ctx.value(ctx.call(node.target, x, y, weight, 0, ignore), split.along(split.dim - (split.dim > 1)))
+    total = ctx.call(redistribution.reduce_partial, ctx.call(node.target, x, y, weight, SUM, ignore), ctx.axis)
     if reduction == MEAN:
-        count = at.call(moves.reduce, at.call(terms, x, y, weight, ignore, True), at.axis)
-        total = at.call(aten.div.Tensor, total, count)
-    return at.value(total, None)
+        count = ctx.call(redistribution.reduce_partial, ctx.call(mean_divisor, x, y, weight, ignore, True), ctx.axis)
+        total = ctx.call(aten.div.Tensor, total, count)
+    return ctx.value(total, None)
 
 
-def terms(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None, ignore: int, by_index: bool) -> torch.Tensor:
-    """What a mean divides by: the targets that count, or their weights."""
+def mean_divisor(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None, ignore: int, by_index: bool
+) -> torch.Tensor:
+    """The divisor of a mean: the number of targets that count, or their weights."""
     if not by_index:
         return torch.full((), x.numel() / x.shape[1], dtype=x.dtype, device=x.device)
     counts = y != ignore
@@ -110,45 +122,53 @@ def terms(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None, ignore:
     return (weight.detach()[torch.where(counts, y, 0)] * counts).sum().to(x.dtype)
 
 
-@rule(terms)
-def spread_terms(at: Pass, node: Node, x: Value, y: Value, weight: Value | None, ignore: int, by_index: bool) -> Any:
-    """Of a graph that was spread before: each rank counts its own."""
-    weight = None if weight is None else at.whole(weight)
-    count = at.call(terms, x, y, weight, ignore, by_index)
+@rule(mean_divisor)
+def sharded_mean_divisor(
+    ctx: ShardingPass,
+    node: Node,
+    x: ShardedValue,
+    y: ShardedValue,
+    weight: ShardedValue | None,
+    ignore: int,
+    by_index: bool,
+) -> Any:
+    """After an earlier pass: each rank counts its own."""
+    weight = None if weight is None else ctx.whole(weight)
+    count = ctx.call(mean_divisor, x, y, weight, ignore, by_index)
     layout = y.layout if by_index else x.layout
     some = layout is not None and (by_index or layout.dim != 1)
-    return at.value(at.call(moves.reduce, count, at.axis) if some else count, None)
+    return ctx.value(ctx.call(redistribution.reduce_partial, count, ctx.axis) if some else count, None)
 
 
 def _by_classes(
-    at: Pass,
+    ctx: ShardingPass,
     node: Node,
-    x: Value,
-    y: Value,
-    weight: Value | None,
+    x: ShardedValue,
+    y: ShardedValue,
+    weight: ShardedValue | None,
     reduction: int,
     ignore: int,
     smoothing: float,
     classes: int,
 ) -> Any:
-    """Each rank has some of the classes: neither the logits nor their softmax is ever whole."""
+    """Each rank has some of the classes: neither the logits nor their softmax is ever gathered."""
     if weight is not None or y.dim == x.dim or len(x.split.cuts) > 1:
         return NotImplemented
-    y = at.whole(y)
-    start = x.split.bounds[at.axis.index]
-    losses = at.call(class_parallel, x, y, start, x.whole[classes], classes, ignore, smoothing, at.axis)
+    y = ctx.whole(y)
+    start = x.split.bounds[ctx.axis.index]
+    losses = ctx.call(class_parallel, x, y, start, x.whole[classes], classes, ignore, smoothing, ctx.axis)
     if reduction == 0:
-        return at.value(losses, None)
-    total = at.call(aten.sum.default, losses)
+        return ctx.value(losses, None)
+    total = ctx.call(aten.sum.default, losses)
     if reduction == MEAN:
-        total = at.call(aten.div.Tensor, total, at.call(terms, x, y, None, ignore, True))
-    return at.value(total, None)
+        total = ctx.call(aten.div.Tensor, total, ctx.call(mean_divisor, x, y, None, ignore, True))
+    return ctx.value(total, None)
 
 
 def class_parallel(
     x: torch.Tensor, y: torch.Tensor, start: int, size: int, dim: int, ignore: int, smoothing: float, axis: Axis
 ) -> torch.Tensor:
-    """-log softmax at the target, for every target, of logits of which this rank has the classes from `start` on."""
+    """-log softmax at every target, of logits of which this rank has the classes from `start` on."""
     return _ClassParallel.apply(x, y, start, size, dim, ignore, smoothing, axis)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -168,12 +188,12 @@ class _ClassParallel(torch.autograd.Function):
         axis: Axis,
     ) -> torch.Tensor:
         counts = y != ignore
-        if only_shapes(x):
+        if is_shape_only(x):
             ctx.save_for_backward(x)
             return x.new_empty(y.shape)
         wide = x.movedim(dim, -1).to(torch.promote_types(x.dtype, torch.float32))
         top = wide.amax(-1) if wide.shape[-1] else wide.new_full(y.shape, float("-inf"))
-        with axis.told("all_reduce", top):
+        with axis.observe("all_reduce", top):
             dist.all_reduce(top, dist.ReduceOp.MAX, group=axis.group)
         shifted = wide - top.unsqueeze(-1)
         powers = shifted.exp()
@@ -181,7 +201,7 @@ class _ClassParallel(torch.autograd.Function):
         place = torch.where(here, y - start, 0).unsqueeze(-1)
         chosen = torch.where(here, shifted.gather(-1, place).squeeze(-1), 0.0)
         sums = torch.stack([powers.sum(-1), chosen, *([shifted.sum(-1)] if smoothing else [])])
-        with axis.told("all_reduce", sums):
+        with axis.observe("all_reduce", sums):
             dist.all_reduce(sums, group=axis.group)
         loss = sums[0].log() - sums[1]
         if smoothing:

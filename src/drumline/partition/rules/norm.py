@@ -1,4 +1,4 @@
-"""Norms: local where what they average over is not split, with statistics over the ranks where it is."""
+"""Norms: local where the averaged dims are not split, with statistics over the ranks where they are."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..moves import Axis
+from ..batch_statistics import StatisticsSpan, synchronized_batch_norm
+from ..sharding.layout import ShardedValue
+from ..sharding.redistribution import Axis
+from ..sharding_pass import ShardingPass, rule
 from ..spatial.norm import group_norm_over, instance_norm
 from ..spatial.norm import layer_norm as layer_norm_over
-from ..spread import Pass, rule
-from ..statistics import Spans, spanning_batch_norm
-from ..values import Value
-from .local import alone, local_shape, operator_of, own, scaled_cuts
+from .common import call_on_part, local_shape, operator_of, part_by_part, scaled_cuts
 
 aten = torch.ops.aten
 
 
 @rule(aten.layer_norm.default)
 def layer_norm(
-    at: Pass,
+    ctx: ShardingPass,
     node: Node,
-    x: Value,
+    x: ShardedValue,
     shape: Sequence[int],
-    weight: Value | None = None,
-    bias: Value | None = None,
+    weight: ShardedValue | None = None,
+    bias: ShardedValue | None = None,
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Any:
@@ -34,64 +34,81 @@ def layer_norm(
     if x.layout is None:
         return NotImplemented
     if x.split.dim >= x.dim - len(shape):
-        return _over_split_dims(at, node, x, shape, weight, bias, eps)
-    scale = [None if v is None else at.whole(v, enter=True) for v in (weight, bias)]
-    return at.value(at.call(node.target, x, list(shape), *scale, eps, cudnn), x.layout)
+        return _over_split_dims(ctx, node, x, shape, weight, bias, eps)
+    scale = [None if v is None else ctx.whole(v, enter=True) for v in (weight, bias)]
+    return ctx.value(ctx.call(node.target, x, list(shape), *scale, eps, cudnn), x.layout)
 
 
 @rule(aten.rms_norm.default)
 def rms_norm(
-    at: Pass, node: Node, x: Value, shape: Sequence[int], weight: Value | None = None, eps: float | None = None
+    ctx: ShardingPass,
+    node: Node,
+    x: ShardedValue,
+    shape: Sequence[int],
+    weight: ShardedValue | None = None,
+    eps: float | None = None,
 ) -> Any:
     """Over the last dims."""
     if x.layout is None or x.split.dim >= x.dim - len(shape):
         return NotImplemented
-    scale = None if weight is None else at.whole(weight, enter=True)
-    return at.value(at.call(node.target, x, list(shape), scale, eps), x.layout)
+    scale = None if weight is None else ctx.whole(weight, enter=True)
+    return ctx.value(ctx.call(node.target, x, list(shape), scale, eps), x.layout)
 
 
 def _over_split_dims(
-    at: Pass, node: Node, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
+    ctx: ShardingPass,
+    node: Node,
+    x: ShardedValue,
+    shape: Sequence[int],
+    weight: ShardedValue | None,
+    bias: ShardedValue | None,
+    eps: float,
 ) -> Any:
-    """Layer norm over dims of which each rank has a part: its statistics run over the ranks."""
+    """Layer norm over split dims: its statistics span the ranks."""
     dim = x.split.dim
-    if len(x.split.cuts) > 1 or any(x.split.length(r) == 0 for r in range(at.axis.size)):
+    if len(x.split.cuts) > 1 or any(x.split.length(r) == 0 for r in range(ctx.axis.size)):
         return NotImplemented
-    place = x.split.at(dim - (x.dim - len(shape)))
-    scale = [None if v is None else at.split(v, place) for v in (weight, bias)]
-    made = at.call(layer_norm_over, x, list(shape), *scale, eps, dim, x.split.bounds, at.axis)
-    return at.value(made, x.layout)
+    place = x.split.along(dim - (x.dim - len(shape)))
+    scale = [None if v is None else ctx.split(v, place) for v in (weight, bias)]
+    result = ctx.call(layer_norm_over, x, list(shape), *scale, eps, dim, x.split.bounds, ctx.axis)
+    return ctx.value(result, x.layout)
 
 
 @rule(layer_norm_over)
-def spread_layer_norm(
-    at: Pass, node: Node, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, *args: Any
+def sharded_layer_norm(
+    ctx: ShardingPass,
+    node: Node,
+    x: ShardedValue,
+    shape: Sequence[int],
+    weight: ShardedValue | None,
+    bias: ShardedValue | None,
+    *args: Any,
 ) -> Any:
-    """Of a graph that was spread before: along the dims that it does not average over."""
+    """After an earlier pass: along the dims that it does not average over."""
     if x.layout is None or x.split.dim >= x.dim - len(shape):
         return NotImplemented
-    scale = [None if v is None else at.whole(v, enter=True) for v in (weight, bias)]
-    return at.value(at.call(node.target, x, list(shape), *scale, *args), x.layout)
+    scale = [None if v is None else ctx.whole(v, enter=True) for v in (weight, bias)]
+    return ctx.value(ctx.call(node.target, x, list(shape), *scale, *args), x.layout)
 
 
 # -- over channels and space
 
 
-def _for_channels(at: Pass, x: Value, *weights: Value | None) -> list[Value | None]:
-    """Weights as the channels lie: a part of them, or whole for work that is split."""
+def _for_channels(ctx: ShardingPass, x: ShardedValue, *weights: ShardedValue | None) -> list[ShardedValue | None]:
+    """Weights split as the channels are, or whole for split work."""
     if x.split.dim == 1:
-        return [None if w is None else at.split(w, x.split.at(0)) for w in weights]
-    return [None if w is None else at.whole(w, enter=True) for w in weights]
+        return [None if w is None else ctx.split(w, x.split.along(0)) for w in weights]
+    return [None if w is None else ctx.whole(w, enter=True) for w in weights]
 
 
 @rule(aten.group_norm.default)
 def group_norm(
-    at: Pass,
+    ctx: ShardingPass,
     node: Node,
-    x: Value,
+    x: ShardedValue,
     groups: int,
-    weight: Value | None = None,
-    bias: Value | None = None,
+    weight: ShardedValue | None = None,
+    bias: ShardedValue | None = None,
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Any:
@@ -99,43 +116,49 @@ def group_norm(
     if x.layout is None:
         return NotImplemented
     if x.split.dim == 0:
-        return alone(at, node, x, groups, *_for_channels(at, x, weight, bias), eps, cudnn)
+        return part_by_part(ctx, node, x, groups, *_for_channels(ctx, x, weight, bias), eps, cudnn)
     if x.split.dim > 1:
-        scale = _for_channels(at, x, weight, bias)
-        return at.value(at.call(group_norm_over, x, *scale, groups, eps, 0, x.whole[1], (at.axis,)), x.layout)
+        scale = _for_channels(ctx, x, weight, bias)
+        return ctx.value(ctx.call(group_norm_over, x, *scale, groups, eps, 0, x.whole[1], (ctx.axis,)), x.layout)
     local = scaled_cuts(x.split, 1, x.whole[1] // groups, 1)
     if local is None:
-        return _cut_groups(at, x, weight, bias, groups, eps, ())
-    scale = _for_channels(at, x, weight, bias)
-    own_groups = local.length(at.axis.index)
-    shape = local_shape(at, node, x.split)
-    return at.value(own(at, operator_of(node), shape, x, own_groups, *scale, eps, cudnn), x.layout)
+        return _cut_groups(ctx, x, weight, bias, groups, eps, ())
+    scale = _for_channels(ctx, x, weight, bias)
+    own_groups = local.length(ctx.axis.index)
+    shape = local_shape(ctx, node, x.split)
+    return ctx.value(call_on_part(ctx, operator_of(node), shape, x, own_groups, *scale, eps, cudnn), x.layout)
 
 
 def _cut_groups(
-    at: Pass, x: Value, weight: Value | None, bias: Value | None, groups: int, eps: float, axes: tuple[Axis, ...]
+    ctx: ShardingPass,
+    x: ShardedValue,
+    weight: ShardedValue | None,
+    bias: ShardedValue | None,
+    groups: int,
+    eps: float,
+    axes: tuple[Axis, ...],
 ) -> Any:
     if len(x.split.cuts) > 1:
         return NotImplemented
-    first, scale = x.split.bounds[at.axis.index], _for_channels(at, x, weight, bias)
-    made = at.call(group_norm_over, x, *scale, groups, eps, first, x.whole[1], (*axes, at.axis))
-    return at.value(made, x.layout)
+    first, scale = x.split.bounds[ctx.axis.index], _for_channels(ctx, x, weight, bias)
+    result = ctx.call(group_norm_over, x, *scale, groups, eps, first, x.whole[1], (*axes, ctx.axis))
+    return ctx.value(result, x.layout)
 
 
 @rule(group_norm_over)
-def spread_group_norm(
-    at: Pass,
+def sharded_group_norm(
+    ctx: ShardingPass,
     node: Node,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
+    x: ShardedValue,
+    weight: ShardedValue | None,
+    bias: ShardedValue | None,
     groups: int,
     eps: float,
     first: int,
     channels: int,
     axes: tuple[Axis, ...],
 ) -> Any:
-    """Of a graph that was spread before: one more axis, or some of the groups."""
+    """After an earlier pass: one more axis, or some of the groups."""
     if x.layout is None:
         return NotImplemented
     if x.split.dim == 1:
@@ -143,105 +166,106 @@ def spread_group_norm(
             return NotImplemented
         local = scaled_cuts(x.split, 1, channels // groups, 1)
         if local is None:
-            return _cut_groups(at, x, weight, bias, groups, eps, axes)
-        scale = _for_channels(at, x, weight, bias)
-        count, size = local.length(at.axis.index), x.split.length(at.axis.index)
+            return _cut_groups(ctx, x, weight, bias, groups, eps, axes)
+        scale = _for_channels(ctx, x, weight, bias)
+        count, size = local.length(ctx.axis.index), x.split.length(ctx.axis.index)
         if count == 0:
             return NotImplemented
-        return at.value(at.call(node.target, x, *scale, count, eps, 0, size, axes), x.layout)
-    scale = _for_channels(at, x, weight, bias)
-    more = (at.axis,) if x.split.dim > 1 else ()
-    return at.value(at.call(node.target, x, *scale, groups, eps, first, channels, (*axes, *more)), x.layout)
+        return ctx.value(ctx.call(node.target, x, *scale, count, eps, 0, size, axes), x.layout)
+    scale = _for_channels(ctx, x, weight, bias)
+    more = (ctx.axis,) if x.split.dim > 1 else ()
+    return ctx.value(ctx.call(node.target, x, *scale, groups, eps, first, channels, (*axes, *more)), x.layout)
 
 
 @rule(aten.batch_norm.default)
 def batch_norm(
-    at: Pass,
+    ctx: ShardingPass,
     node: Node,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value | None,
-    var: Value | None,
+    x: ShardedValue,
+    weight: ShardedValue | None,
+    bias: ShardedValue | None,
+    mean: ShardedValue | None,
+    var: ShardedValue | None,
     training: bool,
     momentum: float,
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """As one that spans nobody yet."""
-    return spread_batch_norm(at, node, x, weight, bias, mean, var, training, momentum, eps, Spans())
+    """As a synchronized one that spans no axis yet."""
+    return sharded_batch_norm(ctx, node, x, weight, bias, mean, var, training, momentum, eps, StatisticsSpan())
 
 
-@rule(spanning_batch_norm)
-def spread_batch_norm(
-    at: Pass,
+@rule(synchronized_batch_norm)
+def sharded_batch_norm(
+    ctx: ShardingPass,
     node: Node,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value | None,
-    var: Value | None,
+    x: ShardedValue,
+    weight: ShardedValue | None,
+    bias: ShardedValue | None,
+    mean: ShardedValue | None,
+    var: ShardedValue | None,
     training: bool,
     momentum: float,
     eps: float,
-    spans: Spans,
+    spans: StatisticsSpan,
 ) -> Any:
-    """Over samples and space the statistics span the axis; channels are each rank's own. Running ones stay whole."""
+    """Split samples or space: statistics span the axis. Split channels: each rank its own. Running statistics stay
+    whole."""
     if x.layout is None or any(v is not None and v.layout is not None for v in (mean, var)):
         return NotImplemented
     if x.split.dim == 1:
         if spans.channels is not None:
             return NotImplemented
-        spans = spans.by_channels(x.split, at.axis)
+        spans = spans.by_channels(x.split, ctx.axis)
     elif training:
-        spans = spans.over(at.axis)
-    scale = _for_channels(at, x, weight, bias)
-    made = at.call(spanning_batch_norm, x, *scale, mean, var, training, momentum, eps, spans)
-    return at.value(made, x.layout)
+        spans = spans.over_axis(ctx.axis)
+    scale = _for_channels(ctx, x, weight, bias)
+    result = ctx.call(synchronized_batch_norm, x, *scale, mean, var, training, momentum, eps, spans)
+    return ctx.value(result, x.layout)
 
 
 @rule(aten.instance_norm.default)
-def norm_of_instances(
-    at: Pass,
+def instance_norm_rule(
+    ctx: ShardingPass,
     node: Node,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value | None,
-    var: Value | None,
+    x: ShardedValue,
+    weight: ShardedValue | None,
+    bias: ShardedValue | None,
+    mean: ShardedValue | None,
+    var: ShardedValue | None,
     use_input: bool,
     momentum: float,
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """Space: statistics over the ranks. Samples and channels: local, where there are no running statistics."""
+    """Space: statistics over the ranks. Samples and channels: local, if there are no running statistics."""
     if x.layout is None:
         return NotImplemented
     if x.split.dim > 1:
-        return spread_instance_norm(at, node, x, weight, bias, mean, var, use_input, momentum, eps, ())
+        return sharded_instance_norm(ctx, node, x, weight, bias, mean, var, use_input, momentum, eps, ())
     if mean is not None or var is not None:
         return NotImplemented
-    return alone(at, node, x, *_for_channels(at, x, weight, bias), None, None, use_input, momentum, eps, cudnn)
+    return part_by_part(ctx, node, x, *_for_channels(ctx, x, weight, bias), None, None, use_input, momentum, eps, cudnn)
 
 
 @rule(instance_norm)
-def spread_instance_norm(
-    at: Pass,
+def sharded_instance_norm(
+    ctx: ShardingPass,
     node: Node,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value | None,
-    var: Value | None,
+    x: ShardedValue,
+    weight: ShardedValue | None,
+    bias: ShardedValue | None,
+    mean: ShardedValue | None,
+    var: ShardedValue | None,
     use_input: bool,
     momentum: float,
     eps: float,
     axes: tuple[Axis, ...],
 ) -> Any:
-    """Of a graph that was spread before: one more axis, or some of the samples or channels."""
+    """After an earlier pass: one more axis, or some of the samples or channels."""
     if x.layout is None or (x.split.dim < 2 and not (mean is None and var is None)):
         return NotImplemented
-    scale = _for_channels(at, x, weight, bias)
-    axes = (*axes, at.axis) if x.split.dim > 1 and use_input else axes
-    made = at.call(instance_norm, x, *scale, mean, var, use_input, momentum, eps, axes)
-    return at.value(made, x.layout)
+    scale = _for_channels(ctx, x, weight, bias)
+    axes = (*axes, ctx.axis) if x.split.dim > 1 and use_input else axes
+    result = ctx.call(instance_norm, x, *scale, mean, var, use_input, momentum, eps, axes)
+    return ctx.value(result, x.layout)

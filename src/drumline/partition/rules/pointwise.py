@@ -1,4 +1,4 @@
-"""Operators that work number by number: the split of the largest operand is everybody's."""
+"""Elementwise operators: all operands follow the split of the largest."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..layout import Split
-from ..random import forked_dropout
-from ..spread import Pass, rule
-from ..tidy import changes_something
-from ..values import Value, each, values_in
+from ...torchkit.operators import to_copy
+from ..mutation import mutates
+from ..sharding.layout import ShardedValue, Split, map_values, values_in
+from ..sharding_pass import ShardingPass, rule
+from .common import per_rank_dropout
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
     aten.to.device,
     aten.to.dtype_layout,
     aten.to.other,
-    aten._to_copy.default,
+    to_copy.default,
     aten.clone.default,
     aten.contiguous.default,
     aten.detach.default,
@@ -55,62 +55,62 @@ aten = torch.ops.aten
     aten.rsub.Tensor,
     aten.rsub.Scalar,
 )
-def pointwise(at: Pass, node: Node, *args: Any, **kwargs: Any) -> Any:
-    """Others are cut alike where they have the dim, and stay whole where they are broadcast along it."""
-    if changes_something(node) or not isinstance(node.meta["val"], torch.Tensor):
+def pointwise(ctx: ShardingPass, node: Node, *args: Any, **kwargs: Any) -> Any:
+    """Operands that have the dim are split alike; those that are broadcast along it stay whole."""
+    if mutates(node) or not isinstance(node.meta["val"], torch.Tensor):
         return NotImplemented
     shape = node.meta["val"].shape
     want = _common(values_in((args, kwargs)), shape)
-    args = each(args, lambda v: align(at, v, want, shape))
-    kwargs = each(kwargs, lambda v: align(at, v, want, shape))
-    return at.value(at.call(node.target, *args, **kwargs), want)
+    args = map_values(args, lambda v: align(ctx, v, want, shape))
+    kwargs = map_values(kwargs, lambda v: align(ctx, v, want, shape))
+    return ctx.value(ctx.call(node.target, *args, **kwargs), want)
 
 
 @rule(aten.prelu.default)
-def prelu(at: Pass, node: Node, x: Value, w: Value) -> Any:
-    """A slope for all numbers, or one for each channel (dim 1)."""
+def prelu(ctx: ShardingPass, node: Node, x: ShardedValue, w: ShardedValue) -> Any:
+    """One slope, or one per channel (dim 1)."""
     by_channel = w.whole.numel() > 1
-    want = x.layout if x.layout is not None else w.split.at(1)
-    w = at.split(w, want.at(0)) if by_channel and want.dim == 1 else at.whole(w, enter=True)
-    return at.value(at.call(node.target, at.split(x, want), w), want)
+    want = x.layout if x.layout is not None else w.split.along(1)
+    w = ctx.split(w, want.along(0)) if by_channel and want.dim == 1 else ctx.whole(w, enter=True)
+    return ctx.value(ctx.call(node.target, ctx.split(x, want), w), want)
 
 
 @rule(aten.glu.default)
-def glu(at: Pass, node: Node, x: Value, dim: int = -1) -> Any:
-    """Its halves must lie alike: along the split dim, as two runs of the same segments."""
+def glu(ctx: ShardingPass, node: Node, x: ShardedValue, dim: int = -1) -> Any:
+    """Its halves must be split alike: along the split dim, as two runs of the same segments."""
     if x.split.dim != dim % x.dim:
-        return at.value(at.call(node.target, x, dim), x.layout)
+        return ctx.value(ctx.call(node.target, x, dim), x.layout)
     half = len(x.split.cuts) // 2
     if x.split.cuts[:half] != x.split.cuts[half:]:
         return NotImplemented
-    return at.value(at.call(node.target, x, dim), Split(x.split.dim, x.split.cuts[:half]))
+    return ctx.value(ctx.call(node.target, x, dim), Split(x.split.dim, x.split.cuts[:half]))
 
 
 @rule(aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default)
-def new(at: Pass, node: Node, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """Only the type of the tensor counts: the result is whole."""
-    return at.value(at.call(node.target, x, *args, **kwargs), None)
+def new(ctx: ShardingPass, node: Node, x: ShardedValue, *args: Any, **kwargs: Any) -> Any:
+    """Only the tensor's type counts: the result is whole."""
+    return ctx.value(ctx.call(node.target, x, *args, **kwargs), None)
 
 
 @rule(aten.dropout.default, aten.feature_dropout.default)
-def dropout(at: Pass, node: Node, x: Value, p: float, train: bool) -> Any:
-    """Parts of one tensor draw numbers of their own; the same on every rank only where the tensor is."""
+def dropout(ctx: ShardingPass, node: Node, x: ShardedValue, p: float, train: bool) -> Any:
+    """Parts of one tensor draw their own random numbers; ranks draw the same only for a whole tensor."""
     if not train or p == 0.0:
-        return at.value(at.call(node.target, x, p, train), x.layout)
+        return ctx.value(ctx.call(node.target, x, p, train), x.layout)
     if node.target is aten.feature_dropout.default and x.split.dim > 1:
-        return at.value(at.call(node.target, x, p, train), x.layout)  # all parts of a channel must agree: one seed
-    return at.value(at.call(forked_dropout, x, node.target, p, at.axis.index), x.layout)
+        return ctx.value(ctx.call(node.target, x, p, train), x.layout)  # all parts of a channel must agree: one seed
+    return ctx.value(ctx.call(per_rank_dropout, x, node.target, p, ctx.axis.index), x.layout)
 
 
-def align(at: Pass, v: Value, want: Split, shape: torch.Size) -> Value:
-    """An operand of something that is broadcast to `shape` and split as `want`."""
+def align(ctx: ShardingPass, v: ShardedValue, want: Split, shape: torch.Size) -> ShardedValue:
+    """Split or gather an operand that is broadcast to `shape`, whose split is `want`."""
     dim = want.dim - (len(shape) - v.dim)
     if dim < 0 or (v.whole[dim] == 1 and shape[want.dim] != 1):
-        return at.whole(v, enter=True)
-    return at.split(v, want.at(dim))
+        return ctx.whole(v, enter=True)
+    return ctx.split(v, want.along(dim))
 
 
-def _common(values: list[Value], shape: torch.Size) -> Split:
+def _common(values: list[ShardedValue], shape: torch.Size) -> Split:
     """The split of the largest operand that has one, in the dims of the result."""
     largest = max((v for v in values if v.layout is not None), key=lambda v: v.whole.numel())
-    return largest.split.at(largest.split.dim + len(shape) - largest.dim)
+    return largest.split.along(largest.split.dim + len(shape) - largest.dim)

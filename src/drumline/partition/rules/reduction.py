@@ -1,17 +1,18 @@
-"""Sums, means and what runs along a dim: local where the dim is not split, added up where it is."""
+"""Sums, means and operators along a dim: local where the dim is not split, reduced where it is."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from .. import moves
-from ..layout import Split
-from ..spread import Pass, rule
-from ..values import Value
+from ...torchkit.operators import log_softmax, softmax
+from ..sharding import redistribution
+from ..sharding.layout import ShardedValue, Split
+from ..sharding_pass import ShardingPass, rule
 
 aten = torch.ops.aten
 
@@ -23,41 +24,43 @@ def _dims(dim: Any, dims: int) -> list[int]:
 
 
 def kept(split: Split, dims: Sequence[int], keepdim: bool) -> Split:
-    """The split after other dims were reduced."""
-    return split if keepdim else split.at(split.dim - sum(d < split.dim for d in dims))
+    """The split after a reduction of other dims."""
+    return split if keepdim else split.along(split.dim - sum(d < split.dim for d in dims))
 
 
 @rule(aten.sum.dim_IntList, aten.mean.dim)
-def over_dims(at: Pass, node: Node, x: Value, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def over_dims(
+    ctx: ShardingPass, node: Node, x: ShardedValue, dim: Any, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
     """Over some dims."""
     dims = _dims(dim, x.dim)
     more = {} if dtype is None else {"dtype": dtype}
     if x.split.dim not in dims:
-        return at.value(at.call(node.target, x, dims, keepdim, **more), kept(x.split, dims, keepdim))
-    total = at.call(moves.reduce, at.call(aten.sum.dim_IntList, x, dims, keepdim, **more), at.axis)
+        return ctx.value(ctx.call(node.target, x, dims, keepdim, **more), kept(x.split, dims, keepdim))
+    total = ctx.call(redistribution.reduce_partial, ctx.call(aten.sum.dim_IntList, x, dims, keepdim, **more), ctx.axis)
     if node.target is aten.mean.dim:
         count = 1
         for d in dims:
             count *= x.whole[d]
-        total = at.call(aten.div.Tensor, total, count)
-    return at.value(total, None)
+        total = ctx.call(aten.div.Tensor, total, count)
+    return ctx.value(total, None)
 
 
 @rule(aten.sum.default, aten.mean.default)
-def over_all(at: Pass, node: Node, x: Value, *, dtype: Any = None) -> Any:
+def over_all(ctx: ShardingPass, node: Node, x: ShardedValue, *, dtype: Any = None) -> Any:
     """Over everything."""
     more = {} if dtype is None else {"dtype": dtype}
-    total = at.call(moves.reduce, at.call(aten.sum.default, x, **more), at.axis)
+    total = ctx.call(redistribution.reduce_partial, ctx.call(aten.sum.default, x, **more), ctx.axis)
     if node.target is aten.mean.default:
-        total = at.call(aten.div.Tensor, total, x.whole.numel())
-    return at.value(total, None)
+        total = ctx.call(aten.div.Tensor, total, x.whole.numel())
+    return ctx.value(total, None)
 
 
 @rule(
     aten.softmax.int,
     aten.log_softmax.int,
-    aten._softmax.default,
-    aten._log_softmax.default,
+    softmax.default,
+    log_softmax.default,
     aten.logsumexp.default,
     aten.amax.default,
     aten.amin.default,
@@ -72,30 +75,28 @@ def over_all(at: Pass, node: Node, x: Value, *, dtype: Any = None) -> Any:
     aten.linalg_vector_norm.default,
     aten.norm.ScalarOpt_dim,
 )
-def along(at: Pass, node: Node, x: Value, *args: Any, **kwargs: Any) -> Any:
+def along(ctx: ShardingPass, node: Node, x: ShardedValue, *args: Any, **kwargs: Any) -> Any:
     """Along dims that are not split."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(names[1:], args, strict=False)) | kwargs
-    if given.get("dim") is None:
+    arguments = dict(zip(names[1:], args, strict=False)) | kwargs
+    if arguments.get("dim") is None:
         return NotImplemented
-    dims = _dims(given["dim"], x.dim)
+    dims = _dims(arguments["dim"], x.dim)
     if x.split.dim in dims:
         return NotImplemented
     same = node.meta["val"].dim() == x.dim
-    return at.value(at.call(node.target, x, *args, **kwargs), kept(x.split, dims, same))
+    return ctx.value(ctx.call(node.target, x, *args, **kwargs), kept(x.split, dims, same))
 
 
 @rule(aten.max.dim, aten.min.dim, aten.topk.default, aten.sort.default)
-def with_places(at: Pass, node: Node, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """Values and places along a dim that is not split."""
-    import operator
-
+def with_indices(ctx: ShardingPass, node: Node, x: ShardedValue, *args: Any, **kwargs: Any) -> Any:
+    """Values and indices along a dim that is not split."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(names[1:], args, strict=False)) | kwargs
-    dims = _dims(given.get("dim", -1), x.dim)
+    arguments = dict(zip(names[1:], args, strict=False)) | kwargs
+    dims = _dims(arguments.get("dim", -1), x.dim)
     if x.split.dim in dims:
         return NotImplemented
-    made = at.call(node.target, x, *args, **kwargs)
+    result = ctx.call(node.target, x, *args, **kwargs)
     shapes = [v.shape for v in node.meta["val"]]
     split = kept(x.split, dims, len(shapes[0]) == x.dim)
-    return [Value(at.call(operator.getitem, made, i), split, s) for i, s in enumerate(shapes)]
+    return [ShardedValue(ctx.call(operator.getitem, result, i), split, s) for i, s in enumerate(shapes)]

@@ -1,7 +1,7 @@
-"""Operators on images that are cut into tiles: the very result of the whole image, forward and backward.
+"""Operators on images that are cut into tiles, with the exact result of the whole image, forward and backward.
 
-Each function works on this rank's part of a tensor that is split along `dim` at `bounds`, and gives its part of the
-result with the bounds of that. What a rank needs of others comes through windows.
+Each function takes this rank's part of a tensor that is split along `dim` at `bounds`, and returns its part of the
+result and the result's bounds. Rows of other ranks come by halo exchange.
 """
 
 from .conv import conv, conv_transpose
@@ -9,10 +9,10 @@ from .norm import batch_norm, group_norm, group_norm_over, instance_norm, layer_
 from .pad import pad
 from .pool import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
 from .resize import pixel_shuffle, pixel_unshuffle, resize
-from .slide import Slide, slide, slide_transposed
+from .rows import SlidePlan, plan_slide, plan_transposed_slide
 
 __all__ = [
-    "Slide",
+    "SlidePlan",
     "adaptive_avg_pool",
     "adaptive_max_pool",
     "avg_pool",
@@ -27,7 +27,7 @@ __all__ = [
     "pad",
     "pixel_shuffle",
     "pixel_unshuffle",
+    "plan_slide",
+    "plan_transposed_slide",
     "resize",
-    "slide",
-    "slide_transposed",
 ]

@@ -1,6 +1,6 @@
 """Pooling along a split dim, in one to three spatial dims: with kernels, and to a given size.
 
-Kernels slide as those of convolutions do. To a size of one, all ranks together pool, and everyone has the result.
+Kernels slide as those of convolutions. To a size of one, all ranks pool together, and each has the result.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from ...tracing.running import only_shapes
-from ..layout import Bounds
-from ..moves import Axis, reduce
-from ..window import window
-from .slide import Slide, ceil_div, each, nothing, settled, slide, spans
+from ...torchkit.fake_tensors import is_shape_only
+from ..sharding.halo_exchange import window
+from ..sharding.layout import Bounds
+from ..sharding.redistribution import Axis, reduce_partial
+from .rows import SlidePlan, ceil_div, feasible_bounds, per_dim, plan_slide, spans, zeros_from
 
 _MAX: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE: dict[int, Callable[..., Any]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -42,15 +42,15 @@ def max_pool(
     bounds: Bounds,
     axis: Axis,
 ) -> tuple[torch.Tensor, Bounds]:
-    """This rank's rows of the maxima, and their bounds. No stride: the kernel's size."""
+    """This rank's rows of the maxima, and their bounds. An empty stride is the kernel's size."""
     n, dim = len(kernel), dim % x.dim()
     at = dim - (x.dim() - n)
-    strides, sides, steps = strides_of(kernel, stride), list(each(padding, n)), each(dilation, n)
-    plan = slide(bounds, kernel[at], strides[at], sides[at], sides[at], steps[at], ceil)
+    strides, sides, steps = strides_of(kernel, stride), list(per_dim(padding, n)), per_dim(dilation, n)
+    plan = plan_slide(bounds, kernel[at], strides[at], sides[at], sides[at], steps[at], ceil)
     rows = window(x, dim, bounds, plan.wanted, axis, lowest(x.dtype))
     sides[at] = 0
     if rows.shape[dim] == 0:
-        return nothing(_pooled(rows, kernel, strides, sides, steps, ceil, at), rows), plan.bounds
+        return zeros_from(_pooled(rows, kernel, strides, sides, steps, ceil, at), rows), plan.bounds
     out: torch.Tensor = _MAX[n](rows, kernel, strides, sides, steps, ceil)
     return out, plan.bounds
 
@@ -70,14 +70,14 @@ def avg_pool(
     """This rank's rows of the averages, and their bounds."""
     n, dim = len(kernel), dim % x.dim()
     at = dim - (x.dim() - n)
-    strides, sides = strides_of(kernel, stride), list(each(padding, n))
-    plan = slide(bounds, kernel[at], strides[at], sides[at], sides[at], 1, ceil)
-    edges = seen_rows(bounds, axis)
+    strides, sides = strides_of(kernel, stride), list(per_dim(padding, n))
+    plan = plan_slide(bounds, kernel[at], strides[at], sides[at], sides[at], 1, ceil)
+    edges = unpadded_rows(bounds, axis)
     counts = true_counts(plan.out(axis.index), bounds[-1], kernel[at], strides[at], sides[at], include_pad, edges)
     rows = window(x, dim, bounds, plan.wanted, axis)
     sides[at] = 0
     if rows.shape[dim] == 0:
-        return nothing(_pooled(rows, kernel, strides, sides, (1,) * n, ceil, at), rows), plan.bounds
+        return zeros_from(_pooled(rows, kernel, strides, sides, (1,) * n, ceil, at), rows), plan.bounds
     if divisor is not None:
         out: torch.Tensor = _AVERAGE[n](rows, kernel, strides, sides, ceil, include_pad, divisor)
         return out, plan.bounds
@@ -91,11 +91,11 @@ def avg_pool(
 def adaptive_avg_pool(
     x: torch.Tensor, size: Sequence[int], dim: int, bounds: Bounds, axis: Axis
 ) -> tuple[torch.Tensor, Bounds | None]:
-    """Averages over parts whose number is given. To one part along the split dim: whole on every rank, no bounds."""
+    """Averages over a given number of parts. To one part along the split dim: whole on every rank, no bounds."""
     n, dim = len(size), dim % x.dim()
     at = dim - (x.dim() - n)
     if size[at] == 1:
-        total = reduce(x.sum(dim, keepdim=True) / bounds[-1], axis)
+        total = reduce_partial(x.sum(dim, keepdim=True) / bounds[-1], axis)
         out: torch.Tensor = _TO_AVERAGE[n](total, list(size))
         return out, None
     return _adaptive(_TO_AVERAGE[n], x, size, at, dim, bounds, axis)
@@ -104,28 +104,28 @@ def adaptive_avg_pool(
 def adaptive_max_pool(
     x: torch.Tensor, size: Sequence[int], dim: int, bounds: Bounds, axis: Axis
 ) -> tuple[torch.Tensor, Bounds | None]:
-    """Maxima over parts whose number is given, without their places. To one part: whole on every rank, no bounds."""
+    """Maxima over a given number of parts, without indices. To one part: whole on every rank, no bounds."""
     n, dim = len(size), dim % x.dim()
     at = dim - (x.dim() - n)
     if size[at] != 1:
         return _adaptive(_TO_MAX[n], x, size, at, dim, bounds, axis)
     out_size = [*x.shape[: x.dim() - n], *size]
     if x.shape[dim] == 0:
-        mine = nothing(out_size, x) + lowest(x.dtype)
-        places = torch.zeros(out_size, dtype=torch.int64, device=x.device)
+        mine = zeros_from(out_size, x) + lowest(x.dtype)
+        indices = torch.zeros(out_size, dtype=torch.int64, device=x.device)
     else:
-        mine, places = _TO_MAX[n](x, list(size), return_indices=True)
-    whole = _whole_places(places, x.shape[x.dim() - n :], at, bounds, axis.index)
-    return _Highest.apply(mine, whole, axis), None  # type: ignore[no-untyped-call]  # torch's own
+        mine, indices = _TO_MAX[n](x, list(size), return_indices=True)
+    whole = _global_indices(indices, x.shape[x.dim() - n :], at, bounds, axis.index)
+    return _GlobalMax.apply(mine, whole, axis), None  # type: ignore[no-untyped-call]  # torch's own
 
 
 @lru_cache(maxsize=4096)
-def adaptive(bounds: Bounds, count: int) -> Slide:
-    """Output o pools rows [o size / count, (o + 1) size / count), rounded outwards."""
+def adaptive(bounds: Bounds, count: int) -> SlidePlan:
+    """Plan: output o pools rows [o size / count, (o + 1) size / count), rounded outwards."""
     size = bounds[-1]
-    out = settled((ceil_div(2 * b * count - size, 2 * size) for b in bounds), count)
+    out = feasible_bounds((ceil_div(2 * b * count - size, 2 * size) for b in bounds), count)
     parts = ((_part(a, size, count)[0], _part(b - 1, size, count)[1]) if a < b else (0, 0) for a, b in spans(out))
-    return Slide(tuple(parts), out)
+    return SlidePlan(tuple(parts), out)
 
 
 def parts(out: tuple[int, int], size: int, count: int) -> list[tuple[int, int]]:
@@ -133,7 +133,7 @@ def parts(out: tuple[int, int], size: int, count: int) -> list[tuple[int, int]]:
     return [_part(o, size, count) for o in range(*out)]
 
 
-def highest_of_all(x: torch.Tensor, size: Sequence[int], dim: int, bounds: Bounds, axis: Axis) -> torch.Tensor:
+def global_max_pool(x: torch.Tensor, size: Sequence[int], dim: int, bounds: Bounds, axis: Axis) -> torch.Tensor:
     """`adaptive_max_pool` to one row."""
     return adaptive_max_pool(x, size, dim, bounds, axis)[0]
 
@@ -145,13 +145,13 @@ def _part(o: int, size: int, count: int) -> tuple[int, int]:
 def _adaptive(
     pool: Callable[..., Any], x: torch.Tensor, size: Sequence[int], at: int, dim: int, bounds: Bounds, axis: Axis
 ) -> tuple[torch.Tensor, Bounds]:
-    """A row of outputs at a time, by torch's own, as their parts may overlap; all at once where they are equal."""
+    """One row of outputs at a time, as their parts may overlap; all at once where the parts are equal."""
     plan = adaptive(bounds, size[at])
     a, b = plan.out(axis.index)
     start = plan.wanted[axis.index][0]
-    rows = window(x, dim, bounds, plan.wanted, axis.with_halo)  # parts of an image are no edges of it
+    rows = window(x, dim, bounds, plan.wanted, axis.with_halo)  # borders between tiles are not edges of the image
     if a == b:
-        return nothing([*x.shape[: x.dim() - len(size)], *size[:at], 0, *size[at + 1 :]], rows), plan.bounds
+        return zeros_from([*x.shape[: x.dim() - len(size)], *size[:at], 0, *size[at + 1 :]], rows), plan.bounds
     if bounds[-1] % size[at] == 0:
         out: torch.Tensor = pool(rows, [*size[:at], b - a, *size[at + 1 :]])
         return out, plan.bounds
@@ -162,17 +162,18 @@ def _adaptive(
     return torch.cat(parts, dim), plan.bounds
 
 
-class _Highest(torch.autograd.Function):
-    """The maxima over the ranks. The gradient goes to the rank that had it, of equals to the first in the image."""
+class _GlobalMax(torch.autograd.Function):
+    """The maxima over the ranks. The gradient goes to the rank that had the maximum; of equals, to the first in the
+    image."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor, axis: Axis) -> torch.Tensor:
-        if only_shapes(x) or axis.size == 1:
+    def forward(ctx: Any, x: torch.Tensor, indices: torch.Tensor, axis: Axis) -> torch.Tensor:
+        if is_shape_only(x) or axis.size == 1:
             ctx.save_for_backward(torch.ones_like(x, dtype=torch.bool))
             return x.clone()
-        mine, place = x.contiguous(), places.contiguous()
+        mine, place = x.contiguous(), indices.contiguous()
         values, where = ([torch.empty_like(t) for _ in range(axis.size)] for t in (mine, place))
-        with axis.told("all_gather", mine):
+        with axis.observe("all_gather", mine):
             dist.all_gather(values, mine, group=axis.group)
             dist.all_gather(where, place, group=axis.group)
         highest = torch.stack(values).amax(0)
@@ -188,28 +189,28 @@ class _Highest(torch.autograd.Function):
         return gradient * won, None, None
 
 
-def _whole_places(places: torch.Tensor, local: Sequence[int], at: int, bounds: Bounds, rank: int) -> torch.Tensor:
-    """Flat places in this rank's part -> flat places in the whole; a rank without rows comes last."""
+def _global_indices(indices: torch.Tensor, local: Sequence[int], at: int, bounds: Bounds, rank: int) -> torch.Tensor:
+    """Flat indices in this rank's part -> flat indices in the whole; a rank without rows comes last."""
     if local[at] == 0:
-        return torch.full_like(places, torch.iinfo(torch.int64).max)
+        return torch.full_like(indices, torch.iinfo(torch.int64).max)
     inner = 1
     for length in local[at + 1 :]:
         inner *= length
-    row = places // inner
+    row = indices // inner
     outer, row = row // local[at], row % local[at]
-    return (outer * bounds[-1] + row + bounds[rank]) * inner + places % inner
+    return (outer * bounds[-1] + row + bounds[rank]) * inner + indices % inner
 
 
 def strides_of(kernel: Sequence[int], stride: Numbers) -> tuple[int, ...]:
-    return each(stride, len(kernel)) if isinstance(stride, int) or len(stride) else tuple(kernel)
+    return per_dim(stride, len(kernel)) if isinstance(stride, int) or len(stride) else tuple(kernel)
 
 
 def true_counts(
     out: tuple[int, int], size: int, kernel: int, stride: int, padding: int, include_pad: bool, edges: tuple[int, int]
 ) -> list[int]:
-    """How many rows each output's average is over: with the padding, but without what lies beyond it.
+    """Rows that each output averages over: including padding, but not what is beyond it.
 
-    `edges`: the rows that count where padding does not.
+    `edges`: the rows that count if padding does not.
     """
     counts = []
     for o in range(*out):
@@ -219,8 +220,8 @@ def true_counts(
     return counts
 
 
-def seen_rows(bounds: Bounds, axis: Axis) -> tuple[int, int]:
-    """The rows that are no padding for this rank: all of them, or without a halo its own."""
+def unpadded_rows(bounds: Bounds, axis: Axis) -> tuple[int, int]:
+    """The rows that are not padding for this rank: all, or without a halo its own."""
     return (0, bounds[-1]) if axis.halo else (bounds[axis.index], bounds[axis.index + 1])
 
 
@@ -233,10 +234,10 @@ def _pooled(
     ceil: bool,
     at: int,
 ) -> list[int]:
-    """The shape of a pooled tensor whose split dim has no rows."""
+    """The shape of a pooled tensor without rows in the split dim."""
     n = len(kernel)
     geometry = zip(x.shape[x.dim() - n :], kernel, stride, padding, padding, dilation, strict=True)
-    sizes = [0 if i == at else slide((0, size), *of, ceil).bounds[-1] for i, (size, *of) in enumerate(geometry)]
+    sizes = [0 if i == at else plan_slide((0, size), *of, ceil).bounds[-1] for i, (size, *of) in enumerate(geometry)]
     return [*x.shape[: x.dim() - n], *sizes]
 
 

@@ -1,7 +1,7 @@
 """Interpolation and pixel shuffling along a split dim: nearest, linear and cubic, to a size or by a scale.
 
-All of them are separable: the split dim is resampled here, out of a window, by whole coordinates; the other dims by
-torch's own operator.
+All are separable: the split dim is resampled here, from a window and in global coordinates; the other dims by torch's
+operator.
 """
 
 from __future__ import annotations
@@ -13,31 +13,29 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ..layout import Bounds
-from ..moves import Axis
-from ..window import Span, rebalance, window
-from .slide import nothing, settled, spans
+from ...torchkit.fake_tensors import unset_fake_temporarily
+from ...torchkit.operators import upsample_nearest_exact
+from ..sharding.halo_exchange import Span, rebalance, window
+from ..sharding.layout import Bounds
+from ..sharding.redistribution import Axis
+from .rows import Taps, feasible_bounds, spans, weighted_rows, zeros_from
 
 _aten = torch.ops.aten
 _OPERATORS: dict[tuple[str, int], Callable[..., Any]] = {
     ("nearest", 1): _aten.upsample_nearest1d,
     ("nearest", 2): _aten.upsample_nearest2d,
     ("nearest", 3): _aten.upsample_nearest3d,
-    ("nearest-exact", 1): _aten._upsample_nearest_exact1d,
-    ("nearest-exact", 2): _aten._upsample_nearest_exact2d,
-    ("nearest-exact", 3): _aten._upsample_nearest_exact3d,
+    ("nearest-exact", 1): upsample_nearest_exact[1],
+    ("nearest-exact", 2): upsample_nearest_exact[2],
+    ("nearest-exact", 3): upsample_nearest_exact[3],
     ("linear", 1): _aten.upsample_linear1d,
     ("linear", 2): _aten.upsample_bilinear2d,
     ("linear", 3): _aten.upsample_trilinear3d,
     ("cubic", 2): _aten.upsample_bicubic2d,
 }
 _CUBIC = -0.75
-"""The free coefficient of the cubic kernel, as torch has it."""
-
-Taps = tuple[tuple[int, float], ...]
-"""The rows that an output is made of, and their weights."""
+"""The free coefficient of the cubic kernel, as in torch."""
 
 
 def resize(
@@ -52,7 +50,7 @@ def resize(
 ) -> tuple[torch.Tensor, Bounds]:
     """This rank's rows of the interpolated image, and their bounds.
 
-    `size` is the whole output's, `scales` are what the user gave instead, or None, per spatial dim. `mode` is nearest,
+    `size` is the whole output's; `scales` are the user's factors or None, per spatial dim. `mode` is nearest,
     nearest-exact, linear or cubic, in any number of dims.
     """
     n, dim = len(size), dim % x.dim()
@@ -63,31 +61,31 @@ def resize(
     axis_scale = None if align else scales[at]
     out = resized_bounds(bounds, size[at])
     taps = sampling(mode, n, bounds[-1], size[at], align, axis_scale, x.dtype == torch.float64)
-    taps = taps if axis.halo else inside(taps, out, bounds)
-    wanted = tuple(reach(taps, a, b) for a, b in spans(out))
+    taps = taps if axis.halo else clamped_taps(taps, out, bounds)
+    wanted = tuple(needed_rows(taps, a, b) for a, b in spans(out))
     rows = window(x, dim, bounds, wanted, axis)
     a, b = out[axis.index], out[axis.index + 1]
     if a == b:
-        return nothing([*x.shape[: x.dim() - n], *size[:at], 0, *size[at + 1 :]], rows), out
-    rows = resampled(rows, taps[a:b], wanted[axis.index][0], dim)
-    return _others(rows, size, mode, align, scales, at), out
+        return zeros_from([*x.shape[: x.dim() - n], *size[:at], 0, *size[at + 1 :]], rows), out
+    rows = weighted_rows(rows, taps[a:b], wanted[axis.index][0], dim)
+    return _resize_other_dims(rows, size, mode, align, scales, at), out
 
 
 def whole_factor(mode: str, bounds: Bounds, count: int, align: bool, scale: float | None) -> int:
-    """The whole number by which each row is enlarged, where torch's own does that alike for a part; else 0."""
+    """The integer factor of an enlargement that torch computes alike on a part; else 0."""
     factor = count // bounds[-1]
     if align or factor * bounds[-1] != count or scale not in (None, float(factor)):
         return 0
     if any(a == b for a, b in spans(bounds)):
         return 0
-    exact = factor & (factor - 1) == 0  # of other factors' reciprocals, torch rounds multiples by their place
+    exact = factor & (factor - 1) == 0  # for other factors torch rounds by position
     return factor if exact or not mode.startswith("nearest") else 0
 
 
-def around(mode: str, bounds: Bounds, axis: Axis) -> tuple[Span, ...]:
-    """The rows of each rank, and as many beside them as its enlarged rows look at."""
-    beside = {"linear": 1, "cubic": 2}.get(mode, 0) if axis.halo else 0
-    return tuple((max(a - beside, 0), min(b + beside, bounds[-1])) for a, b in spans(bounds))
+def rows_with_halo(mode: str, bounds: Bounds, axis: Axis) -> tuple[Span, ...]:
+    """The rows of each rank, and the neighbours that its enlarged rows depend on."""
+    halo = {"linear": 1, "cubic": 2}.get(mode, 0) if axis.halo else 0
+    return tuple((max(a - halo, 0), min(b + halo, bounds[-1])) for a, b in spans(bounds))
 
 
 def _enlarged(
@@ -101,8 +99,8 @@ def _enlarged(
     axis: Axis,
     factor: int,
 ) -> tuple[torch.Tensor, Bounds]:
-    """All dims at once by torch's own operator, on a part with a halo that is cut off again."""
-    n, wanted = len(size), around(mode, bounds, axis)
+    """All dims at once by torch's operator, on a part with a halo that is cut off again."""
+    n, wanted = len(size), rows_with_halo(mode, bounds, axis)
     rows = window(x, dim, bounds, wanted, axis)
     target = [rows.shape[dim] * factor if i == at else size[i] for i in range(n)]
     arguments = () if mode.startswith("nearest") else (False,)
@@ -114,21 +112,21 @@ def _enlarged(
 
 
 def pixel_shuffle(x: torch.Tensor, factor: int, dim: int, bounds: Bounds, axis: Axis) -> tuple[torch.Tensor, Bounds]:
-    """Every row becomes `factor` rows: nothing travels."""
+    """Every row becomes `factor` rows: nothing is sent."""
     out = tuple(b * factor for b in bounds)
-    if x.numel() == 0:  # torch's own has no backward for no rows
+    if x.numel() == 0:  # torch has no backward for zero rows
         *outer, channels, height, width = x.shape
-        return nothing([*outer, channels // factor**2, height * factor, width * factor], x), out
+        return zeros_from([*outer, channels // factor**2, height * factor, width * factor], x), out
     return F.pixel_shuffle(x, factor), out
 
 
 def pixel_unshuffle(x: torch.Tensor, factor: int, dim: int, bounds: Bounds, axis: Axis) -> tuple[torch.Tensor, Bounds]:
-    """`factor` rows become one: those that belong together come to one rank."""
-    out = settled((_rounded(b, factor) for b in bounds), bounds[-1] // factor)
+    """`factor` rows become one: rows that belong together move to one rank."""
+    out = feasible_bounds((_rounded(b, factor) for b in bounds), bounds[-1] // factor)
     rows = rebalance(x, dim, bounds, tuple(b * factor for b in out), axis)
     if rows.numel() == 0:
         *outer, channels, height, width = rows.shape
-        return nothing([*outer, channels * factor**2, height // factor, width // factor], rows), out
+        return zeros_from([*outer, channels * factor**2, height // factor, width // factor], rows), out
     return F.pixel_unshuffle(rows, factor), out
 
 
@@ -136,7 +134,7 @@ def pixel_unshuffle(x: torch.Tensor, factor: int, dim: int, bounds: Bounds, axis
 def sampling(
     mode: str, n: int, size: int, count: int, align: bool, scale: float | None, double: bool
 ) -> tuple[Taps, ...]:
-    """What each of `count` outputs along a dim of `size` rows is made of."""
+    """The taps of each of `count` outputs along a dim of `size` rows."""
     if mode.startswith("nearest"):
         return tuple(((row, 1.0),) for row in _nearest(mode, n, size, count, scale, double))
     if align:
@@ -149,7 +147,7 @@ def sampling(
 
 
 def _nearest(mode: str, n: int, size: int, count: int, scale: float | None, double: bool) -> list[int]:
-    """Asked of torch itself, as its rounding is its own: the numbers 0, 1, 2, ... are resized as an image."""
+    """Source rows, from torch itself because of its rounding: the numbers 0, 1, 2, ... are resized as an image."""
     with unset_fake_temporarily(), torch.no_grad():
         numbers = torch.arange(size, dtype=torch.float64 if double else torch.float32)
         image = numbers.view(1, 1, *([1] * (n - 1)), size)
@@ -179,52 +177,30 @@ def _cubic(source: float, size: int) -> Taps:
 
 
 def resized_bounds(bounds: Bounds, count: int) -> Bounds:
-    """Each rank has about the part of the result that it has of the source."""
-    return settled((_rounded(b * count, bounds[-1]) for b in bounds), count)
+    """Bounds of the result: each rank has about the same fraction of it as of the source."""
+    return feasible_bounds((_rounded(b * count, bounds[-1]) for b in bounds), count)
 
 
-def inside(taps: tuple[Taps, ...], out: Bounds, bounds: Bounds) -> tuple[Taps, ...]:
-    """Without a halo: each rank's last row stands for those beyond it, as at the edge of an image."""
-    found = list(taps)
+def clamped_taps(taps: tuple[Taps, ...], out: Bounds, bounds: Bounds) -> tuple[Taps, ...]:
+    """Without a halo: each rank's edge rows stand for those beyond them, as at the edge of an image."""
+    clamped = list(taps)
     for (a, b), (first, last) in zip(spans(out), spans(bounds), strict=True):
         for o in range(a, b) if first < last else ():
-            found[o] = tuple((min(max(row, first), last - 1), weight) for row, weight in taps[o])
-    return tuple(found)
+            clamped[o] = tuple((min(max(row, first), last - 1), weight) for row, weight in taps[o])
+    return tuple(clamped)
 
 
-def reach(taps: tuple[Taps, ...], a: int, b: int) -> Span:
-    """The rows that outputs [a, b) need: they rise with the outputs."""
+def needed_rows(taps: tuple[Taps, ...], a: int, b: int) -> Span:
+    """The rows that outputs [a, b) need; they ascend with the outputs."""
     if a == b:
         return 0, 0
     return min(row for row, _ in taps[a]), max(row for row, _ in taps[b - 1]) + 1
 
 
-def resampled(rows: torch.Tensor, taps: tuple[Taps, ...], start: int, dim: int) -> torch.Tensor:
-    """Rows by their taps; `start` is the first row's number."""
-    if all(len([w for _, w in t if w]) == 1 and t[_main(t)] == (start + j, 1.0) for j, t in enumerate(taps)):
-        return rows.narrow(dim, 0, len(taps))
-    half = rows.dtype in (torch.bfloat16, torch.float16)  # weights of half precision would be seen in the image
-    source = rows.float() if half else rows
-    total: torch.Tensor | None = None
-    for k in range(len(taps[0])):
-        index = torch.tensor([t[k][0] - start for t in taps], device=rows.device)
-        picked = source.index_select(dim, index)
-        if any(t[k][1] != 1.0 for t in taps):
-            weights = torch.tensor([t[k][1] for t in taps], dtype=source.dtype, device=rows.device)
-            picked = picked * weights.view(-1, *([1] * (rows.dim() - 1 - dim)))
-        total = picked if total is None else total + picked
-    assert total is not None
-    return total.to(rows.dtype)
-
-
-def _main(taps: Taps) -> int:
-    return max(range(len(taps)), key=lambda k: taps[k][1])
-
-
-def _others(
+def _resize_other_dims(
     x: torch.Tensor, size: Sequence[int], mode: str, align: bool, scales: Sequence[float | None], at: int
 ) -> torch.Tensor:
-    """The dims that are not split, by torch; the split one stays as it is."""
+    """Resize the dims that are not split, by torch."""
     n = len(size)
     target = [x.shape[i - n] if i == at else size[i] for i in range(n)]
     rest = [None if i == at else scales[i] for i in range(n)]
@@ -236,5 +212,5 @@ def _others(
 
 
 def _rounded(a: int, b: int) -> int:
-    """a / b to the nearest number, halves up."""
+    """a / b to the nearest integer, halves up."""
     return (2 * a + b) // (2 * b)

@@ -1,6 +1,6 @@
-"""Checkpoints that fit any plan: saved by any number of ranks, verified, and loaded by any other number."""
+"""Checkpoints for any plan: saved by any number of ranks, verified, and loaded by any other number."""
 
-from .load import Loaded, load
-from .saver import Saver, saver_of
+from .load import LoadedCheckpoint, load
+from .saver import Saver, saver_for
 
-__all__ = ["Loaded", "Saver", "load", "saver_of"]
+__all__ = ["LoadedCheckpoint", "Saver", "load", "saver_for"]

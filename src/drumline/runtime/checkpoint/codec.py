@@ -1,7 +1,7 @@
-"""Plain Python values to JSON and back without loss: what schedules, scalers and parameter groups hold.
+"""Lossless JSON for the plain Python values in the state of schedules, scalers and parameter groups.
 
-JSON has no tuples, no infinities, no numbers as keys and no tensors; those are objects with one marked key. Anything
-else (a function, an object of a class) is refused by its place: a checkpoint holds data, never code.
+JSON has no tuples, infinities, numeric keys or tensors; those become objects with one marked key. Anything else (a
+function, an object of a class) is refused by its path: a checkpoint contains data, never code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def encode(value: Any, where: str, depth: int = 0) -> Any:
         number = float(value) if isinstance(value, float) else int(value)
         return number if math.isfinite(number) else {_MARK: "float", "value": repr(number)}
     if isinstance(value, torch.Tensor):
-        return {_MARK: "tensor", "dtype": dtype_name(value.dtype), "shape": list(value.shape), "value": _numbers(value)}
+        return {_MARK: "tensor", "dtype": dtype_name(value.dtype), "shape": list(value.shape), "value": _hex(value)}
     if isinstance(value, list | tuple | deque):
         items = [encode(v, f"{where}[{i}]", depth + 1) for i, v in enumerate(value)]
         return items if isinstance(value, list) else {_MARK: type(value).__name__, "value": items}
@@ -37,9 +37,9 @@ def encode(value: Any, where: str, depth: int = 0) -> Any:
     if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
         return encode(value.item(), where, depth)
     raise InputError(
-        f"{where} is of type {type(value).__name__}, which a checkpoint cannot hold",
-        rule="a state is made of numbers, texts, lists, dicts and tensors",
-        fix="leave it out of the state_dict() of its object",
+        f"{where} is of type {type(value).__name__}, which a checkpoint cannot store",
+        rule="a state consists of numbers, strings, lists, dicts and tensors",
+        fix="omit it from the state_dict() of its object",
     )
 
 
@@ -51,8 +51,8 @@ def _encode_dict(value: dict[Any, Any], where: str, depth: int) -> Any:
     return {_MARK: "counter" if isinstance(value, Counter) else "dict", "value": pairs}
 
 
-def _numbers(tensor: torch.Tensor) -> Any:
-    """The bytes of a small tensor as hexadecimal text: exact for every type."""
+def _hex(tensor: torch.Tensor) -> Any:
+    """The bytes of a small tensor as hexadecimal text: exact for every dtype."""
     flat = tensor.detach().cpu().contiguous().flatten()
     return bytes(flat.view(torch.uint8).tolist()).hex()
 
@@ -66,20 +66,20 @@ def decode(value: Any, where: str) -> Any:
     if _MARK not in value:
         return {k: decode(v, where) for k, v in value.items()}
     try:
-        kind, held = value[_MARK], value["value"]
+        kind, content = value[_MARK], value["value"]
         if kind == "float":
-            return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[held]
+            return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[content]
         if kind == "tensor":
-            return _tensor(held, dtype_of(value["dtype"], where), value["shape"])
+            return _tensor(content, dtype_of(value["dtype"], where), value["shape"])
         if kind in ("tuple", "deque"):
-            items = [decode(v, where) for v in held]
+            items = [decode(v, where) for v in content]
             return tuple(items) if kind == "tuple" else deque(items)
         if kind in ("dict", "counter"):
-            pairs = {decode(k, where): decode(v, where) for k, v in held}
+            pairs = {decode(k, where): decode(v, where) for k, v in content}
             return Counter(pairs) if kind == "counter" else pairs
     except (KeyError, TypeError, ValueError, RuntimeError):
         pass
-    raise CorruptFile(f"a value of {where} cannot be understood", where=where, rule=f"given {str(value)[:60]}")
+    raise CorruptFile(f"a value in {where} cannot be decoded", where=where, rule=f"given {str(value)[:60]}")
 
 
 def _tensor(text: str, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
@@ -89,13 +89,13 @@ def _tensor(text: str, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` and so on."""
+    """The name of a dtype, such as `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str, where: str) -> torch.dtype:
-    """The type of a name in a manifest."""
+    """The dtype of a name in a manifest."""
     dtype = getattr(torch, name, None) if isinstance(name, str) and name.isidentifier() else None
     if not isinstance(dtype, torch.dtype):
-        raise CorruptFile(f"{name!r} is no type of numbers", where=where)
+        raise CorruptFile(f"{name!r} is no dtype", where=where)
     return dtype

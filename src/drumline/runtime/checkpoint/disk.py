@@ -1,6 +1,6 @@
-"""Every change that a checkpoint makes to the disk goes through here, one small operation at a time.
+"""Every change that a checkpoint makes on disk, one small operation at a time.
 
-So a test can end the program before, within or after each of them, or let the disk be full, and look at what is left.
+So a test can kill the program before, during or after each of them, or simulate a full disk, and check what is left.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from ...core.errors import CorruptFile
 
 
 class Disk:
-    """The file system as it is."""
+    """The real file system."""
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder; one that is there already is fine."""
+        """Make a folder if it does not exist."""
         os.makedirs(path, exist_ok=True)
 
     def create(self, path: Path) -> int:
-        """Open a new file for writing; one that is there already is refused, and so is a link."""
+        """Open a new file for writing; existing files and links are refused."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
     def write(self, handle: int, data: bytes | memoryview) -> None:
-        """Write all of it."""
+        """Write all bytes."""
         view = memoryview(data)
         while view:
             view = view[os.write(handle, view) :]
 
     def sync(self, handle: int) -> None:
-        """Return when the file's bytes are on the disk."""
+        """Flush a file to disk."""
         os.fsync(handle)
 
     def close(self, handle: int) -> None:
@@ -39,7 +39,7 @@ class Disk:
         os.close(handle)
 
     def sync_folder(self, path: Path) -> None:
-        """Return when the names in a folder are on the disk."""
+        """Flush the entries of a folder to disk."""
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(handle)
@@ -47,7 +47,7 @@ class Disk:
             os.close(handle)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file or a folder another name, at once; a file of that name is replaced."""
+        """Rename a file or folder atomically; a file of that name is replaced."""
         os.rename(old, new)
 
     def remove(self, path: Path) -> None:
@@ -59,11 +59,11 @@ class Disk:
         os.rmdir(path)
 
     def open_lock(self, path: Path) -> int:
-        """Open a file that stays there, to be locked."""
+        """Open a persistent file for locking."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
     def lock(self, handle: int) -> bool:
-        """Whether this process has the file for itself now; the kernel gives it back when the process ends."""
+        """Try to lock a file for this process; the kernel releases it when the process ends."""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -71,16 +71,16 @@ class Disk:
         return True
 
     def rewrite(self, handle: int, data: bytes) -> None:
-        """Put other bytes in the place of all that a small file holds."""
+        """Replace the contents of a small file."""
         os.ftruncate(handle, 0)
         os.pwrite(handle, data, 0)
 
     def touch(self, handle: int) -> None:
-        """Make a file new."""
+        """Update the modification time of a file."""
         os.utime(handle)
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """A small new file, on the disk when this returns."""
+        """Write a small new file and flush it."""
         handle = self.create(path)
         try:
             self.write(handle, data)
@@ -89,7 +89,7 @@ class Disk:
             self.close(handle)
 
     def replace_file(self, path: Path, data: bytes, mark: str) -> None:
-        """The old bytes or the new ones, never something between: another name first, then one rename."""
+        """Replace a file atomically: write a temporary name first, then rename."""
         temporary = path.with_name(f".{path.name}-{mark}")
         if temporary.exists():
             self.remove(temporary)
@@ -98,14 +98,14 @@ class Disk:
         self.sync_folder(path.parent)
 
     def remove_all(self, path: Path) -> None:
-        """A folder and the files in it. Checkpoints have no folders within; links are removed, not followed."""
+        """Remove a folder and its files. Checkpoints have no subfolders; links are removed, not followed."""
         for name in sorted(os.listdir(path)):
             self.remove(path / name)
         self.remove_folder(path)
 
 
-def open_plain(path: Path) -> int:
-    """Open a file for reading; a link, a folder or a device in its place is refused."""
+def open_regular_file(path: Path) -> int:
+    """Open a regular file for reading; links, folders and devices are refused."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -113,9 +113,9 @@ def open_plain(path: Path) -> int:
     except OSError as e:
         reason = "it is a link" if path.is_symlink() else e.strerror
         raise CorruptFile(
-            f"{path.name} cannot be read: {reason}", where=str(path), rule="files of a checkpoint are plain files"
+            f"{path.name} cannot be read: {reason}", where=str(path), rule="files of a checkpoint are regular files"
         ) from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise CorruptFile(f"{path.name} is no plain file", where=str(path))
+        raise CorruptFile(f"{path.name} is no regular file", where=str(path))
     return handle

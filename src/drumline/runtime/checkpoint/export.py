@@ -1,7 +1,7 @@
-"""A checkpoint as plain weights, for any other program: `model.safetensors`, or Hugging Face's shards with their index.
+"""Exports a checkpoint as plain weights for other programs: `model.safetensors`, or Hugging Face shards with an index.
 
-Names are those of the user's model. A weight with several names is written once, and the file's metadata tells the
-other names, as safetensors' own `save_model` does; or under each name, for programs that know nothing of ties.
+Names are those of the user's model. A tied weight is written once, with its other names in the file's metadata, as
+safetensors' own `save_model` does; or under each name, for programs that do not know ties.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from ...core.errors import InputError
 from .codec import dtype_of
 from .disk import Disk
-from .folder import find
-from .shard import CHUNK, EXACT, Stored, write_tensors
-from .sources import Checkpoint
+from .folder import find_checkpoints
+from .tensor_files import CHUNK, SUPPORTED, TensorToWrite, write_tensors
+from .weight_sources import CheckpointWeights
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -27,20 +27,20 @@ def export(
     checkpoint: str | Path,
     output: str | Path,
     *,
-    largest: int = 5 * 10**9,
-    each: bool = False,
+    shard_bytes: int = 5 * 10**9,
+    untie: bool = False,
     disk: Disk | None = None,
 ) -> list[Path]:
-    """Write the weights of a checkpoint to a new folder; its files. `each`: tied weights under each of their names."""
+    """Write the weights of a checkpoint to a new folder; returns its files. `untie`: tied weights under each name."""
     disk, output = disk or Disk(), Path(os.path.abspath(output))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output} is there already", rule="nothing is overwritten", fix="another folder")
-    source = Checkpoint(find(Path(checkpoint))[0])
+        raise InputError(f"{output} already exists", rule="nothing is overwritten", fix="use another folder")
+    source = CheckpointWeights(find_checkpoints(Path(checkpoint))[0])
     ties = source.reader.manifest.tied
-    tensors = [_stored(source, name, name) for name in source.kinds]
-    if each:
-        tensors += [_stored(source, first, name) for name, first in ties.items() if first in source.kinds]
-    shards = _cut(tensors, largest)
+    tensors = [_tensor_to_write(source, name, name) for name in source.kinds]
+    if untie:
+        tensors += [_tensor_to_write(source, first, name) for name, first in ties.items() if first in source.kinds]
+    shards = _split_shards(tensors, shard_bytes)
     temporary = output.with_name(f".{output.name}-writing")
     if temporary.exists():
         disk.remove_all(temporary)
@@ -50,7 +50,7 @@ def export(
         if len(shards) == 1
         else [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     )
-    metadata = {"format": "pt"} | ({} if each else ties)
+    metadata = {"format": "pt"} | ({} if untie else ties)
     for name, shard in zip(names, shards, strict=True):
         write_tensors(disk, temporary / name, shard, metadata if len(shards) == 1 else {"format": "pt"})
     if len(shards) > 1:
@@ -64,18 +64,20 @@ def export(
     return [output / name for name in names]
 
 
-def _stored(source: Checkpoint, name: str, written: str) -> Stored:
+def _tensor_to_write(source: CheckpointWeights, name: str, written: str) -> TensorToWrite:
     shape, kind = source.kinds[name]
     dtype = dtype_of(kind, name)
-    if dtype not in EXACT:
-        raise InputError(f"{name!r} is {kind}, which safetensors has no name for", rule="real numbers are exported")
-    return Stored(written, dtype, shape, _Parts(source, name, dtype))
+    if dtype not in SUPPORTED:
+        raise InputError(
+            f"{name!r} is {kind}, which safetensors does not support", rule="only real dtypes are exported"
+        )
+    return TensorToWrite(written, dtype, shape, _TensorParts(source, name, dtype))
 
 
-class _Parts:
-    """The numbers of one tensor, a few megabytes at a time."""
+class _TensorParts:
+    """Iterates over the elements of one tensor, a few megabytes at a time."""
 
-    def __init__(self, source: Checkpoint, name: str, dtype: torch.dtype) -> None:
+    def __init__(self, source: CheckpointWeights, name: str, dtype: torch.dtype) -> None:
         self._source, self._name, self._dtype = source, name, dtype
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -89,14 +91,14 @@ class _Parts:
             yield part
 
 
-def _cut(tensors: list[Stored], largest: int) -> list[list[Stored]]:
-    """Shards of at most `largest` bytes; a tensor that is larger has one of its own."""
-    if largest < 1:
-        raise InputError(f"shards of {largest} bytes", rule="at least one byte")
-    shards: list[list[Stored]] = [[]]
+def _split_shards(tensors: list[TensorToWrite], shard_bytes: int) -> list[list[TensorToWrite]]:
+    """Shards of at most `shard_bytes`; a larger tensor has its own shard."""
+    if shard_bytes < 1:
+        raise InputError(f"shards of {shard_bytes} bytes", rule="at least one byte")
+    shards: list[list[TensorToWrite]] = [[]]
     filled = 0
     for t in tensors:
-        if shards[-1] and filled + t.size > largest:
+        if shards[-1] and filled + t.size > shard_bytes:
             shards.append([])
             filled = 0
         shards[-1].append(t)
@@ -104,7 +106,7 @@ def _cut(tensors: list[Stored], largest: int) -> list[list[Stored]]:
     return shards
 
 
-def _index(names: list[str], shards: list[list[Stored]]) -> bytes:
+def _index(names: list[str], shards: list[list[TensorToWrite]]) -> bytes:
     total = sum(t.size for shard in shards for t in shard)
     where = {t.key: name for name, shard in zip(names, shards, strict=True) for t in shard}
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}

@@ -1,9 +1,9 @@
-"""The folder of a run's checkpoints: which are there, which is the newest, and which may go.
+"""The folder of a run's checkpoints: listing, finding the newest, and pruning.
 
-LATEST                 the name of the newest complete one
-LOCK                   who writes here
+LATEST                 name of the newest complete checkpoint
+LOCK                   the job that writes here
 step-00000120/         manifest.json, SHA256SUMS, rank-00000.safetensors, ...
-.writing-NONCE-.../    a save that has not ended; removed by the next job that writes here
+.writing-NONCE-.../    an unfinished save; removed by the next job that writes here
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from .manifest import MANIFEST, read_manifest
 
 LATEST = "LATEST"
 _NAME = re.compile(r"step-(\d{8,18})(?:-(\d{1,9}))?\Z")
-_LEFT = re.compile(r"\.(?:writing|removing)-.+\Z")
+_LEFTOVER = re.compile(r"\.(?:writing|removing)-.+\Z")
 
 
 def name_of(step: int, again: int = 0) -> str:
-    """The name of a checkpoint; one that is saved again has another name, because nothing is overwritten."""
+    """The name of a checkpoint; a step that is saved again gets another name, because nothing is overwritten."""
     return f"step-{step:08d}" + (f"-{again}" if again else "")
 
 
-def complete(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first. A folder gets its name only when all of it is on the disk."""
-    found = []
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first. A checkpoint gets its name only when it is complete on disk."""
+    checkpoints = []
     try:
         with os.scandir(folder) as items:
             for item in items:
                 match = _NAME.match(item.name)
                 if match and item.is_dir(follow_symlinks=False):
-                    found.append((int(match[1]), int(match[2] or 0), folder / item.name))
+                    checkpoints.append((int(match[1]), int(match[2] or 0), folder / item.name))
     except FileNotFoundError:
         return []
     except OSError as e:
         raise InputError(f"{folder} cannot be read: {e.strerror}") from None
-    return [path for _, _, path in sorted(found, reverse=True)]
+    return [path for _, _, path in sorted(checkpoints, reverse=True)]
 
 
-def find(path: Path) -> list[Path]:
-    """The checkpoints that a path means, best first: that one, or those in the folder, newest first."""
+def find_checkpoints(path: Path) -> list[Path]:
+    """The checkpoint at a path, or the checkpoints in a folder, newest first."""
     if (path / MANIFEST).exists():
         return [path]
     if not path.is_dir():
         raise InputError(f"no checkpoint {path}", rule="a checkpoint, or the folder of a run's checkpoints")
-    found = complete(path)
-    if not found and (path / "checkpoints").is_dir():
-        found = complete(path / "checkpoints")
-    if not found:
+    checkpoints = complete_checkpoints(path)
+    if not checkpoints and (path / "checkpoints").is_dir():
+        checkpoints = complete_checkpoints(path / "checkpoints")
+    if not checkpoints:
         raise InputError(f"no checkpoint in {path}", rule="complete checkpoints are folders named step-NUMBER")
-    return found
+    return checkpoints
 
 
 def free_name(folder: Path, step: int) -> str:
-    """A name for a checkpoint of this step that is not taken."""
+    """An unused name for a checkpoint of this step."""
     again = 0
     while os.path.lexists(folder / name_of(step, again)):
         again += 1
     return name_of(step, again)
 
 
-def sound(path: Path) -> bool:
-    """Whether a checkpoint has its manifest and every file in its full size; digests are for loading."""
+def looks_complete(path: Path) -> bool:
+    """Whether a checkpoint has its manifest and every file in its full size; digests are checked when loading."""
     try:
         records = read_manifest(path).files
         return all((path / name).stat().st_size == record.bytes for name, record in records.items())
@@ -74,27 +74,27 @@ def sound(path: Path) -> bool:
 
 
 def prune(disk: Disk, folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` sound checkpoints; damaged ones count for nothing, and go when they are old."""
+    """Remove all but the newest `keep` intact checkpoints; damaged ones do not count."""
     kept = 0
-    for path in complete(folder):
+    for path in complete_checkpoints(folder):
         if kept < keep:
-            kept += sound(path)
+            kept += looks_complete(path)
         else:
             _remove(disk, path)
 
 
 def _remove(disk: Disk, path: Path) -> None:
-    """First its name goes, at once, so that a half-removed checkpoint is never taken for one."""
-    aside = path.with_name(f".removing-{path.name}")
-    if aside.exists():
-        disk.remove_all(aside)
-    disk.rename(path, aside)
-    disk.remove_all(aside)
+    """Rename it first, so that a partly removed checkpoint is never taken for a complete one."""
+    renamed = path.with_name(f".removing-{path.name}")
+    if renamed.exists():
+        disk.remove_all(renamed)
+    disk.rename(path, renamed)
+    disk.remove_all(renamed)
 
 
-def clean(disk: Disk, folder: Path, spare: str = "") -> None:
-    """Remove what saves that did not end have left; only the owner of the lock may."""
+def remove_leftovers(disk: Disk, folder: Path) -> None:
+    """Remove what unfinished saves have left; only the owner of the lock may call this."""
     for name in sorted(os.listdir(folder)):
         path = folder / name
-        if _LEFT.match(name) and name != spare and path.is_dir() and not path.is_symlink():
+        if _LEFTOVER.match(name) and path.is_dir() and not path.is_symlink():
             disk.remove_all(path)

@@ -1,7 +1,7 @@
-"""One job at a time writes to a folder of checkpoints.
+"""A lock on the folder of checkpoints: one job at a time writes to it.
 
-The kernel's lock on a file tells whether the owner lives, on one machine and on most shared file systems. Where it does
-not reach other machines, the owner's host, process and the age of its last sign of life are in the file itself.
+A kernel file lock shows whether the owner is alive, on one machine and on most shared file systems. Where it does not
+work across machines, the file itself has the owner's host and process, and its modification time is the heartbeat.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ...core.errors import InputError
 from .disk import Disk
 
 LOCK = "LOCK"
-BEAT = 20.0
-"""Seconds between signs of life."""
-SHARED = 20.0
-"""Seconds after which a file that another host has written must be seen."""
+HEARTBEAT = 20.0
+"""Seconds between heartbeats."""
+VISIBLE = 20.0
+"""Seconds within which a file that another host wrote must be visible."""
 DEAD = 120.0
-"""Seconds without one after which an owner on another host counts as dead."""
+"""Seconds without a heartbeat after which an owner on another host counts as dead."""
 
 
-class Lock:
-    """Held from its making until `release`, or until the process ends."""
+class FolderLock:
+    """Locks a folder from construction until `release`, or until the process ends."""
 
     def __init__(self, disk: Disk, folder: Path, nonce: str) -> None:
         self._path = folder / LOCK
@@ -50,16 +50,16 @@ class Lock:
         self._thread.start()
 
     def release(self) -> None:
-        """Let others write here."""
+        """Release the lock."""
         if not self._end.is_set():
             self._end.set()
             self._thread.join()
-            with suppress(OSError):  # on a disk that takes nothing more, closing alone gives the lock back
+            with suppress(OSError):  # on a full disk, closing alone releases the lock
                 self._disk.rewrite(self._handle, b"")
             self._disk.close(self._handle)
 
     def _beat(self) -> None:
-        while not self._end.wait(BEAT):
+        while not self._end.wait(HEARTBEAT):
             try:
                 self._disk.touch(self._handle)
             except OSError:
@@ -69,7 +69,7 @@ class Lock:
         return _parsed(os.pread(self._handle, 4096, 0))
 
     def _age(self) -> float:
-        """Seconds since the owner's last sign of life, by the clock of the file system: hosts may disagree."""
+        """Seconds since the owner's last heartbeat, by the file system's clock: hosts' clocks may differ."""
         probe = self._path.with_name(f".{LOCK}-{os.getpid()}")
         probe.unlink(missing_ok=True)
         probe.touch()
@@ -84,23 +84,23 @@ class Lock:
             f"another job writes checkpoints to {self._path.parent}: {who}, seen {max(0.0, self._age()):.0f} s ago",
             where=str(self._path),
             rule="one job writes to a folder at a time",
-            fix="finish_saves() of the engine that saves there" if own else "another folder, or end that job",
+            fix="call finish_saves() of the engine that saves there" if own else "use another folder, or end that job",
         )
 
 
 def check_shared(folder: Path, nonce: str, rank: int) -> None:
-    """Refuse a folder that this rank does not share with the first: each would write a part, and nobody the whole."""
-    end = time.monotonic() + SHARED
+    """Refuse a folder that this rank does not share with the first: no checkpoint there would be complete."""
+    end = time.monotonic() + VISIBLE
     while True:
         with suppress(OSError):
             if _parsed((folder / LOCK).read_bytes()).get("nonce") == nonce:
                 return
         if time.monotonic() > end:
             raise InputError(
-                f"rank {rank} on {platform.node()} does not see what the first rank wrote to {folder}",
+                f"rank {rank} on {platform.node()} does not see the first rank's lock in {folder}",
                 where=str(folder / LOCK),
-                rule="all ranks share the folder of the checkpoints",
-                fix="a folder on a file system that all hosts mount",
+                rule="all ranks share the checkpoint folder",
+                fix="use a folder on a file system that all hosts mount",
             )
         time.sleep(0.05)
 

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: what was saved, by whom, and in which file every run of numbers lies.
+"""The manifest of a checkpoint: what was saved, under which plan, and which file has which elements of each tensor.
 
-It is a JSON document beside the files. `SHA256SUMS` holds the digest of every file and of the manifest itself, as
-`sha256sum -c` reads it; both must agree to the byte.
+It is a JSON document next to the files. `SHA256SUMS` has the digest of every file and of the manifest itself, in the
+format of `sha256sum -c`; both must agree exactly.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ...core import files
 from ...core.errors import CorruptFile, nearest
 from .boxes import Box
 from .codec import dtype_of
-from .disk import open_plain
-from .shard import FileRecord, digest_of
+from .disk import open_regular_file
+from .tensor_files import FileDigest, digest_of
 
 FORMAT, VERSION, BOXES = "drumline-checkpoint", 1, 2
-"""`BOXES` is the version of a manifest with tensors in boxes; all others are as they were before there were any."""
+"""`BOXES` is the version of manifests with boxed tensors; all others have `VERSION`."""
 MANIFEST, SUMS = "manifest.json", "SHA256SUMS"
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.safetensors\Z")
 _LARGEST = 2**30
@@ -34,63 +34,63 @@ _STRICT = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True)
-class Boxed:
-    """A part of a tensor that one rank of a split model had, and where its numbers lie."""
+class BoxRuns:
+    """One rank's part of a tensor of a split model, and the files that have its elements."""
 
     __pydantic_config__ = _STRICT
 
     box: Box
     runs: tuple[tuple[str, int, int], ...]
-    """(file, first number of the flattened box, how many), in the order of the numbers."""
+    """(file, first index in the flattened box, count), in order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor of the whole model, its optimizer or the ranks' random state, and where its numbers lie."""
+class ManifestEntry:
+    """One whole tensor of the model, the optimizer or the random state, and the files that have its elements."""
 
     __pydantic_config__ = _STRICT
 
     shape: tuple[int, ...]
     dtype: str
     runs: tuple[tuple[str, int, int], ...]
-    """(file, first number, how many), in the order of the numbers."""
+    """(file, first index in the flattened tensor, count), in order."""
     kept: bool = True
-    """Whether a state dict has it: buffers that are not persistent are saved, but not exported."""
-    boxes: tuple[Boxed, ...] = ()
-    """Where it was split along a dim; then it has no other runs."""
+    """Whether it is in the state dict: non-persistent buffers are saved, but not exported."""
+    boxes: tuple[BoxRuns, ...] = ()
+    """Its parts, if it was split along a dim; then it has no other runs."""
 
     @property
     def numel(self) -> int:
-        """Numbers in it."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SavedGroup:
     """One parameter group of the optimizer."""
 
     __pydantic_config__ = _STRICT
 
     names: tuple[str, ...]
     values: dict[str, Any]
-    """Encoded, by the optimizer's own keys."""
+    """Encoded options, by the optimizer's own keys."""
 
 
 @dataclass(frozen=True, slots=True)
-class Optimizer:
-    """What the optimizer holds beside tensors of the parameters' shapes."""
+class SavedOptimizer:
+    """The optimizer's state besides tensors of the parameters' shapes."""
 
     __pydantic_config__ = _STRICT
 
     type: str
-    groups: tuple[Group, ...]
+    groups: tuple[SavedGroup, ...]
     numbers: dict[str, dict[str, Any]]
-    """Encoded single numbers by parameter and key: Adam's count of steps."""
+    """Encoded scalars by parameter and key: Adam's step count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that `load` needs to know."""
+    """Everything that `load` needs to know."""
 
     __pydantic_config__ = _STRICT
 
@@ -103,72 +103,74 @@ class Manifest:
     job: dict[str, str]
     versions: dict[str, str]
     data: dict[str, int]
-    """The position, in batches; the rest tells whether it is the same data."""
-    files: dict[str, FileRecord]
-    tensors: dict[str, Entry]
+    """The position in batches, and what identifies the data: seed, batch size, number of samples."""
+    files: dict[str, FileDigest]
+    tensors: dict[str, ManifestEntry]
     tied: dict[str, str]
-    """Other names of a parameter, and the one it is saved under."""
-    optimizer: Optimizer
+    """Other names of tied parameters -> the name under which they are saved."""
+    optimizer: SavedOptimizer
     state: dict[str, Any] = field(default_factory=dict)
-    """Encoded: the schedule, the loss scale, what modules keep beside tensors."""
+    """Encoded state of the schedule, the loss scale, and modules with extra state."""
 
     def text(self) -> bytes:
-        """The file."""
+        """The text of the file."""
         return (json.dumps(files.to_plain(self), separators=(",", ":"), allow_nan=False) + "\n").encode()
 
 
 def key_of(entry: str, start: int) -> str:
-    """What a run is called in its file: `start` is the number of the whole tensor that it begins with."""
+    """The name of a run in its file: `start` is its first index in the whole tensor."""
     return f"{entry}@{start}"
 
 
-def sums(manifest: bytes, records: Mapping[str, FileRecord]) -> bytes:
+def sums(manifest: bytes, records: Mapping[str, FileDigest]) -> bytes:
     """The text of SHA256SUMS."""
     lines = [f"{records[name].sha256}  {name}\n" for name in sorted(records)]
     return "".join([*lines, f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"]).encode()
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, when it is what was written; the files it names are not looked at yet."""
-    text, seal = _bytes(folder / MANIFEST), _bytes(folder / SUMS)
+    """Read and verify the manifest of a checkpoint; the files that it names are not checked yet."""
+    text, checksums = _bytes(folder / MANIFEST), _bytes(folder / SUMS)
     own = hashlib.sha256(text).hexdigest().encode()
-    if not seal.endswith(own + b"  " + MANIFEST.encode() + b"\n"):
+    if not checksums.endswith(own + b"  " + MANIFEST.encode() + b"\n"):
         raise CorruptFile(
-            f"{MANIFEST} or {SUMS} is damaged", where=str(folder / MANIFEST), rule=f"{SUMS} does not say {own[:16]!r}"
+            f"{MANIFEST} or {SUMS} is damaged",
+            where=str(folder / MANIFEST),
+            rule=f"{SUMS} does not list the digest {own[:16]!r}",
         )
     manifest = parse(text, folder / MANIFEST)
-    if sums(text, manifest.files) != seal:
-        raise CorruptFile(f"{SUMS} is damaged", where=str(folder / SUMS), rule=f"it says what {MANIFEST} says")
+    if sums(text, manifest.files) != checksums:
+        raise CorruptFile(f"{SUMS} is damaged", where=str(folder / SUMS), rule=f"it lists the digests in {MANIFEST}")
     return manifest
 
 
 def parse(text: bytes, path: Path) -> Manifest:
-    """Read and check a manifest's text, whoever wrote it."""
+    """Parse and validate the text of a manifest."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise CorruptFile(f"{path.name} is damaged", where=str(path), rule=f"JSON: {e}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise CorruptFile(f"{path} is no manifest of a checkpoint", where=str(path), rule=f"format is {FORMAT!r}")
+        raise CorruptFile(f"{path} is no checkpoint manifest", where=str(path), rule=f"format is {FORMAT!r}")
     if data.get("version") not in (VERSION, BOXES):
         raise CorruptFile(
             f"{path.name} has version {data.get('version')!r}",
             where=str(path),
-            rule=f"this program reads {VERSION} and {BOXES}",
+            rule=f"this release reads versions {VERSION} and {BOXES}",
             fix="load it with the release that wrote it",
         )
     manifest = files.from_plain(Manifest, data, str(path), CorruptFile)
     for name in manifest.files:
         if not _PLAIN.match(name):
             raise CorruptFile(
-                f"{path.name} names the file {name!r}", where=str(path), rule="names are plain: no folders, no links"
+                f"{path.name} names the file {name!r}", where=str(path), rule="file names have no folders"
             )
     for name, entry in manifest.tensors.items():
         check_entry(name, entry, manifest.files, str(path))
     return manifest
 
 
-def check_entry(name: str, entry: Entry, records: Iterable[str], where: str) -> None:
+def check_entry(name: str, entry: ManifestEntry, records: Iterable[str], where: str) -> None:
     """Refuse a tensor whose runs do not cover each of its numbers exactly once."""
     dtype_of(entry.dtype, where)
     if any(n < 0 for n in entry.shape):
@@ -181,8 +183,8 @@ def check_entry(name: str, entry: Entry, records: Iterable[str], where: str) -> 
         _check_runs(f"{name} ({boxed.box})", boxed.runs, boxed.box.numel(entry.shape), records, where)
 
 
-def _check_boxes(name: str, entry: Entry, where: str) -> None:
-    """The boxes of a tensor are cut along one dim, and have each place along it once."""
+def _check_boxes(name: str, entry: ManifestEntry, where: str) -> None:
+    """Check that the boxes of a tensor split one dim, and cover every index along it once."""
     dim = entry.boxes[0].box.dim
     ranges = sorted(r for boxed in entry.boxes for r in boxed.box.ranges)
     ends = [0, *(stop for _, stop in ranges)]
@@ -190,45 +192,47 @@ def _check_boxes(name: str, entry: Entry, where: str) -> None:
     fits = whole and all(b.box.dim == dim and b.box.ranges for b in entry.boxes) and ends[-1] == entry.shape[dim]
     if not fits or any(start != end or stop <= start for end, (start, stop) in zip(ends, ranges, strict=False)):
         raise CorruptFile(
-            f"the boxes of {name!r} do not cover it",
+            f"the boxes of {name!r} do not cover it exactly",
             where=where,
-            rule=f"its shape is {entry.shape}, and along one dim every place is in one box",
+            rule=f"its shape is {entry.shape}; every index along one dim is in one box",
         )
 
 
 def _check_runs(
     name: str, runs: Iterable[tuple[str, int, int]], numel: int, records: Iterable[str], where: str
 ) -> None:
-    place = 0
+    position = 0
     for file, start, length in runs:
         if file not in records:
             raise CorruptFile(
-                f"{name!r} lies in {file!r}, which the manifest does not list",
+                f"{name!r} is in {file!r}, which the manifest does not list",
                 where=where,
-                rule="every file has its size and digest",
+                rule="every file is listed with its size and digest",
                 fix=nearest(file, records),
             )
-        if start != place or length < 1:
-            raise CorruptFile(f"number {place} of {name!r} is in no file", where=where, rule=f"next is number {start}")
-        place += length
-    if place != numel:
-        raise CorruptFile(f"{name!r} has {place} of its {numel} numbers", where=where)
+        if start != position or length < 1:
+            raise CorruptFile(
+                f"element {position} of {name!r} is in no file", where=where, rule=f"the next run starts at {start}"
+            )
+        position += length
+    if position != numel:
+        raise CorruptFile(f"{name!r} has {position} of its {numel} elements", where=where)
 
 
-def check_file(folder: Path, name: str, record: FileRecord) -> None:
-    """Refuse a file that is not, to the bit, what was written."""
-    found = digest_of(folder / name)
-    if found != record:
+def check_file(folder: Path, name: str, record: FileDigest) -> None:
+    """Refuse a file that differs from what was written."""
+    actual = digest_of(folder / name)
+    if actual != record:
         rule = f"{record.bytes} bytes with the digest {record.sha256[:16]}"
         raise CorruptFile(
             f"{name} is damaged",
             where=str(folder / name),
-            rule=f"{rule}; it has {found.bytes} and {found.sha256[:16]}",
+            rule=f"{rule}; it has {actual.bytes} and {actual.sha256[:16]}",
         )
 
 
 def _bytes(path: Path) -> bytes:
-    handle = open_plain(path)
+    handle = open_regular_file(path)
     with os.fdopen(handle, "rb") as f:
         if os.fstat(handle).st_size > _LARGEST:
             raise CorruptFile(f"{path.name} is too large", where=str(path), rule=f"at most {_LARGEST} bytes")

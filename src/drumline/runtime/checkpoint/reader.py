@@ -1,4 +1,4 @@
-"""Reads runs of numbers out of a checkpoint, wherever the ranks that saved it have put them."""
+"""Reads ranges of elements from a checkpoint, whichever ranks wrote them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch
 
 from .boxes import Box, fill_box
 from .codec import dtype_of
-from .manifest import Boxed, Entry, Manifest, key_of
-from .shard import Shards
+from .manifest import BoxRuns, Manifest, ManifestEntry, key_of
+from .tensor_files import ShardFiles
 
 Runs = tuple[tuple[str, int, int], ...]
 
 
-class Reader:
-    """The tensors of one checkpoint whose digests were verified."""
+class CheckpointReader:
+    """Reads the tensors of one verified checkpoint."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        self._shards = Shards(folder)
+        self._shards = ShardFiles(folder)
 
     @torch.no_grad()
     def fill(self, name: str, start: int, out: torch.Tensor, box: Box | None = None) -> None:
-        """Numbers `start` and on of the flattened tensor `name`, as many as `out` has; converted to its type.
+        """Fill `out` with the elements of the flattened tensor `name` from `start` on, converted to its dtype.
 
-        With a box, they are counted in the flattened box.
+        With a box, `start` is an index in the flattened box.
         """
         entry = self.manifest.tensors[name]
         same = next((b for b in entry.boxes if b.box == box), None)
@@ -47,41 +47,43 @@ class Reader:
             out.copy_(flat.view(out.shape))
 
     def whole(self, name: str) -> torch.Tensor:
-        """A whole tensor in its own shape and type."""
+        """Read a whole tensor in its saved shape and dtype."""
         entry = self.manifest.tensors[name]
         out = torch.empty(entry.shape, dtype=dtype_of(entry.dtype, str(self.folder)))
         self.fill(name, 0, out)
         return out
 
-    def _read(self, name: str, entry: Entry, runs: Runs, boxed: Boxed | None, start: int, flat: torch.Tensor) -> None:
-        """Numbers as they lie in the files, counted in the tensor or in a box of it."""
+    def _read(
+        self, name: str, entry: ManifestEntry, runs: Runs, boxed: BoxRuns | None, start: int, flat: torch.Tensor
+    ) -> None:
+        """Read elements as they are stored, indexed in the tensor or in a box of it."""
         dtype = dtype_of(entry.dtype, str(self.folder))
         starts = [run[1] for run in runs]
-        place, stop = start, start + flat.numel()
-        while place < stop:
-            file, first, length = runs[bisect_right(starts, place) - 1]
+        position, stop = start, start + flat.numel()
+        while position < stop:
+            file, first, length = runs[bisect_right(starts, position) - 1]
             end = min(stop, first + length)
-            key = key_of(name, boxed.box.place(entry.shape, first) if boxed else first)
-            part = self._shards.flat(file, key, dtype, place - first, end - first)
-            flat[place - start : end - start].copy_(part)
-            place = end
+            key = key_of(name, boxed.box.tensor_index(entry.shape, first) if boxed else first)
+            part = self._shards.flat(file, key, dtype, position - first, end - first)
+            flat[position - start : end - start].copy_(part)
+            position = end
 
-    def _gather(self, name: str, entry: Entry, start: int, flat: torch.Tensor) -> None:
-        """Numbers of the tensor, out of the boxes that it was saved in."""
+    def _gather(self, name: str, entry: ManifestEntry, start: int, flat: torch.Tensor) -> None:
+        """Assemble elements of the tensor from the boxes that it was saved in."""
         stop, dtype = start + flat.numel(), dtype_of(entry.dtype, str(self.folder))
         shape, some = entry.shape, entry.boxes[0].box
         if all(b.box.in_long_runs(shape, dtype.itemsize) for b in entry.boxes):
             for boxed in entry.boxes:
-                for there, here, n in boxed.box.within(shape, start, stop):
-                    self._read(name, entry, boxed.runs, boxed, here, flat[there - start : there - start + n])
+                for in_tensor, in_box, n in boxed.box.within(shape, start, stop):
+                    self._read(name, entry, boxed.runs, boxed, in_box, flat[in_tensor - start : in_tensor - start + n])
             return
         row = some.row(shape)
         for first, count in some.windows(shape, start // row, -(-stop // row), dtype.itemsize):
             rows = torch.empty(count * row, dtype=dtype)
             for boxed in entry.boxes:
-                mine = boxed.box.mine(shape)
-                part = torch.empty(count * mine, dtype=dtype)
-                self._read(name, entry, boxed.runs, boxed, first * mine, part)
+                in_box = boxed.box.row_in_box(shape)
+                part = torch.empty(count * in_box, dtype=dtype)
+                self._read(name, entry, boxed.runs, boxed, first * in_box, part)
                 boxed.box.put(shape, rows, part)
             low, high = max(start, first * row), min(stop, (first + count) * row)
             flat[low - start : high - start].copy_(rows[low - first * row : high - first * row])

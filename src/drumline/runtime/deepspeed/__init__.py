@@ -1,1 +1,1 @@
-"""Ways in for those who have a model, an optimizer and a loop already."""
+"""DeepSpeed's interface: `initialize(model=, config=)`, and an engine with forward, backward and step calls."""

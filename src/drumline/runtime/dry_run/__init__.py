@@ -1,6 +1,6 @@
-"""The dry run: the engine's own step on tensors without values, in a world that is not there."""
+"""The dry run: the engine's own step on tensors without values, in a simulated world."""
 
-from .run import DryEngine, dry_run, kinds_of_ranks
-from .value import DryRun, Message, Rank
+from .result import DryRun, DryRunMessage, DryRunRank
+from .run import DryEngine, dry_run, representative_ranks
 
-__all__ = ["DryEngine", "DryRun", "Message", "Rank", "dry_run", "kinds_of_ranks"]
+__all__ = ["DryEngine", "DryRun", "DryRunMessage", "DryRunRank", "dry_run", "representative_ranks"]

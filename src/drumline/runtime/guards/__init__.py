@@ -1,1 +1,1 @@
-"""What keeps a run honest: numbers that are not finite, replicas that drift apart, buffers put back."""
+"""Guards of a run: non-finite numbers, diverging replicas, loss spikes."""

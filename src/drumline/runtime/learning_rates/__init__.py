@@ -1,4 +1,4 @@
-"""Learning rates and batch sizes: schedules, scaling rules, the gradient noise scale."""
+"""Learning-rate schedules and the gradient noise scale."""
 
 from . import rates
 

@@ -14,14 +14,15 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
-from .scores import Scorer, cross_entropy
+from ...torchkit.dispatch_modes import without_function_modes
+from ...torchkit.pytree import tree_leaves, tree_map
+from .chunked_loss import Scorer, cross_entropy
 
 T = torch.Tensor
 
 
-class Head(Protocol):
+class LogitsHead(Protocol):
     """A linear layer in parts."""
 
     whole_because: str
@@ -37,7 +38,7 @@ class Head(Protocol):
 class _Moment:
     """What held when the head was called: it is computed later, but in the same way."""
 
-    head: Head
+    head: LogitsHead
     grad: bool
     autocast: torch.dtype | None
 
@@ -65,11 +66,11 @@ class _Reach(torch.autograd.Function):
         return gradients[0], *([None] * ctx.n)
 
 
-class Logits(torch.Tensor):
+class LazyLogits(torch.Tensor):
     """Logits that are not there yet. Its memory is that of the hidden states."""
 
     _moment: _Moment
-    _root: Logits | None = None
+    _root: LazyLogits | None = None
     """Of whom it is a view; None when it is its own tensor."""
     _step: Callable[[torch.Tensor], torch.Tensor]
     """From the root's values to its own."""
@@ -78,7 +79,7 @@ class Logits(torch.Tensor):
     _full: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, head: Head, hidden: torch.Tensor, words: int, parameters: Sequence[nn.Parameter]) -> Logits:
+    def of(cls, head: LogitsHead, hidden: torch.Tensor, words: int, parameters: Sequence[nn.Parameter]) -> LazyLogits:
         """The head's output for its input."""
         device = hidden.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -100,11 +101,11 @@ class Logits(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         lazy = _LAZY.get(func)
-        if lazy is not None and args and isinstance(args[0], Logits) and not args[0].is_whole:
+        if lazy is not None and args and isinstance(args[0], LazyLogits) and not args[0].is_whole:
             found = lazy(*args, **kwargs)
             if found is not NotImplemented:
                 return found
-        args, kwargs = tree_map(lambda x: _whole(x, func) if isinstance(x, Logits) else x, (args, kwargs))
+        args, kwargs = tree_map(lambda x: _whole(x, func) if isinstance(x, LazyLogits) else x, (args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -113,25 +114,25 @@ def settle(module: nn.Module, args: Any, output: Any) -> Any:
 
     What stands around a model (DDP) may look at tensors where Python cannot answer for them.
     """
-    whole = [x for x in tree_leaves(output) if isinstance(x, Logits) and x.is_whole]
+    whole = [x for x in tree_leaves(output) if isinstance(x, LazyLogits) and x.is_whole]
     if not whole:
         return None
-    return tree_map(lambda x: _whole(x, None) if isinstance(x, Logits) and x.is_whole else x, output)
+    return tree_map(lambda x: _whole(x, None) if isinstance(x, LazyLogits) and x.is_whole else x, output)
 
 
-def _made(hidden: torch.Tensor, moment: _Moment, like: torch.Tensor) -> Logits:
-    with torch._C.DisableTorchFunctionSubclass():
-        new = hidden.as_subclass(Logits)
+def _made(hidden: torch.Tensor, moment: _Moment, like: torch.Tensor) -> LazyLogits:
+    with without_function_modes():
+        new = hidden.as_subclass(LazyLogits)
     new._moment, new._like = moment, like
     return new
 
 
-def _hidden(x: Logits) -> torch.Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
+def _hidden(x: LazyLogits) -> torch.Tensor:
+    with without_function_modes():
         return x.as_subclass(torch.Tensor)
 
 
-def _whole(x: Logits, func: Any) -> torch.Tensor:
+def _whole(x: LazyLogits, func: Any) -> torch.Tensor:
     """All of the values, made once; a view's are a view of its root's, so that writing on one is seen in both."""
     if x._full is None:
         if x._root is not None:
@@ -147,7 +148,7 @@ def _whole(x: Logits, func: Any) -> torch.Tensor:
 # -- what stays lazy
 
 
-def _view(x: Logits, hidden: torch.Tensor, like: torch.Tensor, step: Callable[[T], T]) -> Logits:
+def _view(x: LazyLogits, hidden: torch.Tensor, like: torch.Tensor, step: Callable[[T], T]) -> LazyLogits:
     """A tensor that shares its memory with `x`."""
     new = _made(hidden, x._moment, like)
     before = x._step if x._root is not None else None
@@ -156,7 +157,7 @@ def _view(x: Logits, hidden: torch.Tensor, like: torch.Tensor, step: Callable[[T
     return new
 
 
-def _copy(x: Logits, hidden: torch.Tensor, dtype: torch.dtype | None = None) -> Logits:
+def _copy(x: LazyLogits, hidden: torch.Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
     """A tensor with memory of its own."""
     shape = (*hidden.shape[:-1], x._like.shape[-1])
     return _made(hidden, x._moment, torch.empty(shape, dtype=dtype or x._like.dtype, device="meta"))
@@ -165,7 +166,7 @@ def _copy(x: Logits, hidden: torch.Tensor, dtype: torch.dtype | None = None) -> 
 def _reshaped(func: Any) -> Callable[..., Any]:
     """A change of shape keeps the order of the numbers: if the last dim stays, the tokens are reshaped and no more."""
 
-    def lazy(x: Logits, *args: Any, **kwargs: Any) -> Any:
+    def lazy(x: LazyLogits, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
             return NotImplemented
         like, hidden = func(x._like, *args, **kwargs), _hidden(x)
@@ -179,10 +180,10 @@ def _reshaped(func: Any) -> Callable[..., Any]:
     return lazy
 
 
-def _indexed(x: Logits, index: Any) -> Any:
+def _indexed(x: LazyLogits, index: Any) -> Any:
     """Tokens are chosen, and each with all of its logits."""
     items = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(i, list | Logits) for i in items) or not _spares_last(items, x._like.dim()):
+    if any(isinstance(i, list | LazyLogits) for i in items) or not _spares_last(items, x._like.dim()):
         return NotImplemented
     hidden = _hidden(x)[index]
     if any(isinstance(i, torch.Tensor) for i in items):
@@ -201,28 +202,28 @@ def _spares_last(items: tuple[Any, ...], dims: int) -> bool:
     return taken < dims or (taken == dims and last_is_all)
 
 
-def _contiguous(x: Logits, **kwargs: Any) -> Any:
+def _contiguous(x: LazyLogits, **kwargs: Any) -> Any:
     if kwargs:
         return NotImplemented
     return x if x._like.is_contiguous() else _copy(x, _hidden(x))
 
 
-def _cast(dtype: torch.dtype) -> Callable[[Logits], Any]:
+def _cast(dtype: torch.dtype) -> Callable[[LazyLogits], Any]:
     return lambda x: x if dtype == x._like.dtype else _copy(x, _hidden(x), dtype)
 
 
-def _to(x: Logits, *args: Any, **kwargs: Any) -> Any:
+def _to(x: LazyLogits, *args: Any, **kwargs: Any) -> Any:
     if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype) and args[0].is_floating_point:
         return _cast(args[0])(x)
     return NotImplemented
 
 
-def _clone(x: Logits, **kwargs: Any) -> Any:
+def _clone(x: LazyLogits, **kwargs: Any) -> Any:
     return NotImplemented if kwargs else _copy(x, _hidden(x).clone())
 
 
 def _cross_entropy(
-    x: Logits,
+    x: LazyLogits,
     target: Any,
     weight: T | None = None,
     size_average: Any = None,
@@ -250,11 +251,11 @@ def _cross_entropy(
     return loss if moment.autocast is not None else loss.to(x._like.dtype)
 
 
-def _hook(x: Logits, hook: Any) -> Any:
+def _hook(x: LazyLogits, hook: Any) -> Any:
     """FSDP wants to know when the backward begins, and does not look at the gradient; others get that of the logits."""
     if not type(getattr(hook, "__self__", None)).__module__.startswith("torch.distributed.fsdp"):
         return NotImplemented
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_function_modes():
         return x.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's own
 
 

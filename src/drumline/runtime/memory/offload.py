@@ -1,7 +1,7 @@
-"""The optimizer in host memory: its state, and the values that it updates, live there; the device keeps the model.
+"""Keeps the optimizer in host memory: its state, and the values that it updates; the device keeps the model.
 
-Gradients go down, the update runs on the host's cores, the new values come up. On a CPU there is nothing to move, and
-nothing is done.
+Gradients are copied to the host, the update runs on its cores, the new values are copied back. On a CPU there is
+nothing to move, and nothing is done.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ..strategies.pieces import Piece
+from ..state.pieces import Piece
 
 
-class Host:
-    """The host's side of a rank's pieces: twins of their values, and room for their gradients, in pinned memory."""
+class HostCopy:
+    """Host copies of a rank's pieces, and of their gradients, in pinned memory."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
-        self.pieces = [_twin(piece) for piece in pieces]
-        """What the optimizer updates; `home` is where each goes back to."""
-        self._rooms = [_room(piece.value, piece.home) for piece in self.pieces]
+        self.pieces = [_host_piece(piece) for piece in pieces]
+        """What the optimizer updates; each is copied back to its `device_value`."""
+        self._gradients = [_host_tensor(piece.value, piece.device_value) for piece in self.pieces]
 
     @torch.no_grad()
     def gradients_down(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        """Give the host's values the gradients of the device."""
+        """Copy the gradients from the device to the host."""
         device: torch.device | None = None
-        for piece, room, gradient in zip(self.pieces, self._rooms, gradients, strict=True):
-            piece.value.grad = None if gradient is None else room.copy_(gradient, non_blocking=True)
+        for piece, copy, gradient in zip(self.pieces, self._gradients, gradients, strict=True):
+            piece.value.grad = None if gradient is None else copy.copy_(gradient, non_blocking=True)
             device = device if gradient is None else gradient.device
         if device is not None and device.type == "cuda":
             torch.cuda.synchronize(device)
 
     def values_up(self) -> None:
-        """Bring the updated values back to the device, and forget the gradients."""
+        """Copy the updated values to the device, and drop the gradients."""
         values_up(self.pieces)
         for piece in self.pieces:
             piece.value.grad = None
@@ -42,19 +42,18 @@ class Host:
 
 @torch.no_grad()
 def values_up(pieces: Iterable[Piece]) -> None:
-    """Bring offloaded values back to the device."""
+    """Copy offloaded values to the device."""
     for piece in pieces:
-        assert piece.home is not None
-        piece.home.copy_(piece.value, non_blocking=True)
+        assert piece.device_value is not None
+        piece.device_value.copy_(piece.value, non_blocking=True)
 
 
-def _twin(piece: Piece) -> Piece:
+def _host_piece(piece: Piece) -> Piece:
     """The piece with its value in host memory."""
-    home = piece.value.detach()
-    value = _room(home, home).copy_(home)
-    return replace(piece, value=nn.Parameter(value), home=home)
+    value = piece.value.detach()
+    return replace(piece, value=nn.Parameter(_host_tensor(value, value).copy_(value)), device_value=value)
 
 
-def _room(like: torch.Tensor, home: torch.Tensor | None) -> torch.Tensor:
-    pinned = home is not None and home.device.type == "cuda"
+def _host_tensor(like: torch.Tensor, on_device: torch.Tensor | None) -> torch.Tensor:
+    pinned = on_device is not None and on_device.device.type == "cuda"
     return torch.empty(like.shape, dtype=like.dtype, pin_memory=pinned)

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from ...core.errors import PlanError
+from ...torchkit.dispatch_modes import reenter_function_modes
+from ...torchkit.modules import RunningNormBase
 from ...tracing.layers import LayerSpec, layers_of
-from ...tracing.repeated import repeated
 
 Contexts = Callable[[], tuple[AbstractContextManager[None], Callable[[], AbstractContextManager[None]]]]
 """For one forward: what is around it, and what makes the context around each repetition of it."""
@@ -55,7 +55,7 @@ def _keep_no_cache(module: nn.Module) -> None:
 
 def _alike(contexts: Contexts) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     first, again = contexts()
-    return first, repeated(again)
+    return first, reenter_function_modes(again)
 
 
 def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Callable[[], AbstractContextManager[None]]]:
@@ -67,7 +67,7 @@ def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Callable
 def first_time(module: nn.Module, moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
     """Remember the buffers that the forward moves (running statistics, vectors of a spectral norm) as they were."""
     # torch's norms move theirs without counting it as a change
-    norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.training]
+    norms = [m for m in module.modules() if isinstance(m, RunningNormBase) and m.training]
     statistics = {id(b) for m in norms for b in m.buffers(recurse=False)}
     before = [(b, b._version, b.clone()) for b in module.buffers()]
     yield

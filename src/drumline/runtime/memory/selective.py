@@ -16,27 +16,21 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from ...core.errors import PlanError
-from ...models.profile import Affine, Layer, Op
-from ...models.selective import KEPT, Choice, choices, verdicts
-from ...tracing.kinds import flops_of, kind_of, size_of, tensors
-from ...tracing.lineage import Lineage, key_of, written_by
+from ...models.profile import Affine, Layer, ProfiledOp
+from ...models.selective import KEPT, RecomputeChoice, choices, recompute_verdicts
+from ...torchkit.dispatch_modes import UnwrappedDispatchMode, with_view_tracking
+from ...torchkit.profiler import SPAN_OPERATORS
+from ...tracing.lineage import Lineage, storage_key, written_by
+from ...tracing.op_costs import flops_of, kind_of, size_of, tensors
 from .recompute import first_time, once_more, recompute_layer, recomputed_layers
 
 MOST_LOOKS = 64
 """A layer without a backward, because nothing in it is trained, is watched so many times and then left alone."""
 
-SAC_IGNORED_OPS.update(
-    {
-        torch.ops.profiler._record_function_enter_new.default,
-        torch.ops.profiler._record_function_exit._RecordFunction,
-        torch.ops.profiler._record_function_enter.default,
-        torch.ops.profiler._record_function_exit.default,
-    }
-)
+SAC_IGNORED_OPS.update(SPAN_OPERATORS)
 """Names for the profiler are no results: a sharded part inside of a layer opens others the second time."""
 
 Moved = list[tuple[torch.Tensor, torch.Tensor]]
@@ -56,13 +50,13 @@ class SelectiveLayer:
     def __init__(self, name: str, module: nn.Module, device: str) -> None:
         self.name, self.module = name, module
         self._device = device
-        self.ops: tuple[Op, ...] = ()
+        self.ops: tuple[ProfiledOp, ...] = ()
         """The operators of its forward, with amounts in values; none before it was seen."""
         self.functions: tuple[Any, ...] = ()
         self.words: tuple[str, ...] = ()
         self._looks = 0
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[RecomputeChoice]:
         """The results of its forward by bytes saved per second lost, best first, and whether they are kept."""
         return choices(Layer(self.name, type(self.module).__name__, 0, ops=self.ops), self._device, 1)
 
@@ -92,7 +86,7 @@ class SelectiveLayer:
         finally:
             if not self.words:
                 self.ops, self.functions = look.operators(count.calls), tuple(look.functions)
-                self.words = verdicts(self.ops, self._device, 1)
+                self.words = recompute_verdicts(self.ops, self._device, 1)
 
     @contextmanager
     def _keeping(self, moved: Moved, kept: _Kept) -> Iterator[None]:
@@ -107,18 +101,14 @@ class SelectiveLayer:
             yield
 
 
-class _Look(TorchDispatchMode):
+class _Look(UnwrappedDispatchMode):
     """Writes down the operators of one forward."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        super().__init__()
         self.functions: list[Any] = []
         self._lineage = Lineage()
         self._seen: list[tuple[str, str, float, float, float]] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch's wrapper would cost time at every operator, and this is never compiled
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -141,28 +131,24 @@ class _Look(TorchDispatchMode):
         self._seen.append((name, kind, flops, moved, made))
         return out
 
-    def operators(self, needed: int) -> tuple[Op, ...]:
+    def operators(self, needed: int) -> tuple[ProfiledOp, ...]:
         """All of them, of which a backward needs the first ones."""
-        bound = self._lineage.bound()
+        bound = self._lineage.always_recomputed()
         found = []
         for i, (name, kind, flops, moved, made) in enumerate(self._seen):
             group = self._lineage.group(i)
             again = "never" if i >= needed else "always" if group in bound else ""
             amounts = (Affine(0.0, flops), Affine(0.0, moved))
-            found.append(Op(name, kind, "forward", *amounts, 1, Affine(0.0, made), group + 1, again))
+            found.append(ProfiledOp(name, kind, "forward", *amounts, 1, Affine(0.0, made), group + 1, again))
         return tuple(found)
 
 
-class _Count(TorchDispatchMode):
+class _Count(UnwrappedDispatchMode):
     """Counts the operators of a repetition, which ends when all that the backward needs is there."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        super().__init__()
         self.calls = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch's wrapper would cost time at every operator, and this is never compiled
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += func not in SAC_IGNORED_OPS
@@ -188,7 +174,7 @@ class _Kept:
 
     def keep(self, func: Any, number: int, out: Any) -> None:
         """The result of a call of an operator, the `number`th of them."""
-        self._keys.update(key_of(t) for t in tensors(out))
+        self._keys.update(storage_key(t) for t in tensors(out))
         self._results[func, number] = _aliased(out)
 
     def give(self, func: Any, number: int) -> Any:
@@ -197,7 +183,7 @@ class _Kept:
 
     def look_at(self, func: Any, args: Any, kwargs: Any) -> None:
         """An operator whose result is not kept may not write to one that is."""
-        if self._keys and any(key_of(t) in self._keys for t in written_by(func, args, kwargs)):
+        if self._keys and any(storage_key(t) in self._keys for t in written_by(func, args, kwargs)):
             raise self._changed(f"by {func}")
 
     def seal(self) -> None:
@@ -224,17 +210,13 @@ class _Kept:
         )
 
 
-class _Keep(TorchDispatchMode):
+class _Keep(UnwrappedDispatchMode):
     """Around one forward: keeps what was chosen, as long as it takes the path of the forward that was watched."""
 
     def __init__(self, kept: _Kept) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        super().__init__()
         self._kept, self._place, self._same = kept, 0, True
         self._calls: Counter[Any] = Counter()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch's wrapper would cost time at every operator, and this is never compiled
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -253,17 +235,13 @@ class _Keep(TorchDispatchMode):
         return out
 
 
-class _Give(TorchDispatchMode):
+class _Give(UnwrappedDispatchMode):
     """Around the repetition: gives what was kept, and lets go of it; the rest is computed."""
 
     def __init__(self, kept: _Kept) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        super().__init__()
         self._kept = kept
         self._calls: Counter[Any] = Counter()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch's wrapper would cost time at every operator, and this is never compiled
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self._kept.functions:
@@ -291,7 +269,7 @@ def _casts_apart() -> Iterator[None]:
 def _alias(t: torch.Tensor) -> torch.Tensor:
     """The same memory and the same count of changes, without the graph that would keep itself alive."""
     # below autograd, a view gets a count of its own unless this key is let in
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+    with with_view_tracking():
         return t.detach()
 
 

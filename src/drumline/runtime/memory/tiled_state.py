@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from .tiled import InParts
+from .tiled_layers import InParts
 
 _NAMES = ("weight", "bias")
 

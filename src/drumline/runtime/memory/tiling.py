@@ -14,17 +14,17 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 
 from ...core.errors import PlanError
-from ...datasets.stream import split
-from ..strategies.pieces import Part
+from ...datasets.stream import split_range
+from ..state.pieces import ParameterPart
 from .logits import settle
-from .tiled import EmbeddingInParts, LinearInParts, PartOf, Parts
+from .tiled_layers import EmbeddingInParts, LinearInParts, PartOf, Parts
 from .tiled_state import keep_names
 
 _Layer = nn.Linear | nn.Embedding
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TilingChoice:
     """What is cut in a model."""
 
     cut: dict[str, _Layer]
@@ -33,7 +33,7 @@ class Choice:
     """Layers that are as large and are left whole, and why."""
 
 
-def choose(model: nn.Module) -> Choice:
+def choose(model: nn.Module) -> TilingChoice:
     """The layers to cut: linear and embedding layers whose weight has at least half as many numbers as the largest's.
 
     Layers that are tied to each other are cut together. A layer is left whole when somebody else uses its weight, or
@@ -46,10 +46,10 @@ def choose(model: nn.Module) -> Choice:
     least = max(sizes.values(), default=0) / 2
     cut = {name: layers[name] for name, size in sizes.items() if size >= least}
     left = {name: why for name, why in reasons.items() if why and _size(layers[name]) >= least}
-    return Choice(cut, left)
+    return TilingChoice(cut, left)
 
 
-def tile(model: nn.Module, n: int, *, lazy: bool = True) -> dict[str, Part]:
+def tile(model: nn.Module, n: int, *, lazy: bool = True) -> dict[str, ParameterPart]:
     """Cut the largest layers of a model into n parts (of one row at least), in place, on any device.
 
     Returns which rows of which parameter of the user's each new parameter is. With `lazy` the head's output is put off
@@ -68,7 +68,7 @@ def tile(model: nn.Module, n: int, *, lazy: bool = True) -> dict[str, Part]:
         )
     names = {id(p): name for name, p in model.named_parameters()}
     heads = _heads(model, choice) if lazy else set()
-    made: dict[int, Part] = {}
+    made: dict[int, ParameterPart] = {}
     done: dict[int, Parts] = {}
     for module in choice.cut.values():
         weight = _weight(module)
@@ -164,7 +164,7 @@ def _shared_reason(
     return ""
 
 
-def _heads(model: nn.Module, choice: Choice) -> set[int]:
+def _heads(model: nn.Module, choice: TilingChoice) -> set[int]:
     """The cut layers whose output is put off: tied to an embedding, or the last linear layer, and wider than its input.
 
     A wrong guess costs nothing: an output that something else than the loss uses is made whole at once.
@@ -182,16 +182,16 @@ def _heads(model: nn.Module, choice: Choice) -> set[int]:
 
 
 def _parts(
-    weight: nn.Parameter, bias: nn.Parameter | None, n: int, names: Mapping[int, str], made: dict[int, Part]
+    weight: nn.Parameter, bias: nn.Parameter | None, n: int, names: Mapping[int, str], made: dict[int, ParameterPart]
 ) -> Parts:
     """The parts of a weight (and its bias); what they are of the user's parameters goes into `made`."""
 
     def take(p: nn.Parameter, rows: range) -> nn.Parameter:
         new = nn.Parameter(p.detach()[rows.start : rows.stop].clone(), requires_grad=p.requires_grad)
-        made[id(new)] = Part(names[id(p)], tuple(p.shape), rows.start * p[0].numel())
+        made[id(new)] = ParameterPart(names[id(p)], tuple(p.shape), rows.start * p[0].numel())
         return new
 
-    cuts = split(weight.shape[0], min(n, weight.shape[0]))
+    cuts = split_range(weight.shape[0], min(n, weight.shape[0]))
     return Parts(PartOf(r, take(weight, r), None if bias is None else take(bias, r)) for r in cuts)
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from ...costs.lanes import play
+from ...costs.pipeline_clock import time_pipeline
 from ...schedules.pipeline import Action, Pipeline
 
-KEEP = 64
+KEPT_STEPS = 64
 """Steps that are remembered."""
 
 Mark = Any
@@ -27,7 +27,7 @@ Mark = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class LaneTiming:
     """One step of one rank."""
 
     seconds: float
@@ -45,12 +45,12 @@ class _Running:
     actions: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
 
 
-class Clock:
+class PipelineClock:
     """The last steps of one rank."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._steps: deque[_Running] = deque(maxlen=KEEP)
+        self._steps: deque[_Running] = deque(maxlen=KEPT_STEPS)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -71,16 +71,16 @@ class Clock:
         yield
         self._steps[-1].actions.append((action, start, self._now()))
 
-    def lanes(self, last: int) -> list[Lane]:
+    def lanes(self, last: int) -> list[LaneTiming]:
         """The last so many steps that are remembered, oldest first."""
         return [self._lane(s) for s in list(self._steps)[-last:]] if last > 0 else []
 
-    def _lane(self, step: _Running) -> Lane:
+    def _lane(self, step: _Running) -> LaneTiming:
         each: dict[str, list[float]] = {}
         for action, a, b in step.actions:
             each.setdefault(f"{action.kind}{action.stage}", []).append(self._seconds(a, b))
         busy = sum(sum(times) for times in each.values())
-        return Lane(self._seconds(step.start, step.end), busy, {k: statistics.fmean(v) for k, v in each.items()})
+        return LaneTiming(self._seconds(step.start, step.end), busy, {k: statistics.fmean(v) for k, v in each.items()})
 
     def _now(self) -> Mark:
         if not self._cuda:
@@ -96,7 +96,7 @@ class Clock:
         return float(start.elapsed_time(end)) * 1e-3
 
 
-def measured_bubble(ranks: Sequence[Sequence[Lane]]) -> float | None:
+def measured_bubble(ranks: Sequence[Sequence[LaneTiming]]) -> float | None:
     """The median over the steps, from the lanes of all ranks; None where no step was measured.
 
     Ranks begin a step together, as they have agreed on the loss of the last one; it is over when the last one is done.
@@ -106,11 +106,11 @@ def measured_bubble(ranks: Sequence[Sequence[Lane]]) -> float | None:
     return max(0.0, statistics.median(shares)) if shares else None
 
 
-def bubble_of_order(order: Pipeline, ranks: Sequence[Sequence[Lane]]) -> float | None:
+def order_bubble(order: Pipeline, ranks: Sequence[Sequence[LaneTiming]]) -> float | None:
     """What the order itself has with stages that take what was measured, if messages took no time."""
     found: dict[str, list[float]] = {}
     for lane in (lane for lanes in ranks for lane in lanes):
         for name, seconds in lane.actions.items():
             found.setdefault(name, []).append(seconds)
     times = {kind: [statistics.median(found.get(f"{kind}{s}", (0.0,))) for s in range(order.stages)] for kind in "FBW"}
-    return play(order, forward=times["F"], backward=times["B"], weight=times["W"]).bubble if found else None
+    return time_pipeline(order, forward=times["F"], backward=times["B"], weight=times["W"]).bubble if found else None

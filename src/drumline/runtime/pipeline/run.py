@@ -9,41 +9,41 @@ import torch
 
 from ...core.errors import PlanError
 from ...schedules.pipeline import Pipeline
-from .step import Hooks, MicroBatch, Result, Step
-from .tables import Tables, forward_only
-from .wires import Wires
+from .channels import PipelineChannels
+from .messages import MessageTables, forward_only
+from .step import StepHooks, PipelineMicroBatch, StepResult, PipelineStep
 
 KEEP = 64
 """Tables that are kept: micro-batches of many shapes come in ever new combinations."""
 
 
-class Runner:
+class PipelineRunner:
     """One rank of a pipeline."""
 
     def __init__(
-        self, wires: Wires, hooks: Hooks | None = None, *, reads: Literal["all", "first"] = "all", ahead: int = 1
+        self, channels: PipelineChannels, hooks: StepHooks | None = None, *, batch_on: Literal["all", "first"] = "all", prefetch: int = 1
     ) -> None:
         """`reads`: whether every rank has the batch, or the first stage's alone; `ahead`: actions to receive for."""
-        self.wires, self.hooks, self.reads, self.ahead = wires, hooks or Hooks(), reads, ahead
-        self._known: dict[tuple[Any, ...], tuple[Pipeline, Tables]] = {}
+        self.channels, self.hooks, self.batch_on, self.prefetch = channels, hooks or StepHooks(), batch_on, prefetch
+        self._known: dict[tuple[Any, ...], tuple[Pipeline, MessageTables]] = {}
 
-    def train(self, order: Pipeline, micros: Sequence[MicroBatch], factor: float) -> Result:
+    def train(self, order: Pipeline, micros: Sequence[PipelineMicroBatch], factor: float) -> StepResult:
         """Forwards and backwards of `factor` times the summed loss; gradients are added to the parameters' `.grad`."""
         return self._step(self._tables(order, micros), micros, factor).run()
 
-    def evaluate(self, order: Pipeline, micros: Sequence[MicroBatch]) -> Result:
+    def evaluate(self, order: Pipeline, micros: Sequence[PipelineMicroBatch]) -> StepResult:
         """The forwards of the order alone, without gradients."""
         with torch.no_grad():
             return self._step(self._tables(order, micros, forward=True), micros, None).run()
 
-    def _step(self, tables: Tables, micros: Sequence[MicroBatch], factor: float | None) -> Step:
-        return Step(self.wires, self.hooks, tables, micros, factor=factor, ahead=self.ahead)
+    def _step(self, tables: MessageTables, micros: Sequence[PipelineMicroBatch], factor: float | None) -> PipelineStep:
+        return PipelineStep(self.channels, self.hooks, tables, micros, factor=factor, ahead=self.prefetch)
 
-    def _tables(self, order: Pipeline, micros: Sequence[MicroBatch], *, forward: bool = False) -> Tables:
+    def _tables(self, order: Pipeline, micros: Sequence[PipelineMicroBatch], *, forward: bool = False) -> MessageTables:
         """Found once for an order and the shapes of its micro-batches."""
-        if len(order.lanes) != self.wires.ranks or len(micros) != order.micros:
+        if len(order.lanes) != self.channels.ranks or len(micros) != order.micros:
             raise PlanError(
-                f"{order} for {self.wires.ranks} ranks and {len(micros)} micro-batches",
+                f"{order} for {self.channels.ranks} ranks and {len(micros)} micro-batches",
                 rule="an order has a lane for every rank and is made for the number of micro-batches",
             )
         for i, micro in enumerate(micros):
@@ -55,7 +55,7 @@ class Runner:
         cuts = [m.cut for m in micros]
         key = (id(order), forward, *cuts)  # cuts are compared by identity, and kept alive by the tables
         if key not in self._known:
-            made = Tables(forward_only(order) if forward else order, cuts, reads=self.reads)
+            made = MessageTables(forward_only(order) if forward else order, cuts, batch_on=self.batch_on)
             self._known[key] = order, made
             if len(self._known) > KEEP:
                 self._known.pop(next(iter(self._known)))

@@ -14,38 +14,38 @@ from typing import Any
 import torch
 
 from ...core.errors import PlanError
-from ...partition.stage import Cut, From, Leaf, Port
+from ...partition.stage import BatchInput, Port, StagedGraph, StageInput
 from ...schedules.pipeline import Action
-from .backward import Held
-from .tables import Key, Message, Tables, grad_key, leaf_key, value_key
-from .wires import Exchange, Wires
+from .channels import PipelineChannels, StepMessages
+from .messages import Key, MessageTables, PipelineMessage, grad_key, leaf_key, value_key
+from .stage_pass import StagePass
 
 
 @dataclass(frozen=True, eq=False)
-class MicroBatch:
+class PipelineMicroBatch:
     """One micro-batch: the stages for its shapes, and its tensors by name."""
 
-    cut: Cut
+    cut: StagedGraph
     leaves: Mapping[str, torch.Tensor]
     """May be empty on ranks that do not read data."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class StepHooks:
     """What the caller does at moments of a step."""
 
     seed: Callable[[int, int], None] = lambda stage, micro: None
     """Before a forward: set the random numbers by (stage, micro-batch), so that no order changes them."""
-    around: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext()
+    around_action: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext()
     """Around the computing of an action: for a recorder, and for a precision."""
-    waiting: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext()
+    around_wait: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext()
     """Around the wait for what an action reads."""
     last_backward: Callable[[int], None] = lambda stage: None
     """A stage's gradients are complete on this rank: their reduction may begin."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StepResult:
     """What a rank has of a step."""
 
     losses: tuple[tuple[torch.Tensor, ...], ...]
@@ -54,15 +54,15 @@ class Result:
     """The most forwards that were held at once for their backwards."""
 
 
-class Step:
+class PipelineStep:
     """One step of one rank, with backwards where there is a factor for the loss."""
 
     def __init__(
         self,
-        wires: Wires,
-        hooks: Hooks,
-        tables: Tables,
-        micros: Sequence[MicroBatch],
+        wires: PipelineChannels,
+        hooks: StepHooks,
+        tables: MessageTables,
+        micros: Sequence[PipelineMicroBatch],
         *,
         factor: float | None,
         ahead: int,
@@ -71,15 +71,15 @@ class Step:
         self.rank, self.device = wires.rank, wires.device
         self.lane = tables.order.lanes[self.rank]
         self.split = tables.order.splits_backward
-        self.exchange = Exchange(wires, tables.sequences)
+        self.exchange = StepMessages(wires, tables.sequences)
         self._store: dict[Key, tuple[torch.Tensor, int]] = {}
         """What is here, and how many are still to read it."""
-        self._held: dict[tuple[int, int], Held] = {}
+        self._held: dict[tuple[int, int], StagePass] = {}
         self._losses: dict[int, tuple[torch.Tensor, ...]] = {}
         self._asked = 0
         self._peak = 0
 
-    def run(self) -> Result:
+    def run(self) -> StepResult:
         """The whole lane."""
         last = {action.stage: i for i, action in enumerate(self.lane) if action.kind != "F"}
         for i, action in enumerate(self.lane):
@@ -88,7 +88,7 @@ class Step:
             for message in outgoing:
                 if message.key[0] == "leaf":
                     self.exchange.send(message, self.micros[action.micro].leaves[str(message.key[1])])
-            with self.hooks.around(action):
+            with self.hooks.around_action(action):
                 made = self._act(action)
             for message in outgoing:
                 if message.key in made:
@@ -97,17 +97,17 @@ class Step:
                 self.hooks.last_backward(action.stage)
         self.exchange.finish()
         assert not self._store and not self._held, f"{self.tables.order} left values or forwards behind"
-        return Result(tuple(self._losses[i] for i in sorted(self._losses)), self._peak)
+        return StepResult(tuple(self._losses[i] for i in sorted(self._losses)), self._peak)
 
     def _receive(self, i: int, action: Action) -> None:
         receives = self.tables.receives[self.rank]
         while self._asked < min(i + 1 + self.ahead, len(self.lane)):
             for message in receives[self._asked]:
-                self.exchange.ask(message)
+                self.exchange.post_receive(message)
             self._asked += 1
-        with self.hooks.waiting(action):
+        with self.hooks.around_wait(action):
             for message in receives[i]:
-                self._put(message.key, self.exchange.take(message), self._readers(message))
+                self._put(message.key, self.exchange.wait_for(message), self._readers(message))
 
     def _act(self, action: Action) -> dict[Key, torch.Tensor]:
         """Compute; what it gives, by key. What other stages of this rank read is put into the store."""
@@ -115,7 +115,7 @@ class Step:
             return self._forward(action)
         if action.kind == "B":
             return self._backward(action)
-        self._held.pop((action.stage, action.micro)).weights()
+        self._held.pop((action.stage, action.micro)).weight_gradients()
         return {}
 
     # -- forward
@@ -124,7 +124,7 @@ class Step:
         s, micro = action.stage, action.micro
         stage = self.micros[micro].cut.stages[s]
         inputs = [self._input(source, micro) for source in stage.inputs]
-        held = Held(stage, inputs, split=self.split)
+        held = StagePass(stage, inputs, split=self.split)
         self.hooks.seed(s, micro)
         outputs = held.forward()
         if self.factor is not None:
@@ -136,21 +136,21 @@ class Step:
         made = {}
         for k, (port, output) in enumerate(zip(stage.outputs, outputs, strict=True)):
             _check(port, output, f"output {k} of stage {s} for micro-batch {micro}")
-            key = value_key(From(s, k), micro)
+            key = value_key(StageInput(s, k), micro)
             made[key] = output.detach()
-            self._put(key, made[key], len(self.tables.wanted_here(port, self.rank)))
+            self._put(key, made[key], len(self.tables.readers_on(port, self.rank)))
         return made
 
-    def _input(self, source: Leaf | From, micro: int) -> torch.Tensor:
+    def _input(self, source: BatchInput | StageInput, micro: int) -> torch.Tensor:
         cut = self.micros[micro].cut
-        if isinstance(source, From):
+        if isinstance(source, StageInput):
             value = self._take(value_key(source, micro)).detach()
             port = cut.stages[source.stage].outputs[source.output]
             return value.requires_grad_(port.grad and self.factor is not None)
         if leaf_key(source.name, micro) in self._store:
             return self._take(leaf_key(source.name, micro))
         value = self.micros[micro].leaves[source.name]
-        _check(cut.leaves[source.name], value, f"{source.name} of micro-batch {micro}")
+        _check(cut.batch_inputs[source.name], value, f"{source.name} of micro-batch {micro}")
         return value
 
     # -- backward
@@ -163,7 +163,7 @@ class Step:
         gradients = held.backward(self._output_gradients(s, micro))
         made = {}
         for source, gradient in zip(stage.inputs, gradients, strict=True):
-            if not isinstance(source, From):
+            if not isinstance(source, StageInput):
                 continue
             port = cut.stages[source.stage].outputs[source.output]
             if port.grad:
@@ -171,7 +171,7 @@ class Step:
                 # a reader that makes no use of a value says so by zeros: the producer waits for an answer
                 zeros = torch.zeros(port.shape, dtype=port.dtype, device=self.device) if gradient is None else gradient
                 made[key] = zeros
-                self._put(key, zeros, int(self.tables.homes[source.stage] == self.rank))
+                self._put(key, zeros, int(self.tables.stage_ranks[source.stage] == self.rank))
         return made
 
     def _output_gradients(self, s: int, micro: int) -> dict[int, torch.Tensor]:
@@ -182,7 +182,7 @@ class Step:
         for k, port in enumerate(self.micros[micro].cut.stages[s].outputs):
             if port.grad:
                 # always in the order of the readers, whoever answered first
-                first, *others = [self._take(grad_key(From(s, k), micro, t)) for t in port.wanted]
+                first, *others = [self._take(grad_key(StageInput(s, k), micro, t)) for t in port.readers]
                 found[k] = sum(others, first)
         return found
 
@@ -198,8 +198,8 @@ class Step:
             self._store[key] = value, readers - 1
         return value
 
-    def _readers(self, message: Message) -> int:
-        return 1 if message.key[0] == "grad" else len(self.tables.wanted_here(message.port, self.rank))
+    def _readers(self, message: PipelineMessage) -> int:
+        return 1 if message.key[0] == "grad" else len(self.tables.readers_on(message.port, self.rank))
 
 
 def _check(port: Port, value: torch.Tensor, what: str) -> None:

@@ -9,16 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .pieces import Piece
-
-FIRST_BUCKET = 2**20
-"""Bytes of the bucket that is filled first: small, so that sending begins early."""
+from ...plans.engine_constants import FIRST_BUCKET_BYTES
+from ..state.pieces import Piece
 
 Named = tuple[str, nn.Parameter]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reach:
+class GradientGroups:
     """The other ranks that have the same parameters."""
 
     shard: dist.ProcessGroup | None
@@ -45,7 +43,7 @@ class Reach:
 class Bucket:
     """Parameters that travel together."""
 
-    def __init__(self, parameters: list[Named], reach: Reach) -> None:
+    def __init__(self, parameters: list[Named], reach: GradientGroups) -> None:
         self.reach, shards, index = reach, reach.shards, reach.index
         numbers = sum(p.numel() for _, p in parameters)
         like = parameters[0][1]
@@ -139,7 +137,7 @@ def in_buckets(model: nn.Module, largest: int, apart: Collection[str]) -> list[l
 
 def _runs(parameters: list[tuple[int, Named]], largest: int) -> Iterator[list[tuple[int, Named]]]:
     run: list[tuple[int, Named]] = []
-    filled, limit = 0, min(FIRST_BUCKET, largest)
+    filled, limit = 0, min(FIRST_BUCKET_BYTES, largest)
     for item in parameters:
         p = item[1][1]
         size = p.numel() * p.element_size()

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-RANK = 4
-"""Columns of PowerSGD's factors."""
+from ...plans.engine_constants import POWERSGD_RANK
+
 START = 2
 """Steps before PowerSGD begins: the buckets are settled then, and the first gradients are the largest."""
 
@@ -25,7 +25,7 @@ def compress(model: DistributedDataParallel, how: str, group: dist.ProcessGroup)
     elif how == "powersgd":
         state = powerSGD_hook.PowerSGDState(
             process_group=group,
-            matrix_approximation_rank=RANK,
+            matrix_approximation_rank=POWERSGD_RANK,
             start_powerSGD_iter=START,
             min_compression_rate=1.5,
             use_error_feedback=True,

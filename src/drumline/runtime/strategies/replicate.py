@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...plans import Plan
-from ...tracing.running import without_values
+from ...torchkit.fake_tensors import has_no_values
 from .compress import compress
-from .whole import Whole
+from .whole import WholeModel
 
 _ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
 _BUFFERS: dict[str, Any] = {
@@ -31,14 +31,14 @@ DEFAULT_BUCKET = Plan().bucket
 """With torch's own default the first bucket is small, so that sending begins early."""
 
 
-class Replicate(Whole):
+class ReplicatedModel(WholeModel):
     """One copy a rank."""
 
     def __init__(self, group: dist.ProcessGroup, plan: Plan, *, unused: bool) -> None:
         super().__init__()
         self._ranks, self._plan, self._unused = group, plan, unused
         self._ddp: DistributedDataParallel | None = None
-        self.divides = dist.get_world_size(group)
+        self.gradient_divisor = dist.get_world_size(group)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.hold(model)
@@ -54,12 +54,12 @@ class Replicate(Whole):
             gradient_as_bucket_view=True,
             find_unused_parameters=self._unused and not self._plan.static,
             static_graph=self._plan.static,
-            init_sync=not without_values(next(model.parameters())),  # in a dry run nobody is there to compare with
+            init_sync=not has_no_values(next(model.parameters())),  # in a dry run nobody is there to compare with
             **_BUFFERS,
         )
         compress(self._ddp, self._plan.compress, self._ranks)
-        if self.record and self._plan.compress == "none" and self.record.watch_buckets(self._ddp, self._ranks):
-            self.divides = 1
+        if self.record and self._plan.compress == "none" and self.record.record_ddp(self._ddp, self._ranks):
+            self.gradient_divisor = 1
         return self._ddp
 
     @contextmanager

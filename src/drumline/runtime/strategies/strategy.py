@@ -1,75 +1,179 @@
-"""The seam between the engine and the ways of holding a model on many ranks."""
+"""The seam between the engine and the ways to hold and run one model on many ranks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..recording.recorder import Recorder
-from .pieces import Piece
+from ...datasets.stream import RankBatch, RankMicroBatch
+from ...partition.sharding.layout import Split
+from ...reports.split_summary import SplitSummary
+from ..numerics.precision import compute_precision, tf32_matmuls
+from ..pipeline.clock import LaneTiming
+from ..state.pieces import Piece
+from ..state.recorder import StepRecorder
+from .model_call import ModelCall
+from .module_outputs import ModuleHooks, OutputSeen
+
+MicroLoss = tuple[torch.Tensor, torch.Tensor]
+"""Sum and weight of one micro-batch's loss on this rank, in double precision."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepContext:
+    """What the engine provides for the forwards and backwards of one step."""
+
+    precision: str
+    device: torch.device
+    scale: float
+    """The loss scale."""
+    loss_of: Callable[[RankMicroBatch], tuple[torch.Tensor, torch.Tensor, bool]]
+    """The forward of one micro-batch: the engine's method, which observers replace."""
+    phase: Callable[[str], AbstractContextManager[None]]
+    """Times a part of the step."""
+    seed: Callable[..., None]
+    """Seeds the random numbers by micro-batch, and by stage in a pipeline."""
 
 
 class Strategy(ABC):
-    """How the data-parallel ranks hold one model.
+    """Holds one model on the ranks of a plan, runs batches through it, and sums its gradients.
 
-    A step is: `accumulate` around every micro-batch; `gather_gradients`, after which `piece.value.grad` of every piece
-    is complete; the optimizer; `updated`. The ranks' gradients are added up, and divided by `divides`.
+    A step is: `forward_backward`; `gather_gradients`, after which `piece.value.grad` of every piece is complete; the
+    optimizer; `after_update`. The ranks' gradients are summed, and divided by `gradient_divisor`.
     """
 
-    divides: int = 1
-    """By what the sum of the ranks' gradients is divided."""
+    gradient_divisor: int = 1
+    """Divisor of the ranks' summed gradients."""
     group: dist.ProcessGroup | None = None
-    """The ranks over which the pieces of a parameter lie; None where every rank holds all of them."""
-    record: Recorder | None = None
-    """Is told of the strategy's messages."""
+    """The ranks over which the pieces of a parameter are spread; None where every rank has all of them."""
+    record: StepRecorder | None = None
+    """Records the strategy's messages."""
+    call: ModelCall
+    """Runs the user's module; set once it is wrapped. Unused where a captured graph runs instead."""
+    counts_unreached: bool = False
+    """Whether `unreached` can be more than 0."""
+    holds_parts: bool = False
+    """Whether the ranks of one copy of the model hold different parameters, and exchange values in the forward."""
+    counts_loss: bool = True
+    """Whether this rank's losses enter the sum: of the ranks that share samples, one's do."""
+    shows_outputs: bool = True
+    """Whether `whole_output` of this rank is the one to look at: of the ranks that share samples, one's is."""
+    reads_input: bool = True
+    """Whether this rank's part of the model reads the input of the batch."""
+    output_order: Sequence[tuple[str, int, int]] | None = None
+    """(module, call, which) of all outputs of a micro-batch in order; None where every rank runs every module."""
+    summary: SplitSummary | None = None
+    """How the plan splits the model; None where it does not."""
+    _hooks: ModuleHooks | None = None
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The module to call."""
+        """Take over the model; returns the module to call."""
 
     @abstractmethod
     def pieces(self) -> list[Piece]:
-        """What this rank holds, in the order of the model's parameters; also of those that are frozen."""
+        """This rank's parts of all parameters, frozen ones too, in the order of the model's parameters."""
+
+    # -- running a batch
 
     @abstractmethod
     def accumulate(self, *, last: bool) -> AbstractContextManager[None]:
         """Around the forward and backward of one micro-batch."""
 
-    def unseen(self) -> int:
-        """How many trained parameters this rank's backward did not reach, where the strategy must know."""
+    def forward_backward(self, batch: RankBatch, step: StepContext) -> tuple[list[MicroLoss], bool]:
+        """Run every micro-batch; returns the losses this rank has, and whether the job weights them itself."""
+        weighted = False
+        # the sum over the ranks is divided by `gradient_divisor`, so each contributes that many times its own
+        factor = self.gradient_divisor * step.scale / batch.samples
+        losses: list[MicroLoss] = []
+        for i, micro in enumerate(batch.micros):
+            step.seed(i)
+            self._begin_micro(i)
+            with self.accumulate(last=i == len(batch.micros) - 1), tf32_matmuls(step.precision):
+                with step.phase("forward"), compute_precision(step.precision, step.device):
+                    total, weight, own = step.loss_of(micro)
+                weighted |= own
+                with step.phase("backward"):
+                    total.backward(torch.full((), factor, dtype=total.dtype, device=total.device))
+                losses.append((total.detach().double(), weight))
+        return losses, weighted
+
+    def _begin_micro(self, i: int) -> None:
+        """Called before the forward of micro-batch i of a step."""
+        if self._hooks is not None:
+            self._hooks.begin(i)
+
+    def loss_of(self, micro: RankMicroBatch) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """Forward of one micro-batch: sum and weight of its loss, and whether the job gave the weight."""
+        return self.call.loss_of(micro)
+
+    def evaluate(self, micros: Sequence[RankMicroBatch]) -> list[dict[str, torch.Tensor]]:
+        """(sum, weight) of the loss and of each metric, to be added up."""
+        return [self.call.metrics_of(micro) for micro in micros]
+
+    # -- gradients and the update
+
+    def unreached(self) -> int:
+        """Number of trained parameters that this rank's backward did not reach, if the strategy needs to know."""
         return 0
 
     @abstractmethod
     def gather_gradients(self) -> None:
         """Give every piece's value its gradient; zeros, or None, where no rank has one."""
 
-    def drop_unseen(self) -> None:  # noqa: B027  # most strategies have nothing to do
-        """Some rank has missed some parameters: those that every rank has missed get None for a gradient."""
+    def drop_unreached(self) -> None:  # noqa: B027  # most strategies have nothing to do
+        """Give parameters that no rank has reached None for a gradient."""
 
     @abstractmethod
-    def updated(self) -> None:
-        """The optimizer has run: forget the gradients and make the model whole again."""
+    def after_update(self) -> None:
+        """The optimizer has run: drop the gradients and make the model whole again."""
 
     @abstractmethod
-    def forget(self) -> None:
+    def drop_gradients(self) -> None:
         """Drop the gradients without an update."""
 
-    def buffers(self) -> list[torch.Tensor]:
-        """What the strategy keeps between steps beside the pieces."""
+    def gradient_buffers(self) -> list[torch.Tensor]:
+        """Gradient buffers that the strategy keeps between steps."""
         return []
 
-    def add_up(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks of a number that was computed from what each holds of the gradients."""
+    def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
+        """Sum, over the ranks, a number that was computed from each rank's pieces."""
         if self.group is not None and dist.get_world_size(self.group) > 1:
             with self.record.message("all_reduce", value) if self.record else nullcontext():
                 dist.all_reduce(value, group=self.group)
         return value
 
-    def tell(self, name: str, work: Any, tensor: torch.Tensor) -> Any:
-        """A message has been sent: the recorder follows it. Gives back what is to be waited for."""
-        return work if self.record is None else self.record.follow(name, work, tensor)
+    def follow(self, name: str, work: Any, tensor: torch.Tensor) -> Any:
+        """Record a message that was started; returns the work to wait for."""
+        return work if self.record is None else self.record.track(name, work, tensor)
+
+    # -- observation
+
+    def watch_outputs(self, seen: OutputSeen, skip: Collection[nn.Module] = ()) -> None:
+        """Report the outputs of the user's modules, except those to `skip`, until `unwatch_outputs`."""
+        self._hooks = ModuleHooks(self.call.model, seen, skip)
+
+    def unwatch_outputs(self) -> None:
+        """Report no more outputs."""
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._hooks = None
+
+    def whole_output(self, tensor: torch.Tensor, splits: Mapping[str, Split]) -> torch.Tensor:
+        """Assemble an output from the parts of the ranks that share samples."""
+        return tensor
+
+    def stages_after(self, name: str) -> int:
+        """Number of pipeline stages whose backward runs before that of parameter `name`."""
+        return 0
+
+    def lanes(self, last: int) -> list[LaneTiming]:
+        """Timings of the pipeline's last steps on this rank."""
+        return []

@@ -19,16 +19,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
 
 from ...core.errors import JobError
-from ...datasets.stream import split
-from ...tracing.kinds import tensors
-from .whole import Whole
+from ...datasets.stream import split_range
+from ...torchkit.dispatch_modes import function_modes
+from ...torchkit.modules import BatchNormBase
+from ...tracing.op_costs import tensors
+from .whole import WholeModel
 
 
-class Threads(Whole):
+class ThreadReplicas(WholeModel):
     """One copy of the weights, and `replicas` threads that compute with it."""
 
     def __init__(self, replicas: int, device: torch.device) -> None:
@@ -54,13 +55,13 @@ class _Scattered(nn.Module):
         self._pool = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
         self._meeting = _Meeting()
         for module in model.modules():
-            if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            if isinstance(module, BatchNormBase) and not isinstance(module, nn.SyncBatchNorm):
                 # replicas are shallow copies, which keep this; each call is given the module that it stands in
                 module.forward = _Norm(module, self._meeting)  # type: ignore[assignment,method-assign]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         n = _samples((args, kwargs))
-        parts = [part for part in split(n, len(self._devices)) if part]
+        parts = [part for part in split_range(n, len(self._devices)) if part]
         self._meeting.begin(len(parts))
         state = _State()
         futures = [
@@ -96,7 +97,7 @@ class _State:
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
-        self._modes: list[TorchFunctionMode] = _get_current_function_mode_stack()
+        self._modes: list[TorchFunctionMode] = function_modes()
         self._casts = {
             kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
         }
@@ -165,7 +166,7 @@ class _Meeting:
 class _Norm:
     """A BatchNorm's forward with the statistics of all replicas."""
 
-    def __init__(self, module: _BatchNorm, meeting: _Meeting) -> None:
+    def __init__(self, module: BatchNormBase, meeting: _Meeting) -> None:
         self._module, self._meeting = module, meeting
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

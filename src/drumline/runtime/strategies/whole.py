@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from .pieces import Piece
+from ..state.pieces import Piece
 from .strategy import Strategy
 
 
-class Whole(Strategy):
+class WholeModel(Strategy):
     """One copy of the weights in this process; a subclass says how it is called."""
 
     def __init__(self) -> None:
@@ -20,14 +20,14 @@ class Whole(Strategy):
         self._model, self._parameters = model, list(model.parameters())
 
     def pieces(self) -> list[Piece]:
-        return [Piece(name, tuple(p.shape), 0, p, everywhere=True) for name, p in self._model.named_parameters()]
+        return [Piece(name, tuple(p.shape), 0, p, replicated=True) for name, p in self._model.named_parameters()]
 
     def gather_gradients(self) -> None:
         """They are complete where the weights are when the backward has ended."""
 
-    def updated(self) -> None:
-        self.forget()
+    def after_update(self) -> None:
+        self.drop_gradients()
 
-    def forget(self) -> None:
+    def drop_gradients(self) -> None:
         for p in self._parameters:
             p.grad = None

@@ -1,1 +1,1 @@
-"""What a run shows: spans, lines, files, one step under the profiler."""
+"""The log of a run: records of steps, lines for a person, and where records go."""

@@ -1,4 +1,4 @@
-"""The log of a run: what a rank tells of a step becomes a record with rates and drift, and a line for a person."""
+"""The log of a run: turns what a rank reports of a step into a record with rates and drift, and into a line of text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...core.units import format_bytes, format_count, format_percent, format_seconds
-from ...reports.steps import StepRecord
+from ...reports.step_records import StepRecord
 
 if TYPE_CHECKING:
     from ...clusters import Cluster
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from ...plans import Plan
 
 WINDOW = 20
-"""Steps whose median is compared with the prediction, and gives the time to go."""
+"""Steps whose median is compared with the prediction and gives the remaining time."""
 _SLOW = 1 / 0.75
-"""A rank is called slow when its own work takes that many times as long as the fastest rank's."""
+"""A rank is slow if its own work takes longer than the fastest rank's by this factor."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of a run before its first step."""
+class RunFacts:
+    """Facts about a run that are known before its first step."""
 
     steps: int
     ranks: int
     predicted: float | None = None
-    """Seconds a step."""
+    """Predicted seconds per step."""
     work: float = 0.0
-    """Operations of the model a step that do not depend on its samples."""
+    """FLOPs per step that do not depend on the batch size."""
     work_per_sample: float = 0.0
     peak: float | None = None
-    """Operations a second of one device, dense, in the precision of the plan."""
+    """Dense peak FLOP/s of one device in the plan's precision."""
     memory_limit: float | None = None
-    """Bytes that one rank may use."""
+    """Bytes available to one rank."""
 
     @classmethod
-    def of(cls, steps: int, plan: Plan, profile: Profile, cluster: Cluster, estimate: Estimate) -> Facts:
-        """From the values that a run is planned with."""
+    def of(cls, steps: int, plan: Plan, profile: Profile, cluster: Cluster, estimate: Estimate) -> RunFacts:
+        """Build from the values that the run was planned with."""
         work = profile.flops()
         return cls(
             steps,
@@ -56,41 +56,41 @@ class Facts:
 
 
 def peak_of(cluster: Cluster, precision: str) -> float | None:
-    """The dense peak of a device in a precision; None where the cluster does not say it, rather than a guess."""
+    """The dense peak FLOP/s of a device in a precision; None, not a guess, if the cluster does not state it."""
     return cluster.device.peak.get("bf16" if precision == "bf16-pure" else precision)
 
 
-class Log:
-    """Makes records of what the ranks tell."""
+class StepLog:
+    """Makes step records from what the first rank reports."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         self.facts = facts
         self.predicted = facts.predicted
-        """Changes when the machine turns out to be faster or slower than when it was measured."""
+        """Updated if the machine is faster or slower now than when it was measured."""
         self._seconds: deque[float] = deque(maxlen=WINDOW)
         self._warm = False
-        """The first step loads kernels and makes memory: it counts until there is another."""
+        """The first step loads kernels and allocates memory: it counts only until there is a second one."""
         self._memory = 0.0
         self._slowest: tuple[int, str, float] | None = None
 
-    def record(self, told: dict[str, Any]) -> StepRecord:
-        """One step, from what the first rank told of it."""
-        f, seconds, samples = self.facts, told["seconds"], told["samples"]
-        if not told.get("probed") or not self._seconds:  # the profiler slows the step that it looks at
+    def record(self, report: dict[str, Any]) -> StepRecord:
+        """The record of one step, from the first rank's report."""
+        f, seconds, samples = self.facts, report["seconds"], report["samples"]
+        if not report.get("probed") or not self._seconds:  # the profiler slows its step
             if len(self._seconds) == 1 and not self._warm:
                 self._seconds.clear()
                 self._warm = True
             self._seconds.append(seconds)
-        usual = statistics.median(self._seconds)
-        self._memory = max(self._memory, told["memory_bytes"])
-        self._slowest = told.get("slowest") or self._slowest
-        tokens, data = told.get("tokens", 0), told.get("data_seconds", 0.0)
+        typical = statistics.median(self._seconds)
+        self._memory = max(self._memory, report["memory_bytes"])
+        self._slowest = report.get("slowest") or self._slowest
+        tokens, data = report.get("tokens", 0), report.get("data_seconds", 0.0)
         rank, phase, factor = self._slowest or (None, "", None)
         tflops = (f.work + f.work_per_sample * samples) / f.ranks / seconds if f.work_per_sample and seconds else None
         return StepRecord(
-            told["step"],
-            told["loss"],
-            told["grad_norm"],
+            report["step"],
+            report["loss"],
+            report["grad_norm"],
             seconds,
             samples,
             memory_bytes=self._memory,
@@ -100,49 +100,49 @@ class Log:
             tflops=tflops / 1e12 if tflops else None,
             mfu=tflops / f.peak if tflops and f.peak else None,
             predicted_seconds=self.predicted,
-            drift=usual / self.predicted - 1 if self.predicted else None,
-            eta_seconds=max(0, f.steps - told["step"] - 1) * (usual + data),
+            drift=typical / self.predicted - 1 if self.predicted else None,
+            eta_seconds=max(0, f.steps - report["step"] - 1) * (typical + data),
             data_share=data / (data + seconds) if data + seconds else 0.0,
             slowest_rank=rank,
             slowest_phase=phase,
             slowest_factor=factor,
-            skipped=told.get("skipped", 0),
-            checkpoint_age=told.get("checkpoint_age"),
-            note=told.get("note", ""),
+            skipped=report.get("skipped", 0),
+            checkpoint_age=report.get("checkpoint_age"),
+            note=report.get("note", ""),
         )
 
 
-def words(r: StepRecord, steps: int) -> list[str]:
-    """The fields of a line for a person, the more important ones first."""
-    found = [f"step {r.step + 1}/{steps}", f"loss {r.loss:.4f}", f"grad {r.grad_norm:.3f}"]
+def step_fields(r: StepRecord, steps: int) -> list[str]:
+    """The fields of a log line, most important first."""
+    fields = [f"step {r.step + 1}/{steps}", f"loss {r.loss:.4f}", f"grad {r.grad_norm:.3f}"]
     predicted = f" (predicted {format_seconds(r.predicted_seconds)}" if r.predicted_seconds else ""
     drift = f", drift {format_percent(r.drift)})" if r.drift is not None else ")" if predicted else ""
-    found.append(format_seconds(r.seconds) + predicted + drift)
+    fields.append(format_seconds(r.seconds) + predicted + drift)
     if r.tokens_per_second is not None:
-        found.append(f"{r.tokens_per_second:.0f} tokens/s")
-    found.append(f"{r.samples_per_second:.{0 if r.samples_per_second >= 10 else 2}f} samples/s")
+        fields.append(f"{r.tokens_per_second:.0f} tokens/s")
+    fields.append(f"{r.samples_per_second:.{0 if r.samples_per_second >= 10 else 2}f} samples/s")
     if r.memory_bytes:
         share = f" ({100 * r.memory_share:.0f}%)" if r.memory_share is not None else ""
-        found.append(format_bytes(r.memory_bytes) + share)
+        fields.append(format_bytes(r.memory_bytes) + share)
     if r.tflops is not None:
-        found.append(format_count(r.tflops * 1e12, "FLOP/s"))
-    found.append(f"mfu {100 * r.mfu:.1f}%" if r.mfu is not None else "mfu N/A")
-    found += [f"eta {format_seconds(r.eta_seconds)}", f"data {100 * r.data_share:.0f}%"]
+        fields.append(format_count(r.tflops * 1e12, "FLOP/s"))
+    fields.append(f"mfu {100 * r.mfu:.1f}%" if r.mfu is not None else "mfu N/A")
+    fields += [f"eta {format_seconds(r.eta_seconds)}", f"data {100 * r.data_share:.0f}%"]
     if r.slowest_rank is not None and r.slowest_factor is not None:
         slow = "slow" if r.slowest_factor > _SLOW else "slowest"
-        found.append(f"{slow} rank {r.slowest_rank} ({r.slowest_phase} {r.slowest_factor:.2f}x)")
+        fields.append(f"{slow} rank {r.slowest_rank} ({r.slowest_phase} {r.slowest_factor:.2f}x)")
     if r.skipped:
-        found.append(f"skipped {r.skipped}")
+        fields.append(f"skipped {r.skipped}")
     if r.checkpoint_age is not None:
-        found.append(f"checkpoint {format_seconds(r.checkpoint_age)} ago")
-    return found
+        fields.append(f"checkpoint {format_seconds(r.checkpoint_age)} ago")
+    return fields
 
 
-def fold(fields: Iterable[str], width: int) -> str:
-    """The fields in as few lines as the width allows; later lines are indented. Only what is too long is broken."""
+def wrap_fields(fields: Iterable[str], width: int) -> str:
+    """Wrap fields to a width; later lines are indented. Only fields that are too long are broken."""
     lines: list[str] = []
-    short = (part for field in fields for part in (textwrap.wrap(field, max(8, width - 2)) or [""]))
-    for field in short:
+    parts = (part for field in fields for part in (textwrap.wrap(field, max(8, width - 2)) or [""]))
+    for field in parts:
         if lines and len(lines[-1]) + 2 + len(field) <= width:
             lines[-1] += "  " + field
         else:
@@ -150,8 +150,8 @@ def fold(fields: Iterable[str], width: int) -> str:
     return "\n".join(lines)
 
 
-def fit(fields: Iterable[str], width: int) -> str:
-    """As many of the fields as stand in one line."""
+def fit_fields(fields: Iterable[str], width: int) -> str:
+    """As many fields as fit into one line."""
     line = ""
     for field in fields:
         longer = f"{line}  {field}" if line else field

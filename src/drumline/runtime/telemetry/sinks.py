@@ -1,4 +1,4 @@
-"""Where records of steps go beside the screen, with the same fields: JSON lines, TensorBoard, Weights & Biases."""
+"""Destinations of step records besides the screen, with the same fields: JSON lines, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ...core.errors import InputError
-from ...reports.steps import StepRecord, length_before, step_line
+from ...reports.step_records import StepRecord, length_before, step_line
 
 
 class Sink(ABC):
-    """Takes the records of a run."""
+    """Receives the step records of a run."""
 
     @abstractmethod
     def write(self, record: StepRecord) -> None:
-        """One more step."""
+        """Write one step."""
 
     @abstractmethod
     def close(self) -> None:
-        """The run has ended."""
+        """Close it at the end of the run."""
 
 
-class JsonFile(Sink):
-    """A file that grows by a line a step, so that a run that ends early leaves what it had.
+class JsonLinesFile(Sink):
+    """A file with one line per step, complete up to the last step even if the run is killed.
 
-    A run that `goes_on` with the one of the file adds to it; steps that are taken once more replace what was there.
+    `resume` appends to the file of an earlier run; steps that run again replace their old lines.
     """
 
-    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
-        self._path, self._cut = path, goes_on
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
+        self._path, self._truncate = path, resume
         try:
-            self._file: TextIO = path.open("a" if goes_on else "w", encoding="utf-8", buffering=1)
+            self._file: TextIO = path.open("a" if resume else "w", encoding="utf-8", buffering=1)
         except OSError as e:
             raise InputError(f"{path} cannot be written: {e.strerror}") from None
 
     def write(self, record: StepRecord) -> None:
-        """One line; a full disk must not end a training."""
+        """Write one line; a full disk must not end the training."""
         try:
-            if self._cut:  # only now is it known where the run goes on, and that it does
+            if self._truncate:  # only now is the first step of the resumed run known
                 self._file.truncate(length_before(self._path, record.step))
-                self._cut = False
+                self._truncate = False
             self._file.write(step_line(record))
         except OSError:
             return
@@ -58,14 +58,14 @@ class JsonFile(Sink):
             return
 
 
-class JsonStream(Sink):
-    """Lines of JSON with every field on a stream that stays open."""
+class JsonLinesStream(Sink):
+    """JSON lines with every field, on a stream that stays open."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, record: StepRecord) -> None:
-        """One line, at once."""
+        """Write one line and flush."""
         self._stream.write(step_line(record, every=True))
         self._stream.flush()
 
@@ -74,50 +74,50 @@ class JsonStream(Sink):
 
 
 class TensorBoard(Sink):
-    """Scalars by the names of the record's fields."""
+    """TensorBoard scalars named after the record's fields."""
 
     def __init__(self, folder: str) -> None:
-        _need("tensorboard", "--tensorboard")
+        _require("tensorboard", "--tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(folder)
 
     def write(self, record: StepRecord) -> None:
-        """One point a field."""
-        for name, value in numbers(record).items():
+        """Add one point per field."""
+        for name, value in finite_numbers(record).items():
             self._writer.add_scalar(name, value, record.step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         self._writer.close()
 
 
 class Wandb(Sink):
-    """Weights & Biases: on this machine alone, unless WANDB_MODE says otherwise."""
+    """Weights & Biases: offline unless WANDB_MODE is set."""
 
     def __init__(self, name: str, folder: Path, config: dict[str, Any]) -> None:
-        _need("wandb", "--wandb")
+        _require("wandb", "--wandb")
         os.environ.setdefault("WANDB_MODE", "offline")
         wandb: Any = importlib.import_module("wandb")
         self._run = wandb.init(project="drumline", name=name, dir=str(folder), config=config)
 
     def write(self, record: StepRecord) -> None:
-        """One row."""
-        self._run.log(numbers(record), step=record.step)
+        """Log one row."""
+        self._run.log(finite_numbers(record), step=record.step)
 
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
 
 
-def numbers(record: StepRecord) -> dict[str, float]:
-    """The fields that are finite numbers."""
+def finite_numbers(record: StepRecord) -> dict[str, float]:
+    """The record's finite numeric fields."""
     values = dataclasses.asdict(record)
     return {k: float(v) for k, v in values.items() if k != "step" and isinstance(v, int | float) and math.isfinite(v)}
 
 
-def _need(package: str, option: str) -> None:
-    """Refuse an option whose package is not there."""
+def _require(package: str, option: str) -> None:
+    """Refuse an option whose package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise InputError(
             f"{option} needs the package {package}, which is not installed", fix=f"pip install 'drumline[{package}]'"

@@ -1,1 +1,1 @@
-"""The plan against one device: the reference, what both leave behind, and where they part."""
+"""Verification that a plan computes what one device would."""

@@ -1,7 +1,6 @@
-"""The reference: one device running the same micro-batches, in a plain loop that shares no code with the engine's step.
+"""The reference that every plan must equal: one device, in a plain loop that shares no code with the engine's step.
 
-It is what every plan must equal. The batch is cut into the plan's micro-batches, because samples of a micro-batch may
-affect each other (BatchNorm statistics).
+It runs the plan's micro-batches, because samples of a micro-batch may affect each other (BatchNorm statistics).
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ...core.job import Job, guard
+from ...core.job import Job, call_user_code
 from ...datasets.stream import Stream
-from ...tracing.fake import call
-from ..precision import computing, multiplying, to_device
-from ..weights import seeded_model
+from ...tracing.fake import call_model
+from ..numerics.precision import compute_precision, tf32_matmuls, to_device
+from ..state.weights import seeded_model
 
 
 def run_reference(
@@ -31,9 +30,9 @@ def run_reference(
     before_micro: Callable[[int, int], None],
     before_update: Callable[[int, nn.Module], None],
 ) -> tuple[list[float], nn.Module]:
-    """Train `steps` steps on one device; the loss of each, and the model after the last.
+    """Train `steps` steps on one device; returns the loss of each step and the trained model.
 
-    `scale` is a fixed loss scale, without which fp16 gradients vanish.
+    `scale` is a fixed loss scale, without which fp16 gradients underflow.
     """
     model = seeded_model(job, dtype).to(device).train()
     optimizer = job.optimizer([p for p in model.parameters() if p.requires_grad])
@@ -46,16 +45,16 @@ def run_reference(
         for i, part in enumerate(stream.batch(step).micros):
             before_micro(step, i)
             value, target = to_device(part.input, device, dtype), to_device(part.target, device, dtype)
-            many = f"{part.samples} sample{'s' if part.samples > 1 else ''}"
-            place = f"one device, in micro-batch {i + 1} of step {step + 1}, which has {many},"
-            with multiplying(precision), computing(precision, device):
-                loss = guard(lambda v=value, t=target: job.loss(call(model, v), t), place)
+            count = f"{part.samples} sample{'s' if part.samples > 1 else ''}"
+            place = f"one device, in micro-batch {i + 1} of step {step + 1}, which has {count},"
+            with tf32_matmuls(precision), compute_precision(precision, device):
+                loss = call_user_code(lambda v=value, t=target: job.loss(call_model(model, v), t), place)
             if isinstance(loss, tuple | list):
                 total, weight = loss[0], float(loss[1])
             else:
                 weight = float(job.sample_weight(value, target)) if job.sample_weight else float(part.samples)
                 total = torch.where(torch.tensor(weight > 0, device=loss.device), loss * weight, 0.0)
-            with multiplying(precision):
+            with tf32_matmuls(precision):
                 (total * scale).backward()
             loss_sum, weight_sum = loss_sum + float(total.detach()), weight_sum + weight
         gradients = [p.grad for p in model.parameters() if p.grad is not None]

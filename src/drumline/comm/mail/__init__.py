@@ -1,1 +1,0 @@
-"""Messages with tags, wildcards and probes over post offices, and a transport over them."""

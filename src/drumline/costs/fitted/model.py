@@ -1,0 +1,218 @@
+"""`FittedCostModel`: prices plans of a transformer with constants fitted on published runs.
+
+Memory is that of the operator model. Keys that the fit does not cover (offload, chunk, split by name) cost the
+difference that the operator model sees between the plan with and without them.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...clusters import Cluster
+from ...models.profile import Profile
+from ...plans import Plan
+from ..estimate import Estimate
+from ..layer_time import largest_micro_batch
+from ..memory import PeakMemory
+from ..model import CostModel, TimeTerm, plan_notes
+from ..operator_model import OperatorCostModel
+from ..optimizer_update import host_bytes, host_memory
+from ..plan_columns import PlanColumns, PlanScores
+from ..rank_model import RankModel
+from .approximate_memory import approximate_bytes
+from .constants_file import FittedConstants, load_constants
+from .devices import adapt_to_engine, constants_for, device_constants_for, machine_for
+from .engine_layouts import covered_part, engine_layouts
+from .formula import time_terms
+from .inputs import ModelColumns
+from .step import StepTimes, step_times
+from .transformer import transformer_of
+
+PRECISIONS = ("bf16", "fp16")
+"""Precisions of the published runs that the engine runs as well."""
+BATCHED = 64
+"""Plans of an iterator that are priced together; few enough to stop early."""
+_BOUNDED = ("1f1b", "interleaved", "zero-bubble")
+"""Schedules whose activations do not grow with the number of micro-batches."""
+_COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
+
+
+def fitted_model(profile: Profile, cluster: Cluster, precision: str) -> FittedCostModel | None:
+    """The fitted model for a profile on a cluster, or None where the operator model knows more.
+
+    That is: for other models, for chips without published runs, and where rates, collectives or runs were measured.
+    """
+    if precision not in PRECISIONS or cluster.measured or cluster.collective or cluster.corrections:
+        return None
+    if precision not in cluster.device.peak or cluster.device.kind != "cuda":
+        return None
+    model, fitted = transformer_of(profile), load_constants()
+    device = device_constants_for(cluster, fitted)
+    if model is None or device is None or not device.rows:
+        return None
+    return FittedCostModel(profile, cluster, precision, model, fitted)
+
+
+class FittedCostModel(CostModel):
+    """Prices plans of one precision for a transformer on a cluster."""
+
+    def __init__(
+        self, profile: Profile, cluster: Cluster, precision: str, model: ModelColumns, fitted: FittedConstants
+    ) -> None:
+        self._profile, self._cluster, self._precision = profile, cluster, precision
+        self._model, self._fitted = model, fitted
+        self._operators = OperatorCostModel(profile, cluster, precision)
+        self._shorter: dict[int, OperatorCostModel] = {}
+        self._machine = machine_for(cluster, precision)
+        self._constants = adapt_to_engine(constants_for(cluster, fitted), profile, model, cluster)
+
+    @property
+    def source(self) -> str:
+        """The published runs, and the error on them."""
+        return (
+            f"the cost model fitted on {self._fitted.origin} (90% within {100 * self._fitted.error:.0f}%, "
+            "each with its source left out)"
+        )
+
+    @property
+    def scores_whole_space(self) -> bool:
+        """Whether the layers have the names of the zoo, by which memory is counted for all plans at once."""
+        return self._profile.origin == "formula"
+
+    def on_links_of(self, cluster: Cluster) -> FittedCostModel:
+        """The same model for a cluster that differs in its links alone."""
+        other = copy.copy(self)
+        other._cluster, other._operators = cluster, self._operators.on_links_of(cluster)
+        other._machine = machine_for(cluster, self._precision)
+        return other
+
+    def with_batch_size(self, samples: int) -> FittedCostModel:
+        """The same model for another batch size."""
+        other = copy.copy(self)
+        other._profile = replace(self._profile, batch_size=samples)
+        other._operators = self._operators.with_batch_size(samples)
+        return other
+
+    def rank_model(self, plan: Plan) -> RankModel:
+        """The part of the model on one rank."""
+        return self._operators.rank_model(plan)
+
+    def memory(self, plan: Plan) -> PeakMemory:
+        """Peak memory of the fullest rank."""
+        if plan.pp == 1 or plan.schedule not in _BOUNDED or plan.micro <= 2 * plan.pp:
+            return self._operators.memory(plan)
+        # from the second round of micro-batches on the activations are the same, so two rounds are enough to play
+        n, micro = largest_micro_batch(self._profile.batch_size, plan), 2 * plan.pp
+        batch = n * plan.shards * micro
+        if batch not in self._shorter:
+            self._shorter[batch] = self._operators.with_batch_size(batch)
+        memory = self._shorter[batch].memory(replace(plan, dp=plan.shards, shard=0, micro=micro))
+        return replace(memory, activations=memory.activations + self._profile.input.at(n) * (plan.micro - micro))
+
+    def excess(self, plan: Plan) -> float:
+        """Bytes that a plan needs beyond the memory of the device or its host."""
+        return self.memory(plan).total - self._memory_limit if plan.pp > 1 else self._operators.excess(plan)
+
+    @property
+    def _memory_limit(self) -> float:
+        return max(0.0, self._cluster.device.memory - self._cluster.device.context)
+
+    def times(self, plans: PlanColumns) -> StepTimes:
+        """Seconds of many plans at once, by part."""
+        rows = np.zeros(len(plans.tp), dtype=np.intp)
+        layouts = engine_layouts(plans, self._profile.batch_size)
+        return step_times(self._model.take(rows), layouts, self._machine.take(rows), self._constants)
+
+    def score(self, plans: PlanColumns) -> PlanScores:
+        """Step time of many plans at once, and their memory to within a few percent."""
+        layouts, base = engine_layouts(plans, self._profile.batch_size), Plan(precision=self._precision)
+        sizes = approximate_bytes(self._profile, self._model, plans, layouts, base, self.rank_model)
+        return PlanScores(self.times(plans).total, sizes)
+
+    def seconds(self, plans: Sequence[Plan]) -> list[float]:
+        """Step time of each plan."""
+        if not plans:
+            return []
+        total = self.times(PlanColumns.from_plans([covered_part(p) for p in plans])).total
+        return [float(s) + sum(self._uncovered(p).values()) for s, p in zip(total, plans, strict=True)]
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """Time and memory of one step."""
+        return next(self.estimates([plan]))
+
+    def estimates(self, plans: Iterable[Plan]) -> Iterator[Estimate]:
+        """Estimates of many plans; the times of BATCHED plans are computed together."""
+        left = iter(plans)
+        while batch := list(itertools.islice(left, BATCHED)):
+            times = self.times(PlanColumns.from_plans([covered_part(p) for p in batch]))
+            yield from (self._estimate(plan, times, i) for i, plan in enumerate(batch))
+
+    def _estimate(self, plan: Plan, times: StepTimes, i: int) -> Estimate:
+        uncovered = self._uncovered(plan)
+        parts = {k: max(0.0, v + uncovered.get(k, 0.0)) for k, v in parts_of(times, i).items()}
+        if plan.pp == 1:
+            del parts["bubble"]
+        memory, device = self.memory(plan), self._cluster.device
+        return Estimate(
+            plan=str(plan),
+            step_seconds=sum(parts.values()),
+            parts=parts,
+            memory_bytes=memory.total,
+            memory_parts=memory.parts(),
+            memory_limit=self._memory_limit,
+            hidden_seconds=float(times.hidden[i]),
+            error=self._fitted.error,
+            origin=self._origin,
+            notes=self._notes(plan),
+            host_bytes=host_bytes(self._profile, plan),
+            host_limit=host_memory(device).memory if plan.offload != "none" else 0.0,
+        )
+
+    @property
+    def _origin(self) -> str:
+        """Origin of the numbers of an estimate."""
+        device = device_constants_for(self._cluster, self._fitted)
+        assert device is not None
+        return f"closed form, {device.origin}; model: {self._profile.origin}"
+
+    def _uncovered(self, plan: Plan) -> dict[str, float]:
+        """Seconds by part of the keys that the fit does not cover."""
+        covered = covered_part(plan)
+        if covered == plan:
+            return {}
+        mine, other = self._operators.estimate(plan).parts, self._operators.estimate(covered).parts
+        return {k: mine.get(k, 0.0) - other.get(k, 0.0) for k in {**mine, **other}}
+
+    def _notes(self, plan: Plan) -> tuple[str, ...]:
+        notes = tuple(x for x in plan_notes(plan, self._cluster) if not x.startswith("compile="))
+        covered, table = covered_part(plan).table(), plan.table()
+        keys = [k for k, v in table.items() if covered.get(k) != v]
+        extra = f"{', '.join(keys)}: not covered by the fitted model, priced from the data sheet"
+        return (*notes, extra) if keys else notes
+
+    def time_terms(self, plan: Plan, estimate: Estimate) -> list[TimeTerm] | None:
+        """The formula of each part of an estimate of this model; None for an estimate of another model."""
+        if estimate.origin != self._origin:
+            return None
+        columns = PlanColumns.from_plans([covered_part(plan)])
+        return time_terms(
+            self._profile,
+            plan,
+            estimate,
+            model=self._model,
+            layout=engine_layouts(columns, self._profile.batch_size),
+            times=self.times(columns),
+            bandwidth=float(self._machine.bandwidth[0]),
+        )
+
+
+def parts_of(times: StepTimes, i: int) -> dict[str, float]:
+    """Seconds of one step by the parts of an `Estimate`."""
+    own = {k: float(getattr(times, k)[i]) for k in ("forward", "backward", "recompute", "bubble")}
+    sent = sum(float(getattr(times, k)[i]) for k in _COMMUNICATION)
+    return {**own, "communication": sent, "optimizer": float(times.optimizer[i]), "overhead": float(times.overhead[i])}

@@ -1,0 +1,260 @@
+"""Seconds of operators and layers on a device: measured shapes and curves where there are any, else the roofline."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ..clusters import DeviceSpec
+from ..core.errors import ClusterError, PlanError
+from ..models.profile import COMPUTE_KINDS, MATMUL_RATE_SHARE, SIMILAR_KINDS, Layer, Profile, ProfiledOp
+from ..models.selective import RECOMPUTED, recompute_verdicts
+from ..theory.roofline import BYTES_PER_VALUE, MEMORY_EFFICIENCY
+from .shape_interpolation import ROW_SUMS, ShapeInterpolation, kernel_work
+from .tuning import (
+    ATTENTION_CALLS,
+    CALLS_PER_OP,
+    FRESH_MEMORY_BYTES,
+    FUNCTION_CALLS,
+    LOOP_CALLS,
+    UNMEASURED_MATMUL_EFFICIENCY,
+    VIEW_CALLS,
+)
+
+LAYOUT_KINDS = frozenset({"transpose", "strided", "widen", "narrow"})
+"""Kinds that describe a call better than its name: they have one curve. Others may have one for each operator."""
+
+HOST_CALL = "entry"
+"""The key of `DeviceSpec.host_overhead` for the time of one of the `host_calls` of a forward on the host of a GPU."""
+
+OPERATOR_OVERHEAD = {"forward": "operator_forward", "backward": "operator_backward"}
+"""Keys of `DeviceSpec.host_overhead`: the time of an operator of a step on a CPU without its kernel, in Python and
+autograd."""
+
+CAST = "_to_copy"
+"""The operator that autocast adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchAndKernelTime:
+    """Seconds of a layer on the host that launches it, and on the device that runs it."""
+
+    launch: float
+    """Seconds that the host takes to launch a GPU's kernels; 0 on a CPU, which is its own host."""
+    kernel: float
+    """Seconds that the device works."""
+
+    @property
+    def seconds(self) -> float:
+        """The time of the layer alone: the host is not ahead, the device not behind."""
+        return max(self.launch, self.kernel)
+
+
+class Pricer:
+    """Seconds of operators and layers on one device in one precision, cached.
+
+    An operator is priced as it was measured, alone; a layer as it runs in a step, which takes longer
+    (`DeviceSpec.in_step_slowdown`). The kernels of a GPU are launched ahead of time: a layer takes as long as its
+    launches or its kernels, whichever is longer. A CPU does one operator after the other.
+    """
+
+    def __init__(self, profile: Profile, device: DeviceSpec, precision: str) -> None:
+        if precision not in device.peak:
+            raise ClusterError(
+                f"{device.name} has no rate for {precision}",
+                rule=f"device.peak has {', '.join(device.peak)}",
+                fix=f"--precision {next(iter(device.peak))}, or add the rate to the cluster file",
+            )
+        if profile.precision not in ("", precision):
+            raise PlanError(
+                f"a profile that was traced in {profile.precision} cannot be priced in {precision}",
+                rule="casts were counted for one precision",
+                fix=f"trace the job once more, with precision={precision}",
+            )
+        self._device, self._precision = device, precision
+        self._width = profile.activation_bytes
+        self._scale = BYTES_PER_VALUE[precision] / profile.activation_bytes
+        self._times: dict[tuple[int, int, int, str, float], LaunchAndKernelTime] = {}
+        self._shapes = ShapeInterpolation(device)
+        self._ahead = device.kind == "cuda"
+        self._plain = "fp32" if profile.precision and precision != "tf32" else precision
+        """The type of operators that do not state theirs."""
+        elementwise = device.curve_of("pointwise", "fp32")
+        self.least = elementwise.sizes[0] / elementwise.rates[0] if elementwise else 0.0
+        """Seconds of the smallest kernel."""
+        self._around = max(0.0, device.launch - self.least) if elementwise else 0.0
+        """Seconds of an operator without its kernel: on a CPU they add up."""
+
+    def op_seconds(self, op: ProfiledOp, n: float) -> float:
+        """One call of an operator on n samples, alone: bound by compute or by memory, and never free."""
+        kernel = self._kernel_seconds(op, n)
+        return kernel + self._around if self.least and not self._ahead else max(self._device.launch, kernel)
+
+    def _kernel_seconds(self, op: ProfiledOp, n: float) -> float:
+        """One call on the device, without its launch."""
+        moved, dtype = op.bytes.at(n) * self._scale, op.dtype or self._plain
+        flops = op.flops.at(n)
+        measured = self._measured(op, n, flops, dtype)
+        if measured is not None:
+            return max(self.least, measured)
+        if op.kind not in COMPUTE_KINDS:
+            return max(self.least, moved / self.memory_rate(op.kind, max(moved, 1.0), dtype, name=op.name))
+        return max(flops / self._compute_rate(op.kind, max(flops, 1.0), dtype), moved / self._device.bandwidth)
+
+    def _measured(self, op: ProfiledOp, n: float, flops: float, dtype: str) -> float | None:
+        """By measured shapes; an operator that ranks divide no longer has its shape."""
+        if not op.shape or not self._device.shape_times:
+            return None
+        shape = tuple(size.at(n) for size in op.shape)
+        kind = ROW_SUMS if op.kind == "reduce" else op.kind
+        work = kernel_work(kind, shape)
+        if op.kind in ("recurrent", "recurrent_backward"):
+            if not self._ahead:  # a CPU does one layer after the other
+                return self._shapes.seconds(op.kind, dtype, shape)
+            # layers that are equal run side by side, each a few steps behind the one before
+            seconds = self._shapes.seconds(op.kind, dtype, (*shape, float(op.count)))
+            return None if seconds is None else seconds / op.count
+        if op.kind == "conv_backward" and 0.45 * work < flops < 0.55 * work:
+            work = flops = flops * 2  # the first layer needs no gradient of its input: half of the time is left
+            seconds = self._shapes.seconds(op.kind, dtype, shape)
+            return None if seconds is None else seconds / 2
+        if not 0.98 * work < flops < 1.02 * work:
+            return None
+        seconds = self._shapes.seconds(kind, dtype, shape)
+        made = 4.0 * math.prod(shape[:3]) if op.kind == "matmul" else 0.0
+        return None if seconds is None else seconds + self._page_faults(made)
+
+    def _page_faults(self, size: float) -> float:
+        """Seconds to map the memory of a large output, where a CPU's shapes were measured on smaller ones."""
+        curve = self._device.curve_of("new_pages", "fp32") if size >= FRESH_MEMORY_BYTES and not self._ahead else None
+        return size / curve.at(size) if curve else 0.0
+
+    def layer_seconds(self, layer: Layer, phase: str, n: float) -> float:
+        """One layer's `forward` or `backward` on n samples, or what selective recomputation computes `again` of it."""
+        return self.layer_time(layer, phase, n).seconds
+
+    def layer_time(self, layer: Layer, phase: str, n: float, *, recompute: str = "none") -> LaunchAndKernelTime:
+        """One layer's `forward`, `backward`, or what selective recomputation computes `again` of it.
+
+        A recomputed layer costs its host more each time it runs forward; with selective recomputation every operator of
+        the forward is intercepted, also those that are not repeated.
+        """
+        if recompute != "none" and layer.composite:
+            plain, overhead = self.layer_time(layer, phase, n), self._device.host_overhead
+            more = overhead.get("recompute", 0.0)
+            if recompute == "selective":
+                more += overhead.get("selective_recompute", 0.0) * _forward_ops(layer)
+            return LaunchAndKernelTime(plain.launch + more, plain.kernel)
+        key = (id(layer.ops), layer.views, layer.python_calls, phase, n)
+        if key not in self._times:
+            if phase == "again":
+                words = recompute_verdicts(layer.ops, self._device.kind, self._width)
+                ops = [op for op, word in zip(layer.ops, words, strict=True) if word == RECOMPUTED]
+            else:
+                ops = [op for op in layer.ops if op.phase == phase]
+            time = self._time(ops, self._slowdown(layer, phase), n)
+            if phase == "forward" and self._ahead and HOST_CALL in self._device.host_overhead:
+                time = replace(time, launch=time.launch + self._device.host_overhead[HOST_CALL] * host_calls(layer))
+            self._times[key] = time
+        return self._times[key]
+
+    def _time(self, ops: list[ProfiledOp], slowdown: float, n: float) -> LaunchAndKernelTime:
+        """Operators of one layer, which take `slowdown` times as long as alone."""
+        if not self._ahead:
+            around = sum(
+                self._device.host_overhead.get(OPERATOR_OVERHEAD[op.phase], 0.0) * loop_calls(op) for op in ops
+            )
+            return LaunchAndKernelTime(0.0, slowdown * sum(self.op_seconds(op, n) * op.count for op in ops) + around)
+        launch = kernel = 0.0
+        for op in ops:
+            seconds = self._kernel_seconds(op, n)
+            if op.kind.startswith("recurrent"):  # thousands of kernels
+                launch, kernel = launch + op.count * self._recurrent_launch(op, n, seconds), kernel + op.count * seconds
+            else:
+                launch += op.count * launch_overhead(op, self._device)
+                kernel += slowdown * op.count * seconds
+        return LaunchAndKernelTime(launch, kernel)
+
+    def _recurrent_launch(self, op: ProfiledOp, n: float, seconds: float) -> float:
+        """Launches of a recurrent layer, step by step; as long as its kernels where that was not measured."""
+        step = self._device.host_overhead.get(op.kind)
+        return seconds if step is None or not op.shape else step * op.shape[0].at(n)
+
+    def memory_rate(self, kind: str, size: float, dtype: str = "", *, name: str = "") -> float:
+        """Bytes per second of a kernel bound by memory; by the operator's own name, if it was measured."""
+        own = () if kind in LAYOUT_KINDS or not name else (name, name.rstrip("_"))
+        for name in (*own, kind, SIMILAR_KINDS.get(kind, "pointwise"), "pointwise"):
+            curve = self._device.curve_of(name, dtype or self._plain) or self._device.curve_of(name, "fp32")
+            if curve is not None:
+                return curve.at(size)
+        return self._device.bandwidth * MEMORY_EFFICIENCY
+
+    def update_seconds(self, layer: Layer, bytes_per_number: float, ops: float, share: float) -> float:
+        """The optimizer's update of one layer's trained parameters, of which this rank has `share`.
+
+        Without operators (`ops` is 0) they are only read.
+        """
+        if not layer.tensors:
+            return 0.0
+        if ops == 0 and not self._ahead:
+            each = layer.parameters * share * bytes_per_number / layer.tensors
+            return layer.tensors * (self._device.launch + each / self.memory_rate("reduce", max(each, 1.0)))
+        each = layer.parameters * share * bytes_per_number / (layer.tensors * max(1.0, ops))
+        rate = self.memory_rate("update", max(each, 1.0))
+        device = self._device
+        if "update" in device.host_overhead:  # small updates were measured with their overhead
+            return layer.tensors * (
+                ops * each / rate * device.in_step_slowdown.get("update", 1.0) + device.host_overhead["update"]
+            )
+        return layer.tensors * ops * max(device.launch, each / rate) * device.in_step_slowdown.get("update", 1.0)
+
+    def _slowdown(self, layer: Layer, phase: str) -> float:
+        """How much longer the layer's kernels take in a step than alone; recomputation counts as forward."""
+        kind = "conv" if any(op.kind == "conv" for op in layer.ops) else "compute"
+        direction = "backward" if phase == "backward" else "forward"
+        slowdown = self._device.in_step_slowdown
+        return slowdown.get(f"{kind}_{direction}", slowdown.get(kind, 1.0))
+
+    def _compute_rate(self, kind: str, flops: float, dtype: str) -> float:
+        curve = self._device.curve_of(kind, dtype)
+        if curve is not None:
+            return curve.at(flops)
+        curve = self._device.curve_of("matmul", dtype)
+        peak = self._device.peak
+        best = (
+            curve.at(flops)
+            if curve is not None
+            else UNMEASURED_MATMUL_EFFICIENCY * peak.get(dtype, peak[self._precision])
+        )
+        return best * MATMUL_RATE_SHARE.get(kind, 1.0)
+
+
+def loop_calls(op: ProfiledOp) -> int:
+    """Calls of an operator that a CPU pays overhead for: in a loop, as of a GRU, only the first ones count."""
+    return min(op.count, LOOP_CALLS)
+
+
+def launch_overhead(op: ProfiledOp, device: DeviceSpec) -> float:
+    """Seconds of a GPU's host to launch an operator. Autocast's casts involve no Python, so they take less.
+
+    The overhead of a forward may be counted by `host_calls` instead (`HOST_CALL`).
+    """
+    start = device.host_overhead.get("backward" if op.phase == "backward" else "forward", device.launch)
+    if op.name == CAST:
+        return device.host_overhead.get("cast", start)
+    return 0.0 if op.phase == "forward" and HOST_CALL in device.host_overhead else start
+
+
+def _forward_ops(layer: Layer) -> int:
+    """Operators of a layer's forward, without casts."""
+    return sum(op.count for op in layer.ops if op.phase == "forward" and op.name != CAST)
+
+
+def host_calls(layer: Layer) -> float:
+    """The host's time for a layer's forward on a GPU, without casts, counted in operators."""
+    ops = [op for op in layer.ops if op.phase == "forward" and op.name != CAST]
+    plain = float(sum(op.count for op in ops))
+    if not layer.python_calls:
+        return CALLS_PER_OP * plain
+    attentions = sum(op.count for op in ops if op.kind == "attention")
+    return plain + ATTENTION_CALLS * attentions + VIEW_CALLS * layer.views + FUNCTION_CALLS * layer.python_calls

@@ -1,0 +1,102 @@
+"""The interface of a cost model: time and memory of one training step, for one plan or for many."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from ..clusters import Cluster
+from ..plans import Plan
+from .estimate import Estimate
+from .memory import PeakMemory
+from .rank_model import RankModel
+
+if TYPE_CHECKING:
+    from .plan_columns import PlanColumns, PlanScores
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTerm:
+    """One term of a step's time: its name, its formula in words with numbers, and its seconds."""
+
+    name: str
+    formula: str
+    seconds: float
+
+
+class CostModel(ABC):
+    """Prices the plans of one profile on one cluster, all in one precision. Caches what plans have in common."""
+
+    @abstractmethod
+    def estimate(self, plan: Plan) -> Estimate:
+        """Time and memory of one step."""
+
+    def estimates(self, plans: Iterable[Plan]) -> Iterator[Estimate]:
+        """The estimates of many plans, in their order, as they are computed."""
+        return map(self.estimate, plans)
+
+    def seconds(self, plans: Sequence[Plan]) -> list[float]:
+        """The step time of many plans."""
+        return [e.step_seconds for e in self.estimates(plans)]
+
+    @abstractmethod
+    def memory(self, plan: Plan) -> PeakMemory:
+        """Peak memory of the rank that needs the most."""
+
+    @abstractmethod
+    def excess(self, plan: Plan) -> float:
+        """Bytes that a plan needs beyond the memory of the device or its host; much quicker than an estimate."""
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether the memory is sufficient."""
+        return self.excess(plan) <= 0
+
+    @abstractmethod
+    def rank_model(self, plan: Plan) -> RankModel:
+        """The part of the model on one rank, before pipeline stages are cut. Raises PlanError if it cannot be split."""
+
+    @abstractmethod
+    def on_links_of(self, cluster: Cluster) -> Self:
+        """The same model for a cluster that differs in its links alone; compute times are reused."""
+
+    @abstractmethod
+    def with_batch_size(self, samples: int) -> Self:
+        """The same model for another global batch size; kernel times are reused."""
+
+    @property
+    def source(self) -> str:
+        """Where fitted prices come from and how accurate they are; empty if prices are summed over operators."""
+        return ""
+
+    @property
+    def scores_whole_space(self) -> bool:
+        """Whether it prices all plans of a model at once, on arrays."""
+        return False
+
+    def score(self, plans: PlanColumns) -> PlanScores:
+        """Step time and approximate memory of many plans at once; only where `scores_whole_space`."""
+        raise NotImplementedError(f"{type(self).__name__} prices plans one by one")
+
+    def time_terms(self, plan: Plan, estimate: Estimate) -> list[TimeTerm] | None:
+        """The formula of each part of an estimate; None where prices are summed over operators."""
+        return None
+
+
+def plan_notes(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """What the price of a plan leaves out, or assumes."""
+    notes = []
+    if plan.offload != "none" and cluster.device.kind == "cpu":
+        notes.append(f"offload={plan.offload} moves nothing here: a CPU has everything in host memory already")
+    if plan.chunk > 1:
+        notes.append("chunk: the logits are counted whole, whether a loss can do without them is not known here")
+    if plan.ep > 1:
+        notes.append("ep is priced like ep=1: a profile does not know its experts")
+    if plan.compile:
+        notes.append("compile=true is priced like compile=false: what the compiler fuses is not known before it runs")
+    if plan.backend == "threads":
+        notes.append("backend=threads is priced as if replicas were processes, without their one interpreter lock")
+    if plan.compress == "powersgd":
+        notes.append("compress=powersgd is priced as if every parameter were a square matrix")
+    return tuple(notes)

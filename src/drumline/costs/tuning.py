@@ -1,0 +1,67 @@
+"""Tuning constants of the operator cost model. Each states its unit, its source, and what moves when it changes."""
+
+from __future__ import annotations
+
+# -- error bounds of an estimate
+
+MEASURED_ERROR = 0.25
+"""Stated bound on the relative error of a step time at measured rates, by the prediction tables of docs/cpu.md and
+docs/gpu.md. Shown with every estimate; no price depends on it."""
+
+UNMEASURED_ERROR = 0.5
+"""The same at the rates of a data sheet."""
+
+# -- kernels
+
+UNMEASURED_MATMUL_EFFICIENCY = 0.7
+"""Share of peak that large matmuls reach where no curve was measured, typical of cuBLAS on data-center GPUs. Compute
+times of catalogue clusters scale inversely with it."""
+
+FRESH_MEMORY_BYTES = 2.0**25
+"""Bytes of an allocation above which glibc returns memory at once (its largest mmap threshold), so that a CPU faults in
+every page of the next tensor again. Moves the price of large matmul outputs on CPUs."""
+
+LOOP_CALLS = 4
+"""Calls of one operator by a layer beyond which it is called in a loop, whose later calls have no overhead; by GRUs on
+CPUs. Moves the overhead of recurrent layers."""
+
+# -- host of a GPU, in calls of one operator: by sixteen models of four libraries on a host whose GPU was almost idle
+#    (benchmarks/gpu_entries.py, docs/gpu.md). They move steps that are bound by launches.
+
+VIEW_CALLS = 0.2
+"""Host time of a view."""
+
+FUNCTION_CALLS = 0.075
+"""Host time of a Python function."""
+
+ATTENTION_CALLS = 4.0
+"""Host time of attention, beyond that of another operator."""
+
+CALLS_PER_OP = 2.0
+"""Host time of an operator, its views and functions included, where these were not counted."""
+
+OPS_BETWEEN_STEPS = 12
+"""Operators that a host could launch between reading a loss and launching the first kernel of the next step. Moves the
+overhead of every step on a GPU."""
+
+# -- optimizer
+
+TENSORS_PER_KERNEL = 32
+"""Tensors that one of torch's multi-tensor kernels works on; it depends on the number of operands. With fewer, a GPU
+launches more kernels per update."""
+
+FUSED_OPS = 3.0
+"""Operators per tensor up to which an optimizer counts as fused: one kernel for its arithmetic, no temporaries. Moves
+update time and peak memory on GPUs."""
+
+# -- messages
+
+STATISTICS_BYTES = 4096.0
+"""Bytes of a norm's statistics, about. They are small: their start-up time is what counts."""
+
+MOST_DRIFT = 0.3
+"""How far replicas on CPUs drift apart between two messages, at most, as a share of their compute in between; by small
+steps measured with and without messages. Bounds the price of BatchNorm statistics on CPUs."""
+
+LONG_MESSAGE = 2.0**24
+"""Bytes of a message whose start-up time is negligible."""

@@ -1,0 +1,1 @@
+"""Configurations of other tools: DeepSpeed's and Accelerate's read as plans, plans written for five tools."""

@@ -1,0 +1,129 @@
+"""Checkpoints of a training: where they go, which one it resumes from, and how a signal ends it with a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import InputError
+
+if TYPE_CHECKING:
+    from ..runtime.training.checkpoint_policy import CheckpointPolicy
+    from .inputs import Notify
+
+FOLDER = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """When to save, and what to resume from."""
+
+    every: int = 0
+    """Steps between two checkpoints; 0 saves none."""
+    keep: int = 2
+    """Checkpoints that stay on disk."""
+    resume: str | None = None
+    """`auto` (the newest checkpoint), or a path."""
+    mtbf: str = "24h"
+    """Mean time between failures, for the advice on `every`."""
+
+    def check(self) -> None:
+        """Refuse bad values before anything is measured or started."""
+        from ..runtime.training.checkpoint_policy import CheckpointPolicy
+
+        self._mtbf_seconds()
+        if self.every or self.resume is not None:
+            CheckpointPolicy("", self.every, self.keep)
+        if self.resume not in (None, "auto"):
+            from ..runtime.checkpoint.folder import find_checkpoints
+
+            find_checkpoints(Path(str(self.resume)))
+
+    def advice(self, stall: float | None, step: float) -> str:
+        """How often to save, given that a save stalled the training for `stall` seconds; nothing if none did."""
+        if not self.every or not stall or not step:
+            return ""
+        from ..core.units import format_seconds
+        from ..costs.checkpoint_interval import save_interval
+
+        mtbf = self._mtbf_seconds()
+        best = save_interval(stall, mtbf)
+        steps = max(1, round(best / step))
+        return (
+            f"a save stalls training for {format_seconds(stall)}; with a failure every {format_seconds(mtbf)}, "
+            f"saving every {format_seconds(best)} loses the least time (Young/Daly): --save-every {steps}"
+        )
+
+    def _mtbf_seconds(self) -> float:
+        from ..core.units import parse_seconds
+
+        try:
+            seconds = parse_seconds(self.mtbf)
+        except ValueError as e:
+            raise InputError(f"--mtbf {self.mtbf}", rule=str(e)) from None
+        if seconds <= 0:
+            raise InputError(f"--mtbf {self.mtbf}", rule="more than no time")
+        return seconds
+
+    def policy(self, job: str, folder: Path, notify: Notify) -> CheckpointPolicy | None:
+        """Instructions for the ranks of a run in `folder`; none if neither saving nor resuming was asked for."""
+        if not self.every and self.resume is None:
+            return None
+        from ..runtime.training.checkpoint_policy import CheckpointPolicy
+
+        resume = self.resume
+        if resume == "auto":
+            resume = _newest(job, folder)
+            if resume is None:
+                notify("no checkpoint to resume from: the run starts at step 0")
+        return CheckpointPolicy(str(folder / FOLDER), self.every, self.keep, resume)
+
+
+def continues(saves: CheckpointPolicy | None, folder: Path) -> bool:
+    """Whether the run continues the one in its own run folder, not a copy or another run."""
+    if saves is None or saves.resume is None:
+        return False
+    return Path(saves.resume).resolve().is_relative_to(folder.resolve())
+
+
+def _newest(job: str, folder: Path) -> str | None:
+    """The checkpoints to resume from: this run's, or those of the job's run that saved last."""
+    from ..runtime.checkpoint.folder import complete_checkpoints
+
+    if complete_checkpoints(folder / FOLDER):
+        return str(folder / FOLDER)
+    folders = [p / FOLDER for p in Path("runs").glob(f"{job}-*") if complete_checkpoints(p / FOLDER)]
+    return str(max(folders, key=lambda p: complete_checkpoints(p)[0].stat().st_mtime)) if folders else None
+
+
+@contextmanager
+def stop_on_signal(saves: CheckpointPolicy | None) -> Iterator[None]:
+    """During a run: the first SIGTERM or SIGUSR1 asks the ranks to save and end, a second one ends at once.
+
+    Python handles signals in the main thread only: a training started from another thread leaves them alone.
+    """
+    if saves is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    from ..runtime.training.checkpoint_policy import SIGNALS, STOP
+
+    stop = Path(saves.folder) / STOP
+
+    def ask(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop.parent.mkdir(parents=True, exist_ok=True)
+        stop.touch()
+
+    stop.unlink(missing_ok=True)  # of an earlier run
+    before = {s: signal.signal(s, ask) for s in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        stop.unlink(missing_ok=True)

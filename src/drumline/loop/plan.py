@@ -1,0 +1,218 @@
+"""`dl.plan`: the fastest plan that fits, with every other candidate and the reason it lost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.errors import InputError, PlanError
+from .corrections import Machines, load_machines
+from .finalists import FinalistDryRuns
+from .inputs import Notify, Progress, ignore_progress, load_plan, load_profile, log_note, profile_in_precision
+
+if TYPE_CHECKING:
+    from ..clusters import Cluster
+    from ..costs import Estimate
+    from ..models import Profile
+    from ..planner import Answer
+    from ..plans import Plan
+    from .inputs import ClusterInput, ModelInput, PlanInput
+
+LARGEST_BATCH = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQuestion:
+    """A model to plan for some machines."""
+
+    target: ModelInput
+    profile: Profile
+    own_batch: int
+    """The model's own batch size, before `batch` replaced it."""
+    cluster: Cluster
+    fleet: Cluster
+    """With as many devices as there may be."""
+    precision: str | None = None
+    objective: str = "time"
+    given: Plan | None = None
+    """The user's own plan, priced next to the best."""
+    dry_runs: FinalistDryRuns | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSearch:
+    """A question, its answer, and the estimates of all candidates by plan."""
+
+    question: PlanQuestion
+    answer: Answer
+    estimates: dict[str, Estimate]
+
+    @property
+    def best(self) -> Plan:
+        """The winner."""
+        return self.answer.best.plan
+
+    @property
+    def chosen(self) -> Plan:
+        """The user's own plan if there is one, else the winner: what further questions are about."""
+        return self.question.given or self.best
+
+    @property
+    def ranked(self) -> list[tuple[Plan, Estimate]]:
+        """All candidates, best first."""
+        return [(c.plan, self.estimates[str(c.plan)]) for c in self.answer.candidates]
+
+
+def plan(
+    job: ModelInput,
+    cluster: ClusterInput = None,
+    *,
+    devices: int | None = None,
+    memory: str | float | None = None,
+    changes: Sequence[str] = (),
+    batch: int | None = None,
+    precision: str | None = None,
+    objective: str = "time",
+    corrections: bool = True,
+    dry_run: bool = False,
+    notify: Notify = log_note,
+    progress: Progress = ignore_progress,
+) -> Answer:
+    """Find the fastest plan that fits. `answer.best.plan` is the plan, `answer.candidates` all of them, best first.
+
+    `job` is a job, a profile, or a zoo name such as `gpt:175b`; `cluster` a cluster, a file, or a catalogue name
+    (default: this machine). `devices` and `memory` limit the cluster, `changes` alter it
+    (`node.link.bandwidth=400GB/s`). `objective` is `time`, `memory` or `cost`. `dry_run` runs a step of each finalist
+    on fake tensors and drops those that fail. Raises `DoesNotFit` if no plan fits.
+    """
+    question = ask(
+        job,
+        cluster,
+        devices=devices,
+        memory=memory,
+        changes=changes,
+        batch=batch,
+        precision=precision,
+        objective=objective,
+        corrections=corrections,
+        dry_run=dry_run,
+        notify=notify,
+        progress=progress,
+    )
+    return search_plans(question).answer
+
+
+def ask(
+    job: ModelInput,
+    cluster: ClusterInput = None,
+    *,
+    given: PlanInput | None = None,
+    devices: int | None = None,
+    memory: str | float | None = None,
+    changes: Sequence[str] = (),
+    batch: int | None = None,
+    precision: str | None = None,
+    objective: str = "time",
+    corrections: bool = True,
+    dry_run: bool = False,
+    notify: Notify = log_note,
+    progress: Progress = ignore_progress,
+) -> PlanQuestion:
+    """Check the arguments, trace the model and load the machines: everything before the search."""
+    check_plan_options(batch=batch, precision=precision, objective=objective)
+    own = load_plan(given) if given is not None else None
+
+    def load() -> Machines:
+        return load_machines(
+            cluster,
+            devices,
+            corrections=corrections,
+            memory=memory,
+            changes=changes,
+            notify=notify,
+            progress=progress,
+        )
+
+    # this machine may have to be measured, which takes a minute: then a bad job should fail first
+    machines = load() if cluster is not None else None
+    wanted = _precision(own, precision, machines.cluster) if machines else ""
+    profile = load_profile(job, precision=wanted, device=machines.cluster.device.kind if machines else "cpu")
+    own_batch = profile.batch_size
+    profile = profile if batch is None else dataclasses.replace(profile, batch_size=batch)
+    machines = machines or load()
+    dry_runs = FinalistDryRuns(job, batch, machines.cluster.device.kind) if dry_run else None
+    question = PlanQuestion(
+        job, profile, own_batch, machines.cluster, machines.fleet, precision, objective, dry_runs=dry_runs
+    )
+    if own is not None:
+        own = check_given(own, question)
+        question = dataclasses.replace(question, given=own, precision=own.precision)
+    chosen = _precision(own, question.precision, machines.cluster)
+    profile = profile_in_precision(job, profile, chosen, machines.cluster.device.kind)
+    return dataclasses.replace(question, profile=profile)
+
+
+def search_plans(question: PlanQuestion) -> PlanSearch:
+    """Score every candidate, and price the user's own plan next to them."""
+    from ..planner import price, search
+
+    q = question
+    answer, estimates = search(
+        q.profile,
+        q.cluster,
+        precision=q.precision,
+        fleet=q.fleet,
+        objective=q.objective,
+        break_even=True,
+        dry_run=q.dry_runs,
+    )
+    if q.given is not None:
+        estimates[str(q.given)] = price(q.profile, q.cluster, q.given)
+    return PlanSearch(q, answer, estimates)
+
+
+def check_plan_options(*, batch: int | None, precision: str | None, objective: str) -> None:
+    """Refuse bad values before anything is traced or measured."""
+    from ..planner.objectives import best_first
+    from ..plans.plan import CHOICES
+
+    best_first(objective)  # refuses unknown objectives
+    if batch is not None and not 1 <= batch <= LARGEST_BATCH:
+        raise InputError(f"batch={batch}", rule=f"from 1 to {LARGEST_BATCH:,} samples")
+    if precision is not None and precision not in CHOICES["precision"]:
+        raise InputError(f"precision={precision}", rule=f"one of {', '.join(CHOICES['precision'])}")
+
+
+def check_given(plan: Plan, question: PlanQuestion) -> Plan:
+    """The user's own plan in the precision that was asked for; refused if the engine or the machines cannot run it."""
+    from ..plans import check
+
+    have, batch = question.cluster.devices, question.profile.batch_size
+    if question.precision is not None and "precision" not in plan.table():
+        plan = dataclasses.replace(plan, precision=question.precision)
+    check(plan)
+    if plan.ranks > have:
+        raise PlanError(
+            f"{plan} needs {plan.ranks} devices",
+            rule=f"{plan.equation} = {plan.ranks} > {have} devices",
+            fix=f"--devices {plan.ranks}, or a smaller plan",
+        )
+    if plan.dp * plan.micro > batch:
+        raise PlanError(
+            f"{plan} for batches of {batch}",
+            rule=f"every replica has a sample in every micro-batch: dp({plan.dp}) x micro({plan.micro}) = "
+            f"{plan.dp * plan.micro} > {batch} samples",
+            fix=f"--batch {plan.dp * plan.micro}, or fewer replicas or micro-batches",
+        )
+    return plan
+
+
+def _precision(given: Plan | None, precision: str | None, cluster: Cluster) -> str:
+    """The precision of the user's own plan, the one asked for, or the default of these machines."""
+    from ..planner import default_precision
+
+    if given is not None and (precision is None or "precision" in given.table()):
+        return given.precision
+    return precision or default_precision(cluster)

@@ -1,0 +1,97 @@
+"""Functions that run on every rank: a training, a verification. And how they are started for a job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..core.job import Job
+
+if TYPE_CHECKING:
+    from ..clusters import DeviceSpec
+    from ..runtime.guards.guard import Guards
+    from ..runtime.training.checkpoint_policy import CheckpointPolicy
+    from ..runtime.verification.verify import Verification
+    from .main_guard import RankJob
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+def run_job_ranks(
+    task: Callable[..., Any],
+    job: RankJob,
+    *arguments: Any,
+    ranks: int,
+    threads: int | None = None,
+    on_event: Callable[[int, dict[str, Any]], None] | None = None,
+) -> list[Any]:
+    """Run `task(emit, job, *arguments)` on local ranks. One rank of a job that only this process has runs here."""
+    from ..launchers import run_ranks
+
+    if job.sent is not None:
+        return run_ranks(task, job.sent, *arguments, ranks=ranks, threads=threads, on_event=on_event)
+    if ranks > 1:
+        assert job.problem is not None
+        raise job.problem
+    from ..comm.environment import disconnect
+
+    try:
+        return [task(lambda event: on_event(0, event) if on_event else None, job.job, *arguments)]
+    finally:
+        disconnect()
+
+
+def load_sent_job(sent: str | Job | Callable[[], Job]) -> Job:
+    """The job on a rank: from its file, as it was sent, or made by the function that was sent."""
+    if isinstance(sent, Job):
+        return sent
+    return Job.load(sent) if isinstance(sent, str) else sent()
+
+
+def train_rank(
+    emit: Emit,
+    sent: str | Job | Callable[[], Job],
+    plan: str,
+    steps: int,
+    evaluate: bool,
+    measured: DeviceSpec | None,
+    guards: Guards,
+    saves: CheckpointPolicy | None = None,
+    flops_per_byte: float | None = None,
+) -> dict[str, Any]:
+    """Set up the job, report the machine's speed now relative to when it was `measured`, and train."""
+    from ..measurement.host_overhead import host_slowdown
+    from ..measurement.speed_probe import ROUNDS_AFTER, current_speed, expected_speed, speed_during_run
+    from ..runtime.engine import initialize
+    from ..runtime.training.train import train
+
+    engine = initialize(load_sent_job(sent), plan, guards=guards, flops_per_byte=flops_per_byte)
+    if measured is None:
+        return train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+    if engine.device.type == "cuda":  # a GPU keeps its speed, its host does not
+        pace = host_slowdown(measured, engine.device)
+        if engine.rank == 0 and pace:
+            emit({"pace": pace})
+        result = train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+        after = host_slowdown(measured, engine.device) if pace else None
+        return result | ({"pace": math.sqrt(pace * after), "drift": _drift(pace, after)} if pace and after else {})
+    before = current_speed(measured, engine.device)
+    if engine.rank == 0:
+        emit({"speed": expected_speed(before, engine.device)})
+    result = train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+    after = current_speed(measured, engine.device, rounds=ROUNDS_AFTER)
+    return result | {"speed": speed_during_run(before, after, engine.device), "drift": _drift(before, after)}
+
+
+def _drift(before: float, after: float) -> float:
+    """How far the machine's speed moved during a run, in either direction, as a logarithm."""
+    return abs(math.log(after / before))
+
+
+def verify_rank(emit: Emit, sent: str | Job | Callable[[], Job], plan: str, steps: int) -> Verification | None:
+    """One rank's part of a verification; the first rank returns the result."""
+    from ..plans import Plan
+    from ..runtime.verification.verify import verify
+
+    return verify(load_sent_job(sent), Plan.parse(plan), steps=steps)

@@ -1,0 +1,226 @@
+"""`dl.train`: plan if asked, predict, run the job on local ranks, write the run folder and its report page."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import InputError
+from .checkpoints import CheckpointOptions, continues, stop_on_signal
+from .corrections import keep_run
+from .forecast import AUTO, Forecast, forecast
+from .inputs import JOB_RULE, Progress, describe, ignore_progress, load_job, log_note
+from .main_guard import RankJob, rank_job
+from .rank_tasks import run_job_ranks, train_rank
+from .training import RankReports, make_run, prepare_folder, write_last_step
+
+if TYPE_CHECKING:
+    from ..costs import Estimate
+    from ..plans import Plan
+    from ..reports import Run, StepRecord
+    from ..runtime.guards.guard import Guards
+    from ..runtime.telemetry.log import StepLog
+    from ..runtime.telemetry.sinks import Sink
+    from ..runtime.training.checkpoint_policy import CheckpointPolicy
+    from .inputs import ClusterInput, JobInput, PlanInput
+
+
+class TrainObserver:
+    """Follows a training while it runs. The methods do nothing; override what should be shown."""
+
+    def note(self, text: str) -> None:
+        """A sentence for the user."""
+
+    def warn(self, text: str) -> None:
+        """A sentence that the user should not miss."""
+        log_note(text)
+
+    def start(self, job: str, plan: Plan, predicted: Estimate, steps: int) -> None:
+        """The ranks are about to start."""
+
+    def step(self, record: StepRecord, *, profiled: bool) -> None:
+        """One more step is done."""
+
+    def close(self) -> None:
+        """The ranks have ended, well or not."""
+
+    def end(self, run: Run, page: Path, phases: dict[str, float], *, taken: int) -> None:
+        """The run is saved. `phases` are seconds by phase, `taken` the steps of this call."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSinks:
+    """Where step records go besides the run folder."""
+
+    tensorboard: str | None = None
+    """A folder."""
+    wandb: bool = False
+    """Weights & Biases, offline."""
+    trace: str | None = None
+    """A file for Perfetto with the last step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StepCallback(TrainObserver):
+    on_step: Callable[[StepRecord], None]
+
+    def step(self, record: StepRecord, *, profiled: bool) -> None:
+        """Pass the record on."""
+        self.on_step(record)
+
+
+def train(
+    job: JobInput,
+    plan: PlanInput = AUTO,
+    *,
+    steps: int | None = None,
+    ranks: int | None = None,
+    cluster: ClusterInput = None,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    compare: bool = False,
+    corrections: bool = True,
+    guards: Guards | None = None,
+    checkpoints: CheckpointOptions | None = None,
+    sinks: RecordSinks | None = None,
+    on_step: Callable[[StepRecord], None] | None = None,
+    observer: TrainObserver | None = None,
+    progress: Progress = ignore_progress,
+    command: Sequence[str] = (),
+) -> Run:
+    """Train a job under a plan on local ranks; the run with its losses, measured and predicted times, and folder.
+
+    `plan` is `auto` (search for the fastest), or the plan to run. A given plan is priced; `compare` also searches, so
+    that the report ranks it among the others. `cluster` is what to predict with (default: this machine). `output` is
+    the run folder (default: runs/JOB-DATE). With `corrections`, earlier runs on this machine correct the prediction,
+    and this run is recorded for later ones. `on_step` gets a record after each step.
+    """
+    from ..reports.page import write_page
+    from ..reports.step_records import STEPS, earlier_steps
+    from ..runtime.guards.guard import Guards
+    from ..runtime.telemetry.log import RunFacts, StepLog
+
+    _check_counts(ranks, steps)
+    if checkpoints:
+        checkpoints.check()
+    watch = observer or (_StepCallback(on_step) if on_step else TrainObserver())
+    loaded = load_job(job, rule=f"{JOB_RULE}; zoo models can only be planned")
+    sent = rank_job(job, loaded)
+    f = forecast(
+        loaded, plan, ranks, cluster, corrections=corrections, compare=compare, notify=watch.warn, progress=progress
+    )
+    if sent.problem is not None and f.plan.processes > 1:
+        raise sent.problem
+    folder = Path(output) if output else Path("runs") / f"{loaded.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    saves = checkpoints.policy(loaded.name, folder, watch.note) if checkpoints else None
+    prepare_folder(folder, overwrite=overwrite or bool(saves and saves.resume))
+    count = steps or loaded.steps
+    earlier = earlier_steps(folder / STEPS) if continues(saves, folder) else ()
+    targets = _open_sinks(
+        sinks or RecordSinks(), folder, {"job": loaded.source, "plan": str(f.plan), "steps": count}, bool(earlier)
+    )
+    watch.note(f.skipped)
+    watch.start(describe(loaded), f.plan, f.estimate, count)
+    log = StepLog(RunFacts.of(count, f.plan, f.profile, f.cluster, f.estimate))
+    reports = _run_ranks(sent, f, count, guards or Guards(), log, targets, watch, saves)
+    command = command or (f"drumline.train({describe(loaded)!r}, {str(f.plan)!r})",)
+    run = make_run(folder, loaded, f, reports, earlier, tuple(command))
+    run.save(folder)
+    page = write_page(run, folder)
+    if sinks and sinks.trace:
+        write_last_step(sinks.trace, reports)
+    first = reports.first
+    watch.end(run, page, first["seconds_by_phase"], taken=len(reports.records))
+    if checkpoints:
+        watch.note(checkpoints.advice(first["save_stall"], run.step_seconds))
+    if corrections:
+        own = [r["own_by_phase"] for r in reports.results]
+        watch.note(keep_run(f.file, run, f.speed_of(first), own, first["counted"], drift=first.get("drift", 0.0)))
+    if first["preempted"]:
+        watch.warn("preempted: continue with --resume auto")
+    return run
+
+
+def _check_counts(ranks: int | None, steps: int | None) -> None:
+    if steps is not None and steps < 1:
+        raise InputError(f"steps={steps}", rule="at least one step")
+    if ranks is not None and ranks < 1:
+        raise InputError(f"ranks={ranks}", rule="at least one rank")
+
+
+def _open_sinks(sinks: RecordSinks, folder: Path, config: dict[str, Any], continued: bool) -> list[Sink]:
+    """Open every sink; a package that is not installed is refused before the training."""
+    from ..reports.step_records import STEPS
+    from ..runtime.telemetry.sinks import JsonLinesFile, TensorBoard, Wandb
+
+    opened: list[Sink] = [JsonLinesFile(folder / STEPS, resume=continued)]
+    if sinks.tensorboard:
+        opened.append(TensorBoard(sinks.tensorboard))
+    if sinks.wandb:
+        opened.append(Wandb(folder.name, folder, config))
+    return opened
+
+
+def _run_ranks(
+    job: RankJob,
+    f: Forecast,
+    steps: int,
+    guards: Guards,
+    log: StepLog,
+    sinks: list[Sink],
+    watch: TrainObserver,
+    saves: CheckpointPolicy | None,
+) -> RankReports:
+    """Start the ranks; show and write what they report."""
+    from ..costs.collectives import flops_per_byte
+
+    plan, device = f.plan, f.cluster.device
+    records: list[StepRecord] = []
+    speeds: list[float] = []
+
+    def on_event(rank: int, e: dict[str, Any]) -> None:
+        if "said" in e:
+            watch.note(e["said"])
+        elif (speed := f.speed_of(e)) is not None:
+            speeds.append(speed)
+            log.predicted = log.predicted / speed if log.predicted else None
+            watch.note(_speed_note(e, speed, log.predicted))
+        else:
+            records.append(log.record(e))
+            for sink in sinks:
+                sink.write(records[-1])
+            watch.step(records[-1], profiled=e["probed"])
+
+    try:
+        with stop_on_signal(saves):
+            results = run_job_ranks(
+                train_rank,
+                job,
+                str(plan),
+                steps,
+                bool(job.job.evaluate or job.job.validation),
+                device if f.cluster.measured else None,
+                guards,
+                saves,
+                flops_per_byte(plan, f.cluster) if plan.pp > 1 else None,
+                ranks=plan.processes,
+                threads=device.threads or None,
+                on_event=on_event,
+            )
+    finally:
+        watch.close()
+        for sink in sinks:
+            sink.close()
+    return RankReports(records, results, speeds[0] if speeds else None)
+
+
+def _speed_note(event: dict[str, Any], speed: float, predicted: float | None) -> str:
+    from ..core.units import format_seconds
+
+    now = f"; predicted {format_seconds(predicted)} a step" if predicted else ""
+    if "pace" in event:
+        return f"the GPU's host now takes {event['pace']:.2f} times as long as when it was measured{now}"
+    return f"the machine now runs at {speed:.2f} of its measured speed{now}"

@@ -1,0 +1,147 @@
+"""The outcome of a training: what its ranks reported, turned into a `Run` with its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import InputError
+from .corrections import predicted_timeline
+
+if TYPE_CHECKING:
+    from ..clusters import Cluster
+    from ..core.job import Job
+    from ..core.timeline import Span
+    from ..models import Profile
+    from ..plans import Plan
+    from ..reports import Run, StepRecord
+    from ..reports.split_summary import SplitSummary
+    from .forecast import Forecast
+
+
+@dataclass(frozen=True, slots=True)
+class RankReports:
+    """What the ranks of a training reported."""
+
+    records: list[StepRecord]
+    """One for each step."""
+    results: list[dict[str, Any]]
+    """One for each rank, at the end."""
+    speed: float | None
+    """The machine's speed at the start, relative to when it was measured."""
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The first rank's result."""
+        return self.results[0]
+
+    @property
+    def last_step(self) -> list[Span]:
+        """The last step as every rank recorded it, each by its own clock from its own start."""
+        return [s for r in self.results for s in r["last"]]
+
+
+def prepare_folder(folder: Path, *, overwrite: bool) -> None:
+    """Create the run folder, or refuse it: before the training, not after it."""
+    if (folder / "run.json").exists() and not overwrite:
+        raise InputError(f"{folder} already contains a run", fix="--output with another name, or remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise InputError(f"{folder} cannot be a run folder: {e.strerror}", fix="--output with another name") from None
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder} cannot be written", fix="--output with another name")
+    (folder / "run.json").unlink(missing_ok=True)  # the run that it describes is about to be overwritten
+
+
+def make_run(
+    folder: Path,
+    job: Job,
+    forecast: Forecast,
+    reports: RankReports,
+    earlier: Iterable[StepRecord],
+    command: tuple[str, ...],
+) -> Run:
+    """The run; `earlier` are the steps of the run that it continues."""
+    from ..core.timeline import Timeline
+    from ..reports import Run
+
+    f, records, results, first, speed = forecast, reports.records, reports.results, reports.first, reports.speed
+    predicted = f.estimate if speed is None else f.estimate.at_speed(speed)
+    return Run(
+        name=folder.name,
+        job=job.source or "in memory",
+        digest=job.digest,
+        command=command,
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        machine=_machine(),
+        versions=_versions(),
+        ranks=f.plan.ranks,
+        device=first["device"],
+        batch_size=job.batch_size,
+        plan=f.plan,
+        cluster=f.cluster,
+        profile=f.profile,
+        estimate=predicted,
+        answer=f.answer,
+        steps=(*(s for s in earlier if s.step < records[0].step), *records),
+        predicted=predicted_timeline(f.profile, f.plan, f.cluster, predicted, speed or 1.0),
+        measured=Timeline(
+            "measured",
+            tuple(s for r in results for s in r["spans"]),
+            notes=(f"step {first['probed']}, recorded under the profiler, which slows it",),
+        ),
+        step_seconds=max(r["step_seconds"] for r in results),
+        peak_bytes=max(r["peak_bytes"] for r in results),
+        memory_parts=max(results, key=lambda r: r["peak_bytes"])["parts"],
+        evaluation=first["evaluation"],
+        division=_split_summary(f.profile, f.plan, f.cluster, results),
+        folder=folder,
+    )
+
+
+def _split_summary(
+    profile: Profile, plan: Plan, cluster: Cluster, results: list[dict[str, Any]]
+) -> SplitSummary | None:
+    """How the plan split the model, as the first rank reported it, and a pipeline's bubbles."""
+    summary: SplitSummary | None = results[0]["division"]
+    if summary is None or plan.pp == 1:
+        return summary
+    from ..costs import OperatorCostModel
+    from ..runtime.pipeline.clock import measured_bubble, order_bubble
+    from ..schedules import pipeline_order
+
+    lanes = [r["lanes"] for r in results]
+    order = pipeline_order(plan.schedule, plan.pp, plan.micro, plan.virtual)
+    predicted = OperatorCostModel(profile, cluster, plan.precision).pipeline(plan).bubble
+    bubbles = {"predicted": predicted, "measured": measured_bubble(lanes), "order": order_bubble(order, lanes)}
+    return dataclasses.replace(summary, bubble={k: v for k, v in bubbles.items() if v is not None})
+
+
+def write_last_step(path: str | Path, reports: RankReports) -> None:
+    """Write the last step for Perfetto."""
+    from ..core import files
+    from ..core.timeline import Timeline
+
+    notes = (f"step {reports.records[-1].step}",)
+    files.write_text(path, Timeline("measured", tuple(reports.last_step), notes=notes).to_chrome())
+
+
+def _machine() -> str:
+    from ..measurement.machine import cpu_name
+
+    return f"{platform.node()}: {os.cpu_count()} x {cpu_name()}, {platform.system()} {platform.release()}"
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    from .. import __version__
+
+    return {"drumline": __version__, "torch": torch.__version__, "python": platform.python_version()}

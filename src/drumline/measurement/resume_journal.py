@@ -1,0 +1,67 @@
+"""Resume journal: timings written to disk, so that an interrupted measurement continues where it stopped.
+
+One line per case, appended when it is timed. Lines of another device or torch, or older than an hour, are ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from .timing import Timing
+
+MAX_AGE_S = 3600.0
+"""Seconds after which a case is measured again, because machines change."""
+
+
+class ResumeJournal:
+    """Timed cases of one rank."""
+
+    def __init__(self, path: Path | None, device: torch.device) -> None:
+        self._path = path
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        self._stamp = f"{name}, torch {torch.__version__}"
+        self._known: dict[str, Timing] = {}
+        if path is not None and path.exists():
+            self._read(path)
+
+    @property
+    def known_cases(self) -> int:
+        """Number of cases from an earlier run."""
+        return len(self._known)
+
+    def timed(self, key: tuple[object, ...], clock: Callable[[], Timing]) -> Timing:
+        """The timing of a case: from the journal, or from `clock`, and then recorded."""
+        name = " ".join(map(str, key))
+        if name in self._known:
+            return self._known[name]
+        timing = clock()
+        if self._path is not None:
+            row = {"stamp": self._stamp, "when": time.time(), "case": name, **dataclasses.asdict(timing)}
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "a", encoding="utf-8") as f:
+                f.write(json.dumps(row) + "\n")
+        return timing
+
+    def _read(self, path: Path) -> None:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+                recent = time.time() - row["when"] < MAX_AGE_S
+                if recent and row["stamp"] == self._stamp:
+                    self._known[row["case"]] = Timing(float(row["seconds"]), float(row["spread"]))
+            except (ValueError, KeyError, TypeError):
+                continue  # the line that was being written at the interruption
+
+
+def delete_journal(journal: str) -> None:
+    """Delete the journals of all ranks after a complete measurement."""
+    path = Path(journal)
+    for part in path.parent.glob(f"{path.name}.*"):
+        os.remove(part)

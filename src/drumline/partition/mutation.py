@@ -1,0 +1,83 @@
+"""Mutation analysis of a graph: which operators write in place, and into whose memory. Views are followed to their
+base."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch.fx import Graph, Node
+
+from .batch_statistics import synchronized_batch_norm
+from .spatial.norm import instance_norm
+
+aten = torch.ops.aten
+
+STATISTICS = (aten.batch_norm.default, aten.instance_norm.default, synchronized_batch_norm, instance_norm)
+"""Operators that write running statistics, which their schemas do not show."""
+
+
+def mutates(node: Node) -> bool:
+    """Whether an operator writes into one of its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    if node.target in STATISTICS:
+        return True
+    return bool(schema is not None and schema.is_mutable)
+
+
+def is_view(node: Node) -> bool:
+    """Whether an operator's result may share memory with its argument."""
+    if node.target is operator.getitem:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    aliased = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    sometimes = (aten.reshape.default, aten.contiguous.default, aten.to.dtype, aten.to.device, aten.flatten.using_ints)
+    return aliased or node.target in sometimes
+
+
+def memory_writes(nodes: Iterable[Node]) -> list[tuple[Node, Node]]:
+    """(operator, the node whose memory it writes into), for every write."""
+    pairs = []
+    for node in nodes:
+        if node.op == "call_function" and mutates(node):
+            pairs += [(node, _root(target)) for target in _targets(node)]
+    return pairs
+
+
+def mutated_values(graph: Graph) -> set[Node]:
+    """The values whose memory is written through another name."""
+    values: set[Node] = set()
+    for node in graph.nodes:
+        writes = node.op == "call_function" and mutates(node) and node.target not in STATISTICS
+        if writes and node.args and isinstance(node.args[0], Node):
+            base = node.args[0]
+            if base.op == "placeholder":
+                continue
+            while base.op == "call_function" and is_view(base) and isinstance(base.args[0], Node):
+                values.add(base)
+                base = base.args[0]
+            values.add(base)
+            values.add(node)
+    return values
+
+
+def _targets(node: Node) -> list[Node]:
+    """The arguments that an operator writes to."""
+    if node.target in STATISTICS:
+        return [a for a in node.args[3:5] if isinstance(a, Node)]  # running statistics
+    arguments = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))  # type: ignore[union-attr]
+    arguments.update(node.kwargs)
+    written = [a.name for a in node.target._schema.arguments if a.is_write]  # type: ignore[union-attr]
+    return [arguments[name] for name in written if isinstance(arguments.get(name), Node)]  # type: ignore[misc]
+
+
+def _root(node: Node) -> Node:
+    while node.op == "call_function" and (is_view(node) or mutates(node)):
+        sources = _targets(node) if mutates(node) else [a for a in node.args if isinstance(a, Node)]
+        if not sources:
+            break
+        node = sources[0]
+    return node

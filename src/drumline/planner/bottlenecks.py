@@ -1,0 +1,69 @@
+"""Bottlenecks of a step: where its time goes, and which property of the machine bounds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..clusters import Cluster
+from ..costs import Estimate
+from ..costs.kernel_time import Pricer
+from ..costs.layer_time import largest_micro_batch
+from ..costs.model_split import split_model
+from ..models.profile import COMPUTE_KINDS, Profile
+from ..plans import Plan
+
+DEPENDS_ON = {
+    "products": "the matmul rate (device.peak)",
+    "memory": "the memory bandwidth of the device (device.bandwidth)",
+    "launches": "the launch time of small kernels (device.launch)",
+    "communication": "exposed communication (node.link, network.link)",
+    "bubble": "pipeline stages waiting for each other (pp, micro)",
+    "optimizer": "the optimizer update, at memory bandwidth",
+    "overhead": "work between two steps: reading the loss and agreeing on it",
+}
+"""What each bottleneck depends on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bottlenecks:
+    """Fractions of a step by what bounds them; they add up to 1."""
+
+    shares: dict[str, float]
+    utilisation: float
+    """Model FLOP/s over the peak of the devices in use."""
+
+    @property
+    def first(self) -> str:
+        """The largest bottleneck."""
+        return max(self.shares, key=lambda k: self.shares[k])
+
+
+def bottlenecks(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> Bottlenecks:
+    """Attribute the time of a step."""
+    compute = sum(e.parts.get(k, 0.0) for k in ("forward", "backward", "recompute"))
+    seconds = {k: compute * share for k, share in _kernel_limits(profile, plan, cluster).items()}
+    seconds |= {k: e.parts.get(k, 0.0) for k in ("communication", "bubble", "optimizer", "overhead")}
+    total = sum(seconds.values()) or 1.0
+    shares = {k: v / total for k, v in sorted(seconds.items(), key=lambda kv: -kv[1]) if v > 0}
+    peak_flops = e.step_seconds * plan.ranks * cluster.device.peak[plan.precision]
+    return Bottlenecks(shares, profile.flops().at(profile.batch_size) / peak_flops)
+
+
+def _kernel_limits(profile: Profile, plan: Plan, cluster: Cluster) -> dict[str, float]:
+    """Fractions of the kernel time that each limit of the device is responsible for."""
+    local = split_model(profile, plan).profile if plan.splits_model else profile
+    pricer = Pricer(local, cluster.device, plan.precision)
+    n = largest_micro_batch(profile.batch_size, plan)
+    seconds = dict.fromkeys(("products", "memory", "launches"), 0.0)
+    for x in local.layers:
+        for op in x.ops:
+            duration = pricer.op_seconds(op, n)
+            if duration <= cluster.device.launch:
+                limit = "launches"
+            elif op.kind in COMPUTE_KINDS:
+                limit = "products"
+            else:
+                limit = "memory"
+            seconds[limit] += duration * op.count * x.repeats
+    total = sum(seconds.values()) or 1.0
+    return {k: v / total for k, v in seconds.items()}

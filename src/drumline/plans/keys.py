@@ -1,0 +1,172 @@
+"""Types of plan keys: how a value is read from the notation or a file, checked, written and documented."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.units import parse_bytes
+
+MAX_COUNT = 10_000_000
+MEASURED = ("measured",)
+"""Value of `split` that cuts the stages by measured times."""
+
+
+class KeyType(ABC):
+    """Type of the values of a key. `read` and `write` are inverse."""
+
+    rule: str
+    """Valid values, as errors say it: `KEY is RULE`."""
+    values: str
+    """Valid values, as the documentation lists them."""
+
+    @abstractmethod
+    def read(self, value: Any) -> Any:
+        """The value from text of the notation or from a TOML value; a ValueError if it has another form."""
+
+    def check(self, value: Any) -> bool:
+        """Whether a value is valid."""
+        return True
+
+    def write(self, value: Any) -> Any:
+        """The TOML form of a value."""
+        return value
+
+
+class CountKey(KeyType):
+    """A whole number."""
+
+    values = "n"
+
+    def __init__(self, least: int = 1) -> None:
+        self.least, self.rule = least, f"a whole number from {least} to {MAX_COUNT}"
+
+    def read(self, value: Any) -> int:
+        if isinstance(value, str):
+            return int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(self.rule)
+        return value
+
+    def check(self, value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and self.least <= value <= MAX_COUNT
+
+
+class ChoiceKey(KeyType):
+    """One of some words or numbers."""
+
+    def __init__(self, *choices: str | int) -> None:
+        words = [str(choice) for choice in choices]
+        self.choices, self.values = choices, " ".join(words)
+        self.rule = f"{', '.join(words[:-1])} or {words[-1]}"
+
+    def read(self, value: Any) -> str | int:
+        return CountKey().read(value) if isinstance(self.choices[0], int) else str(value)
+
+    def check(self, value: Any) -> bool:
+        return value in self.choices
+
+
+class FlagKey(KeyType):
+    """true or false."""
+
+    rule, values = "true or false", "true false"
+
+    def read(self, value: Any) -> bool:
+        word = str(value).lower()
+        if word not in ("true", "false"):
+            raise ValueError(self.rule)
+        return word == "true"
+
+
+class BytesKey(KeyType):
+    """A positive number of bytes."""
+
+    rule, values = "a size such as 25MiB, at least 1 byte", "bytes"
+
+    def read(self, value: Any) -> int:
+        return int(parse_bytes(value))
+
+    def check(self, value: Any) -> bool:
+        return bool(value >= 1)
+
+
+class TileKey(KeyType):
+    """Rows and columns, written `2x2`."""
+
+    rule, values = "rows x columns such as 2x2, each at least 1", "1x2 2x2 ..."
+
+    def read(self, value: Any) -> tuple[int, int]:
+        rows, columns = str(value).split("x")
+        return int(rows), int(columns)
+
+    def check(self, value: Any) -> bool:
+        return bool(min(value) >= 1)
+
+    def write(self, value: Any) -> str:
+        return f"{value[0]}x{value[1]}"
+
+
+class LayersKey(KeyType):
+    """Names of layers, written with `+` between them; `measured`; or `auto`, which is no name."""
+
+    rule, values = "auto, measured, or names of layers with + between them", "auto, measured, a+b"
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        names = tuple(value.split("+")) if isinstance(value, str) else tuple(map(str, value))
+        return () if names == ("auto",) else names
+
+    def check(self, value: Any) -> bool:
+        return len(value) < 2 or {"auto", *MEASURED}.isdisjoint(value)
+
+    def write(self, value: Any) -> list[str]:
+        return list(value)
+
+
+class PatternKey(KeyType):
+    """Text that matches a regular expression."""
+
+    def __init__(self, pattern: str, *forms: str) -> None:
+        self._pattern, self.values = re.compile(pattern), " ".join(forms)
+        self.rule = f"{', '.join(forms[:-1])} or {forms[-1]}"
+
+    def read(self, value: Any) -> str:
+        return str(value)
+
+    def check(self, value: Any) -> bool:
+        return self._pattern.fullmatch(value) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanKey:
+    """Definition of one key of a plan, from which parsing, checks, file form and documentation follow."""
+
+    type: KeyType
+    meaning: str
+    tested: tuple[object, ...] | None = ()
+    """Values covered by parity tests, besides the default; None: any value is."""
+    elsewhere: str = ""
+    """Default reason why another tool cannot express the key; empty if every tool can."""
+
+
+def plan_key(
+    default: Any, type: KeyType, meaning: str, *, tested: Sequence[object] | None = (), elsewhere: str = ""
+) -> Any:
+    """A dataclass field with its definition."""
+    key = PlanKey(type, meaning, None if tested is None else tuple(tested), elsewhere)
+    return dataclasses.field(default=default, metadata={"key": key})
+
+
+def keys_of(plan: Any) -> dict[str, PlanKey]:
+    """The definitions of all keys of a plan class, by name, in the order of the notation."""
+    return {f.name: f.metadata["key"] for f in dataclasses.fields(plan)}
+
+
+def key_table(plan: Any) -> str:
+    """The Markdown table of all keys, for the documentation."""
+    rows = [f"| `{name}` | {key.type.values} | {key.meaning} |" for name, key in keys_of(plan).items()]
+    return "\n".join(["| key | values | meaning |", "|---|---|---|", *rows])

@@ -1,0 +1,286 @@
+"""The tables at the end of the page: the plan and its alternatives, the model by layer, the cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from ..clusters.spec import Cluster
+from ..core.units import format_bytes, format_count, format_rate, format_seconds
+from ..models.profile import COMPUTE_KINDS, Layer, Profile
+from ..plans.plan import Plan
+from .markup import Content, Html, cut, join, names, table, tag
+from .run import Run
+
+MOST_CANDIDATES = 30
+MOST_LAYERS = 100
+TIMES = "\u00d7"
+
+MEANING = {
+    "dp": "data-parallel replicas: each computes its share of the batch",
+    "shard": "replicas that share one sharded copy",
+    "zero": "what is sharded: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters",
+    "tp": "tensor-parallel ranks: each has a slice of every large matrix",
+    "cp": "context-parallel ranks: each has a part of the sequence",
+    "ep": "expert-parallel ranks",
+    "pp": "pipeline stages",
+    "virtual": "pipeline stages per rank",
+    "split": "layers that begin a stage",
+    "schedule": "the order of forwards and backwards in the pipeline",
+    "micro": "micro-batches per step",
+    "tile": "spatial tiles of an image",
+    "halo": "whether tiles exchange border rows with their neighbours",
+    "recompute": "activations recomputed in the backward instead of stored",
+    "offload": "states kept in host memory",
+    "chunk": "pieces in which the largest layers are computed",
+    "precision": "the compute type",
+    "sync": "how replicas synchronize",
+    "allreduce": "the all-reduce algorithm for gradients",
+    "backend": "the transport",
+    "compress": "gradient compression",
+    "bucket": "bytes of gradients per message",
+    "compile": "whether blocks are compiled",
+}
+"""The meaning of each key of a plan, in a line."""
+
+
+def plan_section(run: Run) -> Html:
+    """The keys of the plan, and the candidates that it was chosen from."""
+    set_here = run.plan.table()
+    rows: list[list[Content]] = [
+        [
+            tag("code", k),
+            tag("code", cut(_word(v), 60)),
+            MEANING.get(k, "") + (f": {format_bytes(v)}" if k == "bucket" else ""),
+        ]
+        for k, v in set_here.items()
+    ]
+    rest = [f"{f.name}={_word(getattr(Plan(), f.name))}" for f in dataclasses.fields(Plan) if f.name not in set_here]
+    keys = table((("key", "tight"), ("value", "tight"), ("meaning", "wide")), rows, caption="The keys of the plan")
+    exact = (
+        "exact: it computes what one device would, up to rounding"
+        if run.plan.exact
+        else "approximate: its result differs from that of one device by more than rounding"
+    )
+    layout = f"arranges the ranks as {run.plan.mesh}" if run.plan.ranks > 1 else "runs on one rank"
+    lead = tag("p", names(str(run.plan)), f" {layout}. It is {exact}.")
+    defaults = tag("p", "At their defaults: ", tag("code", ", ".join(rest)), ".", class_="note")
+    return join(lead, keys, defaults, _answer(run))
+
+
+def _answer(run: Run) -> Html:
+    if run.answer is None:
+        return tag("p", "The plan was given, not searched for: no candidates to compare it with.", class_="note")
+    candidates = run.answer.candidates
+    chosen = next((i for i, c in enumerate(candidates) if _same(str(c.plan), run.plan)), -1)
+    shown = list(enumerate(candidates))[:MOST_CANDIDATES]
+    if chosen >= MOST_CANDIDATES:
+        shown.append((chosen, candidates[chosen]))
+    longest = max((c.step_seconds for _, c in shown), default=0.0)
+    rows: list[list[Content]] = []
+    for i, c in shown:
+        rows.append(
+            [
+                i + 1,
+                names(str(c.plan)),
+                format_seconds(c.step_seconds),
+                _bar(c.step_seconds, longest),
+                format_bytes(c.memory_bytes),
+                tag("span", "✓ fits", class_="good") if c.fits else tag("span", "✗ too large", class_="poor"),
+                cut(c.reason, 160),
+            ]
+        )
+    heads = (
+        ("", "num"),
+        ("plan", "plan"),
+        ("step", "num"),
+        ("", "extra"),
+        ("memory", "num right"),
+        ("", "tight fit"),
+        ("reason", "wide"),
+    )
+    marked = next((k for k, (i, _) in enumerate(shown) if i == chosen), -1)
+    rest = len(candidates) - len(shown)
+    fit = sum(c.fits for c in candidates)
+    note = f"{len(candidates)} candidates in {format_seconds(run.answer.seconds)}; {fit} of them fit."
+    note += f" {rest} more are in answer.json." if rest else ""
+    note += " This run's plan is highlighted." if marked >= 0 else " This run's plan is not among them."
+    return join(
+        tag("h3", "Why this plan"),
+        tag("p", run.answer.explanation) if run.answer.explanation else None,
+        table(heads, rows, caption="Candidates, best first", marked=marked, class_="stack"),
+        tag("p", note, class_="note"),
+    )
+
+
+def _same(text: str, plan: Plan) -> bool:
+    return text.replace(" ", "") == str(plan)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return "+".join(map(str, value)) if value and isinstance(value[0], str) else "x".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _bar(value: float, most: float) -> Html:
+    share = f"{100 * value / most:.1f}%" if most > 0 else "0%"
+    return tag(
+        "svg",
+        tag("rect", x=0, y=2, width=share, height=8, class_="bar"),
+        width=72,
+        height=12,
+        class_="inline",
+        aria_hidden="true",
+    )
+
+
+# ---- model
+
+
+def model_section(profile: Profile) -> Html:
+    """The layers in execution order; equal neighbours are one row."""
+    groups = list(_folded(profile))
+    work = profile.flops().at(1)
+    rows: list[list[Content]] = []
+    for layer, called, n in groups[:MOST_LAYERS]:
+        flops = n * layer.flops().at(1)
+        rows.append(
+            [
+                join(tag("code", cut(called, 44)), f" {TIMES} {n}" if n > 1 else None),
+                cut(layer.kind, 28),
+                f"{n * (layer.parameters + layer.frozen):,}",
+                format_count(flops, "FLOP") if flops else "-",
+                _bar(flops, work),
+                format_bytes(n * layer.saved.at(1)),
+            ]
+        )
+    saved = sum(x.saved.at(1) * x.repeats for x in profile.layers)
+    total: list[Content] = [
+        "all",
+        "",
+        f"{profile.parameters:,}",
+        format_count(work, "FLOP") if work else "-",
+        "",
+        format_bytes(saved),
+    ]
+    heads = (
+        ("layer", "plan"),
+        ("kind", "extra"),
+        ("parameters", "num"),
+        ("work", "num"),
+        ("", "extra"),
+        ("saved", "num"),
+    )
+    frozen = profile.parameters - profile.trained
+    lead = (
+        f"{profile.name}: {_count(profile.parameters)} parameters"
+        f"{f', {_count(frozen)} of them frozen' if frozen else ''}, trained by {profile.optimizer} with "
+        f"{profile.state_per_parameter:g} bytes of state each. {_SOURCE.get(profile.origin, '')}"
+    )
+    note = "For one sample. Work is forward and backward; saved is what the forward keeps for the backward."
+    if len(groups) > MOST_LAYERS:
+        note += f" {len(groups) - MOST_LAYERS} more rows are in profile.json."
+    return join(
+        tag("p", lead, class_="lead"),
+        table(heads, rows, caption="The model by layer", total=total),
+        tag("p", " ".join((note, *profile.notes)), class_="note"),
+    )
+
+
+def _count(n: int) -> str:
+    return f"{n}" if n < 1000 else format_count(n)
+
+
+_SOURCE = {"traced": "Traced on fake tensors.", "formula": "From formulas."}
+
+
+def _folded(profile: Profile) -> Iterator[tuple[Layer, str, int]]:
+    """(layer, names, count), neighbours that differ only in name as one."""
+    run: list[Layer] = []
+
+    def closed() -> tuple[Layer, str, int]:
+        n = sum(x.repeats for x in run)
+        first, last = run[0].name or "(the model itself)", run[-1].name
+        if n > 1:
+            tail = re.sub(r"(\d+)(?!.*\d)", lambda m: str(int(m[1]) + run[-1].repeats - 1), last)
+            first = f"{first} … {tail}" if tail != first else first
+        return run[0], first, n
+
+    for layer in profile.layers:
+        if run and _nameless(layer) != _nameless(run[0]):
+            yield closed()
+            run = []
+        run.append(layer)
+    if run:
+        yield closed()
+
+
+def _nameless(layer: Layer) -> Layer:
+    return dataclasses.replace(layer, name="", repeats=1)
+
+
+# ---- cluster
+
+
+def cluster_section(cluster: Cluster) -> Html:
+    """Every number of the cluster with its origin; measured curves and tables as ranges."""
+    d = cluster.device
+    rows: list[list[Content]] = [
+        ["memory per rank", format_bytes(d.memory), cluster.origin_of("device.memory")],
+        ["memory bandwidth", format_rate(d.bandwidth), cluster.origin_of("device.bandwidth")],
+    ]
+    rows += [[f"peak {k}", format_count(v, "FLOP/s"), cluster.origin_of(f"device.peak.{k}")] for k, v in d.peak.items()]
+    rows += [
+        ["launch of an operator", format_seconds(d.launch), cluster.origin_of("device.launch")],
+        ["used by the framework", format_bytes(d.context), cluster.origin_of("device.context")],
+        ["link in a node: alpha", format_seconds(cluster.node.link.alpha), cluster.origin_of("node.link.alpha")],
+        [
+            "link in a node: bandwidth",
+            format_rate(cluster.node.link.bandwidth),
+            cluster.origin_of("node.link.bandwidth"),
+        ],
+    ]
+    if cluster.network:
+        link = cluster.network.link
+        rows += [
+            ["link between nodes: alpha", format_seconds(link.alpha), cluster.origin_of("network.link.alpha")],
+            ["link between nodes: bandwidth", format_rate(link.bandwidth), cluster.origin_of("network.link.bandwidth")],
+        ]
+    rows += [
+        ["communication hidden by computation", f"{100 * cluster.overlap:.0f}%", cluster.origin_of("overlap")],
+        ["spread of measurements", f"{100 * cluster.measurement_spread:.1f}%", cluster.origin_of("measurement_spread")],
+    ]
+    for c in d.curve:
+        unit = "FLOP/s" if c.kernel in COMPUTE_KINDS else "B/s"
+        rows.append(
+            [
+                f"{c.kernel}, {c.dtype}: {len(c.sizes)} sizes",
+                _range(c.rates, unit),
+                cluster.origin_of("device.curve"),
+            ]
+        )
+    for t in cluster.collective:
+        rows.append(
+            [
+                f"{t.collective} of {t.ranks} ranks over {t.transport}: {format_bytes(t.bytes[0])} to "
+                f"{format_bytes(t.bytes[-1])}",
+                f"{format_seconds(t.seconds[0])} to {format_seconds(t.seconds[-1])}",
+                cluster.origin_of("collective"),
+            ]
+        )
+    nodes = cluster.network.nodes if cluster.network else 1
+    lead = (
+        f"{cluster.name}: {cluster.devices} {TIMES} {d.name} in {nodes} {'node' if nodes == 1 else 'nodes'} "
+        f"of {cluster.node.devices}."
+    )
+    heads = (("", "plan"), ("value", "num"), ("origin", "wide"))
+    cells = [[row[0], row[1], cut(str(row[2]), 80)] for row in rows]
+    numbers = table(heads, cells, caption="The numbers of the cluster", class_="stack two")
+    return join(tag("p", lead, class_="lead"), numbers)
+
+
+def _range(rates: tuple[float, ...], unit: str) -> str:
+    low, high = format_count(min(rates), unit), format_count(max(rates), unit)
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,123 @@
+"""The record of one training step: the numbers on the screen, in JSON lines and in the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict
+
+from ..core import files
+from ..core.errors import CorruptFile
+
+STEPS = "steps.jsonl"
+"""The file of a run folder with one record per line."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step. Rates are per device; unknown values are None, or 0 where the field says so."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    step: int
+    loss: float
+    """Mean over the global batch."""
+    grad_norm: float
+    seconds: float
+    samples: int
+    """Over all ranks."""
+    memory_bytes: float = 0.0
+    """Peak of live tensors so far on one rank; 0 if not measured."""
+    memory_share: float | None = None
+    """Of the memory one rank may use."""
+    samples_per_second: float = 0.0
+    tokens_per_second: float | None = None
+    """If samples are rows of integers, as tokens are."""
+    tflops: float | None = None
+    """Model FLOPs in 10^12 per second; recomputation does not count."""
+    mfu: float | None = None
+    """Share of the device's dense peak."""
+    predicted_seconds: float | None = None
+    drift: float | None = None
+    """(measured - predicted) / predicted over the last steps: above zero the run is slower than predicted."""
+    eta_seconds: float = 0.0
+    data_share: float = 0.0
+    """Of the time, spent waiting for data."""
+    slowest_rank: int | None = None
+    slowest_phase: str = ""
+    slowest_factor: float | None = None
+    """Its own work relative to that of the fastest rank."""
+    skipped: int = 0
+    """Steps not applied so far."""
+    checkpoint_age: float | None = None
+    """Seconds since the last complete checkpoint."""
+    note: str = ""
+    """For the user's attention: a loss spike, why a step was skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The whole file, validated at once: a long training has many lines."""
+
+    lines: tuple[StepRecord, ...]
+
+
+def step_line(step: StepRecord, *, every: bool = False) -> str:
+    """One line of JSON. Fields at their defaults are omitted, unless `every` field is asked for."""
+    values = [(f.name, getattr(step, f.name), f.default) for f in dataclasses.fields(step)]
+    fields = {name: value for name, value, default in values if every or value != default}
+    return json.dumps(finite(fields), allow_nan=False) + "\n"
+
+
+def read_steps(path: Path) -> tuple[StepRecord, ...]:
+    """Read the records of a file."""
+    tables = []
+    for i, line in enumerate(files.read_text(path).splitlines(), start=1):
+        try:
+            tables.append(json.loads(line))
+        except (json.JSONDecodeError, RecursionError) as e:
+            raise CorruptFile(f"{path} is damaged", where=f"{path}, line {i}", rule=f"JSON: {e}") from None
+    return files.from_plain(_Steps, {"lines": tables}, str(path), CorruptFile).lines
+
+
+def earlier_steps(path: Path) -> tuple[StepRecord, ...]:
+    """The records of a run that is resumed; none if there is no file.
+
+    A run that was killed, or whose disk was full, may have left half a line: it is ignored.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return ()
+    tables = [table for table in map(_parsed, lines) if table is not None]
+    return files.from_plain(_Steps, {"lines": tables}, str(path), CorruptFile).lines
+
+
+def length_before(path: Path, first: int) -> int:
+    """Bytes of a file that hold complete lines of steps before `first`."""
+    length = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        table = _parsed(line)
+        if not line.endswith(b"\n") or (isinstance(table, dict) and table.get("step", -1) >= first):
+            break
+        length += len(line)
+    return length
+
+
+def _parsed(line: bytes) -> Any:
+    """The JSON of a line; None if it is not JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def finite(value: Any) -> Any:
+    """Write NaN and infinity, which JSON lacks, as their names; they read back as numbers."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

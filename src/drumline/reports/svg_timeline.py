@@ -1,0 +1,285 @@
+"""Timelines as SVG: one row per lane of a rank, in percent of the width, so that they fit any screen."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from ..core.timeline import Span, Timeline
+from ..core.units import format_bytes, format_seconds
+from .markup import Html, join, swatch, tag
+from .page_style import COLOURS, DRAWING
+from .step_parts import idle_share, phase_of, short_name
+
+MOST_RANKS = 16
+MOST_SPANS = 4000
+"""Per timeline, to keep the page small; of more, neighbours too short to see are drawn as one."""
+
+_LANES = ("compute", "communication", "data", "link")
+_SHORT = {"communication": "comm."}
+_HEIGHT = 20
+_GAP = 3
+_AXIS = 20
+_NAMES = 84
+"""Width of the lane names, in pixels."""
+_FILE_WIDTH = 900
+"""Width of a drawing in a file of its own."""
+
+
+def timelines(predicted: Timeline, measured: Timeline | None) -> Html:
+    """The predicted timeline above the measured one, on the same time scale."""
+    both = [_from_zero(t) for t in (predicted, measured) if t is not None]
+    scale = max((t.seconds for t in both), default=0.0) * 1.005
+    if scale <= 0:
+        return tag("p", "Nothing was recorded on either timeline.", class_="note")
+    tools = tag(
+        "div",
+        *(
+            tag("button", sign, type="button", data_zoom=factor, aria_label=label)
+            for sign, factor, label in (
+                ("\u2212", 0.5, "Zoom out"),
+                ("+", 2, "Zoom in"),
+                ("Fit", 0, "Show the whole step"),
+            )
+        ),
+        class_="tools",
+        hidden=True,
+    )
+    other = {t.origin: t for t in both}
+    kinds = [k for k in _KINDS if any(phase_of(s.lane, s.name) == k for t in both for s in t.spans)]
+    legend = tag(
+        "ul", *(tag("li", swatch(k), _KINDS[k]) for k in kinds), tag("li", swatch("idle"), "idle"), class_="legend"
+    )
+    pictures = [_picture(t, scale, ends=[o.seconds for o in other.values() if o is not t]) for t in both]
+    return join(tag("div", legend, tools, class_="row"), pictures, _remarks(both))
+
+
+def standalone_timeline(timeline: Timeline, title: str) -> Html:
+    """One timeline as an SVG file: title, lanes, legend. Its colours follow the reader's light or dark theme."""
+    timeline = _from_zero(timeline)
+    scale = timeline.seconds * 1.005 or 1.0
+    names, rows, height = _rows(timeline, scale)
+    plot = tag("svg", _axis(scale, height), *rows, x=_NAMES, width=_FILE_WIDTH - _NAMES, height=height)
+    kinds = [k for k in _KINDS if any(phase_of(s.lane, s.name) == k for s in timeline.spans)]
+    legend, x = [], _NAMES
+    for k in kinds:
+        legend.append(tag("rect", x=x, y=2, width=10, height=10, class_=f"s k-{k}"))
+        legend.append(tag("text", _KINDS[k], x=x + 15, y=11))
+        x += 30 + 7 * len(_KINDS[k])
+    summary = f"{title}: {format_seconds(timeline.seconds)}, compute idle {100 * idle_share(timeline):.1f}%"
+    return tag(
+        "svg",
+        tag("title", summary),
+        tag("style", Html(COLOURS + DRAWING)),
+        PATTERN,
+        tag("rect", x=-12, y=-8, width="100%", height="100%", class_="paper"),
+        tag("text", summary, x=0, y=14, class_="strong"),
+        tag("svg", *names, plot, y=26, width=_FILE_WIDTH, height=height),
+        tag("svg", *legend, y=height + 36, width=_FILE_WIDTH, height=16),
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"-12 -8 {_FILE_WIDTH + 24} {height + 68}",
+        width=_FILE_WIDTH + 24,
+    )
+
+
+_KINDS = {
+    "forward": "forward",
+    "backward": "backward",
+    "recompute": "recomputation",
+    "optimizer": "optimizer",
+    "communication": "communication",
+    "data": "data",
+    "overhead": "other work",
+}
+
+
+def _picture(timeline: Timeline, scale: float, ends: list[float]) -> Html:
+    names, rows, height = _rows(timeline, scale)
+    summary = f"{format_seconds(timeline.seconds)}, compute idle {100 * idle_share(timeline):.1f}%"
+    title = timeline.origin.capitalize()
+    marks = [tag("line", x1=_x(e, scale), x2=_x(e, scale), y1=_AXIS - 4, y2=height, class_="end") for e in ends]
+    plot = tag(
+        "svg",
+        tag("title", f"{title} timeline of one step"),
+        tag("desc", summary),
+        _axis(scale, height),
+        *rows,
+        *marks,
+        width="100%",
+        height=height,
+        role="img",
+    )
+    left = tag("svg", *names, width=_NAMES, height=height, aria_hidden="true")
+    label = f"{title} timeline; scrolls sideways when zoomed"
+    pan = tag("div", plot, class_="pan", tabindex="0", role="region", aria_label=label)
+    return tag("figure", tag("h3", title, " ", tag("small", summary)), tag("div", left, pan, class_="pair"))
+
+
+def _rows(timeline: Timeline, scale: float) -> tuple[list[Html], list[Html], int]:
+    """The lane names, the lanes, and their total height."""
+    ranks = _chosen(timeline.ranks)
+    by_lane: dict[tuple[int, str], list[Span]] = {}
+    for s in _merged([s for s in timeline.spans if s.rank in ranks], scale):
+        by_lane.setdefault((s.rank, s.lane), []).append(s)
+    names = [tag("text", "rank", x=0, y=10)]
+    rows: list[Html] = []
+    y, last = _AXIS, -1
+    for rank, lane in sorted(by_lane, key=lambda key: (key[0], _LANES.index(key[1]) if key[1] in _LANES else 9)):
+        if rank != last:
+            y += 2 * _GAP if rows else 0
+            names.append(tag("text", rank, x=0, y=y + 14, class_="strong"))
+        last = rank
+        levels = _stacked(by_lane[rank, lane])
+        height = _HEIGHT if len(levels) == 1 else 13 * len(levels)
+        names.append(tag("text", _SHORT.get(lane, lane), x=_NAMES - 8, y=y + 14, text_anchor="end"))
+        rows.append(_lane(levels, y, height, scale))
+        y += height + _GAP
+    return names, rows, y
+
+
+def _lane(levels: list[list[Span]], y: int, height: int, scale: float) -> Html:
+    drawn = [
+        tag("rect", x=0, y=y, width="100%", height=height, class_="lane"),
+        tag("rect", x=0, y=y, width="100%", height=height, class_="hatch"),
+    ]
+    tall = height / len(levels)
+    for level, spans in enumerate(levels):
+        drawn += [_span(s, y + level * tall, tall, scale) for s in spans]
+    return tag("g", *drawn)
+
+
+def _span(s: Span, y: float, height: float, scale: float) -> Html:
+    kind = phase_of(s.lane, s.name)
+    share = (s.end - s.start) / scale
+    box = {"x": _x(s.start, scale), "y": f"{y:g}", "width": f"{max(100 * share, 0.03):.3f}%", "height": f"{height:g}"}
+    size = f", {format_bytes(s.bytes)}" if s.bytes else ""
+    tip = f"{s.name[:200]}\n{format_seconds(s.end - s.start)} from {format_seconds(s.start)}, rank {s.rank}{size}"
+    room = " room" if share > 0.004 else ""
+    rect = tag("rect", tag("title", tip), class_=f"s k-{kind}{room}", **box)
+    name = short_name(s.name)
+    # Omit a name that would not fit even when zoomed in sixteen times.
+    if height < 12 or share * 16 * 900 < 6 * len(name[:40]):
+        return rect
+    text = tag("text", name[:40], x=3, y=f"{height / 2 + 4:g}", class_=f"in k-{kind}")
+    return join(rect, tag("svg", text, **box))
+
+
+def _axis(scale: float, height: int) -> Html:
+    step = nice_step(scale, 6)
+    minor = step / 10
+    drawn = []
+    for i in range(int(scale / minor) + 1):
+        t, major = i * minor, i % 10 == 0
+        at, kind = _x(t, scale), None if major else "minor"
+        anchor = "start" if i == 0 else "middle"
+        drawn.append(tag("line", x1=at, x2=at, y1=_AXIS - 5, y2=height, class_="grid" if major else "grid minor"))
+        if t <= 0.96 * scale:
+            drawn.append(tag("text", _tick(t, step if major else minor), x=at, y=10, text_anchor=anchor, class_=kind))
+    return tag("g", *drawn)
+
+
+def nice_step(scale: float, ticks: int) -> float:
+    """1, 2 or 5 times a power of ten, with about `ticks` of them in `scale`."""
+    rough = scale / ticks
+    power = 10.0 ** math.floor(math.log10(rough))
+    return power * next(k for k in (1, 2, 5, 10) if k * power >= rough * 0.999)
+
+
+def _tick(t: float, step: float) -> str:
+    if t == 0:
+        return "0"
+    unit, size = next(((u, k) for u, k in (("s", 1.0), ("ms", 1e-3)) if t >= k), ("us", 1e-6))
+    digits = max(0, -math.floor(math.log10(step / size) + 1e-9))
+    return f"{t / size:.{digits}f} {unit}"
+
+
+def _x(t: float, scale: float) -> str:
+    return f"{100 * t / scale:.3f}%"
+
+
+def _from_zero(timeline: Timeline) -> Timeline:
+    start = min((s.start for s in timeline.spans), default=0.0)
+    if not start:
+        return timeline
+    spans = tuple(dataclasses.replace(s, start=s.start - start, end=s.end - start) for s in timeline.spans)
+    return dataclasses.replace(timeline, spans=spans)
+
+
+def _chosen(ranks: tuple[int, ...]) -> set[int]:
+    """All ranks, or some spread evenly, so that every pipeline stage is shown."""
+    n = len(ranks)
+    if n <= MOST_RANKS:
+        return set(ranks)
+    return {ranks[round(i * (n - 1) / (MOST_RANKS - 1))] for i in range(MOST_RANKS)}
+
+
+def _merged(spans: list[Span], scale: float) -> tuple[Span, ...]:
+    """The spans, with short neighbours of one phase joined until there are few enough to draw."""
+    least = scale / 16_000
+    spans = sorted(spans, key=lambda s: (s.rank, s.lane, s.start, -s.end))
+    counts = [1] * len(spans)
+    while len(spans) > MOST_SPANS:
+        joined: list[Span] = []
+        sizes: list[int] = []
+        for s, k in zip(spans, counts, strict=True):
+            last = joined[-1] if joined else None
+            if (
+                last
+                and (last.rank, last.lane) == (s.rank, s.lane)
+                and s.end - last.start < least
+                and phase_of(last.lane, last.name) == phase_of(s.lane, s.name)
+            ):
+                joined[-1] = dataclasses.replace(last, end=max(last.end, s.end), bytes=last.bytes + s.bytes)
+                sizes[-1] += k
+            else:
+                joined.append(s)
+                sizes.append(k)
+        spans, counts, least = joined, sizes, least * 2
+        if least > 4 * scale:
+            break
+    return tuple(
+        s if k == 1 else dataclasses.replace(s, name=f"{s.name} and {k - 1} more")
+        for s, k in zip(spans, counts, strict=True)
+    )
+
+
+def _stacked(spans: Iterable[Span]) -> list[list[Span]]:
+    """At most three rows without overlaps; spans that still overlap are drawn over the last row."""
+    rows: list[list[Span]] = []
+    for s in sorted(spans, key=lambda s: (s.start, -s.end)):
+        slack = 1e-3 * (s.end - s.start)  # adjacent measured spans overlap by rounding
+        row = next((r for r in rows if r[-1].end <= s.start + slack), None)
+        if row is None and len(rows) < 3:
+            rows.append(row := [])
+        (rows[-1] if row is None else row).append(s)
+    return rows
+
+
+def _remarks(both: list[Timeline]) -> Html:
+    notes = ["The dashed line marks the end of the other timeline."] if len(both) == 2 else []
+    for t in both:
+        if len(t.ranks) > MOST_RANKS:
+            notes.append(f"{MOST_RANKS} of {len(t.ranks)} {t.origin} ranks are drawn, evenly spread.")
+        if len(t.spans) > MOST_SPANS:
+            notes.append(f"Of {len(t.spans)} {t.origin} spans, neighbours too short to see are drawn as one.")
+        notes += t.notes
+    return tag("p", " ".join(notes), class_="note") if notes else Html("")
+
+
+PATTERN = tag(
+    "svg",
+    tag(
+        "pattern",
+        tag("path", d="M-1 1l2-2M0 6l6-6M5 7l2-2"),
+        id="idle",
+        width="6",
+        height="6",
+        patternUnits="userSpaceOnUse",
+    ),
+    width="0",
+    height="0",
+    aria_hidden="true",
+    class_="unseen",
+)
+"""The hatching of idle time; once per page."""

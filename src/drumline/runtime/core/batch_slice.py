@@ -1,0 +1,48 @@
+"""A batch of the caller's own loader, made into what `data()` yields: this rank's samples, cut into micro-batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ...core.errors import JobError
+from ...datasets.stream import RankBatch, RankMicroBatch, split_range
+
+if TYPE_CHECKING:
+    from .engine_core import EngineCore
+
+
+def batch_slice(engine: EngineCore, batch: Any) -> RankBatch:
+    """(input, target) of this rank's samples, along the first dim; the ranks may have different numbers of them."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise JobError(f"a batch is a {type(batch).__name__}", rule="a batch is (input, target), or from data()")
+    n = total = _length(batch)
+    if engine.ranks > 1:
+        count = torch.tensor([float(n)], dtype=torch.float64, device=engine.device)
+        dist.all_reduce(count, group=engine.group)
+        total = round(count.item() * engine.data_ranks / engine.ranks)
+    micro = engine.plan.micro
+    parts = [part for part in split_range(n, micro) if part]
+    if len(parts) < micro:
+        raise JobError(f"{n} samples for {micro=}", rule="each rank gives at least one sample to every micro-batch")
+    micros = [RankMicroBatch(_cut(batch[0], part), _cut(batch[1], part), len(part), 0) for part in parts]
+    return RankBatch(engine.steps, tuple(micros), total)
+
+
+def _length(batch: Any) -> int:
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0]
+    for item in batch.values() if isinstance(batch, dict) else batch:
+        if isinstance(item, torch.Tensor | dict | tuple | list):
+            return _length(item)
+    raise JobError("a batch holds no tensor", rule="a batch is (input, target)")
+
+
+def _cut(value: Any, part: range) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[part.start : part.stop]
+    if isinstance(value, dict):
+        return {k: _cut(v, part) for k, v in value.items()}
+    return type(value)(_cut(v, part) for v in value) if isinstance(value, tuple | list) else value

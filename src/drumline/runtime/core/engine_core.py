@@ -1,0 +1,162 @@
+"""One job under one plan on this rank: its state, the gradients of a batch, and the update.
+
+Guards and checkpoints work on this class; the engine adds them to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from ...comm.environment import RankInfo
+from ...core.job import Job, call_user_code
+from ...datasets.stream import RankBatch, RankMicroBatch, Stream
+from ...plans import Plan
+from ...torchkit.profiler import spans_are_recorded
+from ..numerics.elementwise import check_elementwise
+from ..numerics.loss_scale import LossScale
+from ..state.buffer_snapshot import BufferSnapshot
+from ..state.pieces import ParameterPart, Piece, assemble
+from .forward_backward import forward_backward, read_sums
+from .rank_state import build_rank_state
+from .update import Update
+
+
+class EngineCore:
+    """A job under a plan, without guards and checkpoints."""
+
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        *,
+        where: RankInfo,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        flops_per_byte: float | None = None,
+    ) -> None:
+        self.job, self.plan, self.device, self.dtype = job, plan, device, dtype
+        self.rank, self.ranks = where.rank, where.size
+        self.steps = 0
+        """Optimizer steps applied so far."""
+        self.position = 0
+        """Batches of the job's data used so far, skipped ones too."""
+        self.local_loss = torch.zeros(())
+        """Sum of this rank's own losses of the last step."""
+        self.grad_norm = 0.0
+        """Global norm of the last step's gradients, before clipping."""
+        if plan.zero or plan.chunk > 1 or plan.ep > 1 or plan.splits_model:
+            check_elementwise(job, str(plan))
+        state = build_rank_state(job, plan, where, device, dtype, flops_per_byte)
+        self.state = state
+        self.strategy, self.group, self.record = state.strategy, state.group, state.record
+        self.data_ranks, self.data_index = state.slices
+        """Number of slices of a batch, and the index of this rank's."""
+        self.model, self.module, self.template = state.model, state.module, state.template
+        """This rank's part of the user's module; the module to call; the whole module, perhaps without values."""
+        self.left_whole = state.left_whole
+        """Modules that the plan's `chunk` or `ep` does not cut, and why."""
+        self.module.train()
+        self.buffer_snapshot = BufferSnapshot(self.model)
+        """The buffers as they were before the step."""
+        self.parameter_specs = state.specs
+        """Every parameter of the user's model, whole."""
+        pieces = state.pieces()
+        self.frozen = [p for p in pieces if p.name not in state.trained]
+        """This rank's pieces of the parameters that are not trained."""
+        self.update = Update(
+            job,
+            [p for p in pieces if p.name in state.trained],
+            {k: v for k, v in self.parameter_specs.items() if k in state.trained},
+            self.strategy,
+            device=device,
+            offload=plan.offload == "optimizer",
+        )
+        self.scaler = LossScale() if plan.precision == "fp16" else None
+        self.stream = Stream(
+            job,
+            call_user_code(job.data, "the job's data()"),
+            dp=self.data_ranks,
+            index=self.data_index,
+            micro=plan.micro,
+        )
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The pieces that this rank updates."""
+        return self.update.pieces
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The job's optimizer, on the pieces."""
+        return self.update.optimizer
+
+    @property
+    def schedule(self) -> Any:
+        """The job's learning-rate scheduler, or None."""
+        return self.update.schedule
+
+    @property
+    def clock(self) -> dict[str, float]:
+        """Seconds by phase of the last step."""
+        return self.record.phase_seconds()
+
+    @property
+    def meets_in_forward(self) -> bool:
+        """Whether ranks exchange values inside a forward: statistics of norms, tokens of experts, parts of layers."""
+        return (bool(self.state.norms) and self.ranks > 1) or self.strategy.holds_parts
+
+    def part(self, name: str) -> ParameterPart:
+        """Where a parameter of this rank is in the user's."""
+        return self.state.parts[name]
+
+    def user_name(self, name: str) -> str:
+        """A parameter's name in the user's model, where the plan has cut it into parts."""
+        return self.state.parts[name].name if name in self.state.parts else name
+
+    def owns_buffer(self, name: str) -> bool:
+        """Whether this rank answers for a buffer, in a checkpoint for example."""
+        owned = self.state.owned_buffers
+        return self.rank == 0 if owned is None else name in owned
+
+    # -- the parts of a step, for callers that run or watch them one by one
+
+    def gradients_of(self, batch: RankBatch) -> tuple[float, float]:
+        """Forward and backward of every micro-batch: the mean loss, and the factor to multiply the gradients by."""
+        return read_sums(self, forward_backward(self, batch))
+
+    def loss_of(self, micro: RankMicroBatch) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """Forward of one micro-batch: sum and weight of its loss, and whether the job gave the weight."""
+        return self.strategy.loss_of(micro)
+
+    def read_numbers(self, tensor: torch.Tensor) -> list[float]:
+        """Read the results of a step once; a dry run, which has no values, assumes some here."""
+        values: list[float] = tensor.tolist()
+        return values
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a part of the step, and name it in traces."""
+        named = torch.profiler.record_function(f"drumline:{name}") if spans_are_recorded() else nullcontext()
+        with named, self.record.phase(name):
+            yield
+
+    def losses_ready(self, losses: list[torch.Tensor]) -> None:
+        """Called with this rank's loss of each micro-batch before they are summed; guards replace it."""
+
+    def gradients_ready(self) -> None:
+        """Called when the gradients are final and before they are applied; `verify` replaces it."""
+
+    # -- whole tensors
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        """Every parameter under the user's name, whole, on every rank."""
+        values = [(p, p.value) for p in [*self.pieces, *self.frozen]]
+        return assemble(self.parameter_specs, values, self.strategy.group, self.device)
+
+    def whole_gradients(self) -> dict[str, torch.Tensor]:
+        """The gradients by name, whole, on every rank; available inside `gradients_ready`."""
+        return assemble(self.parameter_specs, self.update.gradients(), self.strategy.group, self.device)

@@ -1,0 +1,85 @@
+"""The first half of a step: forward and backward of every micro-batch, and what is then known of it on all ranks.
+
+`run_passes` only tells a GPU what to do; `read` is where the host waits for it. So the update can be told in between.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from ...core.errors import JobError
+from ...datasets.stream import RankBatch, mix_seed
+from ..state.weights import seed_everything
+from ..strategies.strategy import MicroLoss, StepContext
+
+if TYPE_CHECKING:
+    from .engine_core import EngineCore
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepSums:
+    """What is known of a step before its update, perhaps by the device alone."""
+
+    values: torch.Tensor
+    """The sums of losses and of their weights, parameters that were not reached, the square of the norm."""
+    samples: int | None
+    """Samples of the batch, where the loss has weights of its own."""
+    scale: float
+    """What the loss was multiplied by."""
+
+
+def forward_backward(engine: EngineCore, batch: RankBatch) -> StepSums:
+    """Forward and backward of every micro-batch, and the norm of the gradients."""
+    scale = engine.scaler.scale if engine.scaler else 1.0
+    plan, strategy = engine.plan, engine.strategy
+
+    def seed(micro: int, *stage: int) -> None:
+        seed_everything(mix_seed(engine.job.seed, engine.position, micro, engine.data_index, *stage))
+
+    step = StepContext(plan.precision, engine.device, scale, engine.loss_of, engine.phase, seed)
+    losses, weighted = strategy.forward_backward(batch, step)
+    engine.losses_ready([total for total, _ in losses])
+    total, weight = _added(losses, engine.device)
+    engine.local_loss = total
+    with engine.phase("communication"):
+        # for a small model every operator counts that the host launches here
+        sums = torch.stack([total, weight, total.new_zeros(())])
+        if not strategy.counts_loss:
+            sums.zero_()
+        unreached = strategy.unreached()
+        if unreached:
+            sums[2] = unreached
+        if engine.ranks > 1:
+            with engine.record.message("all_reduce", sums):
+                dist.all_reduce(sums, group=engine.group)
+        strategy.gather_gradients()
+        return StepSums(torch.cat([sums, engine.update.square()]), batch.samples if weighted else None, scale)
+
+
+def _added(losses: list[MicroLoss], device: torch.device) -> MicroLoss:
+    """The losses of the micro-batches, summed in their order."""
+    if not losses:  # another stage has the losses
+        return torch.zeros((), dtype=torch.float64, device=device), torch.zeros((), dtype=torch.float64, device=device)
+    total, weight = losses[0]
+    for more, heavier in losses[1:]:
+        total, weight = total + more, weight + heavier
+    return total, weight
+
+
+def read_sums(engine: EngineCore, sums: StepSums) -> tuple[float, float]:
+    """The mean loss, and what the gradients are to be multiplied by. The host waits for a GPU only here."""
+    with engine.phase("communication"):
+        loss_sum, weight_sum, unreached, square = engine.read_numbers(sums.values)
+        if unreached:
+            engine.strategy.drop_unreached()
+    if not weight_sum:
+        raise JobError(f"step {engine.steps}: the batch has no weight", rule="the weights of a batch add up to > 0")
+    loss = float(loss_sum / weight_sum)
+    factor = (1.0 if sums.samples is None else sums.samples / weight_sum) / sums.scale
+    engine.grad_norm = factor * math.sqrt(square) if square >= 0 else math.nan
+    return loss, factor

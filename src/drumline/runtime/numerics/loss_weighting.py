@@ -1,0 +1,40 @@
+"""What a loss or a metric says of a slice of the batch: a sum, and what it weighs among the slices of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...core.errors import JobError
+from ...core.job import Job
+
+
+def weighted_sum(job: Job, loss: Any, value: Any, target: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Sum and weight from what a loss or metric returned, and whether the weight is the job's own.
+
+    A slice of no samples weighs nothing.
+    """
+    if isinstance(loss, tuple | list):
+        total, weight, own = loss[0], _number(loss[1], loss[0]), True
+    elif job.sample_weight is not None:
+        weight, own = _number(job.sample_weight(value, target), loss), True
+        # a mean over nothing is not a number, and counts nothing
+        total = torch.where(weight.to(loss.device) > 0, loss * weight.to(loss.device, loss.dtype), 0.0)
+    else:
+        weight, own = _number(float(samples), loss), False
+        total = loss * samples
+    if not isinstance(total, torch.Tensor) or total.numel() != 1:
+        what = tuple(total.shape) if isinstance(total, torch.Tensor) else type(total).__name__
+        raise JobError(f"the loss is {what}", rule="the loss is one number (a mean), or (sum, weight)")
+    if samples == 0:
+        total, weight = torch.where(torch.zeros_like(total, dtype=torch.bool), total, 0.0), weight * 0.0
+    return total.reshape(()), weight.to(total.device).reshape(()), own
+
+
+def _number(value: Any, beside: Any) -> torch.Tensor:
+    """A number where another tensor is. It is made there: the host would wait for a GPU to have copied it."""
+    device = beside.device if isinstance(beside, torch.Tensor) else None
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype=torch.float64)
+    return torch.full((), float(value), dtype=torch.float64, device=device)

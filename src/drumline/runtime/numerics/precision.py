@@ -1,0 +1,59 @@
+"""The type that a step computes in. Parameters, gradients and optimizer state stay in the type of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from ...tracing.fake import dtype_of
+from .recurrent import LstmWithoutOnednn, RecurrentDtype, has_recurrent_layers, onednn_lacks
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions that compute in half precision, with full-precision weights."""
+
+
+@contextmanager
+def compute_precision(precision: str, device: torch.device) -> Iterator[None]:
+    """Around forward and loss: products in the plan's precision."""
+    if precision not in HALVES:
+        yield
+        return
+    half = HALVES[precision]
+    recurrent: AbstractContextManager[object] = nullcontext()
+    if device.type == "cuda":
+        recurrent = RecurrentDtype(half) if has_recurrent_layers() else recurrent
+    elif onednn_lacks(half):
+        recurrent = LstmWithoutOnednn(half)
+    with torch.autocast(device.type, dtype=half), recurrent:
+        yield
+
+
+@contextmanager
+def tf32_matmuls(precision: str) -> Iterator[None]:
+    """Around forward and backward: whether a GPU may round the factors of fp32 products to tf32."""
+    if precision != "tf32":
+        yield
+        return
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def to_device(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """Move a batch; with a dtype, its floating-point tensors get it too (verification runs in float64)."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device=device, dtype=dtype_of(value, dtype), non_blocking=True)
+    if isinstance(value, dict):
+        return {k: to_device(v, device, dtype) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        moved = [to_device(v, device, dtype) for v in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+    return value

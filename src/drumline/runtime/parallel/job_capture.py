@@ -1,0 +1,75 @@
+"""Captures a job's micro-batches: the user's module on tensors without values, and what it does to one shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core.job import Job, call_user_code
+from ...datasets.stream import collate
+from ...partition.capture import CapturedGraph, capture, flatten
+from ...plans import Plan
+from ...torchkit.fake_tensors import with_real_tensors
+from ...tracing.fake import call_model, fake_batch, fake_mode, fake_model, first_sample, move_model
+from ..numerics.loss_weighting import weighted_sum
+from ..numerics.precision import compute_precision, to_device
+from ..numerics.recurrent import note_recurrent_layers
+from .checks import suggest_replicas
+
+
+class JobCapture:
+    """The template of a job's model, and graphs of it."""
+
+    def __init__(self, job: Job, plan: Plan, device: torch.device, dtype: torch.dtype | None) -> None:
+        self.job, self.plan, self.device, self.dtype = job, plan, device, dtype
+        self.mode = fake_mode()
+        self.template = self._template()
+        """The user's module, on tensors without values: what is captured."""
+        self.template.train()
+
+    @with_real_tensors()
+    def capture_first(self, slices: int) -> CapturedGraph:
+        """The graph of the first micro-batch, where a batch is cut into so many slices."""
+        n = -(-self.job.batch_size // (self.plan.micro * slices))
+        value, target = fake_batch(self.job, self.mode, sample=first_sample(self.job), n=n)
+        with self.mode:
+            value, target = (to_device(v, self.device, self.dtype) for v in (value, target))
+        return self.capture((value, target), n, training=True)[0]
+
+    def real_batch(self, slices: int) -> list[torch.Tensor]:
+        """The tensors of such a micro-batch with values: copies of the first sample."""
+        n = -(-self.job.batch_size // (self.plan.micro * slices))
+        batch = collate(self.job, [first_sample(self.job)] * n)
+        leaves, _ = flatten(tuple(to_device(v, self.device, self.dtype) for v in batch))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    @with_real_tensors()
+    def _template(self) -> nn.Module:
+        model, _ = fake_model(self.job, self.mode)
+        note_recurrent_layers(model)
+        return move_model(model, self.mode, self.device, self.dtype)
+
+    @with_real_tensors()
+    def capture(self, batch: Any, samples: int, *, training: bool) -> tuple[CapturedGraph, bool, tuple[str, ...]]:
+        """The graph of a micro-batch: its loss, and to evaluate, the job's metrics too."""
+        leaves, together = flatten(batch)
+        own, names = [False], ["loss"]
+
+        def run(model: nn.Module, given: list[Any]) -> Any:
+            value, target = together(given)
+            output = call_model(model, value)
+            found: dict[str, Any] = {"loss": self.job.loss(output, target)}
+            if not training and self.job.evaluate is not None:
+                found.update(call_user_code(self.job.evaluate, "the job's evaluate()", output, target))
+            names[:] = list(found)
+            pairs = []
+            for result in found.values():
+                total, weight, own[0] = weighted_sum(self.job, result, value, target, samples)
+                pairs += [total, weight.to(total.device)]
+            return pairs
+
+        self.template.train(training)
+        with compute_precision(self.plan.precision, self.device), suggest_replicas(self.plan):
+            return capture(self.template, run, leaves, self.mode), own[0], tuple(names)

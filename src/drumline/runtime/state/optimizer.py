@@ -1,0 +1,60 @@
+"""The job's optimizer on what this rank holds of the parameters.
+
+It is made on stand-ins of the whole shapes, which take no memory, so that it sorts parameters into groups as it does on
+one device (a usual rule is: no weight decay for what has one dim). Then the pieces take the stand-ins' places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core.errors import JobError
+from ...core.job import Job, call_user_code
+from ...tracing.optimizer import prefer_fused
+from .pieces import ParameterSpec, Piece
+
+
+def make_optimizer(job: Job, pieces: Sequence[Piece], kinds: Mapping[str, ParameterSpec]) -> torch.optim.Optimizer:
+    """Call the job's optimizer(). `pieces` and `kinds` are those of the trained parameters."""
+    if all(p.replicated and p.is_whole for p in pieces) and len(pieces) == len(kinds):
+        return prefer_fused(_made(job, [p.value for p in pieces]))
+    device = pieces[0].value.device if pieces else torch.device("cpu")
+    stand_ins = {
+        name: nn.Parameter(torch.zeros((), dtype=kind.dtype, device=device).expand(kind.shape))
+        for name, kind in kinds.items()
+    }
+    optimizer = _made(job, list(stand_ins.values()))
+    names: dict[torch.Tensor, str] = {p: name for name, p in stand_ins.items()}
+    by_name: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_name.setdefault(piece.name, []).append(piece)
+    for group in optimizer.param_groups:
+        group["params"] = [piece.value for p in group["params"] for piece in by_name.get(names[p], ())]
+        group.pop("param_names", None)
+    began = dict(optimizer.state)
+    optimizer.state.clear()
+    for p, state in began.items():  # Adagrad has a state before its first step
+        for piece in by_name.get(names[p], ()):
+            optimizer.state[piece.value] = {key: _part(value, piece) for key, value in state.items()}
+    return prefer_fused(optimizer)
+
+
+def _made(job: Job, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    optimizer = call_user_code(job.optimizer, "the job's optimizer()", parameters)
+    if not hasattr(optimizer, "param_groups"):
+        raise JobError(
+            f"the job's optimizer() gave {type(optimizer).__name__}", rule="it returns a torch.optim.Optimizer"
+        )
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    return optimizer
+
+
+def _part(value: Any, piece: Piece) -> Any:
+    """What a piece has of a state that was made for the whole parameter."""
+    if isinstance(value, torch.Tensor) and tuple(value.shape) == piece.shape:
+        return piece.take(value).clone().view(piece.value.shape)
+    return value.clone() if isinstance(value, torch.Tensor) else value

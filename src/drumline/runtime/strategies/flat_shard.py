@@ -1,0 +1,227 @@
+"""ZeRO-1 and ZeRO-2, with flat shards of our own: every rank holds the whole parameters, and updates an equal part.
+
+The trained parameters lie in buckets, in the order in which the backward reaches them. A bucket is one flat buffer, cut
+into as many equal shards as there are ranks in the shard group, whatever the sizes of its parameters; the model's
+parameters are views of it. When the backward has filled a bucket's gradients, they are summed and scattered while it
+goes on; the optimizer updates this rank's shard; then the shards are gathered into the buffers again.
+
+`zero=1` keeps the whole gradients over the micro-batches of a step, and sends them once, with the last. `zero=2` sends
+those of every micro-batch and keeps the shard alone: gradients take 1/n of the memory, and travel `micro` times.
+With `shard` < `dp`, the shards' gradients are then summed over the replicas of the shard group.
+
+Plans that split the model itself use it too, with `zero=0` as one shard: `split` names the ranks over which one copy of
+the model lies. Where experts are spread (`ep`), fewer ranks have the same of them: their buckets are kept apart.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...comm.gloo_fallbacks import reduce_scatter
+from ...plans import Plan
+from ...plans.engine_constants import REDUCE_BUCKETS_IN_FLIGHT
+from ...torchkit.fake_tensors import agreed_numbers
+from ..numerics.recurrent import keep_in_place
+from ..state.pieces import Piece
+from .buckets import Bucket, GradientGroups, in_buckets
+from .strategy import Strategy
+
+_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+"""Newer releases of torch have a new name for it."""
+
+
+class FlatShard(Strategy):
+    """Whole parameters on every rank, equal flat shards of optimizer state and, with `zero=2`, of gradients."""
+
+    counts_unreached = True
+
+    def __init__(
+        self,
+        plan: Plan,
+        shard: dist.ProcessGroup | None,
+        replica: dist.ProcessGroup | None,
+        *,
+        split: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.group = split or shard
+        self._reach = self._reach_apart = GradientGroups(shard, replica)
+        self._apart: frozenset[str] = frozenset()
+        self._splits = split is not None
+        self._holds = plan.zero <= 1
+        self._bytes = plan.bucket
+        self._model: nn.Module
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[nn.Parameter, Bucket] = {}
+        self._pieces: list[tuple[Piece, Bucket, slice]] = []
+        self._flights: list[tuple[Bucket, torch.Tensor, torch.Tensor, Any]] = []
+        """What is on the way: a bucket, its whole gradients, where this rank's shard goes, what to wait for."""
+        self._launched = 0
+        self._sends = False
+
+    def sum_separately(self, names: Collection[str], reach: GradientGroups) -> None:
+        """Before `wrap`: other ranks than those of the rest have the same of these parameters."""
+        self._apart, self._reach_apart = frozenset(names), reach
+
+    def _reach_of(self, name: str) -> GradientGroups:
+        return self._reach_apart if name in self._apart else self._reach
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._model = model
+        for parameters in in_buckets(model, self._bytes, self._apart):
+            bucket = Bucket(parameters, self._reach_of(parameters[0][0]))
+            self._buckets.append(bucket)
+            for _, p in parameters:
+                self._bucket_of[p] = bucket
+                p.register_post_accumulate_grad_hook(_told(weakref.ref(self)))
+        self._pieces = [(piece, b, place) for b in self._buckets for piece, place in b.pieces()]
+        keep_in_place(model)
+        return model
+
+    def pieces(self) -> list[Piece]:
+        order = {name: i for i, (name, _) in enumerate(self._model.named_parameters())}
+        frozen = [
+            Piece(
+                name,
+                tuple(p.shape),
+                0,
+                p,
+                replicated=not self._splits,
+                owned=not self._splits or self._reach_of(name).index == 0,
+            )
+            for name, p in self._model.named_parameters()
+            if not p.requires_grad
+        ]
+        return sorted([*(piece for piece, _, _ in self._pieces), *frozen], key=lambda piece: order[piece.name])
+
+    # -- the backward
+
+    @contextmanager
+    def accumulate(self, *, last: bool) -> Iterator[None]:
+        self._sends = last or not self._holds
+        self._launched = 0
+        for bucket in self._buckets:
+            bucket.arrived.clear()
+        yield
+        if self._sends:
+            self._launch(len(self._buckets))
+        if not last:
+            self._land(0)
+
+    def send_gradients(self) -> None:
+        """All gradients of the step are here, and none was sent while they came."""
+        self._sends, self._launched = True, 0
+        self._launch(len(self._buckets))
+
+    def _came(self, p: torch.Tensor) -> None:
+        assert isinstance(p, nn.Parameter)
+        self._bucket_of[p].take(p, keep=self._holds)
+        if self._sends:
+            full = self._launched
+            while full < len(self._buckets) and self._buckets[full].is_full:
+                full += 1
+            self._launch(full)
+
+    def _launch(self, until: int) -> None:
+        """Send the buckets up to one: always in their order, which is the same on every rank."""
+        for bucket in self._buckets[self._launched : until]:
+            if not self._holds:
+                self._land(REDUCE_BUCKETS_IN_FLIGHT - 1)
+            buffer = bucket.complete(bucket.seen if self._holds else bucket.arrived)
+            mine, work = buffer[bucket.own], None
+            if bucket.reach.shards > 1:
+                if not self._holds:
+                    mine = torch.empty_like(mine)  # it outlives the buffer
+                work = reduce_scatter(mine, buffer, group=bucket.reach.shard, async_op=True)
+                work = self.follow("reduce_scatter", work, buffer)
+            self._flights.append((bucket, buffer, mine, work))
+            if not self._holds:
+                bucket.release()
+        self._launched = max(self._launched, until)
+
+    def _land(self, left: int) -> None:
+        """Wait until no more than `left` buckets are on the way."""
+        while len(self._flights) > left:
+            bucket, _, mine, work = self._flights.pop(0)
+            if work is not None:
+                work.wait()
+            if self._holds or bucket.reduced is None:
+                bucket.reduced = mine
+            else:
+                bucket.reduced += mine
+
+    # -- the update
+
+    def unreached(self) -> int:
+        return sum(len(b.places) - len(b.seen) for b in self._buckets)
+
+    def gather_gradients(self) -> None:
+        self._land(0)
+        works = [
+            self.follow("all_reduce", dist.all_reduce(b.reduced, group=b.reach.replica, async_op=True), b.flat[b.own])
+            for b in self._buckets
+            if b.reach.replica is not None
+        ]
+        for work in works:
+            work.wait()
+        for piece, bucket, place in self._pieces:
+            assert bucket.reduced is not None
+            piece.value.grad = bucket.reduced[place]
+
+    def drop_unreached(self) -> None:
+        """One device would leave them as they are; an optimizer with weight decay would move them by a zero."""
+        missed: set[str] = set()
+        for reach in (self._reach, self._reach_apart) if self._apart else (self._reach,):
+            everyone = [(p, b) for b in self._buckets if b.reach is reach for p in b.places]
+            if not everyone:
+                continue
+            device = everyone[0][1].flat.device
+            own = [p in b.seen for p, b in everyone]
+            reached = torch.tensor(own, dtype=torch.int32, device=device)
+            for group in reach.groups:
+                dist.all_reduce(reached, dist.ReduceOp.MAX, group=group)
+            agreed = agreed_numbers(reached, own)
+            missed |= {b.names[p] for (p, b), found in zip(everyone, agreed, strict=True) if not found}
+        for piece, _, _ in self._pieces:
+            if piece.name in missed:
+                piece.value.grad = None
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        self.drop_gradients()
+        works = [
+            self.follow("all_gather", _gather(b.flat, b.flat[b.own], group=b.reach.shard, async_op=True), b.flat)
+            for b in self._buckets
+            if b.reach.shards > 1
+        ]
+        for work in works:
+            work.wait()
+
+    def gradient_buffers(self) -> list[torch.Tensor]:
+        return [b.buffer for b in self._buckets if b.buffer is not None]
+
+    def drop_gradients(self) -> None:
+        for piece, _, _ in self._pieces:
+            piece.value.grad = None
+        for bucket in self._buckets:
+            bucket.reduced = None
+            bucket.seen.clear()
+            for p in bucket.places:
+                p.grad = None
+
+
+def _told(strategy: weakref.ref[FlatShard]) -> Callable[[torch.Tensor], None]:
+    """A parameter's hook, which does not keep the strategy alive: torch holds hooks where no collector looks."""
+
+    def came(p: torch.Tensor) -> None:
+        owner = strategy()
+        if owner is not None:
+            owner._came(p)
+
+    return came

@@ -1,0 +1,140 @@
+"""Checkpoints during a training run: resume from one, save every n steps, and save before the job is preempted.
+
+SIGTERM and SIGUSR1 (which schedulers send before they take a machine away), or a file STOP in the folder, end the run
+after the current step, with a checkpoint. A second signal ends the process immediately.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ...core.errors import GaveUp, InputError
+from ..checkpoint.saver import Saver, check_keep
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+STOP = "STOP"
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPolicy:
+    """Where and how often a run saves checkpoints, and which one it resumes."""
+
+    folder: str
+    every: int = 0
+    """Steps between saves; 0 saves only when the run is asked to stop."""
+    keep: int = 2
+    resume: str | None = None
+    """The checkpoint, or the folder of checkpoints, to resume from."""
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
+        if self.every < 0:
+            raise InputError(f"--save-every {self.every}", rule="a number of steps, or 0")
+
+
+class TrainingCheckpoints:
+    """Saves and resumes the checkpoints of one run; all ranks call it at the same steps."""
+
+    def __init__(self, engine: Engine, policy: CheckpointPolicy, report: Callable[[str], None]) -> None:
+        self._engine, self._policy, self._report = engine, policy, report
+        self._stop_requested = False
+        self.preempted = False
+        """Whether the run was asked to stop."""
+        self._old_handlers: dict[signal.Signals, Any] = {}
+        self.stalls: list[float] = []
+        """Seconds that each save blocked training."""
+
+    def begin(self) -> None:
+        """Resume from the given checkpoint; refuse now what could not be saved later."""
+        engine, policy = self._engine, self._policy
+        if policy.resume is not None:
+            loaded = engine.load(policy.resume)
+            self._say(f"resumed: {loaded.path}, step {loaded.step}, saved under {loaded.plan}")
+        self._saver().check()
+        if threading.current_thread() is threading.main_thread():
+            self._old_handlers = {s: signal.signal(s, self._on_signal) for s in SIGNALS}
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if self._stop_requested:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._stop_requested = True
+
+    def after_step(self) -> bool:
+        """Save if it is due. Whether the run is to stop here."""
+        if self._should_stop():
+            self.preempted = True
+            self._say("asked to stop: saving a checkpoint")
+            return True
+        if self._policy.every and self._engine.steps % self._policy.every == 0:
+            self._save(wait=False)
+        return False
+
+    def end(self) -> str:
+        """Save what is not saved yet, and wait for it. Returns the newest checkpoint."""
+        saver = self._saver()
+        try:
+            if self.preempted or self._policy.every:
+                self._save(wait=False)
+            last = saver.finish()
+        finally:
+            for number, handler in self._old_handlers.items():
+                signal.signal(number, handler)
+        self._engine.finish_saves()
+        if self.preempted and self._engine.rank == 0:
+            Path(self._policy.folder, STOP).unlink(missing_ok=True)
+        if last is not None:
+            self._say(f"saved: {last}")
+        return str(last or "")
+
+    def _saver(self) -> Saver:
+        return self._engine.saver_for(self._policy.folder, keep=self._policy.keep)
+
+    def _save(self, *, wait: bool) -> None:
+        """Save the current step unless it is saved already. A failed earlier save is reported; this one is tried."""
+        saver = self._saver()
+        try:
+            if saver.step == self._engine.steps:
+                saver.finish()
+            else:
+                saver.save(wait=wait)
+                self.stalls.append(saver.stall)
+        except GaveUp as e:
+            self._say(f"{e.what}; trying again")
+            saver.save(wait=wait)
+
+    def _should_stop(self) -> bool:
+        """Whether any rank was asked to stop: all must stop after the same step."""
+        stop = self._stop_requested or (self._engine.rank == 0 and Path(self._policy.folder, STOP).exists())
+        if self._engine.ranks == 1:
+            return stop
+        flag = torch.tensor([int(stop)], dtype=torch.int32, device=self._engine.device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._engine.group)
+        return bool(flag.item())
+
+    def _say(self, text: str) -> None:
+        if self._engine.rank == 0:
+            self._report(text)
+
+
+def steps_left(engine: Engine, steps: int) -> int:
+    """Number of steps left to train; zero is refused."""
+    if engine.position >= steps:
+        raise InputError(
+            f"the checkpoint is at step {engine.position}, and the job has {steps} steps",
+            rule="at least one step is left to train",
+            fix=f"--steps with more than {engine.position}",
+        )
+    return steps - engine.position

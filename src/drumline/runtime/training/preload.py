@@ -1,0 +1,14 @@
+"""What ranks need before they start; the launcher's server imports it once, and ranks are forked from there."""
+
+import torch.distributed.fsdp
+import torch.distributed.tensor
+import torch.nn.parallel
+import torch.profiler
+
+from ...torchkit.compiler import load_compiler
+from .. import engine
+from ..verification import verify
+
+load_compiler()
+
+__all__ = ["engine", "torch", "verify"]

@@ -1,0 +1,104 @@
+"""Tolerances: how far a plan's run may differ from one device's, by dtype and by what is compared.
+
+A low-precision dtype also rounds on one device. So each dtype has a fixed bound; if one device itself is further from
+float64 than half of it, the plan may be twice as far from one device as one device is from float64: two runs with
+equally large but different rounding are no further apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ...plans import Plan
+from .activations import ActivationRecorder
+from .comparison import largest_error
+
+BOUNDS = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2, "tf32": 2e-2}
+"""The largest relative error that passes, by compute dtype; tf32 has the mantissa of float16."""
+
+SHARES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.03, "tf32": 0.03}
+"""The fraction of the largest tensor below which a tensor counts as zero. bfloat16 has three digits: the gradient of a
+conv bias before a BatchNorm, which is truly zero, comes out at about 1e-4 of the largest."""
+
+ROUNDINGS = 2.0
+"""Allowed error of a plan's run, as a multiple of one device's own rounding error."""
+
+MAX_BOUND = 0.5
+"""Upper limit of every bound, however large the rounding: rounding does not account for half of a gradient."""
+
+COMPRESSED = {"fp16": 1e-2, "powersgd": 0.25}
+"""The largest relative error of any step's loss that passes with compressed gradients, which are approximate."""
+
+WITHOUT_HALO = 0.25
+"""The same for tiles without halos: the error depends on the share of pixels at a tile edge."""
+
+COMPUTE_DTYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""The dtype whose tolerance applies to a precision; a CPU has no tf32."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationRun:
+    """Losses, final parameters and recorded activations of one run."""
+
+    losses: list[float]
+    parameters: dict[str, torch.Tensor]
+    activations: ActivationRecorder
+
+
+def errors_of(
+    mine: VerificationRun, theirs: VerificationRun, computed: str, plan: Plan
+) -> tuple[dict[str, float], float]:
+    """The errors that are checked, by part, and the largest error of any step's loss."""
+    exact, share = computed == "float64", limits_of(computed, plan)[1]
+    off = [abs(a - b) / max(abs(b), 1e-300) for a, b in zip(mine.losses, theirs.losses, strict=True)]
+    off = [x if x == x else math.inf for x in off]  # max() would ignore NaN
+    parts = {
+        "losses": max(off) if exact else off[0],
+        "gradients": largest_error(mine.activations.gradients[0], theirs.activations.gradients[0], share),
+    }
+    if exact:
+        parts["last gradients"] = largest_error(mine.activations.gradients[-1], theirs.activations.gradients[-1])
+        final = without_zero_gradients(mine.parameters, theirs.parameters, theirs.activations.largest)
+        parts["parameters"] = largest_error(final, theirs.parameters)
+    return parts, max(off)
+
+
+def limits_of(computed: str, plan: Plan) -> tuple[float, float]:
+    """The bound and the zero threshold for a dtype; compressed gradients are no better than half precision."""
+    if computed != "float64" and not plan.halo:
+        return WITHOUT_HALO, SHARES[computed]
+    kinds = [computed] if computed == "float64" or plan.compress == "none" else [computed, "float16"]
+    return max(BOUNDS[k] for k in kinds), max(SHARES[k] for k in kinds)
+
+
+def bounds_of(computed: str, plan: Plan, rounding: Mapping[str, float]) -> dict[str, float]:
+    """The bounds by part; `rounding` is the error of one device in this dtype relative to float64."""
+    bound = limits_of(computed, plan)[0]
+    if computed == "float64":
+        return dict.fromkeys(("losses", "gradients", "last gradients", "parameters"), bound)
+    own = {part: rounding.get(part, 0.0) for part in ("losses", "gradients")}
+    return {part: max(bound, min(ROUNDINGS * e, MAX_BOUND) if math.isfinite(e) else 0.0) for part, e in own.items()}
+
+
+def worst_of(parts: Mapping[str, float], bounds: Mapping[str, float]) -> str:
+    """The part closest to its bound, or furthest beyond it; NaN is beyond all."""
+    return max(parts, key=lambda part: parts[part] / bounds[part] if parts[part] == parts[part] else math.inf)
+
+
+def without_zero_gradients(
+    final: dict[str, torch.Tensor], updated: dict[str, torch.Tensor], largest: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The plan's parameters, with elements of zero true gradient (an attention key bias) taken from the reference.
+
+    Adam normalizes the rounding noise of such a gradient to a full step, so no two runs agree there. The comparison of
+    gradients has already shown that they are zero under the plan too.
+    """
+    noise = 1e-12 * max((float(g.max()) for g in largest.values() if g.numel()), default=0.0)
+    return {
+        k: torch.where((largest[k] > 0) & (largest[k] < noise), updated[k].cpu(), p) if k in largest else p
+        for k, p in final.items()
+    }

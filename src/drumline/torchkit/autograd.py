@@ -1,0 +1,29 @@
+"""Which node of the autograd graph runs, and in which order nodes were made.
+
+Written for torch 2.13. Missing public API: a backward does not tell which forward operator it belongs to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["next_node_number", "running_node_number"]
+
+_ACCUMULATE = 2**62
+"""Nodes that accumulate gradients of parameters have numbers from here on."""
+
+
+def next_node_number() -> int:
+    """The number that the next node of this thread gets: numbers rise with the forward."""
+    return int(torch.autograd._get_sequence_nr())
+
+
+def running_node_number() -> int | None:
+    """The number of the node whose backward runs: None outside a backward, -1 in one that accumulates a gradient."""
+    node: Any = torch._C._current_autograd_node()
+    if node is None:
+        return None
+    number = int(node._sequence_nr())
+    return -1 if number >= _ACCUMULATE else number

@@ -1,0 +1,58 @@
+"""Operators and kernels without a public function: ATen names with an underscore, foreach updates, fused AdamW.
+
+Written for torch 2.13. Missing public API: captured graphs and traces hold these operators under these names, and
+optimizers call the others, but no public function does.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = [
+    "assert_async",
+    "flash_attention_cpu",
+    "flash_attention_cpu_backward",
+    "foreach_copy_",
+    "foreach_mul_",
+    "foreach_norm",
+    "fused_adamw_",
+    "log_softmax",
+    "log_softmax_backward",
+    "softmax",
+    "softmax_backward",
+    "spin",
+    "to_copy",
+    "unsafe_view",
+    "upsample_nearest_exact",
+]
+
+assert_async = torch._assert_async
+"""(condition, message): fails on the device without waiting for it."""
+
+foreach_copy_ = torch._foreach_copy_
+foreach_mul_ = torch._foreach_mul_
+foreach_norm = torch._foreach_norm
+fused_adamw_ = torch._fused_adamw_
+
+flash_attention_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_attention_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+softmax = torch.ops.aten._softmax
+softmax_backward = torch.ops.aten._softmax_backward_data
+log_softmax = torch.ops.aten._log_softmax
+log_softmax_backward = torch.ops.aten._log_softmax_backward_data
+
+to_copy = torch.ops.aten._to_copy
+unsafe_view = torch.ops.aten._unsafe_view
+
+upsample_nearest_exact = {
+    1: torch.ops.aten._upsample_nearest_exact1d,
+    2: torch.ops.aten._upsample_nearest_exact2d,
+    3: torch.ops.aten._upsample_nearest_exact3d,
+}
+"""By the number of spatial dims."""
+
+
+def spin(cycles: int) -> None:
+    """Keep the current CUDA stream busy for this many clock cycles, without occupying the host."""
+    torch.cuda._sleep(cycles)
