@@ -4,9 +4,9 @@ Runs `drumline ARGUMENTS` (default: `plan examples/gpt.py --cluster dgx-a100 --d
 lists the modules of the package in the order of their first call. A room change is two neighbours in this list from
 different rooms (top-level packages). Code that runs on import does not count.
 
-Rooms of values (core, clusters, models, plans, schedules) are leaves: a reader looks a field or a unit up there and
-returns. They are left out of the first number and included in the second. The third is how often the command line
-is re-entered: a module of `cli` is called for the first time after the command has left for another room.
+Leaf rooms hold values (core, clusters, models, plans, schedules), formulas (theory) and torch's private names
+(torchkit): a reader looks something up there and returns. They are left out of the first number and included in the
+second. The third is how often a module of `cli` is entered for the first time from another room.
 
     python benchmarks/room_changes.py [--path] [--source FOLDER] [ARGUMENTS ...]
 
@@ -27,8 +27,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 DEFAULT = ["plan", str(ROOT / "examples" / "gpt.py"), "--cluster", "dgx-a100", "--devices", "8"]
-VALUES = {"core", "clusters", "models", "plans", "schedules"}
-OLD_VALUES = {"cluster", "model", "plan", "schedule", "errors", "files", "job", "mesh", "timeline", "units"}
+LEAVES = {"core", "clusters", "models", "plans", "schedules", "theory", "torchkit"}
+OLD_LEAVES = {"cluster", "model", "plan", "schedule", "errors", "files", "job", "mesh", "timeline", "units"}
 """Names of the same rooms before they were renamed, so that older code can be counted too."""
 
 
@@ -87,12 +87,12 @@ def main() -> None:
             app(standalone_mode=False)
         finally:
             sys.setprofile(None)
-    path = [m for m in calls.modules if room(m) not in VALUES | OLD_VALUES]
+    path = [m for m in calls.modules if room(m) not in LEAVES | OLD_LEAVES]
     entries = sum(room(b) == "cli" != room(a) for a, b in pairwise(calls.modules))
     if options.path:
         print(*calls.modules, sep="\n")
     print(f"{changes(path)} room changes over {len(path)} modules")
-    print(f"{changes(calls.modules)} over {len(calls.modules)} modules with the rooms of values")
+    print(f"{changes(calls.modules)} over {len(calls.modules)} modules with leaf rooms")
     print(f"{entries} returns to the command line")
 
 

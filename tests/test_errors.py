@@ -1,4 +1,4 @@
-"""The error tree: exit codes, the four lines, and that errors survive the way from a rank."""
+"""The error tree: exit codes, the four lines, and that errors survive pickling from a rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TREE = [
 ]
 
 
-def test_the_tree_is_whole() -> None:
+def test_the_tree_is_complete() -> None:
     own = {v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, Exception)}
     assert own == {cls for cls, _, _ in TREE}
     assert all(cls.__name__ in (errors.__doc__ or "") for cls in own)
@@ -35,7 +35,7 @@ def test_code_and_parent(cls: type[errors.DrumlineError], code: int, parent: typ
 
 
 @pytest.mark.parametrize("cls", [cls for cls, _, _ in TREE])
-def test_it_travels(cls: type[errors.DrumlineError]) -> None:
+def test_errors_are_pickled(cls: type[errors.DrumlineError]) -> None:
     error = pickle.loads(pickle.dumps(cls("what", where="where", rule="rule", fix="fix")))
     assert type(error) is cls
     assert (error.what, error.where, error.rule, error.fix) == ("what", "where", "rule", "fix")

@@ -1,4 +1,4 @@
-"""Files from people and from programs: what is wrong with them is said with file and key, without a traceback."""
+"""Files of users and of programs: errors name file and key, without a traceback."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Outer:
 VALUE = Outer("a", Inner(3, "x"), (Inner(4), Inner(5, "y")), {"fp32": 1.5}, 2.0)
 
 
-def test_numbers_stand_in_rows(tmp_path: Path) -> None:
-    """A table of some thousand numbers can be read: one line for a row, lines that are not too long for the rest."""
+def test_numbers_are_written_in_rows(tmp_path: Path) -> None:
+    """A table of some thousand numbers is readable: one line per row, and lines of limited length."""
     table = {
         "rows": [[1.0, 2.5], [3.0, -4e-05]],
         "long": [0.123456789] * 40,
@@ -55,10 +55,10 @@ def test_numbers_stand_in_rows(tmp_path: Path) -> None:
     text = (tmp_path / "a.toml").read_text()
     assert files.read_toml(tmp_path / "a.toml") == table
     assert "    [1.0, 2.5],\n    [3.0, -4e-05],\n" in text and "flags = [true, false]\n" in text
-    assert max(map(len, text.splitlines())) <= files.WIDE and len(text.splitlines()) < 30
+    assert max(map(len, text.splitlines())) <= files.MAX_LINE and len(text.splitlines()) < 30
 
 
-def test_toml_and_back(tmp_path: Path) -> None:
+def test_toml_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.toml"
     files.write_toml(path, VALUE, "one\n\ntwo")
     assert path.read_text().startswith("# one\n#\n# two\n\nname")
@@ -66,7 +66,7 @@ def test_toml_and_back(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]  # no temporary file stays
 
 
-def test_json_and_back(tmp_path: Path) -> None:
+def test_json_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     files.write_json(path, VALUE)
     assert files.from_plain(Outer, files.read_json(path), str(path)) == VALUE
@@ -140,7 +140,7 @@ def test_a_folder(tmp_path: Path) -> None:
         files.read_toml(tmp_path)
 
 
-def test_a_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with pytest.raises(InputError, match="cannot be read: Not a directory"):
         files.read_text(tmp_path / "a" / "b")
@@ -154,7 +154,7 @@ def test_not_utf8(tmp_path: Path) -> None:
         files.read_text(tmp_path / "a")
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbfx = 1")
     assert files.read_toml(tmp_path / "a") == {"x": 1}
 
@@ -222,6 +222,6 @@ def test_keys_of_earlier_releases_are_read_and_the_current_ones_written() -> Non
     assert new["wheels"] == [{"diameter": 1.0}, {"diameter": 2.0}] and files.from_plain(Car, new, "car.toml") == car
 
 
-def test_an_old_key_beside_its_new_one_is_refused() -> None:
+def test_an_old_key_next_to_its_new_one_is_refused() -> None:
     with pytest.raises(InputError, match="unknown key 'size'"):
         files.from_plain(Wheel, {"size": 1.0, "diameter": 2.0}, "car.toml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -59,19 +60,13 @@ def test_packages_that_import_each_other_are_detected(tmp_path: Path) -> None:
 
 
 def test_the_map_names_every_module() -> None:
-    design = (ROOT / "docs" / "design.md").read_text()
-    block = design[design.index("    src/drumline/") :]
-    named = set()
-    package: list[str] = []
-    for line in block[: block.index("\n\n")].splitlines()[1:]:
-        depth = (len(line) - len(line.lstrip())) // 2 - 3  # packages are indented by two more spaces each
-        name = line.split()[0]
-        package = [*package[:depth], name.removesuffix("/")] if name.endswith("/") else package[:depth]
-        if not name.endswith("/"):
-            named.add("/".join([*package, name]))
-    modules = {p.relative_to(SOURCE).as_posix() for p in MODULES if p.name != "__init__.py"}
-    assert sorted(modules - named) == [], "modules that the map in docs/design.md does not name"
-    assert sorted(named - modules) == [], "names on the map in docs/design.md without a module"
+    spec = importlib.util.spec_from_file_location("paste_map", ROOT / "docs" / "paste_map.py")
+    assert spec and spec.loader
+    paste_map = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(paste_map)
+    page = (ROOT / "docs" / "design.md").read_text()
+    assert page == paste_map.pasted(page), "run: python docs/paste_map.py"
+    assert all(paste_map.first_sentence(path) for path in MODULES), "every module says what it is for"
 
 
 def test_files_and_functions_stay_short() -> None:

@@ -1,4 +1,4 @@
-"""Jobs: what cannot be a job is refused, files are loaded by reference, and what a user's code raises has no traceback."""
+"""Jobs: invalid jobs are refused, files are loaded by reference, and errors of user code have no traceback."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_neighbours_can_be_imported(path: Path) -> None:
 @pytest.mark.parametrize(
     "reference", ["", "job", "my.txt", "my.py:", "my.py:1x", "my.py@xyz", "my.py:a:b", "my.py@abc"]
 )
-def test_no_reference(reference: str) -> None:
+def test_invalid_references(reference: str) -> None:
     assert refused(reference).what == f"{reference!r} names no job"
 
 
@@ -160,6 +160,11 @@ def test_a_file_that_raises(path: Path) -> None:
     assert error.what == f"{path} raised ZeroDivisionError: division by zero"
     assert error.where == f"{path}, line 2: return 1 / 0"
     assert refused(path).what == error.what  # a module that failed is not kept
+
+
+def test_errors_inside_drumline_name_the_users_line(path: Path) -> None:
+    path.write_text("from drumline import Plan\n\nplan = Plan.parse('qq=1')\n")
+    assert refused(path).where == f"{path}, line 3: plan = Plan.parse('qq=1')"
 
 
 @pytest.mark.parametrize(

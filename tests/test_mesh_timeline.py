@@ -1,4 +1,4 @@
-"""Meshes: axes, places and groups. Timelines: the file form and the form that Perfetto opens."""
+"""Meshes: axes, coordinates and groups. Timelines: the file form and the form that Perfetto opens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MESH = Mesh((("pp", 2), ("shard", 3), ("tp", 2)))
 meshes = st.lists(st.integers(1, 4), max_size=4).map(lambda ns: Mesh(tuple((f"a{i}", n) for i, n in enumerate(ns))))
 
 
-def test_places() -> None:
+def test_coordinates() -> None:
     assert MESH.size == 12
     assert (MESH.length("shard"), MESH.length("cp")) == (3, 1)
     assert MESH.coordinate(0) == {"pp": 0, "shard": 0, "tp": 0}
@@ -32,14 +32,14 @@ def test_groups() -> None:
     assert MESH.groups("cp") == [[r] for r in range(12)]
 
 
-def test_words() -> None:
+def test_text_form() -> None:
     assert str(MESH) == "pp(2) x shard(3) x tp(2)"
     assert str(Mesh(())) == "one rank"
     assert Mesh(()).size == 1
 
 
 @given(meshes)
-def test_ranks_and_places_are_inverse(mesh: Mesh) -> None:
+def test_ranks_and_coordinates_are_inverse(mesh: Mesh) -> None:
     assert [mesh.rank(**mesh.coordinate(r)) for r in range(mesh.size)] == list(range(mesh.size))
     for axis, n in mesh.axes:
         groups = mesh.groups(axis)
@@ -67,7 +67,7 @@ def test_sums() -> None:
     assert Timeline("predicted").seconds == 0.0
 
 
-def test_file_and_back(tmp_path: Path) -> None:
+def test_file_round_trip(tmp_path: Path) -> None:
     TIMELINE.save(tmp_path / "t.json")
     assert Timeline.load(tmp_path / "t.json") == TIMELINE
 

@@ -1,4 +1,4 @@
-"""Units: what people write is read, what is printed is read back, nonsense is refused with its own words."""
+"""Units: text is parsed, formatted text is parsed back, invalid text is refused by name."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_seconds(text: str | float, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "GB", "abc", "1..2GB", "nan", "inf", "1e999", True, None, [1], math.inf, math.nan]
 )
-def test_what_is_no_number(text: object) -> None:
+def test_not_a_number(text: object) -> None:
     for parse, kind in [
         (units.parse_bytes, "a size such as"),
         (units.parse_bandwidth, "a rate such as"),
@@ -103,7 +103,7 @@ def test_what_is_no_number(text: object) -> None:
         (units.parse_seconds, "3 weeks", "is not a time: the units are s, ms"),
     ],
 )
-def test_what_has_no_unit(parse: object, text: str, words: str) -> None:
+def test_unknown_units(parse: object, text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse(text)  # type: ignore[operator]  # a function of the table
 
@@ -128,12 +128,12 @@ def test_what_has_no_unit(parse: object, text: str, words: str) -> None:
         (units.format_percent(-1), "-100.0%"),
     ],
 )
-def test_printing(printed: str, text: str) -> None:
+def test_formatting(printed: str, text: str) -> None:
     assert printed == text
 
 
 @given(st.floats(1e-9, 1e17))
-def test_what_is_printed_is_read(x: float) -> None:
+def test_formatted_text_is_parsed_back(x: float) -> None:
     assert units.parse_seconds(units.format_seconds(x)) == pytest.approx(x, rel=0.0051)
     if x >= 1:
         assert units.parse_bytes(units.format_bytes(x)) == pytest.approx(x, rel=0.0051, abs=0.5)
@@ -149,6 +149,6 @@ def test_counts(text: str | int, number: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["13X", "many", "3GB", ""])
-def test_what_is_no_count(text: str) -> None:
+def test_not_a_count(text: str) -> None:
     with pytest.raises(ValueError, match="not a number such as 13T"):
         units.parse_count(text)

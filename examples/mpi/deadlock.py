@@ -2,7 +2,7 @@
 
 drumline run -n 2 examples/mpi/deadlock.py
 
-deadlock: ranks 0, 1 wait for what cannot come
+deadlock: ranks 0, 1 wait for messages that cannot arrive
   rank 0: Recv from rank 1, tag 7, at deadlock.py:18
   rank 1: Recv from rank 0, tag 7, at deadlock.py:18
 """

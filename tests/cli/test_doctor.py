@@ -74,14 +74,14 @@ def test_a_problem_ends_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 2
     assert "  problem loopback: refused\n          try: ip link set lo up\n" in text
     assert "  problem gloo cpu: barrier hangs: no answer within 8 s\n" in text
-    assert "2 problems keep Drumline from running here" in text
+    assert "Drumline cannot run here: 2 problems" in text
 
 
 def test_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [
         doctor.OperationTrial("gloo", "cpu", "barrier", "ok"),
         doctor.OperationTrial("gloo", "cpu", "all_gather", "ok"),
-        doctor.OperationTrial("shm", "cpu", "barrier", "aborts", "rank 1 was ended by SIGABRT"),
+        doctor.OperationTrial("shm", "cpu", "barrier", "aborts", "rank 1 was killed by SIGABRT"),
         doctor.OperationTrial("shm", "cpu", "all_gather", "refused", "RuntimeError: no"),
     ]
     monkeypatch.setenv("COLUMNS", "100")
@@ -90,7 +90,7 @@ def test_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "  operation   gloo cpu  shm cpu" in text
     assert "  barrier     ok        ABORTS" in text
     assert "  all_gather  ok        no" in text
-    assert "  shm cpu: barrier: aborts (rank 1 was ended by SIGABRT)" in text
+    assert "  shm cpu: barrier: aborts (rank 1 was killed by SIGABRT)" in text
     monkeypatch.setenv("COLUMNS", "40")
     code, text = run(monkeypatch, [], trials)
     assert "  gloo cpu: 2 of 2 work" in text

@@ -17,7 +17,7 @@ from drumline.core.errors import InputError
 from drumline.costs import Estimate
 from drumline.costs.checkpoint_interval import save_interval
 from drumline.loop.checkpoints import CheckpointOptions, continues
-from drumline.models.selective import choices
+from drumline.models.recompute_choice import choices
 from drumline.models.zoo import profile as zoo_profile
 from drumline.plans import Plan
 from drumline.reports.plan_text import estimate_lines

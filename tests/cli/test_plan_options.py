@@ -67,15 +67,15 @@ def test_json_has_every_answer() -> None:
 def test_text_has_every_answer() -> None:
     text = here(*SMALL, "--formula", "--what-if", "batch=32", "--top", 2).stdout
     assert "It is bound by " in text and "of the peak" in text
-    assert "The best of each family:" in text and "would win" in text
-    assert "step = forward" in text and "before" in text and "times the samples a second" in text
+    assert "The best of each family:" in text and "becomes the fastest" in text
+    assert "step = forward" in text and "before" in text and "Throughput changes by a factor of" in text
 
 
 def test_fit_in_text() -> None:
     text = here("plan", "gpt:7b", "--batch", 32, *FOUR, "--fit", "--top", 1).stdout
     head = text.splitlines()[0]
     assert head.startswith("dp=4,precision=bf16 does not fit: ") and " too much" in head
-    assert "One change makes it fit (+), or not (-):" in text and "\n  + offload=all" in text and "\n  - zero=1" in text
+    assert "Single changes that make it fit (+) or do not (-):" in text and "\n  + offload=all" in text and "\n  - zero=1" in text
 
 
 def test_fit_when_nothing_fits() -> None:
@@ -195,13 +195,13 @@ def test_ctrl_c_prints_the_best_so_far(tmp_path: Path) -> None:
     """A real process gets a real signal in the middle of a slowed-down search."""
     program = tmp_path / "slow.py"
     program.write_text(
-        "import sys, time\nfrom drumline.costs.fitted import FittedSteps\nfrom drumline.cli import main\n"
-        "whole, seen = FittedSteps.estimate, []\n"
+        "import sys, time\nfrom drumline.costs.fitted import FittedCostModel\nfrom drumline.cli import main\n"
+        "whole, seen = FittedCostModel.estimate, []\n"
         "def estimate(self, plan):\n"
         "    seen.append(plan)\n"
         "    if len(seen) == 40:\n        print('now', file=sys.stderr, flush=True)\n        time.sleep(30)\n"
         "    return whole(self, plan)\n"
-        "FittedSteps.estimate = estimate\n"
+        "FittedCostModel.estimate = estimate\n"
         "sys.argv = ['drumline', 'plan', 'gpt:1.3b', '--cluster', 'dgx-h100', '--devices', '4', '--json']\n"
         "main()\n"
     )

@@ -110,7 +110,7 @@ def test_the_error_lists_every_part_with_its_reason() -> None:
     done = here("plan", "gpt:1.3b", "--plan", "dp=2,zero=3,chunk=2,tile=2x2", "--emit", "fabric")
     assert done.returncode == 2
     assert "Fabric cannot express tile=2x2, chunk=2" in done.stderr
-    assert "tile=2x2: it has no spatial parallelism; chunk=2: it does not run a layer in parts" in done.stderr
+    assert "tile=2x2: it has no spatial parallelism; chunk=2: it does not tile layers" in done.stderr
     assert not done.stdout
 
 
@@ -128,7 +128,7 @@ def test_a_config_that_does_not_fit_ends_with_3() -> None:
         (("--from", "x.json", "--plan", "dp=2"), "both set the plan"),
         (("--emit", "fabric", "--scaling"), "with another question"),
         (("--from", "not_there.json"), "no file not_there.json"),
-        (("--from", CONFIGS / "ds_smallest.json", "--batch", 9), "--batch(9) != the config's(8)"),
+        (("--from", CONFIGS / "ds_smallest.json", "--batch", 9), "--batch(9) != config(8)"),
         (("--from", CONFIGS / "acc_multi_node.yaml"), "num_processes(16) > devices(8)"),
     ],
 )

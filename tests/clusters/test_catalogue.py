@@ -1,4 +1,4 @@
-"""Every cluster that ships: it reads, its numbers have origins, and they hold together."""
+"""Clusters of the catalogue: they load, their numbers have origins and are consistent."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ EXPECTED = {
 }
 
 
-def test_the_catalogue_is_what_is_promised() -> None:
+def test_catalogue_names() -> None:
     assert set(EVERY) == EXPECTED
     assert tuple(sorted(EVERY)) == EVERY
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_number_names_its_origin(name: str) -> None:
+def test_every_number_has_an_origin(name: str) -> None:
     c = load(name)
     assert c.name == name
     numbers = list(c.numbers())
@@ -54,7 +54,7 @@ def test_every_number_names_its_origin(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_no_origin_speaks_of_a_number_that_is_not_there(name: str) -> None:
+def test_origins_refer_to_existing_numbers(name: str) -> None:
     c = load(name)
     keys = [key for key, _, _ in c.numbers()]
     unused = [o for o in c.origin if not any(key == o or key.startswith(o + ".") for key in keys)]
@@ -62,7 +62,7 @@ def test_no_origin_speaks_of_a_number_that_is_not_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_rates_climb_and_stay_below_the_peak(name: str) -> None:
+def test_rates_grow_and_stay_below_the_peak(name: str) -> None:
     d = load(name).device
     half = "fp16" if name == "dgx-v100" else "bf16"
     best = d.curve_of("matmul", half)
@@ -80,7 +80,7 @@ def test_rates_climb_and_stay_below_the_peak(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_links_are_slower_the_farther_they_reach(name: str) -> None:
+def test_links_between_nodes_are_slower(name: str) -> None:
     c = load(name)
     assert c.overlap == 0.9
     assert 1e9 <= c.device.context < 2e9
@@ -104,9 +104,7 @@ def test_links_are_slower_the_farther_they_reach(name: str) -> None:
         ("mi300x", 192 * 2**30, 1307e12, 448e9, 400e9, 668e12),
     ],
 )
-def test_numbers_of_the_data_sheets(
-    name: str, memory: float, peak: float, inside: float, between: float, best: float
-) -> None:
+def test_data_sheet_numbers(name: str, memory: float, peak: float, inside: float, between: float, best: float) -> None:
     c = load(name)
     assert c.network is not None
     assert c.device.memory == pytest.approx(memory)
@@ -118,14 +116,14 @@ def test_numbers_of_the_data_sheets(
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_saved_and_read_back_it_is_equal(name: str, tmp_path: Path) -> None:
+def test_file_round_trip(name: str, tmp_path: Path) -> None:
     c = load(name)
     c.save(tmp_path / "mine.toml")
     assert load(tmp_path / "mine.toml") == c
     assert Cluster.load(str(tmp_path / "mine.toml")) == c
 
 
-def test_one_device_is_one_device() -> None:
+def test_numbers_of_devices() -> None:
     assert load("one-a100").devices == 1
     assert load("rtx4090").devices == 2
     assert load("gb200-nvl72").node.devices == 72
@@ -144,7 +142,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ports", "port", "reduces"),
+    ("name", "ports", "port", "in_switch"),
     [
         ("dgx-v100", 4, 12.5e9, False),
         ("dgx-a100", 8, 25e9, False),
@@ -160,9 +158,9 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         ("h100-pcie", 2, 25e9, False),
     ],
 )
-def test_ports_and_switches(name: str, ports: int, port: float, reduces: bool) -> None:
+def test_ports_and_switches(name: str, ports: int, port: float, in_switch: bool) -> None:
     c = load(name)
     assert c.network is not None
-    assert (c.network.ports, c.node.in_switch_reduction) == (ports, reduces)
+    assert (c.network.ports, c.node.in_switch_reduction) == (ports, in_switch)
     assert c.network.port_bandwidth == pytest.approx(port)
-    assert ("from memory" in c.origin_of("node.in_switch_reduction")) == reduces
+    assert ("from memory" in c.origin_of("node.in_switch_reduction")) == in_switch

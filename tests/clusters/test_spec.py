@@ -1,4 +1,4 @@
-"""The `Cluster` value: its file form, what it refuses and in which words, and its arithmetic."""
+"""The `Cluster` value: its file form, its errors and its arithmetic."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def read(folder: Path, text: str) -> Cluster:
 
 
 def refused(folder: Path, old: str, new: str) -> str:
-    """What is said of GOOD with `old` replaced by `new`."""
-    assert GOOD.count(old) == 1, f"{old!r} must stand once in the good file"
+    """The error for GOOD with `old` replaced by `new`."""
+    assert GOOD.count(old) == 1, f"{old!r} must occur once in the good file"
     with pytest.raises(ClusterError) as e:
         read(folder, GOOD.replace(old, new))
     assert e.value.exit_code == 2
@@ -74,7 +74,7 @@ def good(tmp_path: Path) -> Cluster:
     return read(tmp_path, GOOD)
 
 
-def test_units_are_read(good: Cluster) -> None:
+def test_units_are_parsed(good: Cluster) -> None:
     assert good.device.memory == 40e9
     assert good.device.bandwidth == 1555e9
     assert good.device.peak == {"bf16": 312e12, "fp32": 19.5e12}
@@ -92,7 +92,7 @@ def test_file_form_reads_back_equal(good: Cluster, tmp_path: Path) -> None:
     assert again.read_text().startswith("# Cluster mine. SI units")
 
 
-def test_every_number_names_its_origin(good: Cluster) -> None:
+def test_every_number_has_an_origin(good: Cluster) -> None:
     origins = {key: origin for key, _, origin in good.numbers()}
     assert origins["device.memory"] == "data sheet"
     assert origins["device.curve.rates"] == "data sheet"
@@ -104,7 +104,7 @@ def test_every_number_names_its_origin(good: Cluster) -> None:
     assert good.measured
 
 
-def test_an_origin_covers_whole_words_only(good: Cluster) -> None:
+def test_an_origin_matches_whole_words_only(good: Cluster) -> None:
     c = dataclasses.replace(good, origin={"node.link.a": "wrong", "node.link.alpha": "right"})
     assert c.origin_of("node.link.alpha") == "right"
     assert dataclasses.replace(good, origin={"node.link.a": "wrong"}).origin_of("node.link.alpha") == SET_BY_USER
@@ -121,10 +121,10 @@ def test_an_origin_covers_whole_words_only(good: Cluster) -> None:
     ],
 )
 def test_unknown_keys_are_refused_with_the_nearest(tmp_path: Path, old: str, new: str, key: str, near: str) -> None:
-    said = refused(tmp_path, old, new)
-    assert f"unknown key {key.split('.')[-1]!r}" in said
-    assert f"mine.toml: {key}" in said
-    assert f"Did you mean {near!r}?" in said
+    message = refused(tmp_path, old, new)
+    assert f"unknown key {key.split('.')[-1]!r}" in message
+    assert f"mine.toml: {key}" in message
+    assert f"Did you mean {near!r}?" in message
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_unknown_keys_are_refused_with_the_nearest(tmp_path: Path, old: str, new
     ],
 )
 def test_impossible_values_are_refused_by_file_and_key(tmp_path: Path, old: str, new: str, key: str, rule: str) -> None:
-    said = refused(tmp_path, old, new)
-    assert f"mine.toml: {key}" in said
-    assert rule in said
-    assert "Traceback" not in said
+    message = refused(tmp_path, old, new)
+    assert f"mine.toml: {key}" in message
+    assert rule in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_impossible_values_are_refused_by_file_and_key(tmp_path: Path, old: str,
     ],
 )
 def test_missing_keys_are_named(tmp_path: Path, old: str, key: str) -> None:
-    said = refused(tmp_path, old, "")
-    assert f"key {key.split('.')[-1]!r} is missing" in said
-    assert f"mine.toml: {key}" in said
+    message = refused(tmp_path, old, "")
+    assert f"key {key.split('.')[-1]!r} is missing" in message
+    assert f"mine.toml: {key}" in message
 
 
 def test_a_file_that_is_not_toml(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_file_that_is_not_toml(tmp_path: Path) -> None:
         Cluster.load(tmp_path / "mime.toml")
 
 
-def test_as_many_devices_as_asked(good: Cluster) -> None:
+def test_with_devices(good: Cluster) -> None:
     part = good.with_devices(4)
     assert (part.devices, part.node.devices, part.network) == (4, 4, None)
     more = good.with_devices(64)
@@ -223,24 +223,24 @@ def test_a_curve_is_straight_in_log_log_and_flat_outside() -> None:
     assert RateCurve("matmul", "bf16", (1e6,), (1e12,)).at(1e6) == 1e12
 
 
-def test_a_table_is_flat_below_and_goes_on_above() -> None:
+def test_a_table_is_flat_below_and_linear_above() -> None:
     table = CollectiveTable("all_reduce", "nccl", 8, (1e3, 1e5), (1e-5, 1e-3))
     assert table.at(1) == 1e-5
     assert table.at(1e4) == pytest.approx(1e-4)
     assert table.at(1e6) == pytest.approx(1e-2)
 
 
-def test_tables_are_of_exactly_that_many_ranks(good: Cluster) -> None:
+def test_tables_match_the_number_of_ranks_exactly(good: Cluster) -> None:
     assert good.table("all_reduce", 8) is good.collective[0]
     assert good.table("all_reduce", 4) is None
     assert good.table("all_gather", 8) is None
 
 
-def test_it_prints_itself_for_a_person(good: Cluster) -> None:
+def test_text_form(good: Cluster) -> None:
     assert str(good).splitlines() == [
         "cluster mine: 32 x Something, 37.3 GiB each",
         "  peak bf16 312 TFLOP/s, fp32 19.5 TFLOP/s (measured yesterday)",
         "  memory 1.55 TB/s, launch 5.00 us (data sheet)",
         "  node: 8 devices, alpha 3.00 us, 300 GB/s (measured)",
-        "  network: 4 nodes, alpha 10.0 us, 25.0 GB/s (given by hand)",
+        "  network: 4 nodes, alpha 10.0 us, 25.0 GB/s (set by the user)",
     ]

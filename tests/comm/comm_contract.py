@@ -1,11 +1,11 @@
-"""What every communicator must do, whatever its transport and however many ranks: each check runs on all of them."""
+"""The contract of every communicator, for any transport and number of ranks: each check runs on all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
 
-import plain
+import expected_results as plain
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ SIZES = (0, 1, 2, 7, 24, 1000)
 
 
 def tensor_of(rank: int, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A vector that differs by rank and place; whole numbers, so that sums are exact in any order."""
+    """A vector that differs by rank and position; integers, so that sums are exact in any order."""
     return plain.whole(rank, (size,), dtype)
 
 
@@ -40,14 +40,14 @@ def _one(comm: Communicator, collective: str, size: int, root: int, **how: objec
 
 @lru_cache(maxsize=4096)
 def _traffic(collective: str, algorithm: str, p: int, root: int, size: int) -> tuple[Traffic, ...]:
-    """What each rank sends for shares, or buffers, of `size` elements."""
+    """Each rank's traffic for shares, or buffers, of `size` elements."""
     shares = collective in ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
     m = 0 if collective == "barrier" else 8 * size * (p if shares else 1)
     return collective_schedule(collective, algorithm, p, root=root).traffic(m, itemsize=8)
 
 
-def every_algorithm_gives_what_it_should(comm: Communicator) -> None:
-    """The whole table; the traffic is the schedule's."""
+def every_algorithm_is_correct(comm: Communicator) -> None:
+    """The whole table; the traffic equals the schedule's."""
     p = comm.size
     for collective, algorithm in plain.TABLE:
         for size in (0, 1, 5, 24):
@@ -64,7 +64,7 @@ def segments_change_nothing(comm: Communicator) -> None:
             _one(comm, collective, 11, comm.size - 1, algorithm=algorithm, segments=3)
 
 
-def auto_and_native_give_what_they_should(comm: Communicator) -> None:
+def auto_and_native_are_correct(comm: Communicator) -> None:
     for collective in ALGORITHMS:
         for size in SIZES:
             _one(comm, collective, size, comm.size - 1)
@@ -72,8 +72,8 @@ def auto_and_native_give_what_they_should(comm: Communicator) -> None:
                 _one(comm, collective, size, comm.size - 1, algorithm="native")
 
 
-def the_order_of_ranks_is_kept(comm: Communicator) -> None:
-    """Products of matrices: by every algorithm that is proved to keep the order; the others are refused by name."""
+def the_rank_order_is_kept(comm: Communicator) -> None:
+    """Matrix products: by every algorithm that is proved to keep the order; the others are refused by name."""
     p, kept = comm.size, []
     for collective, algorithm in plain.TABLE:
         if collective not in plain.REDUCING:
@@ -156,7 +156,7 @@ def operators(comm: Communicator) -> None:
 
 
 def shapes_are_kept(comm: Communicator) -> None:
-    """Scalars, matrices, slices with gaps, transposed and channels-last tensors, leaves that need gradients."""
+    """Scalars, matrices, strided slices, transposed and channels-last tensors, leaves that need gradients."""
     p = comm.size
     assert comm.all_reduce(torch.tensor(1.0 + comm.rank)).item() == p * (p + 1) / 2
     matrix = tensor_of(comm.rank, 24).view(4, 6)
@@ -180,8 +180,8 @@ def shapes_are_kept(comm: Communicator) -> None:
     assert comm.all_gather(expanded).shape == (p, 2, 3)
 
 
-def results_go_where_they_are_wanted(comm: Communicator) -> None:
-    """`out=` with gaps, of another dim order, on the ranks that get something."""
+def results_are_written_to_out(comm: Communicator) -> None:
+    """`out=` with gaps and of another dim order, on the ranks that receive data."""
     p, rank = comm.size, comm.rank
     wide = torch.zeros(p, 6)
     assert comm.all_gather(torch.full((3,), float(rank)), out=wide[:, ::2]) is not None
@@ -206,7 +206,7 @@ def all_ranks_have_the_same_bits(comm: Communicator) -> None:
 
 
 def messages_arrive(comm: Communicator) -> None:
-    """Round a ring without blocking, tags apart, tensors with gaps, and an order that the receiver chooses."""
+    """A nonblocking ring, separate tags, strided tensors, and an order that the receiver chooses."""
     p, rank = comm.size, comm.rank
     if p == 1:
         with pytest.raises(InputError, match="another rank of 0 to 0"):
@@ -237,7 +237,7 @@ def messages_arrive(comm: Communicator) -> None:
 
 
 def splits_are_communicators(comm: Communicator) -> None:
-    """Even and odd ranks apart, in reverse order, and split once more; groups do not hear each other."""
+    """Even and odd ranks, in reverse order, and split once more; groups do not receive each other's messages."""
     p = comm.size
     half = comm.split(comm.rank % 2, key=-comm.rank)
     peers = [r for r in reversed(range(p)) if r % 2 == comm.rank % 2]
@@ -270,14 +270,14 @@ def any_schedule_runs_in_place(comm: Communicator) -> None:
 
 
 CHECKS = (
-    every_algorithm_gives_what_it_should,
+    every_algorithm_is_correct,
     segments_change_nothing,
-    auto_and_native_give_what_they_should,
-    the_order_of_ranks_is_kept,
+    auto_and_native_are_correct,
+    the_rank_order_is_kept,
     types_are_kept,
     operators,
     shapes_are_kept,
-    results_go_where_they_are_wanted,
+    results_are_written_to_out,
     all_ranks_have_the_same_bits,
     messages_arrive,
     splits_are_communicators,

@@ -1,4 +1,4 @@
-"""What a torch process group of ours must do, whatever its engine: each check runs on all ranks, against plain sums.
+"""The contract of our torch process groups, for any backend: each check runs on all ranks, against plain sums.
 
 Every check takes the group. Values are whole numbers, so that results are exact in any order.
 """
@@ -34,11 +34,11 @@ TYPES = (
 
 
 def given(rank: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What a rank brings: small whole numbers that differ by rank and place."""
+    """A rank's input: small integers that differ by rank and position."""
     return ((torch.arange(size) + 2 * rank) % 5).to(dtype)
 
 
-def everybody(group: Group, size: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def inputs_of_all(group: Group, size: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [given(r, size, dtype) for r in range(group.size())]
 
 
@@ -48,7 +48,10 @@ def all_reduce(group: Group) -> None:
             mine = given(group.rank(), size, dtype)
             dist.all_reduce(mine, group=group)
             assert torch.equal(
-                mine, sum(everybody(group, size, torch.float64)[1:], everybody(group, size, torch.float64)[0]).to(dtype)
+                mine,
+                sum(inputs_of_all(group, size, torch.float64)[1:], inputs_of_all(group, size, torch.float64)[0]).to(
+                    dtype
+                ),
             ), (size, dtype)
 
 
@@ -63,11 +66,11 @@ def operators(group: Group) -> None:
             for op, plain in ops.items():
                 mine = given(group.rank(), size, dtype)
                 dist.all_reduce(mine, op=op, group=group)
-                expected = plain(torch.stack(everybody(group, size, torch.float64)), dim=0).to(dtype)
+                expected = plain(torch.stack(inputs_of_all(group, size, torch.float64)), dim=0).to(dtype)
                 assert torch.equal(mine, expected), (op, dtype)
     mine = given(group.rank(), 9)
     dist.all_reduce(mine, op=dist.ReduceOp.AVG, group=group)
-    assert torch.allclose(mine, torch.stack(everybody(group, 9)).mean(0))
+    assert torch.allclose(mine, torch.stack(inputs_of_all(group, 9)).mean(0))
     for op, plain in (
         (dist.ReduceOp.BAND, torch.bitwise_and),
         (dist.ReduceOp.BOR, torch.bitwise_or),
@@ -75,8 +78,8 @@ def operators(group: Group) -> None:
     ):
         mine = given(group.rank(), 9, torch.int32)
         dist.all_reduce(mine, op=op, group=group)
-        expected = everybody(group, 9, torch.int32)[0]
-        for other in everybody(group, 9, torch.int32)[1:]:
+        expected = inputs_of_all(group, 9, torch.int32)[0]
+        for other in inputs_of_all(group, 9, torch.int32)[1:]:
             expected = plain(expected, other)
         assert torch.equal(mine, expected)
     nan = torch.tensor([1.0, float("nan") if group.rank() == 0 else 2.0])
@@ -84,14 +87,14 @@ def operators(group: Group) -> None:
     assert nan[0] == 1 and nan[1].isnan()
 
 
-def the_same_bits_everywhere(group: Group) -> None:
+def all_ranks_have_the_same_bits(group: Group) -> None:
     for size in (7, 50_000):
         torch.manual_seed(group.rank())
         mine = torch.randn(size)
         dist.all_reduce(mine, group=group)
-        found = [torch.empty(size) for _ in range(group.size())]
-        dist.all_gather(found, mine, group=group)
-        assert all(torch.equal(found[0], other) for other in found)
+        results = [torch.empty(size) for _ in range(group.size())]
+        dist.all_gather(results, mine, group=group)
+        assert all(torch.equal(results[0], other) for other in results)
 
 
 def reduce_and_broadcast(group: Group) -> None:
@@ -100,7 +103,7 @@ def reduce_and_broadcast(group: Group) -> None:
             mine = given(group.rank(), size)
             dist.reduce(mine, group_dst=root, group=group)
             if group.rank() == root:
-                assert torch.equal(mine, sum(everybody(group, size)[1:], everybody(group, size)[0]))
+                assert torch.equal(mine, sum(inputs_of_all(group, size)[1:], inputs_of_all(group, size)[0]))
             mine = given(group.rank(), size)
             dist.broadcast(mine, group_src=root, group=group)
             assert torch.equal(mine, given(root, size))
@@ -112,19 +115,19 @@ def reduce_and_broadcast(group: Group) -> None:
 def gathers_and_scatters(group: Group) -> None:
     p, r = group.size(), group.rank()
     for size in SIZES:
-        found = [torch.empty(size) for _ in range(p)]
-        dist.all_gather(found, given(r, size), group=group)
-        assert all(torch.equal(a, b) for a, b in zip(found, everybody(group, size), strict=True))
+        outs = [torch.empty(size) for _ in range(p)]
+        dist.all_gather(outs, given(r, size), group=group)
+        assert all(torch.equal(a, b) for a, b in zip(outs, inputs_of_all(group, size), strict=True))
         whole = torch.empty(p * size)
         _ALL_GATHER(whole, given(r, size), group=group)
-        assert torch.equal(whole, torch.cat(everybody(group, size)))
+        assert torch.equal(whole, torch.cat(inputs_of_all(group, size)))
         for root in {0, p - 1}:
-            found = [torch.empty(size) for _ in range(p)] if r == root else None
-            dist.gather(given(r, size), found, group_dst=root, group=group)
-            if found is not None:
-                assert all(torch.equal(a, b) for a, b in zip(found, everybody(group, size), strict=True))
+            rows = [torch.empty(size) for _ in range(p)] if r == root else None
+            dist.gather(given(r, size), rows, group_dst=root, group=group)
+            if rows is not None:
+                assert all(torch.equal(a, b) for a, b in zip(rows, inputs_of_all(group, size), strict=True))
             mine = torch.empty(size)
-            dist.scatter(mine, everybody(group, size) if r == root else None, group_src=root, group=group)
+            dist.scatter(mine, inputs_of_all(group, size) if r == root else None, group_src=root, group=group)
             assert torch.equal(mine, given(r, size))
 
 
@@ -160,7 +163,7 @@ def all_to_all(group: Group) -> None:
 def odd_tensors(group: Group) -> None:
     strided = given(group.rank(), 12).view(3, 4).t()
     dist.all_reduce(strided, group=group)
-    assert torch.equal(strided, sum(everybody(group, 12)[1:], everybody(group, 12)[0]).view(3, 4).t())
+    assert torch.equal(strided, sum(inputs_of_all(group, 12)[1:], inputs_of_all(group, 12)[0]).view(3, 4).t())
     scalar = torch.tensor(float(group.rank()))
     dist.all_reduce(scalar, group=group)
     assert scalar.item() == sum(range(group.size()))
@@ -177,7 +180,7 @@ def work_is_asynchronous(group: Group) -> None:
     for work in reversed(works):
         work.wait()
     future.wait()
-    total = sum(everybody(group, 20_000)[1:], everybody(group, 20_000)[0])
+    total = sum(inputs_of_all(group, 20_000)[1:], inputs_of_all(group, 20_000)[0])
     assert all(torch.equal(t, total) for t in tensors)
     assert all(work.is_completed() for work in works)
 
@@ -200,9 +203,9 @@ def messages(group: Group) -> None:
         assert torch.equal(into, given(before, size))
     if r == 0:
         for _ in range(1, p):
-            found = torch.empty(2)
-            source = dist.recv(found, group=group)
-            assert found.tolist() == [source, 7.0]
+            received = torch.empty(2)
+            source = dist.recv(received, group=group)
+            assert received.tolist() == [source, 7.0]
     else:
         dist.send(torch.tensor([float(dist.get_global_rank(group, r)), 7.0]), group=group, group_dst=0)
     dist.barrier(group=group)
@@ -216,7 +219,7 @@ def messages(group: Group) -> None:
         assert (first.item(), second.item()) == (1.0, 2.0)
 
 
-def a_send_goes_on_while_its_rank_does_something_else(group: Group) -> None:
+def a_send_completes_in_the_background(group: Group) -> None:
     if group.size() == 1:
         return
     if group.rank() == 0:
@@ -233,9 +236,9 @@ def a_send_goes_on_while_its_rank_does_something_else(group: Group) -> None:
 
 
 def objects(group: Group) -> None:
-    found: list[object] = [None] * group.size()
-    dist.all_gather_object(found, {"rank": group.rank()}, group=group)
-    assert found == [{"rank": r} for r in range(group.size())]
+    objects: list[object] = [None] * group.size()
+    dist.all_gather_object(objects, {"rank": group.rank()}, group=group)
+    assert objects == [{"rank": r} for r in range(group.size())]
 
 
 def barrier_waits(group: Group) -> None:
@@ -249,7 +252,7 @@ def barrier_waits(group: Group) -> None:
 def sparse_sums(group: Group) -> None:
     p, r = group.size(), group.rank()
     for dense in ((), (2,)):
-        # rank r has r + 1 entries, each at a place that rank 0 or a neighbour has too
+        # rank r has r + 1 entries, each at an index that rank 0 or a neighbour has too
         where = torch.stack([torch.arange(r + 1), torch.zeros(r + 1, dtype=torch.int64)])
         values = torch.full((r + 1, *dense), r + 1.0)
         mine = torch.sparse_coo_tensor(where, values, (p, 3, *dense), check_invariants=True)
@@ -268,30 +271,30 @@ def the_profiler_sees_calls(group: Group) -> None:
         work.wait()
         time.sleep(0.3)
     spans = [e for e in seen.events() if e.name == f"{group.name()}:all_reduce"]
-    assert len(spans) == 2 and all(0 < e.cpu_time < 250_000 for e in spans)  # ended when done, not with the profile
+    assert len(spans) == 2 and all(0 < e.cpu_time < 250_000 for e in spans)  # ended with the call, not with the profile
 
 
-def a_monitored_barrier_names_who_is_missing(group: Group) -> None:
+def a_monitored_barrier_names_missing_ranks(group: Group) -> None:
     if group.size() == 1:
         return
     group.monitored_barrier(TIMEOUT)
-    found = ""
+    error = ""
     try:
         if group.rank() != 1:
             group.monitored_barrier(timedelta(seconds=0.3))
     except RuntimeError as e:
-        found = str(e)
+        error = str(e)
     if group.rank() == 0:
-        assert found.startswith("Rank 1 failed to pass monitoredBarrier in 0.3 s")
+        assert error.startswith("Rank 1 failed to pass monitoredBarrier in 0.3 s")
     elif group.rank() > 1:
-        assert found.startswith(f"rank {group.rank()} reached the monitored barrier")
+        assert error.startswith(f"rank {group.rank()} reached the monitored barrier")
     dist.barrier(group=group)
 
 
 CHECKS: tuple[Check, ...] = (
     all_reduce,
     operators,
-    the_same_bits_everywhere,
+    all_ranks_have_the_same_bits,
     reduce_and_broadcast,
     gathers_and_scatters,
     reduce_scatters,
@@ -299,11 +302,11 @@ CHECKS: tuple[Check, ...] = (
     odd_tensors,
     work_is_asynchronous,
     messages,
-    a_send_goes_on_while_its_rank_does_something_else,
+    a_send_completes_in_the_background,
     objects,
     barrier_waits,
     sparse_sums,
     the_profiler_sees_calls,
-    a_monitored_barrier_names_who_is_missing,
+    a_monitored_barrier_names_missing_ranks,
 )
 TIMEOUT = timedelta(seconds=30)

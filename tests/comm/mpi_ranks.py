@@ -1,4 +1,4 @@
-"""What a rank under mpiexec runs: checks by name, each answered with `ok` or a traceback in a file of the rank."""
+"""The program of a rank under mpiexec: runs checks by name and writes `ok` or a traceback to a file of the rank."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import traceback
 from pathlib import Path
 
 import comm_contract as contract
-import mpigroup_checks
-import post_contract
+import endpoint_contract
+import mpi_group_checks
 import psutil
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ def the_contract() -> None:
 
 
 def tags_of_31_bits() -> None:
-    """The highest tag arrives, apart from tag 0 and its neighbours; one more is refused."""
+    """The highest tag is distinct from tag 0 and its neighbours; one more is refused."""
     transport = MpiTransport(timeout=20)
     tags = (0, 1, 2**29 - 1, 2**29, 2**30, 2**31 - 1)
     after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
@@ -70,7 +70,7 @@ def a_size_that_is_wrong() -> None:
     after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
     cases = [(3, "8 bytes were received, 12 expected")]
     if transport.size > 1:
-        cases.append((1, "runcate"))  # of messages to oneself Open MPI says nothing
+        cases.append((1, "runcate"))  # Open MPI reports no error for messages to the own rank
     for n, words in cases:
         pending = transport.receive(torch.zeros(n), before, 7)
         sent = transport.send(torch.zeros(2), after, 7)
@@ -84,7 +84,7 @@ def a_size_that_is_wrong() -> None:
         sent.wait()
 
 
-def silence_is_given_up() -> None:
+def a_missing_message_times_out() -> None:
     transport = MpiTransport(timeout=0.3)
     try:
         transport.receive(torch.zeros(2), (transport.rank + 1) % transport.size, 5).wait()
@@ -96,7 +96,7 @@ def silence_is_given_up() -> None:
 
 
 def own_collectives() -> None:
-    """MPI's collectives against plain computation, below and above the size where the way changes."""
+    """MPI's collectives against plain computation, below and above the size where the method changes."""
     own = MpiCollectives(timeout=60)
     p, r = own.size, own.rank
     for n in (3, SMALL):  # elements: the second is large in every type
@@ -133,9 +133,9 @@ def own_collectives() -> None:
             )
     sent, received = [r + 1] * p, list(range(1, p + 1))
     got = torch.empty(sum(received), dtype=torch.int16)
-    own.all_to_all_of(torch.full((sum(sent),), r, dtype=torch.int16), sent, got, received)
+    own.all_to_allv(torch.full((sum(sent),), r, dtype=torch.int16), sent, got, received)
     assert got.tolist() == [src for src in range(p) for _ in range(src + 1)]
-    assert own.all_words(b"%016d" % r) == [b"%016d" % i for i in range(p)]
+    assert own.all_gather_bytes(b"%016d" % r) == [b"%016d" % i for i in range(p)]
     truth = torch.tensor([r == 0, True, False])
     own.all_reduce(truth, "sum")
     assert truth.tolist() == [True, True, False]
@@ -149,7 +149,7 @@ def own_collectives() -> None:
 
 
 class FrameReceiver:
-    """Keeps what arrives."""
+    """Records incoming frames."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[int, bytes, bytes]] = []
@@ -162,42 +162,42 @@ class FrameReceiver:
 
 
 def frames_in_order() -> None:
-    """Short and long frames mixed, from everyone to everyone, oneself too: in order from each sender."""
-    post = MpiEndpoint()
-    desk = post.receiver = FrameReceiver()
+    """Short and long frames, from every rank to every rank: in order from each sender."""
+    endpoint = MpiEndpoint()
+    desk = endpoint.receiver = FrameReceiver()
     sizes = (0, 1, EAGER, EAGER + 1, 5, 300_000, 3, 200_000, 1_000_000, 0, EAGER)
     sent = []
     for i, size in enumerate(sizes):
-        for dst in range(post.size):
-            body = memoryview(bytearray([post.rank + i]) * size)
-            sent.append(post.put(dst, b"head %d %d" % (post.rank, i), body))
-    while len(desk.frames) < len(sizes) * post.size or not all(s.done for s in sent):
-        assert post.progress(20.0), "nothing moves"
-    for src in range(post.size):
+        for dst in range(endpoint.size):
+            body = memoryview(bytearray([endpoint.rank + i]) * size)
+            sent.append(endpoint.put(dst, b"head %d %d" % (endpoint.rank, i), body))
+    while len(desk.frames) < len(sizes) * endpoint.size or not all(s.done for s in sent):
+        assert endpoint.progress(20.0), "nothing moves"
+    for src in range(endpoint.size):
         mine = [(head, body) for s, head, body in desk.frames if s == src]
         assert mine == [(b"head %d %d" % (src, i), bytes([src + i]) * size) for i, size in enumerate(sizes)]
     world().Barrier()
-    assert not post.progress(0.05)
-    post.close()
+    assert not endpoint.progress(0.05)
+    endpoint.close()
 
 
-def the_contract_of_posts() -> None:
-    for check in post_contract.CHECKS:
-        post = MpiEndpoint()
-        check(post)
-        post.close()
+def the_contract_of_endpoints() -> None:
+    for check in endpoint_contract.CHECKS:
+        endpoint = MpiEndpoint()
+        check(endpoint)
+        endpoint.close()
 
 
 def listening() -> set[tuple[str, int]]:
-    """(address, port) of every socket of this process that waits for someone."""
+    """(address, port) of every listening socket of this process."""
     world()
     return {tuple(c.laddr) for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"}
 
 
 def peers_are_found() -> None:
-    """connect() with nothing set by hand; the store listens for this host alone."""
+    """connect() without any variables; the store listens on this host only."""
     assert "MASTER_ADDR" not in os.environ
-    before = listening()  # Open MPI has sockets of its own
+    before = listening()  # Open MPI has its own sockets
     where = connect(timeout=60)
     total = torch.tensor([float(where.rank)])
     dist.all_reduce(total)
@@ -210,7 +210,7 @@ def peers_are_found() -> None:
 
 
 def peers_of_other_hosts_are_found() -> None:
-    """As above, but every rank says that it is a host of its own: the store is met by this machine's own address."""
+    """As above, but every rank pretends to be on its own host: the store is reached by this machine's address."""
     from drumline.comm.mpi import rendezvous
 
     rendezvous.host_digest = lambda: bytes([rank_info().rank]) * 16
@@ -229,13 +229,13 @@ CHECKS = {
         tags_of_31_bits,
         every_type,
         a_size_that_is_wrong,
-        silence_is_given_up,
+        a_missing_message_times_out,
         frames_in_order,
         own_collectives,
-        the_contract_of_posts,
+        the_contract_of_endpoints,
         peers_are_found,
         peers_of_other_hosts_are_found,
-        *mpigroup_checks.CHECKS,
+        *mpi_group_checks.CHECKS,
     )
 }
 

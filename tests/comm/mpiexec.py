@@ -27,7 +27,7 @@ _LEAVE_OUT = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "MASTER_", "GLOO_", "DRUMLINE_"
 
 
 def command(name: str, n: int) -> tuple[list[str], dict[str, str]]:
-    """The start of the command line and the variables for n ranks; skips the test where this MPI is absent."""
+    """The command line and environment for n ranks; skips the test if this MPI is absent."""
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed: pip install 'drumline[mpi]'")
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_LEAVE_OUT)}
@@ -43,7 +43,7 @@ def command(name: str, n: int) -> tuple[list[str], dict[str, str]]:
         env["MPI4PY_LIBMPI"] = str(library)
         there = library.exists()
     if not (mpiexec.exists() and there):
-        pytest.skip(f"{name} is not installed beside this Python")
+        pytest.skip(f"{name} is not installed next to this Python")
     return [str(mpiexec), *options, "-n", str(n)], env
 
 
@@ -66,14 +66,13 @@ def start(
         while done.returncode and (left := set(_segments()) - before) and time.monotonic() < end:
             for segment in left:
                 _remove_if_orphan(segment)
-            time.sleep(0.05)  # a rank that was aborted may still be on its way out
+            time.sleep(0.05)  # an aborted rank may still be ending
     return done
 
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """What an MPI leaves of its shared memory is removed, and must not be that of another one, which another process
-    of these tests has just started."""
+    """Serialise the tests of all processes: leftover shared memory is removed, and must not belong to another test."""
     with open(Path(tempfile.gettempdir()) / f"drumline-mpiexec-{os.getuid()}", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -84,7 +83,7 @@ def _segments() -> list[Path]:
 
 
 def _remove_if_orphan(segment: Path) -> None:
-    """Both MPIs leave their shared memory behind when they abort; that of other programs is left alone."""
+    """Remove shared memory that an aborted MPI left behind, but not that of other programs."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             if str(segment) in maps.read_text():
@@ -95,12 +94,12 @@ def _remove_if_orphan(segment: Path) -> None:
 
 
 def run(name: str, n: int, folder: Path, *checks: str, **variables: str) -> None:
-    """Run checks of mpi_ranks.py by name; fail with what the first rank that failed has to say."""
+    """Run checks of mpi_ranks.py by name; fail with the output of the first rank that failed."""
     done = start(name, n, str(HERE / "mpi_ranks.py"), str(folder), *checks, **variables)
-    said = done.stdout[-4000:] + done.stderr[-4000:]
+    output = done.stdout[-4000:] + done.stderr[-4000:]
     for rank in range(n):
         file = folder / f"{rank}.json"
-        assert file.exists(), f"rank {rank} said nothing; mpiexec ended with {done.returncode}\n{said}"
+        assert file.exists(), f"rank {rank} wrote no results; mpiexec ended with {done.returncode}\n{output}"
         results = json.loads(file.read_text())
-        assert results == dict.fromkeys(checks, "ok"), "\n".join([*results.values(), said])
-    assert done.returncode == 0, said
+        assert results == dict.fromkeys(checks, "ok"), "\n".join([*results.values(), output])
+    assert done.returncode == 0, output

@@ -1,4 +1,4 @@
-"""A rank on one of two hosts: finds the hosts, and reduces over both ways with every algorithm that knows them."""
+"""A rank on one of two hosts: finds the hosts, and reduces over both transports with every algorithm that uses them."""
 
 from __future__ import annotations
 

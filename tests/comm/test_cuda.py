@@ -1,4 +1,4 @@
-"""Tensors of a GPU: between threads, through the host's memory over gloo, and by nccl (one GPU has one rank there)."""
+"""GPU tensors: between threads, through host memory over gloo, and by nccl (with one rank on one GPU)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-import plain
+import expected_results as plain
 import pytest
 import torch
 from world import World
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 NCCL = """
 import torch, torch.distributed as dist
 from drumline.comm import Communicator, TorchTransport
-import plain
+import expected_results as plain
 
 torch.cuda.set_device(0)
 dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1)
@@ -140,5 +140,5 @@ def mpi_on_the_gpu() -> None:
     assert into.tolist() == [float(p - 1)] * 3
 
 
-def test_mpi_takes_tensors_of_the_gpu(world: Callable[..., World]) -> None:
+def test_mpi_accepts_gpu_tensors(world: Callable[..., World]) -> None:
     world(2).run(mpi_on_the_gpu)

@@ -1,4 +1,4 @@
-"""Who am I: the variables of every launcher, and what is said when they make no sense."""
+"""Rank and size from the variables of every launcher, and errors for inconsistent values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_launchers(environment: dict[str, str], expected: RankInfo) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.0", " 1", "²", "9" * 5000, "1e3", "0x1"])
 @pytest.mark.parametrize("key", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
-def test_nonsense(key: str, text: str) -> None:
+def test_invalid_values(key: str, text: str) -> None:
     with pytest.raises(InputError) as caught:
         rank_info({**TORCHRUN, key: text})
     assert caught.value.what == f"{key}={text!r}"
@@ -45,7 +45,7 @@ def test_nonsense(key: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("rank", "size"), [(4, 4), (7, 2), (0, 0)])
-def test_a_rank_beyond_the_size(rank: int, size: int) -> None:
+def test_a_rank_above_the_size(rank: int, size: int) -> None:
     with pytest.raises(
         InputError, match=f"RANK={rank} and WORLD_SIZE={size}\n  where: environment\n  rule:  RANK < WORLD"
     ):
@@ -65,7 +65,7 @@ def test_a_rank_beyond_the_size(rank: int, size: int) -> None:
         ({"MASTER_ADDR": "x", "MASTER_PORT": "65536"}, "0 < port < 65536"),
     ],
 )
-def test_no_place_to_meet(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str) -> None:
+def test_missing_master_address(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str) -> None:
     for key in ("MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE"):
         monkeypatch.delenv(key, raising=False)
     for key, value in {**TORCHRUN, **variables}.items():

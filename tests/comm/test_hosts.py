@@ -1,4 +1,4 @@
-"""Which ranks share a host, and a transport of two ways: the contract over two gloo groups, as if on two hosts."""
+"""Which ranks share a host, and the two-level transport: the contract over two gloo groups, as if on two hosts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_same_process_is_the_same_host() -> None:
 
 
 class Counted(Transport):
-    """A transport that counts what is sent over it."""
+    """A transport that counts its sends."""
 
     def __init__(self, inner: Transport) -> None:
         self.inner, self.sent = inner, 0
@@ -62,8 +62,8 @@ class Counted(Transport):
         return self.inner.receive(tensor, src, tag)
 
 
-def over_two_ways(ids: str) -> None:
-    """On a rank: the contract, and each message on its way."""
+def over_two_transports(ids: str) -> None:
+    """On a rank: the contract, and each message on the right transport."""
     across = Counted(TorchTransport())
     assert find_hosts(across) == (tuple(range(across.size)),)
     groups = hosts(ids)
@@ -71,8 +71,8 @@ def over_two_ways(ids: str) -> None:
     mine = next(i for i, group in enumerate(groups) if dist.get_rank() in group)
     inside = Counted(TorchTransport(made[mine]))
     transport = HostTransport(inside, across, groups)
-    assert (transport.name, transport.per_node) == ("+", per_node(groups))  # what counts has no name
-    transport.per_node = None  # the contract counts what goes round all ranks as if they were on one host
+    assert (transport.name, transport.per_node) == ("+", per_node(groups))  # the counting transport has no name
+    transport.per_node = None  # the contract counts the traffic of one host
     comm = Communicator(transport)
     for check in contract.CHECKS:
         check(comm)
@@ -91,12 +91,12 @@ def over_two_ways(ids: str) -> None:
 
 
 @pytest.mark.parametrize("ids", ["aab", "abab"])
-def test_contract_over_two_ways(world: Callable[[int], Any], ids: str) -> None:
-    world(len(ids)).run(over_two_ways, ids)
+def test_contract_over_two_transports(world: Callable[[int], Any], ids: str) -> None:
+    world(len(ids)).run(over_two_transports, ids)
 
 
 def with_rails(ids: str) -> None:
-    """On a rank: the all-reduce by shares, at sizes that divide and that do not, and what it does not know."""
+    """On a rank: the native all-reduce, at sizes that divide and that do not, and unsupported operators."""
     groups = hosts(ids)
     inner = [group_of(group) for group in groups]
     rails = [group_of(ranks) for ranks in zip(*groups, strict=True)]
@@ -117,12 +117,12 @@ def with_rails(ids: str) -> None:
         HostTransport(inside, TorchTransport(), groups, rail=TorchTransport())
 
 
-def test_all_reduce_by_shares(world: Callable[[int], Any]) -> None:
+def test_native_all_reduce(world: Callable[[int], Any]) -> None:
     world(4).run(with_rails, "aabb")
     world(4).run(with_rails, "abab")
 
 
-def test_hosts_are_found_by_asking() -> None:
+def test_find_hosts() -> None:
     assert run_threads(_ask, 3) == [((0, 1, 2),)] * 3
 
 

@@ -1,5 +1,5 @@
 """Messages by context, source and tag: order, wildcards, probes, truncation, synchronous sends, cancelled receives,
-threads that wait together, and deadlocks that are named. On threads, and on gloo where processes matter."""
+concurrent waits, and deadlock reports. On threads, and on gloo where processes matter."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Fn = Callable[[MessageMatcher], Any]
 
 
 def on_threads(fn: Fn, p: int) -> list[Any]:
-    def body(post: Endpoint) -> Any:
-        matcher = MessageMatcher(post)
+    def body(endpoint: Endpoint) -> Any:
+        matcher = MessageMatcher(endpoint)
         result = fn(matcher)
         matcher.close()
         return result
@@ -103,16 +103,16 @@ def sizes(m: MessageMatcher) -> None:
     assert bytes(receive.into) == b"any size"
 
 
-def probes_and_taken_messages(m: MessageMatcher) -> None:
+def probes_and_reserved_messages(m: MessageMatcher) -> None:
     nxt, before = (m.rank + 1) % m.size, (m.rank - 1) % m.size
     assert m.probe(ANY, 99, ANY) is None
     m.wait(m.send(nxt, 3, 4, view(b"one"), copy=True), m.send(nxt, 3, 4, view(b"two"), copy=True))
-    found = None
-    while found is None:
-        found = m.probe(before, 3, 4)
-    assert (found.src, found.tag, found.nbytes) == (before, 4, 3)
+    probed = None
+    while probed is None:
+        probed = m.probe(before, 3, 4)
+    assert (probed.src, probed.tag, probed.nbytes) == (before, 4, 3)
     taken = m.probe(ANY, 3, ANY, take=True)
-    assert taken is found
+    assert taken is probed
     assert take(m, ANY, ANY, context=3)[2] == b"two"
     receive = m.accept(taken, None)
     m.wait(receive)
@@ -129,7 +129,7 @@ def synchronous_sends_wait_for_a_match(m: MessageMatcher) -> None:
     m.wait(sending)
 
 
-def cancelled_receives_take_nothing(m: MessageMatcher) -> None:
+def cancelled_receives_match_nothing(m: MessageMatcher) -> None:
     nxt, before = (m.rank + 1) % m.size, (m.rank - 1) % m.size
     into = bytearray(4)
     receive = m.receive(before, 0, 0, view(into))
@@ -142,7 +142,7 @@ def cancelled_receives_take_nothing(m: MessageMatcher) -> None:
     assert not m.cancel(receive)
 
 
-def several_threads_wait_at_once(m: MessageMatcher) -> None:
+def several_threads_wait(m: MessageMatcher) -> None:
     nxt, before = (m.rank + 1) % m.size, (m.rank - 1) % m.size
     failed: list[BaseException] = []
 
@@ -164,7 +164,7 @@ def several_threads_wait_at_once(m: MessageMatcher) -> None:
     assert not failed, failed
 
 
-def collectives_run_over_mail(m: MessageMatcher) -> None:
+def collectives_run_over_messages(m: MessageMatcher) -> None:
     comm = Communicator(MatcherTransport(m, context=1 << 40))
     tensor = comm.all_reduce(torch.arange(1000.0) + m.rank)
     assert torch.equal(tensor, torch.arange(1000.0) * m.size + sum(range(m.size)))
@@ -181,11 +181,11 @@ CHECKS = [
     order_and_wildcards,
     receives_posted_first,
     sizes,
-    probes_and_taken_messages,
+    probes_and_reserved_messages,
     synchronous_sends_wait_for_a_match,
-    cancelled_receives_take_nothing,
-    several_threads_wait_at_once,
-    collectives_run_over_mail,
+    cancelled_receives_match_nothing,
+    several_threads_wait,
+    collectives_run_over_messages,
 ]
 
 
@@ -201,7 +201,7 @@ def test_gloo(check: Fn, p: int, world: Callable[[int], World]) -> None:
     world(p).run(on_gloo, check)
 
 
-# -- deadlocks ----------------------------------------------------------------------------------------------------------
+# -- deadlocks --------------------------------------------------------------------------------------------------------
 
 
 def caught(fn: Fn, m: MessageMatcher) -> str:
@@ -239,15 +239,15 @@ def all_name(texts: list[str], *expected: str) -> None:
     assert len(set(texts)) == 1, "every rank tells the same"
 
 
-@pytest.mark.alone  # a deadlock is told from a long wait by the clock
+@pytest.mark.alone  # deadlock detection depends on timing
 @pytest.mark.parametrize("where", ["threads", "gloo"])
-def test_a_deadlock_is_named_on_all_its_ranks(where: str, world: Callable[[int], World]) -> None:
+def test_a_deadlock_is_reported_on_all_its_ranks(where: str, world: Callable[[int], World]) -> None:
     def run(fn: Fn, p: int) -> list[str]:
         return on_threads(fn, p) if where == "threads" else world(p).run(on_gloo, fn)
 
     all_name(
         run(both_receive_first, 2),
-        "deadlock: ranks 0, 1 wait for what cannot come",
+        "deadlock: ranks 0, 1 wait for messages that cannot arrive",
         "from rank 1, tag 5",
         "from rank 0, tag 5",
         "at test_matching.py:",
@@ -260,7 +260,7 @@ def test_a_deadlock_is_named_on_all_its_ranks(where: str, world: Callable[[int],
     )
     all_name(run(collective_against_receive, 2), "rank 0: all_reduce", "rank 1: ", "from rank 0, tag 0")
     ended = run(waits_for_one_that_has_ended, 2)[0]
-    assert "deadlock: rank 0 waits for what cannot come" in ended
+    assert "deadlock: rank 0 waits for messages that cannot arrive" in ended
     assert "rank 1: has ended" in ended
 
 
@@ -276,7 +276,7 @@ def a_rank_that_computes(m: MessageMatcher) -> None:
 
 
 def a_thread_that_computes(m: MessageMatcher) -> None:
-    """The main thread waits for what another thread of the other rank sends late."""
+    """The main thread waits for a late message from another thread of the other rank."""
     if m.rank == 0:
         later = threading.Thread(target=lambda: (time.sleep(1.8), m.wait(m.send(1, 0, 0, view(b"x"), copy=True))))
         later.start()
@@ -289,7 +289,7 @@ def a_thread_that_computes(m: MessageMatcher) -> None:
 
 
 @pytest.mark.alone
-def test_a_rank_that_computes_is_never_accused() -> None:
+def test_a_computing_rank_is_no_deadlock() -> None:
     on_threads(a_rank_that_computes, 3)
     on_threads(a_thread_that_computes, 2)
 
@@ -301,13 +301,13 @@ def after_a_deadlock(m: MessageMatcher) -> None:
 
 
 @pytest.mark.alone
-def test_a_named_deadlock_can_be_left() -> None:
+def test_ranks_continue_after_a_deadlock() -> None:
     on_threads(after_a_deadlock, 2)
 
 
-def test_nothing_is_sent_after_the_end() -> None:
-    def fn(post: Endpoint) -> None:
-        m = MessageMatcher(post)
+def test_sending_after_close_is_an_error() -> None:
+    def fn(endpoint: Endpoint) -> None:
+        m = MessageMatcher(endpoint)
         m.close()
         m.close()
         with pytest.raises(GaveUp, match="nothing is sent or received after Finalize"):

@@ -1,4 +1,4 @@
-"""The mpi transport, the post office over MPI and joining under mpiexec, with Open MPI and MPICH, on 1 to 4 ranks."""
+"""The mpi transport, the endpoint over MPI and the rendezvous under mpiexec, with Open MPI and MPICH, on 1 to 4 ranks."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ MESSAGES = (
     "tags_of_31_bits",
     "every_type",
     "a_size_that_is_wrong",
-    "silence_is_given_up",
+    "a_missing_message_times_out",
     "frames_in_order",
-    "the_contract_of_posts",
+    "the_contract_of_endpoints",
     "own_collectives",
 )
 
-BACKEND = ("every_operation", "large_and_odd_tensors", "groups_of_some", "training", "a_wrong_call_is_named")
+BACKEND = ("every_operation", "large_and_odd_tensors", "sub_groups", "training", "a_wrong_call_is_reported")
 
 
 @pytest.mark.parametrize(
     "n", [pytest.param(1, marks=pytest.mark.slow), 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
 )
 @pytest.mark.parametrize("name", mpiexec.NAMES)
-def test_messages_joining_and_backend(name: str, n: int, tmp_path: Path) -> None:
+def test_messages_rendezvous_and_backend(name: str, n: int, tmp_path: Path) -> None:
     mpiexec.run(name, n, tmp_path, *MESSAGES, "peers_are_found", *BACKEND)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mpiexec.NAMES)
-def test_joining_across_hosts(name: str, tmp_path: Path) -> None:
+def test_rendezvous_across_hosts(name: str, tmp_path: Path) -> None:
     from drumline.comm.mpi.rendezvous import own_addresses
 
     if not own_addresses():
@@ -52,7 +52,7 @@ def test_an_error_on_one_rank_ends_all(name: str) -> None:
 
 
 def test_mpiexec_of_another_mpi() -> None:
-    """MPICH's mpiexec with Open MPI's library: every rank thinks that it is alone."""
+    """MPICH's mpiexec with Open MPI's library: every rank would be alone."""
     program = "from drumline.comm.environment import connect; connect()"
     done = mpiexec.start("MPICH", 2, "-c", program, MPI4PY_LIBMPI=str(mpiexec.PREFIX / "lib" / "libmpi.so.40"))
     assert done.returncode != 0

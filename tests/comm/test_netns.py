@@ -1,4 +1,4 @@
-"""Two hosts made of network namespaces: ranks find out who shares a host, and sums over both are right."""
+"""Two hosts made of network namespaces: ranks find those on the same host, and sums over both are correct."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ HERE = Path(__file__).parent
 def test_all_reduce_over_two_hosts(inside: str) -> None:
     try:
         with two_hosts() as hosts:
-            said = hosts.run(str(HERE / "netns_rank.py"), inside)
+            outputs = hosts.run(str(HERE / "netns_rank.py"), inside)
     except Unable as e:
         pytest.skip(str(e))
-    for text in said:
+    for text in outputs:
         assert json.loads(text.splitlines()[-1]) == {"hosts": [[0, 1], [2, 3]], "per_node": 2, "wrong": []}
 
 

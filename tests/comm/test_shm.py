@@ -1,4 +1,4 @@
-"""Shared memory: the contract of torch groups on it, of post offices and of communicators, and what goes wrong."""
+"""Shared memory: the contracts of torch groups, endpoints and communicators, and failures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import time
 import warnings
 
 import comm_contract
+import endpoint_contract
 import group_contract
-import post_contract
 import psutil
 import pytest
 import torch
@@ -50,7 +50,7 @@ def group_checks(native: str, *names: str) -> None:
             check(group)
 
 
-@pytest.mark.alone  # one check of the contract looks at how long calls take
+@pytest.mark.alone  # one check of the contract measures time
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_a_torch_group_keeps_the_contract(world, p: int) -> None:
     world(p).run(group_checks, "1")
@@ -69,16 +69,16 @@ def transport_of(name: str) -> ShmTransport:
     return _made[name]
 
 
-def post_checks() -> None:
+def endpoint_checks() -> None:
     engine: ShmBackend = transport_of("posts")._backend
-    for check in post_contract.CHECKS:
+    for check in endpoint_contract.CHECKS:
         check(ShmEndpoint(engine.core))
-        dist.barrier()  # a fast rank's next frames are for the next office
+        dist.barrier()  # a fast rank's next frames are for the next check
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
-def test_the_rings_are_a_post_office(world, p: int) -> None:
-    world(p).run(post_checks)
+def test_an_endpoint_keeps_the_contract(world, p: int) -> None:
+    world(p).run(endpoint_checks)
 
 
 def communicator_checks(*names: str) -> None:
@@ -93,11 +93,11 @@ def test_a_communicator_keeps_the_contract(world, p: int) -> None:
     world(p).run(communicator_checks)
 
 
-# -- what goes wrong -------------------------------------------------------------------------------------------------
+# -- failures ---------------------------------------------------------------------------------------------------------
 
 
 def wrong_call(kind: str) -> str:
-    """One rank calls something else; every rank must say so at once, and the group must go on."""
+    """One rank makes another call; every rank must report it at once, and the group must stay usable."""
     group, odd = group_of(), dist.get_rank() == 1
     calls = {
         "shape": lambda: dist.all_reduce(torch.ones(4 if odd else 3), group=group),
@@ -121,7 +121,7 @@ def wrong_call(kind: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.alone  # what is wrong is named within a second
+@pytest.mark.alone  # errors must appear within a second
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -149,14 +149,14 @@ def refused_here() -> str:
     return str(caught.value)
 
 
-def test_a_call_that_one_rank_refuses_keeps_nobody_waiting(world) -> None:
+def test_a_call_refused_on_one_rank_fails_on_all(world) -> None:
     first, second = world(2).run(refused_here)
     assert "rank 1: refused: all_to_all between" in first
     assert second.startswith("all_to_all between (3,) of torch.float32 and (2,) of torch.float32")
 
 
 def crossing() -> str:
-    """The same two lines, in the other order on rank 1."""
+    """The same two lines, in reverse order on rank 1."""
     group = group_of()
 
     def first() -> None:
@@ -171,7 +171,7 @@ def crossing() -> str:
     return str(caught.value)
 
 
-def test_equal_calls_in_another_order_are_found(world) -> None:
+def test_crossed_calls_are_reported(world) -> None:
     first, second = world(2).run(crossing)
     assert first == second and "in a different order" in first and first.count("test_shm.py:") >= 2
 
@@ -189,7 +189,7 @@ def mixed_deadlock() -> str:
 
 
 @pytest.mark.alone
-def test_a_collective_that_waits_for_a_receive_is_a_deadlock_by_name() -> None:
+def test_a_collective_against_a_receive_is_reported_as_deadlock() -> None:
     own = World(2)
     try:
         for text in own.run(mixed_deadlock):
@@ -218,7 +218,7 @@ def lose_a_peer(what: str, note: str) -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("what", ["collective", "message"])
-def test_a_killed_rank_is_named_within_a_second(tmp_path, what: str) -> None:
+def test_a_killed_rank_is_reported_within_a_second(tmp_path, what: str) -> None:
     own, note = World(2), tmp_path / "note"
     try:
         with pytest.raises(Exception, match="rank 1 died"):
@@ -243,12 +243,12 @@ def wait_long(seconds: float) -> float:
 
 
 @pytest.mark.alone
-def test_a_long_wait_burns_no_core(world) -> None:
+def test_a_long_wait_uses_no_cpu_time(world) -> None:
     assert world(2).run(wait_long, 2.0)[1] < 0.2
 
 
 def no_memory() -> tuple[str, float]:
-    """A limit on the size of files holds for anonymous ones too."""
+    """A file size limit applies to anonymous files too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if dist.get_rank() == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, hard))
@@ -263,13 +263,13 @@ def no_memory() -> tuple[str, float]:
     return str(caught[0].message), total.item()
 
 
-def test_too_little_memory_falls_back_with_a_word(world) -> None:
+def test_too_little_memory_falls_back_with_a_warning(world) -> None:
     for words, total in world(2).run(no_memory):
         assert words.startswith("the shm backend falls back to gloo:") and "of shared memory for 2 ranks" in words
         assert total == 2
 
 
-def test_nothing_is_left_in_dev_shm_by_ranks_that_are_killed(tmp_path) -> None:
+def test_killed_ranks_leave_nothing_in_dev_shm(tmp_path) -> None:
     script = tmp_path / "job.py"
     script.write_text(
         textwrap.dedent("""
@@ -291,7 +291,7 @@ def test_nothing_is_left_in_dev_shm_by_ranks_that_are_killed(tmp_path) -> None:
 
 
 def random_calls(seed: int, calls: int) -> None:
-    """Collectives of random kinds and sizes, about the edges of mailboxes and slots, some of them asynchronous."""
+    """Random collectives with sizes near the limits of mailboxes and slots, some of them asynchronous."""
     import random
 
     from drumline.comm.shm.segment import SLOT, SMALL
@@ -308,7 +308,7 @@ def random_calls(seed: int, calls: int) -> None:
             choose.random() < 0.3,
         )
         mine = group_contract.given(r, n)
-        all_given = group_contract.everybody(group, n)
+        all_given = group_contract.inputs_of_all(group, n)
         if kind == "sum":
             work, out, expected = (
                 dist.all_reduce(mine, group=group, async_op=later),

@@ -1,4 +1,4 @@
-"""All-reduce of two ranks that share memory: what one lays out goes where it has just read, at every edge of a block."""
+"""All-reduce of two ranks with shared memory, at every block boundary: each writes where it has just read."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WHOLE = (torch.uint8, torch.int16, torch.int64)
 
 
-def brought(rank: int, size: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """What a rank brings: numbers that rounding and order would change, or all bits of whole ones."""
+def input_of(rank: int, size: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """A rank's input: floats that are sensitive to rounding and order, or integers with all bits."""
     draw = torch.Generator().manual_seed(2 * seed + rank)
     if dtype in FLOATS:
         return torch.randn(size, generator=draw, dtype=torch.float64).to(dtype)
@@ -35,24 +35,24 @@ def brought(rank: int, size: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def reduced(a: Tensor, b: Tensor, op: dist.ReduceOp) -> Tensor:
-    """Of two ranks, in their order; half types in float, rounded once."""
+    """The expected reduction in rank order; half types in float, rounded once."""
     wide = a.dtype in (torch.float16, torch.bfloat16)
     return OPS[op](a.float(), b.float()).to(a.dtype) if wide else OPS[op](a, b)
 
 
 def check(size: int, dtype: torch.dtype, op: dist.ReduceOp, seed: int, shift: int = 0) -> None:
-    """One all-reduce, bit by bit; the tensor may begin `shift` elements into its memory, and nothing beside it moves."""
+    """Check one all-reduce bit by bit; the tensor starts `shift` elements into its memory, whose rest must not change."""
     group = group_of()
-    mine = brought(group.rank(), shift + size + 1, dtype, seed)
+    mine = input_of(group.rank(), shift + size + 1, dtype, seed)
     before = mine.clone()
     dist.all_reduce(mine[shift : shift + size], op=op, group=group)
-    a, b = (brought(r, shift + size + 1, dtype, seed)[shift : shift + size] for r in (0, 1))
+    a, b = (input_of(r, shift + size + 1, dtype, seed)[shift : shift + size] for r in (0, 1))
     assert torch.equal(mine[shift : shift + size], reduced(a, b, op)), (size, dtype, op)
     assert torch.equal(mine[:shift], before[:shift]) and mine[-1] == before[-1], (size, dtype, op)
 
 
 def edges(dtype: torch.dtype) -> list[int]:
-    """Elements about the ends of the mailbox, of a tile, and of one to five blocks."""
+    """Sizes near the limits of the mailbox, of a tile, and of one to five blocks."""
     item = dtype.itemsize
     marks = [SMALL, SLOT, SLOT + 2048, 2 * SLOT, 3 * SLOT, 4 * SLOT, 5 * SLOT + 6144]
     return [mark // item + off for mark in marks for off in (-1, 0, 1)]
@@ -80,8 +80,8 @@ def among_others(calls: int) -> None:
             time.sleep(own.random() * 0.002)
         check(alike.choice(edges(torch.float32)), torch.float32, dist.ReduceOp.SUM, seed)
         size, kind = alike.choice(edges(torch.float32)), alike.choice(("broadcast", "gather", "reduce", "nothing"))
-        mine = brought(r, size, torch.float32, seed)
-        a, b = (brought(s, size, torch.float32, seed) for s in (0, 1))
+        mine = input_of(r, size, torch.float32, seed)
+        a, b = (input_of(s, size, torch.float32, seed) for s in (0, 1))
         if kind == "broadcast":
             dist.broadcast(mine, group_src=1, group=group)
             assert torch.equal(mine, b)

@@ -1,4 +1,4 @@
-"""The contract over threads, and how errors of ranks come back."""
+"""The contract over threads, and how errors of ranks are reported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 
 import comm_contract as contract
-import plain
+import expected_results as plain
 import pytest
 import torch
 
@@ -26,11 +26,11 @@ def test_contract(check: contract.Check, p: int) -> None:
     run_threads(body, p)
 
 
-def test_results_come_by_rank() -> None:
+def test_results_are_ordered_by_rank() -> None:
     assert run_threads(lambda t: t.rank * 10 + t.size, 3) == [3, 13, 23]
 
 
-def test_the_first_error_ends_all_ranks_and_names_its_own() -> None:
+def test_the_first_error_ends_all_ranks_and_names_its_rank() -> None:
     def body(transport: Transport) -> None:
         if transport.rank == 1:
             raise ZeroDivisionError("one rank")
@@ -43,7 +43,7 @@ def test_the_first_error_ends_all_ranks_and_names_its_own() -> None:
     assert threading.active_count() == before
 
 
-def test_a_rank_that_has_ended_is_named_at_once() -> None:
+def test_a_rank_that_has_ended_is_reported_at_once() -> None:
     def body(transport: Transport) -> None:
         if transport.rank:
             Communicator(transport).broadcast(torch.ones(4))
@@ -52,14 +52,14 @@ def test_a_rank_that_has_ended_is_named_at_once() -> None:
         run_threads(body, 2)
     text = str(caught.value)
     assert re.search(
-        r"no rank can go on:\n    rank 0 has ended\n    rank 1 waits for the others, in broadcast float32 \(4\) root=0 "
+        r"all ranks are blocked:\n    rank 0 has ended\n    rank 1 waits for the others, in broadcast float32 \(4\) root=0 "
         r"algorithm=\w+ \(call 1\), at \S+test_threads.py:\d+\n",
         text,
     ), text
 
 
 @pytest.mark.alone
-def test_a_rank_that_does_not_come_in_time_is_named() -> None:
+def test_a_late_rank_is_reported() -> None:
     asleep = threading.Event()
 
     def body(transport: Transport) -> None:
@@ -73,7 +73,7 @@ def test_a_rank_that_does_not_come_in_time_is_named() -> None:
 
 
 @pytest.mark.alone
-def test_ranks_that_wait_for_each_other_are_named_with_their_lines() -> None:
+def test_a_deadlock_is_reported_with_all_lines() -> None:
     """The classic: all receive before they send."""
     errors: dict[int, str] = {}
 
@@ -98,8 +98,8 @@ def test_ranks_that_wait_for_each_other_are_named_with_their_lines() -> None:
         )
 
 
-def test_another_thread_of_a_rank_may_help_it_on() -> None:
-    """Both ranks wait, but a helper of rank 0 still sends: no deadlock."""
+def test_a_helper_thread_prevents_a_deadlock() -> None:
+    """Both ranks wait, but a helper thread of rank 0 still sends."""
 
     def body(transport: Transport) -> float:
         into = torch.zeros(1)
@@ -114,7 +114,7 @@ def test_another_thread_of_a_rank_may_help_it_on() -> None:
     assert run_threads(body, 2) == [0.0, 1.0]
 
 
-def test_messages_of_another_size_or_type_are_named() -> None:
+def test_messages_of_wrong_size_or_type_are_reported() -> None:
     def body(transport: Transport, size: int, dtype: torch.dtype) -> None:
         if transport.rank:
             Communicator(transport).receive(torch.ones(size, dtype=dtype), 0)
@@ -129,7 +129,7 @@ def test_messages_of_another_size_or_type_are_named() -> None:
         run_threads(lambda t: body(t, 4, torch.int32), 2)
 
 
-def test_a_message_that_nobody_receives_is_found() -> None:
+def test_a_message_that_is_never_received_is_an_error() -> None:
     def body(transport: Transport) -> None:
         if transport.rank == 0:
             transport.send(torch.ones(1), 1, 5).wait()
@@ -153,8 +153,8 @@ def test_a_sent_tensor_may_change_after_the_wait() -> None:
     assert run_threads(body, 2) == [0, 1]
 
 
-def test_groups_do_not_hear_each_other() -> None:
-    """Two groups of the same ranks, used in different order by the two ranks: each message finds its own group.
+def test_groups_are_separate() -> None:
+    """Two groups of the same ranks, used in a different order by the two ranks: each message reaches its own group.
 
     Only without the comparison of calls, for which ranks meet: see the test below.
     """
@@ -170,14 +170,16 @@ def test_groups_do_not_hear_each_other() -> None:
     assert run_threads(body, 2, timeout=10) == [[1, 2, 3], [1, 2, 3]]
 
 
-def test_groups_in_a_different_order_are_named() -> None:
+def test_groups_in_a_different_order_are_reported() -> None:
     def body(transport: Transport) -> None:
         comm = Communicator(transport)
         first, second = comm.split(0), comm.split(0)
         for one in (first, second) if comm.rank == 0 else (second, first):
             one.all_reduce(torch.ones(1))
 
-    with pytest.raises(GaveUp, match=r"no rank can go on:\n    rank 0 waits for rank 1, in all_reduce float32 \(1\)"):
+    with pytest.raises(
+        GaveUp, match=r"all ranks are blocked:\n    rank 0 waits for rank 1, in all_reduce float32 \(1\)"
+    ):
         run_threads(body, 2)
 
 
@@ -227,13 +229,13 @@ def test_wrong_calls() -> None:
         Operator(torch.add, unit=0)
 
 
-def test_an_operator_that_changes_the_shape_is_named() -> None:
+def test_an_operator_that_changes_the_shape_is_refused() -> None:
     bad = Operator(lambda a, b: (a + b)[:1], name="bad")
     with pytest.raises(InputError, match=r"operator bad made float32 \(1,\) of two float32 \(4,\)"):
         run_threads(lambda t: Communicator(t).all_reduce(torch.ones(8), op=bad, algorithm="ring"), 2)
 
 
-def test_it_prints_itself() -> None:
+def test_str() -> None:
     def body(transport: Transport) -> str:
         comm = Communicator(transport)
         comm.all_reduce(torch.ones(4), algorithm="ring")

@@ -1,4 +1,4 @@
-"""Closed forms against generic prices, and the choice between tables, one level and two."""
+"""Closed forms against prices of schedules, and the choice between tables, one level and two."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_algorithm_has_a_closed_form_and_every_collective_a_default() -> N
     assert set(TWO_LEVELS) == set(DEFAULTS)
 
 
-def test_formulas_by_hand() -> None:
+def test_hand_computed_formulas() -> None:
     assert ring_all_reduce_seconds(4, 100, Link(1, 1)) == 2 * 3 * (1 + 25)
     assert CLOSED_FORMS["all_gather", "ring"](4, 100, Link(1, 1)) == 3 * (1 + 25)
     assert CLOSED_FORMS["broadcast", "binomial"](5, 100, Link(1, 1)) == 3 * (1 + 100)
@@ -69,7 +69,7 @@ def test_a_chain_in_segments() -> None:
 
 
 @pytest.mark.parametrize(("devices", "nodes"), [(2, 2), (4, 3), (3, 4), (1, 5)])
-def test_hosts_are_priced_as_the_two_levels_say(devices: int, nodes: int) -> None:
+def test_hierarchical_schedules_equal_two_levels(devices: int, nodes: int) -> None:
     cluster = Cluster("hosts", DEVICE, Node(devices, INSIDE), Network(nodes, ACROSS))
     schedule = collective_schedule("all_reduce", "hierarchical", devices * nodes, per_node=devices)
     closed = collective_seconds("all_reduce", devices * nodes, M, cluster)
@@ -78,7 +78,7 @@ def test_hosts_are_priced_as_the_two_levels_say(devices: int, nodes: int) -> Non
         assert closed < price(ring_all_reduce(devices * nodes), M, Nodes.of(cluster))
 
 
-def test_elements_stay_whole() -> None:
+def test_elements_are_not_split() -> None:
     """Twelve bytes over five ranks: three elements of four bytes, so the longest chunk is four bytes and not 12/5."""
     assert price(ring_all_reduce(5), 12, Link(0, 1), itemsize=4) == 8 * 4
     with pytest.raises(InputError, match="a multiple of the 8 bytes"):
@@ -93,7 +93,7 @@ def test_one_level_inside_a_node(collective: str) -> None:
     assert collective_seconds(collective, 1, M, NODE) == 0
 
 
-def test_a_measured_table_is_believed() -> None:
+def test_a_measured_table_has_precedence() -> None:
     table = CollectiveTable("all_reduce", "nccl", 4, (1e6, 1e7), (1.0, 10.0))
     cluster = dataclasses.replace(NODE, collective=(table,))
     assert collective_seconds("all_reduce", 4, 1e6, cluster) == 1.0
@@ -101,7 +101,7 @@ def test_a_measured_table_is_believed() -> None:
     assert collective_seconds("all_reduce", 2, 1e6, cluster) == collective_seconds("all_reduce", 2, 1e6, NODE)
 
 
-def test_two_levels_by_hand() -> None:
+def test_hand_computed_two_levels() -> None:
     a, b = INSIDE.alpha, INSIDE.beta
     c, d = ACROSS.alpha, ACROSS.beta
     gather = 2 * (c + M / 3 * d) + 3 * (a + M / 4 * b)
@@ -151,7 +151,7 @@ def test_wrong_calls() -> None:
         collective_seconds("all_reduce", 0, M, NODE)
 
 
-def test_a_switch_that_adds_up() -> None:
+def test_a_switch_that_reduces() -> None:
     """2 alpha + (p+1)/p m beta inside a node, where the ring would be longer; nothing else changes."""
     node = dataclasses.replace(NODE, node=dataclasses.replace(NODE.node, in_switch_reduction=True))
     assert collective_seconds("all_reduce", 4, M, node) == pytest.approx(2 * INSIDE.alpha + 1.25 * M * INSIDE.beta)
@@ -162,7 +162,7 @@ def test_a_switch_that_adds_up() -> None:
     assert switch_all_reduce_seconds(1, M, INSIDE) == 0
 
 
-def test_groups_over_nodes_are_as_dear_as_all_ranks_were() -> None:
+def test_groups_over_nodes_are_scaled_to_the_measurement_of_all_ranks() -> None:
     """gloo sends a reduce-scatter as an all-reduce: a measurement of all ranks shows it, and other groups follow."""
     plain = collective_seconds("reduce_scatter", 12, M, NODES)
     table = CollectiveTable("reduce_scatter", "gloo", 12, (1.0, float(M)), (1e-9, 3 * plain))

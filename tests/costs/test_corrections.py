@@ -1,4 +1,4 @@
-"""Corrections: what runs teach, how several are combined, how far they reach, and how they change an estimate."""
+"""Corrections: fitted to runs, combined over runs, models and plans, and applied to estimates."""
 
 from __future__ import annotations
 
@@ -68,32 +68,32 @@ def short(job: str = "a", when: int = 0, factor: float = 1.0, **changes: object)
 
 
 def total(corrections: Corrections, job: str, kind: str = "replicas", ranks: int = 2, part: str = "forward") -> float:
-    """What the factors that match make of one part."""
-    found = [
+    """The product of the matching factors for one part."""
+    matching = [
         f.value
         for f in corrections.factor
         if f.part == part and f.job in ("", job) and (f.kind, f.ranks) in (("", 0), (kind, ranks))
     ]
-    return math.prod(found)
+    return math.prod(matching)
 
 
 class TestOneRun:
     """Ratios by part."""
 
-    def test_parts_are_told_apart_and_add_up(self) -> None:
+    def test_separate_parts_add_up(self) -> None:
         ratios = MADE.ratios()
         assert ratios["forward"] == pytest.approx(1.5) and ratios["optimizer"] == pytest.approx(1.0)
         assert ratios["communication"] == pytest.approx(2.0)  # what remains of the step
         assert sum(s * ratios[p] for p, s in MADE.predicted.items()) == pytest.approx(6.0)
 
-    def test_what_cannot_be_told_apart_shares_a_ratio(self) -> None:
+    def test_parts_that_cannot_be_separated_share_a_ratio(self) -> None:
         split = dataclasses.replace(MADE, kind="split by tp").ratios()
         assert split["forward"] == split["optimizer"] == split["communication"] == pytest.approx(1.5)
         sharded = dataclasses.replace(MADE, kind="fully sharded").ratios()
         assert sharded["forward"] == sharded["communication"] == pytest.approx(5.5 / 3.5)
         assert sharded["optimizer"] == pytest.approx(1.0)
 
-    def test_a_part_that_nobody_predicted_is_spread(self) -> None:
+    def test_an_unpredicted_part_is_distributed(self) -> None:
         alone = dataclasses.replace(
             MADE,
             kind="one",
@@ -109,41 +109,41 @@ class TestOneRun:
     def test_bounds(self, factor: float) -> None:
         wild = run(factor=factor)
         assert all(LEAST <= r <= MOST for r in wild.ratios().values())
-        found = fit_corrections([wild, run("b", 1, factor=factor)])
-        assert all(LEAST <= f.value <= MOST for f in found.factor)
+        fitted = fit_corrections([wild, run("b", 1, factor=factor)])
+        assert all(LEAST <= f.value <= MOST for f in fitted.factor)
 
 
 class TestCombined:
     """Several runs."""
 
-    def test_the_next_run_of_the_same_job_is_nearly_right(self) -> None:
+    def test_the_next_run_of_the_same_job_is_nearly_exact(self) -> None:
         assert total(fit_corrections([run(factor=1.6)]), "a") == pytest.approx(1.6, rel=0.02)
 
-    def test_another_job_moves_the_same_way_but_less(self) -> None:
-        found = fit_corrections([run(factor=1.6)])
-        assert 1.2 < total(found, "b") < 1.6
+    def test_another_job_moves_in_the_same_direction_but_less(self) -> None:
+        fitted = fit_corrections([run(factor=1.6)])
+        assert 1.2 < total(fitted, "b") < 1.6
         more = fit_corrections([run(job, i, factor=1.6) for i, job in enumerate("cdefg")])
-        assert total(found, "b") < total(more, "b") < 1.6
+        assert total(fitted, "b") < total(more, "b") < 1.6
 
-    def test_other_plans_move_along(self) -> None:
-        """Else a plan would look fast because it has never been tried."""
-        found = fit_corrections([run(factor=1.6)])
+    def test_other_plans_move_too(self) -> None:
+        """Otherwise a plan would look fast because it has never been tried."""
+        fitted = fit_corrections([run(factor=1.6)])
         for job in "ab":
             for kind, ranks in (("sharded", 2), ("one", 1), ("split by tp", 2)):
-                assert total(found, job, kind, ranks) == pytest.approx(total(found, job), rel=0.03)
-        assert 1.0 < total(found, "a", kind="sharded", part="communication") < total(found, "a", part="communication")
+                assert total(fitted, job, kind, ranks) == pytest.approx(total(fitted, job), rel=0.03)
+        assert 1.0 < total(fitted, "a", kind="sharded", part="communication") < total(fitted, "a", part="communication")
 
-    def test_a_difference_between_kinds_is_learnt(self) -> None:
-        """Two kinds of plans, one off by 2 and the other right, in two models: the third has the difference too."""
+    def test_a_difference_between_kinds_is_fitted(self) -> None:
+        """Two kinds of plans, one off by 2 and the other exact, in two models: a third model gets the difference too."""
         runs = [
             run(job, i, f, kind=k) for job in "ab" for i, (k, f) in enumerate((("replicas", 2.0), ("sharded", 1.0)))
         ]
-        found = fit_corrections(runs)
-        assert total(found, "x", "replicas") > 1.4 * total(found, "x", "sharded")
-        assert total(found, "a", "replicas") == pytest.approx(2.0, rel=0.1)
-        assert total(found, "a", "sharded") == pytest.approx(1.0, rel=0.1)
+        fitted = fit_corrections(runs)
+        assert total(fitted, "x", "replicas") > 1.4 * total(fitted, "x", "sharded")
+        assert total(fitted, "a", "replicas") == pytest.approx(2.0, rel=0.1)
+        assert total(fitted, "a", "sharded") == pytest.approx(1.0, rel=0.1)
 
-    def test_a_step_that_is_mostly_messages_says_less_about_compute(self) -> None:
+    def test_a_step_of_mostly_communication_says_less_about_compute(self) -> None:
         most = {"forward": 0.5, "backward": 0.5, "communication": 3.0}
         few = {"forward": 2.0, "backward": 1.9, "communication": 0.1}
         sure, unsure = (
@@ -163,7 +163,7 @@ class TestCombined:
         long, short = run("b", 0, 1.5), run("b", 0, 1.5, steps=3)
         assert 1.0 < total(fit_corrections([short]), "c") < total(fit_corrections([long]), "c")
 
-    def test_runs_whose_steps_differ_are_believed_less(self) -> None:
+    def test_noisy_runs_correct_less(self) -> None:
         steady, unsteady = (total(fit_corrections([short("b", 0, 1.5, spread=s)]), "b") for s in (0.0, 0.04))
         assert steady == pytest.approx(1.5, rel=0.01)
         assert 1.4 < unsteady < 0.99 * steady
@@ -177,41 +177,41 @@ class TestCombined:
         moved, longer = (total(fit_corrections([short("b", 0, 1.5, drift=0.2, steps=n)]), "b") for n in (20, 500))
         assert moved < longer < 1.5  # and what looks saw of the pace is gone sooner
 
-    def test_uneasy_runs_count_less(self) -> None:
+    def test_runs_with_a_large_spread_count_less(self) -> None:
         calm, uneasy = run("b", 0, 1.5), run("b", 0, 1.5, spread=0.4)
         assert 1.0 < total(fit_corrections([uneasy]), "c") < total(fit_corrections([calm]), "c")
         assert total(fit_corrections([run("b", 0, 1.1), run("b", 1, 1.5, spread=0.8)]), "b") < 1.2
 
-    def test_one_wild_run_does_not_decide(self) -> None:
+    def test_one_outlier_does_not_decide(self) -> None:
         calm = [run(job, i, 1.2) for i, job in enumerate("abcd")]
         wild = [*calm, run("e", 9, 5.0)]
         assert total(fit_corrections(wild), "x") < 1.1 * total(fit_corrections(calm), "x")
 
-    def test_a_job_with_many_runs_speaks_once(self) -> None:
+    def test_a_job_with_many_runs_counts_once(self) -> None:
         once, often = ([run("a", 0, 1.5), *[run("b", i + 1, 1.0) for i in range(n)]] for n in (1, 9))
         assert total(fit_corrections(often), "x") == pytest.approx(total(fit_corrections(once), "x"), rel=0.03)
 
-    def test_precisions_are_apart(self) -> None:
-        found = fit_corrections([run(factor=1.5), run(factor=0.5, precision="bf16")])
-        assert {f.precision for f in found.factor if f.value > 1} == {"fp32"}
-        assert {f.precision for f in found.factor if f.value < 1} == {"bf16"}
+    def test_precisions_are_separate(self) -> None:
+        fitted = fit_corrections([run(factor=1.5), run(factor=0.5, precision="bf16")])
+        assert {f.precision for f in fitted.factor if f.value > 1} == {"fp32"}
+        assert {f.precision for f in fitted.factor if f.value < 1} == {"bf16"}
 
-    def test_nothing_from_nothing(self) -> None:
+    def test_no_runs_give_no_corrections(self) -> None:
         assert not fit_corrections([])
 
 
 def errors(runs: Sequence[ObservedRun], others: bool) -> list[float]:
-    """Relative errors of the step: of each job by what the others taught, or by what nobody did."""
-    found = []
+    """Relative errors of the step of each job: with corrections from the other jobs, or without."""
+    off = []
     for r in runs:
         known = fit_corrections([x for x in runs if x.job != r.job] if others else [])
         step = sum(s * total(known, r.job, r.kind, r.ranks, p) for p, s in r.predicted.items())
-        found.append(abs(step / r.step_seconds - 1))
-    return found
+        off.append(abs(step / r.step_seconds - 1))
+    return off
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_learnt_from_some_jobs_helps_others(seed: int) -> None:
+def test_corrections_from_some_jobs_help_others(seed: int) -> None:
     """Six models whose parts are off by a factor of the machine, of the kind of plan, and of their own; leave one out."""
     rng = random.Random(seed)
     machine = {"forward": 1.3, "backward": 1.2, "optimizer": 0.7, "communication": 1.0}
@@ -229,8 +229,8 @@ def test_what_is_learnt_from_some_jobs_helps_others(seed: int) -> None:
     assert sum(helped) < 0.5 * sum(raw)
 
 
-def test_a_machine_that_is_predicted_well_is_left_alone() -> None:
-    """Noise alone teaches next to nothing."""
+def test_an_accurate_prediction_is_hardly_corrected() -> None:
+    """Noise alone gives almost no corrections."""
     rng = random.Random(1)
     runs = [run(job, i, rng.lognormvariate(0.0, 0.05)) for i, job in enumerate("abcdef")]
     assert total(fit_corrections(runs), "x") == pytest.approx(1.0, abs=0.06)
@@ -247,12 +247,12 @@ def cluster() -> Cluster:
 
 
 class TestEstimate:
-    """The seam: an estimate of a cluster that has corrections."""
+    """Estimates on a cluster that has corrections."""
 
     def corrected(self, cluster: Cluster, *factors: CorrectionFactor) -> Cluster:
         return dataclasses.replace(cluster, corrections=Corrections(factors))
 
-    def test_parts_are_multiplied_and_both_numbers_kept(self, profile: Profile, cluster: Cluster) -> None:
+    def test_parts_are_multiplied_and_the_raw_time_is_kept(self, profile: Profile, cluster: Cluster) -> None:
         plan = Plan.parse("dp=8,precision=bf16")
         raw = estimate(profile, plan, cluster)
         assert raw.raw_seconds == 0 and raw.correction == "" and raw.uncorrected_seconds == raw.step_seconds
@@ -269,7 +269,7 @@ class TestEstimate:
         assert e.correction == f"corrected by 3 runs on this machine, none of this job (x{factor:.2f})"
         assert e.at_speed(0.5).uncorrected_seconds == pytest.approx(2 * raw.step_seconds)
 
-    def test_only_what_matches(self, profile: Profile, cluster: Cluster) -> None:
+    def test_only_matching_factors_apply(self, profile: Profile, cluster: Cluster) -> None:
         plan = Plan.parse("dp=8,precision=bf16")
         others = (
             CorrectionFactor("forward", 2.0, "fp32"),
@@ -281,7 +281,7 @@ class TestEstimate:
         own = CorrectionFactor("forward", 2.0, "bf16", "replicas", 8, model_digest(profile))
         assert "1 of them of this job" in estimate(profile, plan, self.corrected(cluster, own)).correction
 
-    def test_products_are_bounded(self, profile: Profile, cluster: Cluster) -> None:
+    def test_combined_factors_are_bounded(self, profile: Profile, cluster: Cluster) -> None:
         wild = self.corrected(
             cluster, *(CorrectionFactor("forward", 4.0, "bf16", job=j) for j in ("", model_digest(profile)))
         )
@@ -289,7 +289,7 @@ class TestEstimate:
         factor = estimate(profile, plan, wild).parts["forward"] / estimate(profile, plan, cluster).parts["forward"]
         assert factor == pytest.approx(MOST)
 
-    def test_the_ranking_profits(self, profile: Profile, cluster: Cluster) -> None:
+    def test_corrections_change_the_ranking(self, profile: Profile, cluster: Cluster) -> None:
         raw, _ = search(profile, cluster, precision="bf16")
         first = raw.candidates[0].plan
         slow = [
@@ -299,8 +299,8 @@ class TestEstimate:
         again, _ = search(profile, self.corrected(cluster, *slow), precision="bf16")
         assert plan_kind(again.candidates[0].plan) != plan_kind(first)
 
-    def test_nothing_wins_because_it_was_not_tried(self, profile: Profile, cluster: Cluster) -> None:
-        """All that runs is half as slow again as predicted: the winner ran, and still wins."""
+    def test_a_plan_does_not_win_because_it_was_not_tried(self, profile: Profile, cluster: Cluster) -> None:
+        """Every run takes 1.5 times its prediction: the winner ran, and still wins."""
         cluster = dataclasses.replace(
             cluster, origin={**cluster.origin, "device.peak": "measured"}
         )  # as those with runs
@@ -326,7 +326,7 @@ class TestEstimate:
         assert best.step_seconds > 1.35 * e.step_seconds
         assert best.uncorrected_seconds == pytest.approx(e.step_seconds, rel=0.03)  # the same, or as good
 
-    def test_what_the_run_did_not_have_is_corrected_alike(self, profile: Profile, cluster: Cluster) -> None:
+    def test_parts_that_no_run_had_are_corrected_alike(self, profile: Profile, cluster: Cluster) -> None:
         plan = Plan.parse("dp=8,recompute=full,precision=bf16")
         known = self.corrected(cluster, CorrectionFactor("backward", 1.5, "bf16"))
         raw, e = estimate(profile, plan, cluster), estimate(profile, plan, known)
@@ -369,7 +369,7 @@ class TestEstimate:
         assert plan_kind(Plan.parse(plan)) == kind
 
     def test_from_a_run_and_back(self, profile: Profile, cluster: Cluster) -> None:
-        """A run that took longer than predicted is predicted right the next time, part by part."""
+        """A run that took longer than predicted is predicted exactly the next time, part by part."""
         plan = Plan.parse("dp=8,precision=bf16")
         raw = estimate(profile, plan, cluster)
         phases = {
@@ -395,9 +395,9 @@ class TestEstimate:
 
 
 class TestFile:
-    """Beside the cluster file."""
+    """The file of runs next to the cluster file."""
 
-    def test_runs_are_added_and_forgotten(self, tmp_path: Path) -> None:
+    def test_runs_are_added_and_removed(self, tmp_path: Path) -> None:
         path = corrections_file(tmp_path / "here-2.toml")
         assert path.name == "here-2.corrections.json" and read_runs(path) == ()
         assert [add_run(path, run(when=i)) for i in range(3)] == [1, 2, 3]
@@ -406,7 +406,7 @@ class TestFile:
         assert add_run(path, run(measurement="n")) == 1  # the machine was measured anew
         assert remove_runs(path) and not remove_runs(path) and not path.exists()
 
-    def test_old_runs_go(self, tmp_path: Path) -> None:
+    def test_old_runs_are_dropped(self, tmp_path: Path) -> None:
         path = tmp_path / "x.corrections.json"
         for i in range(KEPT_RUNS + 3):
             add_run(path, run(str(i)))
@@ -421,7 +421,7 @@ class TestFile:
             ('{"format": 1, "runs": [{"job": 1}]}', "runs.0"),
         ],
     )
-    def test_damage_is_named(self, tmp_path: Path, text: str, rule: str) -> None:
+    def test_a_damaged_file_is_refused(self, tmp_path: Path, text: str, rule: str) -> None:
         path = tmp_path / "x.corrections.json"
         path.write_text(text)
         with pytest.raises(CorruptFile) as e:
@@ -438,7 +438,7 @@ class TestFile:
         with pytest.raises(CorruptFile, match="damaged"):
             read_runs(path)
 
-    def test_a_later_file_is_left_alone(self, tmp_path: Path) -> None:
+    def test_a_later_version_is_not_touched(self, tmp_path: Path) -> None:
         path = tmp_path / "x.corrections.json"
         path.write_text('{"format": 2, "other": 1}')
         for action in (lambda: read_runs(path), lambda: add_run(path, run())):
@@ -446,7 +446,7 @@ class TestFile:
                 action()
         assert json.loads(path.read_text())["format"] == 2
 
-    def test_a_place_that_cannot_be_written(self, tmp_path: Path) -> None:
+    def test_a_path_that_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(InputError, match="cannot be written"):
             add_run(tmp_path / "file" / "x.corrections.json", run())

@@ -1,4 +1,4 @@
-"""`--set`: what a change takes along, and what is refused in which words."""
+"""`--set`: consequences of a change, and refusals."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_refusals(dgx: Cluster, change: str, what: str, says: str) -> None:
     assert e.value.exit_code == 2
 
 
-def test_a_network_that_is_not_there() -> None:
+def test_a_missing_network() -> None:
     one = load("one-a100")
     with pytest.raises(ClusterError, match=r"'nodes' is missing(.|\n)*network.nodes"):
         with_changes(one, ["network.link.bandwidth=50GB/s", "network.link.alpha=10us"])

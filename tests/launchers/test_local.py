@@ -105,7 +105,9 @@ def test_number_of_ranks(ranks: int) -> None:
 
 
 def test_functions_that_cannot_be_pickled() -> None:
-    with pytest.raises(InputError, match="cannot be sent to ranks: .*\n  rule:  the function stands at the top level"):
+    with pytest.raises(
+        InputError, match="cannot be sent to ranks: .*\n  rule:  the function is defined at the top level"
+    ):
         dl.spawn(lambda: None, ranks=2)
     with pytest.raises(InputError, match="cannot be sent to ranks"):
         dl.spawn(on_ranks.whereabouts, lambda: None, ranks=2)
@@ -189,9 +191,7 @@ if __name__ == '__main__':
 @pytest.mark.parametrize(
     "text, command", [(SCRIPT, ["-m", "drumline", "run", "-n", "2"]), (SPAWNS, [])], ids=["run", "spawn"]
 )
-def test_killing_the_launcher_ends_its_ranks(
-    tmp_path: Path, text: str, command: list[str], how: str
-) -> None:
+def test_killing_the_launcher_ends_its_ranks(tmp_path: Path, text: str, command: list[str], how: str) -> None:
     """Also if the ranks do not communicate with it."""
     script = tmp_path / "sleep.py"
     script.write_text(text)

@@ -1,4 +1,4 @@
-"""Operations that go wrong in every way that a backend can, for the doctor to find."""
+"""Operations that fail in all ways that a backend can, for the tests of the doctor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def hangs(rank: int, size: int, device: torch.device) -> bool:
 
 
 def slow(rank: int, size: int, device: torch.device) -> bool:
-    """Right, and one rank is later than the other by a second."""
+    """Correct, but one rank is a second later than the other."""
     done = right(rank, size, device)
     if rank == 0:
         time.sleep(1.0)
@@ -45,7 +45,7 @@ def slow(rank: int, size: int, device: torch.device) -> bool:
 
 
 def gives_up(rank: int, size: int, device: torch.device) -> bool:
-    """One rank comes so late that the other has an error of its backend by then, if the backend has little patience."""
+    """One rank arrives so late that the other's backend has timed out, if its timeout is short."""
     if rank == 1:
         time.sleep(1.0)
     return right(rank, size, device)

@@ -1,4 +1,4 @@
-"""What a CPU rank measures: operators under their names, shapes within their bounds, clocks of ranks that share cores."""
+"""Measurement of a CPU rank: operators by name, bounded shapes, clocks of ranks that share cores, speed probes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drumline.core.job import Job
 from drumline.costs.shape_interpolation import kernel_work
 from drumline.measurement import cpu_kernels, cpu_shapes
 from drumline.measurement.cgroup import oversubscription
-from drumline.measurement.cpu_clock import AGAIN, LEAST, CpuClock, rank_clock
+from drumline.measurement.cpu_clock import LEAST, MAX_ATTEMPTS, CpuClock, rank_clock
 from drumline.measurement.resume_journal import ResumeJournal
 from drumline.measurement.speed_probe import (
     FLUCTUATION,
@@ -39,8 +39,8 @@ from drumline.tracing import trace
 CPU = torch.device("cpu")
 
 
-def test_ranks_that_share_a_core_are_timed_by_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that waits for its turn does not take longer; all of them together take as often as they share."""
+def test_ranks_that_share_a_core_are_timed_by_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for a core does not count; CPU time is multiplied by the threads per core."""
     given = itertools.count()
     monkeypatch.setattr("time.process_time", lambda: 0.001 * next(given))  # one millisecond for every action
 
@@ -52,29 +52,29 @@ def test_ranks_that_share_a_core_are_timed_by_the_processor(monkeypatch: pytest.
     assert rank_clock(4.0)() < rank_clock(1.0)()
 
 
-def test_crowding_counts_threads_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversubscription_is_threads_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert [oversubscription(n, 1) for n in (1, 2, 3, 4)] == [1.0, 1.0, 1.5, 2.0]
     assert oversubscription(1, 2) == 1.0
 
 
-def test_steps_are_taken_all_along_a_measurement_however_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second of one that takes nine; and where an earlier one has left all kernels, as often as is needed."""
+def test_rate_limited_calls_and_their_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once per second over nine seconds; then up to the minimum number of calls."""
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     taken: list[float] = []
-    often = RateLimited(lambda: taken.append(now), 1.0)
+    limited = RateLimited(lambda: taken.append(now), 1.0)
     for i in range(1, 37):
         now = i / 4
-        often()
+        limited()
     assert taken == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    often.ensure_calls(7)
+    limited.ensure_calls(7)
     assert len(taken) == 9
-    often.ensure_calls(11)
+    limited.ensure_calls(11)
     assert taken[9:] == [9.0, 9.0]
 
 
-def test_operators_have_points_under_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_have_points_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernels, "SIZES", (2**10, 2**13))
     monkeypatch.setattr(cpu_kernels, "UNCACHED_VALUES", 2**12)
     monkeypatch.setattr("drumline.measurement.cpu_clock.BUDGET", 0.0)
@@ -90,11 +90,11 @@ def test_operators_have_points_under_their_names(monkeypatch: pytest.MonkeyPatch
         "new_pages",
     } <= names
     assert {"transpose", "strided", "update", "gather_backward", "upsample_bilinear2d_backward"} <= names
-    assert "clone" in names  # the plain one; what changes the order is under its kind
+    assert "clone" in names  # the plain one; copies that reorder dims go by their kind
     assert all(p.size > 0 and p.timing.seconds > 0 for p in points)
 
 
-def test_bytes_are_counted_as_a_trace_counts_them() -> None:
+def test_bytes_are_counted_as_in_a_trace() -> None:
     job = Job(
         model=lambda: nn.Sequential(nn.GELU(), nn.Linear(8, 8)),
         loss=lambda y, t: (y - t).square().mean(),
@@ -117,7 +117,7 @@ def test_shapes_are_bounded_and_the_same_in_every_run() -> None:
     assert len(filters) == len(set(filters)) > 60
 
 
-def test_every_case_runs_and_is_of_its_shape() -> None:
+def test_cases_run_and_have_their_shape() -> None:
     for kind, (_, cases) in cpu_shapes._KINDS.items():
         seen = set()
         for kernel, shape, action in cases():
@@ -129,8 +129,8 @@ def test_every_case_runs_and_is_of_its_shape() -> None:
         assert kind in seen and f"{kind}_backward" in seen | {"matmul_backward"}
 
 
-def test_looks_before_a_run_do_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a measurement come right after other work: a core that slept would seem slower than it is."""
+def test_probes_before_a_run_do_not_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes of a measurement follow other work: after a sleep a core would seem slower than it is."""
 
     def sleep(seconds: float) -> None:
         raise AssertionError(f"slept for {seconds} s")
@@ -139,21 +139,21 @@ def test_looks_before_a_run_do_not_rest(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(probe_rounds(CPU, 2)) == 2
 
 
-def test_a_measurement_leaves_the_looks_that_a_run_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of looks amid the kernels, as many as small steps; not the single looks between two kernels."""
+def test_a_measurement_records_the_probes_that_a_run_starts_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of probes between the kernels, as many as small steps; not the single probes between two kernels."""
     monkeypatch.setattr(cpu_kernels, "measure_cpu_shapes", lambda clock, report, journal, between: [])
     monkeypatch.setattr(cpu_kernels, "measure_cpu_elementwise", lambda clock, journal, between: [])
     calls = 0
 
-    def look(self: SpeedProbe) -> dict[str, float]:
+    def probe(self: SpeedProbe) -> dict[str, float]:
         nonlocal calls
         calls += 1
         return {"matmul": 2e-3, "pointwise": 5e-4}
 
-    monkeypatch.setattr(SpeedProbe, "__call__", look)
+    monkeypatch.setattr(SpeedProbe, "__call__", probe)
     taken: list[None] = []
-    found = cpu_kernels.measure_cpu(CPU, 1.0, lambda stage: None, ResumeJournal(None, CPU), lambda: taken.append(None))
-    rates = {p.kernel: p.size / p.timing.seconds for p in found.points["fp32"]}
+    kernels = cpu_kernels.measure_cpu(CPU, 1.0, lambda stage: None, ResumeJournal(None, CPU), lambda: taken.append(None))
+    rates = {p.kernel: p.size / p.timing.seconds for p in kernels.points["fp32"]}
     assert rates == pytest.approx(
         {
             PROBE_CURVES["matmul"]: PROBE_SIZES["matmul"] / 2e-3,
@@ -163,8 +163,8 @@ def test_a_measurement_leaves_the_looks_that_a_run_begins_with(monkeypatch: pyte
     assert len(taken) == cpu_kernels.LEAST and calls > cpu_kernels.LEAST * PROBES_PER_ROUND
 
 
-def test_the_speed_of_the_moment_is_told_by_the_same_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The curves of products are of many shapes; the pulse has its own."""
+def test_current_speed_uses_the_same_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The matmul curve mixes many shapes; the probes have their own curves."""
     seen = probe_rounds(CPU, 1)[0]
     assert all(seconds > 0 for seconds in seen.values())
     monkeypatch.setattr("drumline.measurement.speed_probe.probe_rounds", lambda device, rounds: [seen] * rounds)
@@ -176,7 +176,7 @@ def test_the_speed_of_the_moment_is_told_by_the_same_looks(monkeypatch: pytest.M
     assert current_speed(device, CPU, rounds=2) == pytest.approx(2.0)
 
 
-def test_what_flickers_is_expected_to_be_gone_in_part() -> None:
+def test_short_lived_changes_are_expected_to_fade() -> None:
     assert expected_speed(1.0, CPU) == 1.0
     assert expected_speed(1.1, CPU) == pytest.approx(1.1**PERSISTENCE_BEFORE) and expected_speed(
         0.9, CPU
@@ -184,15 +184,15 @@ def test_what_flickers_is_expected_to_be_gone_in_part() -> None:
     assert speed_during_run(1.2, 1.0, CPU) == pytest.approx(1.2 ** (0.5 * PERSISTENCE_AROUND))
     assert expected_speed(0.5, CPU) == pytest.approx(
         0.5 * math.exp((1 - PERSISTENCE_BEFORE) * FLUCTUATION)
-    )  # another program's load lasts
+    )  # the load of another program lasts
     assert expected_speed(1.1, torch.device("cuda")) == 1.1
 
 
 @pytest.mark.parametrize(
-    ("slower", "found", "times"), [((1.2,), 1 / 1.2, 1), ((4.0, 1.1), 1 / 1.1, 2), ((9.0,), 0.5, 3)]
+    ("slower", "speed", "times"), [((1.2,), 1 / 1.2, 1), ((4.0, 1.1), 1 / 1.1, 2), ((9.0,), 0.5, 3)]
 )
-def test_a_machine_that_seems_slow_is_looked_at_again(
-    slower: tuple[float, ...], found: float, times: int, monkeypatch: pytest.MonkeyPatch
+def test_a_machine_that_seems_slow_is_probed_again(
+    slower: tuple[float, ...], speed: float, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = itertools.chain(slower, itertools.repeat(slower[-1]))
     calls: list[int] = []
@@ -206,11 +206,11 @@ def test_a_machine_that_seems_slow_is_looked_at_again(
         RateCurve(PROBE_CURVES[k], "fp32", (PROBE_SIZES[k],), (PROBE_SIZES[k],)) for k in PROBE_SIZES
     )  # a second each
     device = DeviceSpec("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-5, curve=curves)
-    assert current_speed(device, CPU) == pytest.approx(found) and len(calls) == times
+    assert current_speed(device, CPU) == pytest.approx(speed) and len(calls) == times
 
 
 class Slow(SpeedProbe):
-    """A rank whose kernels take so many times one second."""
+    """A rank whose kernels take given multiples of one second."""
 
     def __init__(self, *factors: float) -> None:
         self.factors = itertools.chain(factors, itertools.repeat(factors[-1]))
@@ -222,19 +222,19 @@ class Slow(SpeedProbe):
 ONE = dict.fromkeys(PROBE_SIZES, 1.0)
 
 
-def test_what_is_timed_on_a_slow_rank_is_told_at_its_usual_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timings_on_a_slow_rank_are_scaled_to_its_mean_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     given = itertools.count()
     monkeypatch.setattr("time.process_time", lambda: 0.001 * next(given))
-    pace = SpeedTracker(Slow(1.5), ONE)
-    assert CpuClock(2.0, pace)(lambda: None, 2.0**20).seconds == pytest.approx(0.002 / 1.5)
-    assert pace.mean_slowdown("matmul") == pytest.approx(1.5)
+    tracker = SpeedTracker(Slow(1.5), ONE)
+    assert CpuClock(2.0, tracker)(lambda: None, 2.0**20).seconds == pytest.approx(0.002 / 1.5)
+    assert tracker.mean_slowdown("matmul") == pytest.approx(1.5)
 
 
-def test_a_rank_that_is_held_up_is_timed_again() -> None:
+def test_disturbed_timings_are_repeated() -> None:
     calls = []
     for factors in ((1.0,), (1.0, 1.0, 1.0, 1.0, 5.0, 1.0), (5.0,)):
         ran: list[int] = []
         clock = CpuClock(1.0, SpeedTracker(Slow(*factors), ONE))
         clock(functools.partial(ran.append, 1), 2.0**20, budget=0.0)
         calls.append((len(ran) - 1) // (LEAST + 1))
-    assert calls == [1, 2, AGAIN]
+    assert calls == [1, 2, MAX_ATTEMPTS]

@@ -1,4 +1,4 @@
-"""Fits and clocks."""
+"""Alpha-beta fits and timing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_noise_never_gives_a_negative_time() -> None:
     assert alpha >= 0 and beta > 0 and error > 0.1
 
 
-def test_clock_repeats_and_tells_the_spread() -> None:
+def test_timing_repeats_and_reports_the_spread() -> None:
     calls = []
     timing = time_action(lambda: calls.append(1), budget=0.01)
     assert len(calls) > 8 and timing.seconds > 0 and timing.spread >= 0
 
 
-def test_what_is_left_beyond_messages() -> None:
+def test_cost_beyond_messages() -> None:
     from drumline.clusters import CollectiveTable
     from drumline.measurement.machine import _beyond_messages
     from drumline.measurement.synchronisation import SynchronisationCost
@@ -39,12 +39,12 @@ def test_what_is_left_beyond_messages() -> None:
         CollectiveTable(name, "gloo", 2, (8.0, 1e6), (1e-3, 1e-3))
         for name in ("all_reduce", "all_gather", "reduce_scatter")
     )
-    waiting = SynchronisationCost(
+    cost = SynchronisationCost(
         independent=0.010, replicated=0.013, mid_step_message=0.001, sharded_unit=0.005, blocks=3, block_bytes=1e5
     )
-    straggle, unit = _beyond_messages(waiting, tables)
-    assert straggle == pytest.approx(1.2) and unit == pytest.approx(0.002)
-    assert _beyond_messages(waiting, ()) == (1.0, 0.0)
+    slowdown, unit = _beyond_messages(cost, tables)
+    assert slowdown == pytest.approx(1.2) and unit == pytest.approx(0.002)
+    assert _beyond_messages(cost, ()) == (1.0, 0.0)
     fast = SynchronisationCost(
         independent=0.010, replicated=0.005, mid_step_message=0.001, sharded_unit=0.0, blocks=3, block_bytes=1e5
     )

@@ -1,4 +1,4 @@
-"""The zoo against what is known of its models: parameters, operations, kept bytes; and what it refuses."""
+"""The zoo against known facts of its models: parameters, operations, kept bytes; and its errors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_gpt2_small_has_1024_positions() -> None:
         ("1t", 1008.0),
     ],
 )
-def test_gpt_sizes_are_what_they_are_called(name: str, billions: float) -> None:
+def test_gpt_sizes_match_their_names(name: str, billions: float) -> None:
     assert zoo.profile(f"gpt:{name}").parameters == pytest.approx(billions * 1e9, rel=2e-3)
 
 
@@ -75,12 +75,12 @@ def test_gpt_sizes_are_what_they_are_called(name: str, billions: float) -> None:
     ("name", "giga_products"),
     [("resnet18", 1.814), ("resnet50", 4.089), ("vgg16", 15.47), ("vgg11", 7.609), ("vit:base", 17.56)],
 )
-def test_image_models_do_the_known_work(name: str, giga_products: float) -> None:
+def test_work_of_image_models(name: str, giga_products: float) -> None:
     assert zoo.profile(name).flops("forward").at(1) == pytest.approx(2e9 * giga_products, rel=2e-3)
 
 
 @pytest.mark.parametrize("size", ["125m", "1.3b", "175b"])
-def test_gpt_work_is_two_operations_a_weight_and_token(size: str) -> None:
+def test_gpt_work_is_two_operations_per_weight_and_token(size: str) -> None:
     z, s = transformer.GPT[size], 1024
     products = z.layers * 12 * z.hidden**2 + z.vocabulary * z.hidden
     pairs = z.layers * 4 * s * s * z.hidden
@@ -96,7 +96,7 @@ def test_llama_work_counts_shared_keys_once() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_model_is_whole(name: str) -> None:
+def test_models_are_consistent(name: str) -> None:
     p = zoo.profile(name)
     assert p.name == name
     assert p.origin == "formula"
@@ -119,7 +119,7 @@ def test_every_model_is_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_live_memory_is_what_was_kept_and_the_layers_own(name: str) -> None:
+def test_live_memory_is_kept_plus_the_layers_own(name: str) -> None:
     p = zoo.profile(name)
     kept = 0.0
     for x in p.layers:
@@ -130,7 +130,7 @@ def test_live_memory_is_what_was_kept_and_the_layers_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", ["125m", "7b", "175b"])
-def test_a_block_keeps_about_34_bytes_a_token_and_hidden_value(size: str) -> None:
+def test_a_block_keeps_about_34_bytes_per_token_and_hidden_value(size: str) -> None:
     z = transformer.GPT[size]
     block = zoo.profile(f"gpt:{size}").layers[1]
     assert block.repeats == z.layers
@@ -194,20 +194,20 @@ def test_batch_and_sequence_are_chosen() -> None:
         ("lstm", "lstm:2x1024"),
     ],
 )
-def test_spelling_is_free_of_case(text: str, name: str) -> None:
+def test_names_ignore_case(text: str, name: str) -> None:
     assert zoo.profile(text).name == name
     assert zoo.is_zoo(text)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_its_names_are_its_own(name: str) -> None:
+def test_names_are_recognised(name: str) -> None:
     assert zoo.is_zoo(name)
 
 
 @pytest.mark.parametrize(
     "text", ["gpt.py", "gpt.py:job", "train.py:resnet50", "./gpt:7b", "resnet50.json", "gptx:7b", "profile.json", ""]
 )
-def test_files_are_not_of_the_zoo(text: str) -> None:
+def test_files_are_not_zoo_models(text: str) -> None:
     assert not zoo.is_zoo(text)
 
 
@@ -260,7 +260,7 @@ def test_the_zoo_needs_no_torch() -> None:
 
 
 def _torch_keeps(module, x) -> int:
-    """Bytes of all storages that torch keeps for the backward of a module in bf16, its parameters and buffers aside."""
+    """Bytes of all storages that torch keeps for the backward of a module in bf16, without parameters and buffers."""
     import torch
 
     held: dict[int, tuple[object, int]] = {}

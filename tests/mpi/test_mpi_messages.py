@@ -142,7 +142,7 @@ def synchronous_and_buffered(comm: Any) -> None:
     assert into.all()
 
 
-def requests(comm: Any) -> None:
+def several_requests(comm: Any) -> None:
     dst, src = ring(comm)
     gets = [np.zeros(1, "i") for _ in range(4)]
     requests = [comm.Irecv(g, src, i) for i, g in enumerate(gets)]
@@ -233,7 +233,7 @@ CHECKS = [
     types_are_compared,
     proc_null,
     synchronous_and_buffered,
-    requests,
+    several_requests,
     persistent_requests,
     objects,
     concurrent_threads,

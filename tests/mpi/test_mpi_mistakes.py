@@ -57,7 +57,7 @@ CASES = [
     (ring_of_ssend, 3, ["rank 0: Ssend to rank 1, tag 0", "rank 2: Ssend to rank 0, tag 0"]),
     (collective_against_receive, 2, ["rank 0: Allreduce ", "rank 1: recv from rank 0, any tag"]),
     (nonblocking_against_receive, 2, ["rank 0: Iallreduce ", "rank 1: recv from rank 0, any tag"]),
-    (probe_in_vain, 3, ["rank 0: Probe from any rank, tag 3", "rank 2: Probe from any rank, tag 3"]),
+    (probe_without_a_sender, 3, ["rank 0: Probe from any rank, tag 3", "rank 2: Probe from any rank, tag 3"]),
 ]
 
 
@@ -77,7 +77,7 @@ def test_deadlocks(case: Any, p: int, words: list[str], place: str, world: Any) 
     if place == "processes":
         world(p).run(os.getpid)  # starts the ranks, which takes seconds
     start = time.monotonic()
-    case = partial(apart, case)
+    case = partial(on_a_duplicate, case)
     texts = run_threads(case, p) if place == "threads" else world(p).run(in_processes, case)
     assert time.monotonic() - start < 10.0
     for text in texts:
@@ -102,7 +102,7 @@ def different_calls(comm: Any) -> list[str]:
 
 @pytest.mark.parametrize("place", ["threads", "processes"])
 def test_different_calls(place: str, world: Any) -> None:
-    case = partial(apart, different_calls)
+    case = partial(on_a_duplicate, different_calls)
     both = run_threads(case, 2) if place == "threads" else world(2).run(in_processes, case)
     for texts in both:
         for text, words in zip(texts, ["(3)", "int32", "root=1", "op=sum", "barrier", "(5)"], strict=True):

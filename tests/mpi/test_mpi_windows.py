@@ -114,7 +114,7 @@ def requests_and_refusals(comm: Any) -> None:
     assert win == MPI.WIN_NULL
 
 
-CHECKS = [put_and_get, accumulate, locks_keep_others_out, start_and_post, requests_and_refusals]
+CHECKS = [put_and_get, accumulate, locks_are_exclusive, start_and_post, requests_and_refusals]
 
 
 @everywhere(CHECKS)

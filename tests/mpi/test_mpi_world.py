@@ -44,11 +44,13 @@ def test_importing_is_light_and_connects_to_no_rank() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("transport", "post"), [("", "ShmEndpoint"), ("shm", "ShmEndpoint"), ("gloo", "GlooEndpoint")])
+@pytest.mark.parametrize(
+    ("transport", "endpoint"), [("", "ShmEndpoint"), ("shm", "ShmEndpoint"), ("gloo", "GlooEndpoint")]
+)
 def test_a_program_of_mpi4py_runs_when_its_import_changes(tmp_path: Path, transport: str, endpoint: str) -> None:
     done = started(tmp_path, HELLO.format(package="drumline"), ranks=2, env={"DRUMLINE_TRANSPORT": transport})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["2", "3", post]
+    assert done.stdout.split() == ["2", "3", endpoint]
 
 
 @pytest.mark.parametrize("name", mpiexec.NAMES)
@@ -112,7 +114,9 @@ def test_buffered_sends_arrive() -> None:
 def test_objects_are_unpickled_in_one_file() -> None:
     source = Path(mpi_world.__file__).parents[1]
     files = [*source.glob("mpi/*.py"), *source.glob("comm/**/*.py"), source / "MPI.py"]
-    assert [f.name for f in files if re.search(r"^(import|from) pickle", f.read_text(), re.MULTILINE)] == ["pickling.py"]
+    assert [f.name for f in files if re.search(r"^(import|from) pickle", f.read_text(), re.MULTILINE)] == [
+        "pickling.py"
+    ]
 
 
 def test_abort_ends_all_ranks(tmp_path: Path) -> None:

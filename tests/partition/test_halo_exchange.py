@@ -169,13 +169,16 @@ def order_of_backward() -> list[str]:
     middle = halo.own * 2.0
     assert middle.grad_fn is not None
     middle.grad_fn.register_hook(lambda *_: seen.append("between"))
-    post, halo._mail.leave_back = halo._mail.leave_back, lambda g: (seen.append("leave back"), post(g))[1]  # type: ignore[method-assign]
+    post, halo._messages.send_gradients = (
+        halo._messages.send_gradients,
+        lambda g: (seen.append("send gradients"), post(g))[1],
+    )  # type: ignore[method-assign]
     (halo.rows((0, 5) if axis.index == 0 else (3, 8)).sum() + middle.sum()).backward()
     return seen
 
 
 def test_the_backward_overlaps_too(world: Worlds) -> None:
-    assert world(2).run(order_of_backward) == [["halo", "leave back", "between", "halo back"]] * 2
+    assert world(2).run(order_of_backward) == [["halo", "send gradients", "between", "halo back"]] * 2
 
 
 def test_shapes_without_ranks() -> None:

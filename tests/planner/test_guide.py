@@ -1,4 +1,4 @@
-"""The field's guide to parallel training, in seven cases: it must fall out of the numbers, nothing here states it twice."""
+"""The usual advice on parallel training in seven cases: it must follow from the cost model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def best(profile: Profile, cluster: Cluster) -> Plan:
 
 
 def with_memory(cluster: Cluster, gib: float, *, host: float | None = None) -> Cluster:
-    """Devices of so much memory; of the host's as much as is said, else none of it is known."""
+    """The cluster with `gib` per device and `host` GiB of host memory, or an undescribed host."""
     device = cluster.device
     other = replace(device.host, memory=host * 2**30) if host and device.host else None
     return replace(cluster, device=replace(device, memory=gib * 2**30, host=other))
@@ -67,7 +67,7 @@ def test_one_node_whose_devices_the_largest_layer_does_not_fit() -> None:
 
 
 def test_several_nodes() -> None:
-    """Fast links: ZeRO. Where the network is slow, a model that no device holds: pipeline x tensor x data."""
+    """Fast links: ZeRO. On a slow network, for a model larger than a device: pipeline x tensor x data."""
     fast = load("dgx-h100").with_devices(32)
     profile = zoo.profile("gpt:30b", batch_size=256)
     assert families_of(best(profile, fast)) == ("sharded",)
@@ -77,12 +77,14 @@ def test_several_nodes() -> None:
     assert plan.pp > 1 and plan.tp > 1 and plan.dp > 1 and plan.ranks == 32, plan
 
 
-def test_where_nothing_fits_it_names_what_remains() -> None:
+def test_last_resorts_where_nothing_fits() -> None:
     small = with_memory(load("one-a100"), 20)
     with pytest.raises(DoesNotFit) as caught:
         search(zoo.profile("gpt:175b", batch_size=8), small)
-    ways = caught.value.fix
-    assert all(word in ways for word in ("devices with", "host memory", "smaller or pruned model", "training on CPUs"))
+    options = caught.value.fix
+    assert all(
+        word in options for word in ("devices with", "host memory", "smaller or pruned model", "training on CPUs")
+    )
     assert " > " in caught.value.rule and caught.value.exit_code == 3
 
 

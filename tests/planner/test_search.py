@@ -1,15 +1,17 @@
-"""The search: what it offers, how it ranks, what it says when nothing fits."""
+"""The search: its candidates, its ranking, its answer when nothing fits, and a given plan."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
 from drumline.clusters import load
 from drumline.core.errors import DoesNotFit
+from drumline.costs.factory import cost_model
 from drumline.models import zoo
-from drumline.planner import Answer, search
+from drumline.planner import Answer, price, search
 from drumline.planner.space import candidates
 from drumline.plans import Plan
 from drumline.plans.combinations import refusal
@@ -17,7 +19,7 @@ from drumline.plans.combinations import refusal
 FOUR = load("dgx-h100").with_devices(4)
 
 
-def test_only_what_the_engine_runs_is_offered() -> None:
+def test_candidates_are_plans_that_the_engine_runs() -> None:
     plans = list(
         candidates(zoo.profile("gpt:1.3b", batch_size=32), load("dgx-h100").with_devices(8), Plan(precision="bf16"))
     )
@@ -40,14 +42,14 @@ def test_best_first_each_loser_with_its_reason() -> None:
     others = [c for c in answer.candidates if not c.fits]
     assert answer.candidates[: len(fitting)] == tuple(fitting)
     assert [c.step_seconds for c in fitting] == sorted(c.step_seconds for c in fitting)
-    assert fitting[0].reason == "fastest that fits"
+    assert fitting[0].reason == "fastest plan that fits"
     assert all("slower: " in c.reason or "as fast" in c.reason for c in fitting[1:])
-    assert all("more than there is" in c.reason for c in others) and others
-    assert set(estimates) == {c.plan for c in answer.candidates}
-    assert str(fitting[0].plan) in answer.explanation and "hides behind computation" in answer.explanation
+    assert all("exceeds device memory by" in c.reason for c in others) and others
+    assert set(estimates) == {str(c.plan) for c in answer.candidates}
+    assert str(fitting[0].plan) in answer.explanation and "is hidden behind compute" in answer.explanation
 
 
-def test_light_work_wins_on_one_rank() -> None:
+def test_small_work_is_fastest_on_one_rank() -> None:
     slow = load("dgx-h100").with_devices(2)
     slow = dataclasses.replace(
         slow, node=dataclasses.replace(slow.node, link=dataclasses.replace(slow.node.link, alpha=0.1))
@@ -64,11 +66,11 @@ def test_light_work_wins_on_one_rank() -> None:
     ],
 )
 def test_nothing_fits(name: str, cluster: str, devices: int) -> None:
-    """What is named as the way out does help, and half of it does not."""
+    """The suggested number of devices is enough, and half of it is not."""
     fleet, profile = load(cluster), zoo.profile(name, batch_size=64)
     with pytest.raises(DoesNotFit) as caught:
         search(profile, fleet.with_devices(devices), fleet=fleet)
-    assert " > " in caught.value.rule and "needs least" in caught.value.rule and "offload=" in caught.value.rule
+    assert " > " in caught.value.rule and "needs the least" in caught.value.rule and "offload=" in caught.value.rule
     assert caught.value.fix.startswith("--devices")
     enough = int(caught.value.fix.split()[1].rstrip(":"))
     search(profile, fleet.with_devices(enough))
@@ -95,7 +97,16 @@ def test_a_scorer_can_be_passed_in() -> None:
     assert len(seen) == len(answer.candidates)
 
 
-def test_answer_file_form(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_answer_round_trip(tmp_path) -> None:  # type: ignore[no-untyped-def]
     answer, _ = search(zoo.profile("resnet50"), load("dgx-a100").with_devices(2))
     answer.save(tmp_path / "a.json")
     assert Answer.load(tmp_path / "a.json") == answer
+    table = json.loads((tmp_path / "a.json").read_text())
+    assert table["candidates"][0]["plan"] == str(answer.best.plan), "files have the notation"
+
+
+def test_a_given_plan_is_priced_without_a_search() -> None:
+    profile, cluster = zoo.profile("gpt:7b", batch_size=64), load("dgx-h100").with_devices(8)
+    plan = Plan.parse("dp=4,tp=2,zero=1,precision=bf16")
+    e = price(profile, cluster, plan)
+    assert e.plan == str(plan) and e == cost_model(profile, cluster, "bf16").estimate(plan)

@@ -1,6 +1,4 @@
-"""One price for one model: a traced language model costs what the zoo's formula of the same shape costs, and a user's own
-operators cost more where they move more.
-"""
+"""A traced language model costs the same as the zoo model of its shape; own operators cost what they move."""
 
 from __future__ import annotations
 
@@ -86,9 +84,9 @@ def traced(**kinds: Any) -> Profile:
 
 
 def seconds(profile: Profile, plan: str) -> float:
-    by = cost_model(profile, EIGHT, "bf16")
-    assert isinstance(by, FittedCostModel)
-    return by.estimate(Plan.parse(f"{plan},precision=bf16")).step_seconds
+    model = cost_model(profile, EIGHT, "bf16")
+    assert isinstance(model, FittedCostModel)
+    return model.estimate(Plan.parse(f"{plan},precision=bf16")).step_seconds
 
 
 @pytest.mark.parametrize(
@@ -104,16 +102,16 @@ def seconds(profile: Profile, plan: str) -> float:
         "dp=8,zero=1,micro=2",
     ],
 )
-def test_a_trace_and_the_formula_have_one_price(plan: str) -> None:
+def test_a_trace_costs_the_same_as_the_formula(plan: str) -> None:
     formula = zoo.profile("gpt:125m", batch_size=BATCH, sequence=LENGTH)
     assert seconds(traced(), plan) == pytest.approx(seconds(formula, plan), rel=0.06)
 
 
-def test_the_numbers_are_those_of_the_model() -> None:
-    found = transformer_of(traced())
-    assert found is not None
-    keys = ("layers", "hidden", "heads", "kv_heads", "inner", "gated", "vocabulary", "tied", "sequence", "causal")
-    assert tuple(int(getattr(found, k)[0]) for k in keys) == (
+def test_model_sizes_are_recognised() -> None:
+    model = transformer_of(traced())
+    assert model is not None
+    keys = ("layers", "hidden", "heads", "kv_heads", "ffn", "gated", "vocabulary", "tied", "sequence", "causal")
+    assert tuple(int(getattr(model, k)[0]) for k in keys) == (
         BLOCKS,
         WIDTH,
         HEADS,
@@ -127,10 +125,11 @@ def test_the_numbers_are_those_of_the_model() -> None:
     )
 
 
-def test_keys_that_are_repeated_for_the_kernel_are_counted_by_their_map() -> None:
-    found, whole = transformer_of(traced(keys=4, causal=False)), transformer_of(traced())
-    assert found is not None and whole is not None
-    assert (found.kv_heads[0], found.causal[0]) == (4, 0) and found.layer_weights[0] < whole.layer_weights[0]
+def test_repeated_keys_are_counted_by_their_projection() -> None:
+    grouped, whole = transformer_of(traced(keys=4, causal=False)), transformer_of(traced())
+    assert grouped is not None and whole is not None
+    assert (grouped.kv_heads[0], grouped.causal[0]) == (4, 0)
+    assert grouped.layer_weights[0] < whole.layer_weights[0]
 
 
 def test_own_operators_cost_what_they_move() -> None:
@@ -138,18 +137,18 @@ def test_own_operators_cost_what_they_move() -> None:
     assert slow > 1.3 * plain
 
 
-def test_the_search_says_whose_price_it_is() -> None:
+def test_the_answer_names_the_cost_model() -> None:
     answer, estimates = search(traced(), EIGHT, precision="bf16", brief=True)
     best = estimates[str(answer.best.plan)]
     assert "fitted on" in answer.scored_by and "model: traced" in best.origin and best.error < 0.5
-    assert best == cost_model(traced(), EIGHT, "bf16").estimate(best.plan)
+    assert best == cost_model(traced(), EIGHT, "bf16").estimate(answer.best.plan)
     assert not any("tp=8" in str(c.plan) for c in answer.candidates)  # 12 heads
 
 
-def test_what_it_does_not_know_is_priced_operator_by_operator() -> None:
+def test_other_cases_use_the_operator_model() -> None:
     assert isinstance(
         cost_model(traced(), load("mi300x").with_devices(8), "bf16"), OperatorCostModel
-    )  # nobody published runs on it
+    )  # no published runs
     assert isinstance(
         cost_model(replace(traced(), layers=traced().layers[:-2]), EIGHT, "bf16"), OperatorCostModel
     )  # without its head

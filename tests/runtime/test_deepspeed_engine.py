@@ -320,7 +320,7 @@ def test_keys_without_effect_are_logged(world: Worlds, caplog: pytest.LogCapture
     logged = {(r.levelname, r.getMessage()) for r in caplog.records}
     assert ("WARNING", "config: unknown key zero_optimisation. Did you mean 'zero_optimization'?") in logged
     assert any(
-        level == "WARNING" and "sparse_attention has no effect: it changes what is computed" in text
+        level == "WARNING" and "sparse_attention has no effect: it changes the computation" in text
         for level, text in logged
     )
     assert any(level == "INFO" and "steps_per_print has no effect" in text for level, text in logged)

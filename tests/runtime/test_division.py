@@ -106,7 +106,7 @@ def test_few_lines_however_much_there_is() -> None:
         "op2 (the model, a, b, 2 more); 2 more",
         "tp gathers tensors for gather (x)",
         "tp keeps 43 parameters whole: blocks.0.norm.weight, blocks.1.norm.weight, blocks.2.norm.weight, 37 more (no "
-        "product is split by it); words.weight (a table of 11 rows); 2 more",
+        "matmul is split by it); words.weight (a table of 11 rows); 2 more",
     ]
     assert split_summary({"rows": {}}, {}, ["a"]).lines() == []
 

@@ -22,7 +22,7 @@ from world import World
 from drumline.core.errors import PlanError
 from drumline.costs.memory import peak_memory
 from drumline.models import Profile
-from drumline.models.selective import choices
+from drumline.models.recompute_choice import choices
 from drumline.plans import Plan, check
 from drumline.runtime.memory.recompute import recompute
 from drumline.runtime.memory.selective import MOST_LOOKS, SelectiveLayer, recompute_selectively

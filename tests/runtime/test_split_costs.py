@@ -27,16 +27,16 @@ AGREES = Counter({("all_reduce", float(LOSS_MESSAGE_BYTES)): 1, ("all_reduce", 8
 def predicted(plan: Plan, sizes: Any) -> tuple[Counter[tuple[str, float]], int]:
     """Messages of one step by collective and bytes, and the numbers that a rank has."""
     profile = trace(functions.job(*sizes) if len(sizes) > 1 else functions.of_name(*sizes))
-    prices = OperatorCostModel(profile, CLUSTER, plan.precision)
-    local = prices.rank_model(plan)
+    model = OperatorCostModel(profile, CLUSTER, plan.precision)
+    rank = model.rank_model(plan)
     n = largest_micro_batch(profile.batch_size, plan)
     found: Counter[tuple[str, float]] = Counter()
-    for layer, talks in zip(local.profile.layers, local.messages, strict=True):
-        for t in talks:
+    for layer, sent in zip(rank.profile.layers, rank.messages, strict=True):
+        for t in sent:
             found[t.collective, t.size(n, plan.precision, profile)] += layer.repeats * plan.micro
-    for message in gradient_collectives(local.profile, plan, CLUSTER):
+    for message in gradient_collectives(rank.profile, plan, CLUSTER):
         found[message.collective, message.bytes] += 1
-    return found, local.profile.parameters
+    return found, rank.profile.parameters
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_layers_computed_again_send_again(world: Worlds) -> None:
     """All that a block's forward waits for but its last message: nothing in the block needs what that one brings."""
     sizes = ("gpt", 8, 32, 6, 6)
     plain, again = (world(2).run(functions.sends, plan, *sizes)[0][0] for plan in ("tp=2", "tp=2,recompute=full"))
-    local = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").rank_model(Plan.parse("tp=2"))
+    rank = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").rank_model(Plan.parse("tp=2"))
     found: Counter[tuple[str, float]] = Counter()
-    for layer, talks in zip(local.profile.layers, local.messages, strict=True):
+    for layer, sent in zip(rank.profile.layers, rank.messages, strict=True):
         if layer.composite:
-            said = [t for t in talks if t.phase == "forward"][:-1]
-            found.update({(t.collective, t.size(6, "fp32", local.profile)): 0 for t in said})
-            for t in said:
-                found[t.collective, t.size(6, "fp32", local.profile)] += layer.repeats
+            resent = [t for t in sent if t.phase == "forward"][:-1]
+            found.update({(t.collective, t.size(6, "fp32", rank.profile)): 0 for t in resent})
+            for t in resent:
+                found[t.collective, t.size(6, "fp32", rank.profile)] += layer.repeats
     assert Counter(again) - Counter(plain) == found and found
 
 

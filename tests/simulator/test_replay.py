@@ -31,7 +31,7 @@ NAMES = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]
 @pytest.mark.parametrize(("collective", "algorithm"), NAMES)
 @pytest.mark.parametrize("p", [1, 2, 3, 5, 8, 13])
 @pytest.mark.parametrize("k", [0, 1, 700])
-def test_on_an_idle_network_the_replay_is_the_closed_form(collective: str, algorithm: str, p: int, k: int) -> None:
+def test_on_an_idle_network_the_replay_equals_the_closed_form(collective: str, algorithm: str, p: int, k: int) -> None:
     schedule = collective_schedule(collective, algorithm, p, root=p // 2)
     m = k * schedule.chunks
     closed, seconds = CLOSED_FORMS[collective, algorithm](p, m, LINK), replay(schedule, m, LINK).seconds
@@ -41,7 +41,7 @@ def test_on_an_idle_network_the_replay_is_the_closed_form(collective: str, algor
         assert seconds == pytest.approx(closed, rel=1e-12, abs=0)
 
 
-def test_those_that_run_ahead_do() -> None:
+def test_algorithms_that_run_ahead_do() -> None:
     """Each of RUNS_AHEAD is in it for a reason."""
     for collective, algorithm in RUNS_AHEAD:
         schedules = [collective_schedule(collective, algorithm, p) for p in range(3, 18)]
@@ -53,7 +53,7 @@ def test_those_that_run_ahead_do() -> None:
 @pytest.mark.parametrize(("collective", "algorithm"), NAMES)
 @pytest.mark.parametrize("n", [2, 5])
 def test_segments_end_no_later_than_their_price(collective: str, algorithm: str, n: int) -> None:
-    """A window of rounds may hold messages of different sizes, where ports are not filled without gaps."""
+    """A window of rounds may have messages of different sizes, which leave gaps on ports."""
     for p in (2, 5, 8):
         schedule = segmented(collective_schedule(collective, algorithm, p), n)
         m = 100 * schedule.chunks
@@ -92,14 +92,14 @@ def test_several_messages_of_one_rank_follow_each_other() -> None:
     assert replay(gather, 4, Link(1, 1)).seconds == 15 == price(gather, 4, Link(1, 1))
 
 
-def test_nodes_share_their_port() -> None:
+def test_ranks_of_a_node_share_its_port() -> None:
     nodes = Nodes(2, Link(1, 1), Link(10, 0.25))
     rails = (Send(0, 2, 0, True), Send(1, 3, 0, True), Send(2, 0, 0, True), Send(3, 1, 0, True))
     exchange = dataclasses.replace(ring_all_reduce(4), chunks=1, rounds=(rails,))
     assert replay(exchange, 3, nodes).seconds == 10 + 2 * 12 == price(exchange, 3, nodes)
 
 
-def test_ranks_run_ahead_where_the_rounds_allow_it() -> None:
+def test_ranks_run_ahead_where_rounds_allow_it() -> None:
     """Ranks 2 and 3 need not wait for the long message of ranks 0 and 1: faster than the price by rounds."""
     rounds = ((Send(0, 1, 0, True), Send(2, 3, 1, True)), (Send(0, 1, 1, True), Send(2, 3, 0, True)))
     lopsided = dataclasses.replace(
@@ -119,7 +119,7 @@ def test_the_slowest_pair_decides() -> None:
     assert replay(schedule, 4, between).seconds > replay(schedule, 4, Link(1, 1)).seconds == 6 * 2
 
 
-def test_it_is_deterministic() -> None:
+def test_the_replay_is_deterministic() -> None:
     assert replay(ring_all_reduce(6), 100, LINK) == replay(ring_all_reduce(6), 100, LINK)
 
 
@@ -133,7 +133,7 @@ def test_the_bubble_of_1f1b(stages: int, micros: int, forward: float, backward: 
     assert len(timeline.spans) == 2 * stages * micros
 
 
-def test_transfers_lie_between_stages() -> None:
+def test_transfers_are_between_stages() -> None:
     timeline = replay_pipeline(one_f_one_b(2, 1), forward=1, backward=2, transfer=0.5)
     assert [(s.rank, s.lane, s.name, s.start, s.end) for s in sorted(timeline.spans, key=lambda s: s.start)] == [
         (0, "compute", "F0", 0, 1),
@@ -158,7 +158,7 @@ def test_stages_may_differ_and_the_slowest_decides() -> None:
     assert timeline.seconds == 1 + 50 * 6 + 1 + 2
 
 
-def test_a_rank_with_two_stages_sends_itself_nothing() -> None:
+def test_a_rank_with_two_stages_sends_no_message_to_itself() -> None:
     lane = tuple(Action(kind, stage, 0) for kind, stage in (("F", 0), ("F", 1), ("B", 1), ("B", 0), ("W", 1), ("W", 0)))
     timeline = replay_pipeline(Pipeline("by hand", 2, 1, (lane,)), forward=1, backward=1, weight=2, transfer=5)
     assert [s.name for s in timeline.spans] == ["F0@0", "F0@1", "B0@1", "B0@0", "W0@1", "W0@0"]

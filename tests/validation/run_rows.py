@@ -1,4 +1,4 @@
-"""Small tables of runs for the tests: one row that says all, and changes to it."""
+"""Small tables of runs for the tests: one complete row, and changes to it."""
 
 from __future__ import annotations
 

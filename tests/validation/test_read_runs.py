@@ -1,4 +1,4 @@
-"""Published runs, read: what a row says, what it does not say, and what is wrong in the file."""
+"""Reading published runs: complete rows, rows that lack something, and malformed files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import pytest
 from run_rows import table
 
 from drumline.core.errors import InputError
-from drumline.costs.fitted.inputs import SCHEDULES
+from drumline.costs.plan_columns import SCHEDULES
 from drumline.validation import run_text
-from drumline.validation.datasheets import domain_of, link_of, network_of, sheet_of
-from drumline.validation.published_run import Run
+from drumline.validation.datasheets import (
+    parse_datasheet,
+    parse_link_domain,
+    parse_network_bandwidth,
+    parse_node_bandwidth,
+)
+from drumline.validation.published_run import PublishedRun
 from drumline.validation.read_runs import COLUMNS, read_runs
-from drumline.validation.run_columns import arrays
+from drumline.validation.run_columns import run_columns
 
 
-def one(folder: Path, **change: str) -> Run:
+def one(folder: Path, **change: str) -> PublishedRun:
     runs, skipped = read_runs(table(folder, change))
     assert not skipped, skipped
     return runs[0]
@@ -28,10 +33,10 @@ def reason(folder: Path, **change: str) -> str:
     return skipped[0].reason
 
 
-def test_a_row_that_says_all(tmp_path: Path) -> None:
+def test_a_complete_row(tmp_path: Path) -> None:
     run = one(tmp_path)
     assert (run.micro, run.seconds, run.gated, run.tied, run.sheet.type) == (2, 2.0, False, True, "A100")
-    assert run.link == 300e9 and run.network == 200e9 and run.software.fused and run.line == 2
+    assert run.link == 300e9 and run.network == 200e9 and run.software.fused_attention and run.line == 2
 
 
 @pytest.mark.parametrize(
@@ -48,13 +53,11 @@ def test_a_row_that_says_all(tmp_path: Path) -> None:
         ({"iteration_time_s": ""}, "no time, no throughput and no memory was published"),
         ({"iteration_time_s": "0.1"}, "TFLOP/s at least, where A100 has 312 in bf16"),
         ({"gpu": "TPU v4"}, "unknown GPU 'TPU v4'"),
-        ({"ep": "8"}, "ep is 8, and no column holds the experts"),
+        ({"ep": "8"}, "ep is 8, and no column has the experts"),
         ({"params_b": "8.5"}, "params_b is 8.5, a dense model of this shape has"),
     ],
 )
-def test_a_row_that_does_not_say_enough_is_listed_with_its_reason(
-    tmp_path: Path, change: dict[str, str], text: str
-) -> None:
+def test_incomplete_rows_are_listed_with_the_reason(tmp_path: Path, change: dict[str, str], text: str) -> None:
     assert text in reason(tmp_path, **change)
 
 
@@ -68,7 +71,7 @@ def test_a_row_that_does_not_say_enough_is_listed_with_its_reason(
         ({"memory_gb_per_gpu": "all"}, "memory_gb_per_gpu", "memory_gb_per_gpu is 'all'"),
     ],
 )
-def test_what_is_wrong_is_named_with_file_line_and_key(
+def test_malformed_cells_are_named_with_file_line_and_column(
     tmp_path: Path, change: dict[str, str], key: str, text: str
 ) -> None:
     path = table(tmp_path, {}, change)
@@ -81,7 +84,7 @@ def test_what_is_wrong_is_named_with_file_line_and_key(
     ("change", "key", "text"),
     [({"gpu": "A10000"}, "gpu", "unknown GPU 'A10000'"), ({"vocab": ""}, "vocab", "vocab is empty")],
 )
-def test_a_file_without_a_row_that_can_be_read(tmp_path: Path, change: dict[str, str], key: str, text: str) -> None:
+def test_a_file_without_usable_rows(tmp_path: Path, change: dict[str, str], key: str, text: str) -> None:
     path = table(tmp_path, change)
     with pytest.raises(InputError) as caught:
         read_runs(path)
@@ -93,7 +96,7 @@ def test_remarks_around_a_number(tmp_path: Path) -> None:
     assert run.layers == 24 and run.seconds == 2.5 and run.virtual == 1
 
 
-def test_a_missing_column_is_named_with_the_nearest(tmp_path: Path) -> None:
+def test_a_missing_column_is_named_with_the_closest_one(tmp_path: Path) -> None:
     path = table(tmp_path, {}, columns=tuple(c.replace("micro_batch", "micro_batches") for c in COLUMNS))
     with pytest.raises(InputError) as caught:
         read_runs(path)
@@ -120,11 +123,13 @@ def test_times_and_memories(tmp_path: Path) -> None:
     }
     for text, kind in kinds.items():
         run = one(tmp_path, memory_gb_per_gpu="10", memory_kind=text)
-        assert run.kind == kind and run.memory == 10 * (2**30 if text.startswith("GiB") or "smi" in text else 1e9)
-    assert one(tmp_path, memory_gb_per_gpu="10", memory_kind="GB peak (rank shown)").first
+        assert run.memory_kind == kind and run.memory == 10 * (
+            2**30 if text.startswith("GiB") or "smi" in text else 1e9
+        )
+    assert one(tmp_path, memory_gb_per_gpu="10", memory_kind="GB peak (rank shown)").first_rank
 
 
-def test_the_form_of_a_model(tmp_path: Path) -> None:
+def test_gated_and_tied_models(tmp_path: Path) -> None:
     llama = {
         "model_family": "llama3-8b",
         "params_b": "8.03",
@@ -148,12 +153,12 @@ def test_the_form_of_a_model(tmp_path: Path) -> None:
     assert not one(tmp_path, model_family="bert-large").causal
 
 
-def test_words_of_a_table() -> None:
+def test_parsing_of_free_text() -> None:
     assert [
-        run_text.zero_of(x)
+        run_text.parse_zero(x)
         for x in ("0", "1 (distributed optimizer)", "FSDP full shard (3)", "HSDP (shard within node)", "?")
     ] == [0, 1, 3, 3, None]
-    assert [run_text.zero_of(x) for x in ("FSDP2 (3)", "FSDP2", "zero1", "ZeRO-2", "DDP", "3 + CPU offload")] == [
+    assert [run_text.parse_zero(x) for x in ("FSDP2 (3)", "FSDP2", "zero1", "ZeRO-2", "DDP", "3 + CPU offload")] == [
         3,
         3,
         1,
@@ -161,17 +166,17 @@ def test_words_of_a_table() -> None:
         0,
         3,
     ]
-    assert [run_text.shard_of(x, 64, 8) for x in ("FSDP (3)", "HSDP (shard within node)", "FSDP (3) within 16")] == [
+    assert [run_text.parse_shard(x, 64, 8) for x in ("FSDP (3)", "HSDP (shard within node)", "FSDP (3) within 16")] == [
         64,
         8,
         16,
     ]
     assert [
-        run_text.recompute_of(x)
+        run_text.parse_recompute(x)
         for x in ("none (assumed)", "full", "selective (op)", "selective (every 2nd layer)", "selective", "")
     ] == ["none", "full", "operators", "half", "selective", None]
     names = [
-        run_text.precision_of(x)
+        run_text.parse_precision(x)
         for x in (
             "amp_bf16 DEFAULT",
             "fp16 mixed",
@@ -184,7 +189,7 @@ def test_words_of_a_table() -> None:
     ]
     assert names == ["bf16", "fp16", "fp8", "bf16", "tf32", "fp16", None]
     orders = [
-        SCHEDULES[run_text.schedule_of(x, pp, v)]
+        SCHEDULES[run_text.parse_schedule(x, pp, v)]
         for x, pp, v in (
             ("1f1b", 1, 1),
             ("1F1B", 8, 1),
@@ -200,38 +205,41 @@ def test_words_of_a_table() -> None:
 @pytest.mark.parametrize(
     ("change", "key", "value"),
     [
-        ({"year": "2021", "precision": "fp16"}, "fused", False),
-        ({"year": "2021", "precision": "fp16", "note": "FlashAttention"}, "fused", True),
-        ({"zero_fsdp": "FSDP (3)", "precision": "bf16, torch.compile"}, "fusion", 2),
-        ({"zero_fsdp": "FSDP (3)"}, "fusion", 1),
-        ({"zero_fsdp": "1 (distributed optimizer)"}, "fusion", 0),
+        ({"year": "2021", "precision": "fp16"}, "fused_attention", False),
+        ({"year": "2021", "precision": "fp16", "note": "FlashAttention"}, "fused_attention", True),
+        ({"zero_fsdp": "FSDP (3)", "precision": "bf16, torch.compile"}, "elementwise_fusion", 2),
+        ({"zero_fsdp": "FSDP (3)"}, "elementwise_fusion", 1),
+        ({"zero_fsdp": "1 (distributed optimizer)"}, "elementwise_fusion", 0),
         ({"zero_fsdp": "1 (distributed optimizer)"}, "overlap_tp", True),
         ({"zero_fsdp": "1 (distributed optimizer)", "note": "no comm overlap"}, "overlap_tp", False),
-        ({"zero_fsdp": "1 (DeepSpeed)", "year": "2022"}, "copied", True),
-        ({"precision": "bf16 PURE"}, "gradient", 2.0),
+        ({"zero_fsdp": "1 (DeepSpeed)", "year": "2022"}, "flat_buffers", True),
+        ({"precision": "bf16 PURE"}, "gradient_bytes", 2.0),
     ],
 )
-def test_the_software_of_the_time(tmp_path: Path, change: dict[str, str], key: str, value: object) -> None:
+def test_inferred_software(tmp_path: Path, change: dict[str, str], key: str, value: object) -> None:
     assert getattr(one(tmp_path, **change).software, key) == value
 
 
-def test_links_in_words() -> None:
-    a100, gb200 = sheet_of("A100-80GB-SXM", "here"), sheet_of("GB200-186GB", "here")
-    assert network_of("8x HDR IB 200 Gb/s per node", a100, 8, 8) == 200e9
-    assert network_of("RDMA 400 Gb/s per GPU", a100, 8, 8) == 400e9
-    assert network_of("800 Gb/s per node (4x HDR IB)", a100, 8, 8) == 100e9
-    assert network_of("not stated", a100, 8, 8) == a100.network
-    assert network_of("4x Omni-Path 100 Gb/s per node", a100, 8, 8) == pytest.approx(
+def test_parsing_of_links() -> None:
+    a100, gb200 = parse_datasheet("A100-80GB-SXM", "here"), parse_datasheet("GB200-186GB", "here")
+    assert parse_network_bandwidth("8x HDR IB 200 Gb/s per node", a100, 8, 8) == 200e9
+    assert parse_network_bandwidth("RDMA 400 Gb/s per GPU", a100, 8, 8) == 400e9
+    assert parse_network_bandwidth("800 Gb/s per node (4x HDR IB)", a100, 8, 8) == 100e9
+    assert parse_network_bandwidth("not stated", a100, 8, 8) == a100.network
+    assert parse_network_bandwidth("4x Omni-Path 100 Gb/s per node", a100, 8, 8) == pytest.approx(
         0.65 * 50e9
-    )  # the host drives them
-    assert network_of("4x HDR IB (2 switches)", a100, 8, 8) == 100e9
-    assert domain_of("NVLink5 NVL72 1800 GB/s bidir", 4) == 72 and network_of("", gb200, 4, 72) == gb200.network
-    assert link_of("", a100) == a100.link
-    assert sheet_of("H100-96GB-SXM HBM2e 500W", "here").power == pytest.approx(500 / 700)
+    )  # its protocol runs on the host
+    assert parse_network_bandwidth("4x HDR IB (2 switches)", a100, 8, 8) == 100e9
+    assert (
+        parse_link_domain("NVLink5 NVL72 1800 GB/s bidir", 4) == 72
+        and parse_network_bandwidth("", gb200, 4, 72) == gb200.network
+    )
+    assert parse_node_bandwidth("", a100) == a100.link
+    assert parse_datasheet("H100-96GB-SXM HBM2e 500W", "here").power == pytest.approx(500 / 700)
 
 
 def test_rows_become_columns(tmp_path: Path) -> None:
     runs, _ = read_runs(table(tmp_path, {}, {"tp": "2", "dp": "4", "iteration_time_s": "", "memory_gb_per_gpu": "20"}))
-    columns = arrays(runs)
+    columns = run_columns(runs)
     assert columns.layouts.tp.tolist() == [1, 2] and columns.layouts.micro.tolist() == [2, 4]
     assert columns.seconds[0] == 2 and columns.seconds[1] != columns.seconds[1] and columns.memory[1] == 20e9

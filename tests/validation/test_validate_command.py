@@ -1,4 +1,4 @@
-"""`drumline validate` as a person types it."""
+"""`drumline validate` on the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from command import here
 from run_rows import table
 
-from drumline.costs.fitted.profiles import load_profiles
+from drumline.costs.fitted import load_constants
 
 
 def test_json(tmp_path: Path) -> None:
@@ -27,10 +27,10 @@ def test_json(tmp_path: Path) -> None:
     assert value["groups"]["count"] == 0 and set(value["loso"]) == {"time", "memory", "sources", "groups"}
 
 
-def test_for_a_person_in_forty_columns(tmp_path: Path) -> None:
+def test_output_in_40_columns(tmp_path: Path) -> None:
     rows = [
         {
-            "source": "somebody/repository with a long name, table 5",
+            "source": "owner/repository with a long name, table 5",
             "tp": str(t),
             "dp": str(8 // t),
             "iteration_time_s": str(2 + t),
@@ -52,20 +52,20 @@ def test_for_a_person_in_forty_columns(tmp_path: Path) -> None:
     assert "median" in wide and "P90" in wide and "regret" in wide
 
 
-def test_picture_and_profiles(tmp_path: Path) -> None:
+def test_plot_and_fitted_constants(tmp_path: Path) -> None:
     path = table(tmp_path, {}, {"micro_batch": "8", "iteration_time_s": "2.1"})
     done = here("validate", path, "--fit", tmp_path / "mine.toml", "--picture", tmp_path / "all.svg")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "all.svg").read_text().startswith("<svg")
     text = (tmp_path / "mine.toml").read_text()
     assert (
-        "drumline validate" in text.splitlines()[0] and load_profiles(tmp_path / "mine.toml").device["A100"].rows == 2
+        "drumline validate" in text.splitlines()[0] and load_constants(tmp_path / "mine.toml").device["A100"].rows == 2
     )
     again = here("validate", path, "--profiles", tmp_path / "mine.toml")
     assert again.returncode == 0 and "2 times of 1 sources" in again.stdout
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_refused_arguments(tmp_path: Path) -> None:
     path = table(tmp_path, {"layers": "ten"})
     done = here("validate", path)
     assert done.returncode == 2 and f"{path}: line 2: layers" in done.stderr

@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from ..costs import Estimate
-    from ..loop.inputs import Progress
+    from ..loop.callbacks import Progress
 
 Changes = Annotated[
     list[str] | None,
@@ -43,7 +43,7 @@ def host_bytes(e: Estimate) -> dict[str, float]:
 @contextmanager
 def measuring(*, quiet: bool) -> Iterator[Progress]:
     """A progress bar on a terminal that appears once something is measured; nothing elsewhere."""
-    from ..loop.inputs import ignore_progress
+    from ..loop.callbacks import ignore_progress
 
     if quiet or not sys.stderr.isatty():
         yield ignore_progress

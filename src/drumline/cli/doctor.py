@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red", "refused": "dim", "not tried": "dim"}
 _SHORT = {"ok": "ok", "refused": "no", "wrong": "WRONG", "hangs": "HANGS", "aborts": "ABORTS", "not tried": "-"}
 
+
 def doctor(
     quick: bool = typer.Option(False, "--quick", help="Skip the tests of the backends."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),

@@ -55,12 +55,11 @@ def plan(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Find the fastest plan that fits, and explain why."""
-    from ..loop.plan import ask, check_plan_options
+    from ..loop.plan import ask
     from ..loop.plan_details import PlanDetails
 
     details = PlanDetails(fit, what_if, scaling, pareto, formula, tokens, epochs, samples, price, mtbf, tuned)
     details.check()
-    check_plan_options(batch=batch, precision=precision, objective=objective)
     if top < 1:
         raise InputError(f"--top {top}", rule="at least one candidate")
     inputs: dict[str, Any] = {

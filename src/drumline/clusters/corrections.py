@@ -1,4 +1,4 @@
-"""The `Corrections` value: by what factors runs on a machine took longer or shorter than predicted, part by part."""
+"""The `Corrections` value: measured over predicted time of earlier runs on a machine, by part of a step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pydantic import Field
 from .measured import STRICT
 
 LEAST, MOST = 0.2, 5.0
-"""No correction goes beyond: what is further off is no matter of a factor."""
+"""Bounds of a factor; larger deviations have other causes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectionFactor:
-    """One factor on one part of a step. What it leaves open (`kind`, `job`) it holds for all of."""
+    """A factor on one part of a step. An empty `kind` or `job` matches all."""
 
     __pydantic_config__ = STRICT
     part: str
@@ -29,12 +29,12 @@ class CorrectionFactor:
     job: str = ""
     """The digest of a model; empty: any."""
     runs: Annotated[int, Field(ge=1)] = 1
-    """How many it was learnt from."""
+    """Number of runs that it was learnt from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """Factors from the general to the special; those that match are multiplied."""
+    """Factors from general to specific; all that match are multiplied."""
 
     __pydantic_config__ = STRICT
     factor: tuple[CorrectionFactor, ...] = ()

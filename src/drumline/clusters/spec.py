@@ -40,7 +40,7 @@ Bytes = Annotated[float, BeforeValidator(parse_bytes), Positive]
 Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth), Positive]
 Flops = Annotated[float, BeforeValidator(parse_flops), Positive]
 
-SET_BY_USER = "given by hand"
+SET_BY_USER = "set by the user"
 _OLD_OVERHEADS = {
     "again": "recompute",
     "watched": "selective_recompute",

@@ -113,9 +113,7 @@ class AlgorithmChooser:
         offered = native and not in_order and self._offers(collective)
         measured = [
             replace(
-                self.given(collective, t.algorithm, t.segments, in_order=in_order),
-                seconds=t.at(m),
-                origin="measured",
+                self.given(collective, t.algorithm, t.segments, in_order=in_order), seconds=t.at(m), origin="measured"
             )
             for t in self._tables(collective)
             if (offered if t.algorithm == NATIVE else self._allowed(collective, t.algorithm, root, in_order))

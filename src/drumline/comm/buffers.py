@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,22 @@ def copy_back(buffer: Tensor, tensor: Tensor) -> None:
     """Copy a buffer made by `contiguous` back to its tensor, unless it is a view of it."""
     if buffer.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
         tensor.detach().copy_(buffer.view(tensor.shape))
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor | None:
+    """Adjacent parts of one memory as one tensor; None if they are not adjacent."""
+    if len(parts) == 1:
+        return parts[0]
+    nonempty = [part for part in parts if part.numel()]
+    if not nonempty:
+        return parts[0]
+    first = nonempty[0]
+    at, storage = first.data_ptr(), first.untyped_storage().data_ptr()
+    for part in nonempty:
+        if part.data_ptr() != at or part.untyped_storage().data_ptr() != storage:
+            return None
+        at += part.numel() * part.element_size()
+    return first.as_strided((sum(part.numel() for part in nonempty),), (1,))
 
 
 @dataclass(slots=True)

@@ -25,11 +25,11 @@ from .transport import FINGERPRINT_BYTES, Transport
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
 """Spreads the sequence number over all 64 bits."""
-_TEXT = 768
+CALL_BYTES = 768
 """Bytes of a call as text; longer text is cut."""
 _REFUSED = _MASK
-_WORD = struct.Struct("<QQ")
-assert _WORD.size == FINGERPRINT_BYTES
+_FINGERPRINT = struct.Struct("<QQ")
+assert _FINGERPRINT.size == FINGERPRINT_BYTES
 
 
 LIBRARY_PACKAGES = ("drumline", "torch", "contextlib", "functools", "threading")
@@ -161,15 +161,15 @@ class CallChecker:
         return error
 
     def _compare(self, fingerprint: int, base: int, site: CallSite, text: str) -> None:
-        word = _WORD.pack(fingerprint, site.hash)
-        words = self._transport.agree(word)
-        if words is None:
+        mine = _FINGERPRINT.pack(fingerprint, site.hash)
+        gathered = self._transport.agree(mine)
+        if gathered is None:
             if self._gather is None:
                 self._gather = SmallAllGather(self._transport, self._tag, FINGERPRINT_BYTES)
-            words = self._gather(word)
-        if words.count(word) == self._size and fingerprint != _REFUSED:
+            gathered = self._gather(mine)
+        if gathered.count(mine) == self._size and fingerprint != _REFUSED:
             return
-        pairs = [_WORD.unpack(w) for w in words]
+        pairs = [_FINGERPRINT.unpack(packed) for packed in gathered]
         if any(f != fingerprint for f, _ in pairs):
             raise self._different(text, site)
         if self._crossings is not None and fingerprint != _REFUSED:
@@ -179,16 +179,25 @@ class CallChecker:
 
     def _all_calls(self, text: str, site: CallSite) -> list[tuple[str, str]]:
         """Every rank's (call, site) as text, by rank."""
-        mine = f"{text[: _TEXT // 3]}\n{site.text[-_TEXT // 3 :]}".encode()[:_TEXT]
-        texts = SmallAllGather(self._transport, self._tag, _TEXT)(mine.ljust(_TEXT, b"\0"))
-        halves = (raw.rstrip(b"\0").decode(errors="replace").partition("\n") for raw in texts)
-        return [(call, where) for call, _, where in halves]
+        return decode_calls(SmallAllGather(self._transport, self._tag, CALL_BYTES)(encode_call(text, site)))
 
     def _different(self, text: str, site: CallSite) -> InputError:
         return different_calls(self._all_calls(text, site), f"call {self._number}{self._name}")
 
     def _crossed(self, a: int, b: int, since: int, text: str, site: CallSite) -> InputError:
         return crossed_calls(self._all_calls(text, site), a, b, since, f"call {self._number}{self._name}")
+
+
+def encode_call(text: str, site: CallSite) -> bytes:
+    """A call and its line in CALL_BYTES bytes."""
+    third = CALL_BYTES // 3
+    return f"{text[:third]}\n{site.text[-third:]}".encode()[:CALL_BYTES].ljust(CALL_BYTES, b"\0")
+
+
+def decode_calls(encoded: Iterable[bytes]) -> list[tuple[str, str]]:
+    """(call, site) of every rank, from `encode_call`."""
+    halves = (raw.rstrip(b"\0").decode(errors="replace").partition("\n") for raw in encoded)
+    return [(call, where) for call, _, where in halves]
 
 
 def different_calls(calls: list[tuple[str, str]], which: str) -> InputError:
@@ -255,10 +264,10 @@ class CrossingDetector:
         reached, todo = {sites[b]: self._next()}, [sites[b]]
         while todo:
             here = todo.pop()
-            for there, number in edges.get(here, ()):
-                if there not in reached:
-                    reached[there] = min(number, reached[here])
-                    todo.append(there)
+            for site, number in edges.get(here, ()):
+                if site not in reached:
+                    reached[site] = min(number, reached[here])
+                    todo.append(site)
         return reached.get(sites[a], 0)
 
     def _next(self) -> int:

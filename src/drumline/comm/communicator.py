@@ -15,7 +15,7 @@ from ..theory.alpha_beta import Links, as_topology
 from .auto_algorithm import AlgorithmChooser, ChosenAlgorithm
 from .buffers import check_dense, check_tensor, contiguous, copy_back
 from .call_check import CallChecker, CurrentCall, SmallAllGather, call_site, signature
-from .dispatch import CollectiveDispatcher, CollectiveOptions, OperatorLike
+from .dispatch import CallOptions, CollectiveDispatcher, OperatorLike
 from .transport import PendingMessage, SubgroupTransport, Transport
 
 _TAGS = 1 << 16
@@ -103,8 +103,8 @@ class Communicator:
 
     @property
     def traffic(self) -> Traffic:
-        """This rank's rounds, messages and bytes in schedules so far; native collectives, single messages and call checks
-        are not counted."""
+        """This rank's rounds, messages and bytes in schedules so far, without native collectives, single messages and
+        call checks."""
         return self._dispatcher.traffic
 
     def choose(self, collective: str, size: int, *, itemsize: int = 1, root: int = 0) -> ChosenAlgorithm:
@@ -126,13 +126,13 @@ class Communicator:
         self, tensor: Tensor, *, op: OperatorLike = "sum", algorithm: str = "auto", segments: int | None = None
     ) -> Tensor:
         """Replace `tensor`, on every rank, by the sum (or `op`) over all ranks; return it."""
-        return self._dispatcher.in_place("all_reduce", tensor, CollectiveOptions(algorithm, segments, op))
+        return self._dispatcher.in_place("all_reduce", tensor, CallOptions(algorithm, segments, op))
 
     def broadcast(
         self, tensor: Tensor, *, root: int = 0, algorithm: str = "auto", segments: int | None = None
     ) -> Tensor:
         """Replace `tensor`, on every rank, by that of `root`; return it."""
-        return self._dispatcher.in_place("broadcast", tensor, CollectiveOptions(algorithm, segments, root=root))
+        return self._dispatcher.in_place("broadcast", tensor, CallOptions(algorithm, segments, root=root))
 
     def reduce(
         self,
@@ -146,15 +146,13 @@ class Communicator:
     ) -> Tensor | None:
         """The sum (or `op`) over all ranks on `root`, None elsewhere."""
         shape = tensor.shape if self.rank == root else None
-        return self._dispatcher.out_of_place(
-            "reduce", tensor, shape, CollectiveOptions(algorithm, segments, op, root), out
-        )
+        return self._dispatcher.out_of_place("reduce", tensor, shape, CallOptions(algorithm, segments, op, root), out)
 
     def all_gather(
         self, tensor: Tensor, *, out: Tensor | None = None, algorithm: str = "auto", segments: int | None = None
     ) -> Tensor:
         """Every rank's tensor on every rank, by rank: shape (p, *shape)."""
-        p, options = self.size, CollectiveOptions(algorithm, segments)
+        p, options = self.size, CallOptions(algorithm, segments)
         return _present(self._dispatcher.out_of_place("all_gather", tensor, (p, *tensor.shape), options, out, parts=p))
 
     def reduce_scatter(
@@ -167,7 +165,7 @@ class Communicator:
         segments: int | None = None,
     ) -> Tensor:
         """Row `rank` of the sum (or `op`) over all ranks, for tensors of shape (p, *shape)."""
-        options = CollectiveOptions(algorithm, segments, op)
+        options = CallOptions(algorithm, segments, op)
         return _present(
             self._dispatcher.out_of_place("reduce_scatter", tensor, tensor.shape[1:], options, out, rows=True)
         )
@@ -185,7 +183,7 @@ class Communicator:
         p = self.size
         shape = (p, *tensor.shape) if self.rank == root else None
         return self._dispatcher.out_of_place(
-            "gather", tensor, shape, CollectiveOptions(algorithm, segments, root=root), out, parts=p
+            "gather", tensor, shape, CallOptions(algorithm, segments, root=root), out, parts=p
         )
 
     def scatter(
@@ -203,7 +201,7 @@ class Communicator:
         if like is None or (self.rank == root and given is None):
             what = "the root gives no tensor of rows" if self.rank == root else f"rank {self.rank} gives no out="
             raise self._calls.refuse(InputError(f"scatter: {what}", rule="the root gives (p, *shape), the others out="))
-        options = CollectiveOptions(algorithm, segments, root=root)
+        options = CallOptions(algorithm, segments, root=root)
         return _present(
             self._dispatcher.out_of_place(
                 "scatter", given, like.shape, options, out, like=like, rows=True, parts=self.size
@@ -216,7 +214,7 @@ class Communicator:
         """For tensors of shape (p, *shape): row s of the result is row `rank` of rank s."""
         return _present(
             self._dispatcher.out_of_place(
-                "all_to_all", tensor, tensor.shape, CollectiveOptions(algorithm, segments), out, rows=True
+                "all_to_all", tensor, tensor.shape, CallOptions(algorithm, segments), out, rows=True
             )
         )
 
@@ -231,7 +229,7 @@ class Communicator:
     ) -> Tensor:
         """The sum (or `op`) over ranks 0 to `rank`."""
         return _present(
-            self._dispatcher.out_of_place("scan", tensor, tensor.shape, CollectiveOptions(algorithm, segments, op), out)
+            self._dispatcher.out_of_place("scan", tensor, tensor.shape, CallOptions(algorithm, segments, op), out)
         )
 
     def exscan(
@@ -245,12 +243,12 @@ class Communicator:
     ) -> Tensor | None:
         """The sum (or `op`) over the ranks before this one; None on rank 0."""
         return self._dispatcher.out_of_place(
-            "exscan", tensor, tensor.shape if self.rank else None, CollectiveOptions(algorithm, segments, op), out
+            "exscan", tensor, tensor.shape if self.rank else None, CallOptions(algorithm, segments, op), out
         )
 
     def barrier(self, *, algorithm: str = "auto") -> None:
         """Return when all ranks have called it."""
-        self._dispatcher.in_place("barrier", torch.empty(0, dtype=torch.uint8), CollectiveOptions(algorithm))
+        self._dispatcher.in_place("barrier", torch.empty(0, dtype=torch.uint8), CallOptions(algorithm))
 
     def run(self, schedule: Schedule, tensor: Tensor, *, op: OperatorLike = "sum") -> Traffic:
         """Run any schedule in place on a tensor, the whole buffer; returns this rank's traffic.

@@ -26,7 +26,7 @@ _CACHED_LAYOUTS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveOptions:
+class CallOptions:
     """A caller's options for a collective."""
 
     algorithm: str
@@ -75,10 +75,10 @@ class CollectiveDispatcher:
         self._transport, self._chooser, self._calls, self._next_tag = transport, chooser, calls, next_tag
         self._p, self._rank = transport.size, transport.rank
         self._compiled: dict[tuple[str, str, int, int, tuple[int, ...] | None], _CompiledSchedule] = {}
-        self._known: dict[tuple[str, torch.dtype, torch.Size, CollectiveOptions], PreparedCollective] = {}
+        self._known: dict[tuple[str, torch.dtype, torch.Size, CallOptions], PreparedCollective] = {}
         self.traffic = Traffic()
 
-    def in_place(self, collective: str, tensor: Tensor, options: CollectiveOptions) -> Tensor:
+    def in_place(self, collective: str, tensor: Tensor, options: CallOptions) -> Tensor:
         """Run a collective that changes its tensor."""
         try:
             check_dense(tensor)
@@ -97,7 +97,7 @@ class CollectiveDispatcher:
         collective: str,
         tensor: Tensor | None,
         shape: tuple[int, ...] | None,
-        options: CollectiveOptions,
+        options: CallOptions,
         out: Tensor | None,
         *,
         like: Tensor | None = None,
@@ -154,9 +154,7 @@ class CollectiveDispatcher:
             copy_back(target, tensor)
         return sent
 
-    def _prepared_call(
-        self, collective: str, tensor: Tensor, parts: int, options: CollectiveOptions
-    ) -> PreparedCollective:
+    def _prepared_call(self, collective: str, tensor: Tensor, parts: int, options: CallOptions) -> PreparedCollective:
         """The prepared call; cached, because training makes the same calls every step."""
         key = (collective, tensor.dtype, tensor.shape, options)
         prepared = self._known.get(key)
@@ -166,7 +164,7 @@ class CollectiveDispatcher:
             prepared = self._known[key] = self._prepare(collective, tensor, parts, options)
         return prepared
 
-    def _prepare(self, collective: str, tensor: Tensor, parts: int, options: CollectiveOptions) -> PreparedCollective:
+    def _prepare(self, collective: str, tensor: Tensor, parts: int, options: CallOptions) -> PreparedCollective:
         """Validate the caller's options and choose the algorithm."""
         root, how = options.root, None if options.op is None else reduction(options.op, tensor.dtype)
         if root is not None and not 0 <= root < self._p:
@@ -186,7 +184,7 @@ class CollectiveDispatcher:
         )
 
     def _choice(
-        self, collective: str, m: int, itemsize: int, how: Reduction | None, options: CollectiveOptions
+        self, collective: str, m: int, itemsize: int, how: Reduction | None, options: CallOptions
     ) -> ChosenAlgorithm:
         algorithm, segments, root = options.algorithm, options.segments, options.root or 0
         if segments is not None and segments < 1:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..schedules import Schedule, Send, Traffic, messages
 from ..schedules.contracts import pair
+from .buffers import joined
 from .operators import ReduceInto
 from .transport import PendingMessage, Transport
 
@@ -202,7 +203,7 @@ class ScheduleRun:
                 self.home.update(zip(chunks, whole.split([self.sizes[c] for c in chunks]), strict=True))
                 return whole
             if all(self._is_free(c, step) for c in chunks):
-                homes = _joined([self._home(c) for c in chunks])
+                homes = joined([self._home(c) for c in chunks])
                 if homes is not None:
                     return homes
         free = self.spare.get(size)
@@ -219,24 +220,8 @@ class ScheduleRun:
     def _packed(self, chunks: tuple[int, ...]) -> Tensor:
         """The chunks of one message as one tensor; a view if they are adjacent in memory."""
         parts = [self.current[c] for c in chunks]
-        joined = _joined(parts)
-        return torch.cat(parts) if joined is None else joined
-
-
-def _joined(parts: list[Tensor]) -> Tensor | None:
-    """Adjacent parts of one memory as one tensor; None if they are not adjacent."""
-    if len(parts) == 1:
-        return parts[0]
-    nonempty = [part for part in parts if part.numel()]
-    if not nonempty:
-        return parts[0]
-    first = nonempty[0]
-    at, storage = first.data_ptr(), first.untyped_storage().data_ptr()
-    for part in nonempty:
-        if part.data_ptr() != at or part.untyped_storage().data_ptr() != storage:
-            return None
-        at += part.numel() * part.element_size()
-    return first.as_strided((sum(part.numel() for part in nonempty),), (1,))
+        whole = joined(parts)
+        return torch.cat(parts) if whole is None else whole
 
 
 def execute(

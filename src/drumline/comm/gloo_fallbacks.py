@@ -21,8 +21,8 @@ _torch_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single
 
 def backend_of(group: dist.ProcessGroup | None) -> str:
     """The backend of a group; in a dry run, the backend that the group imitates."""
-    there = dist.group.WORLD if group is None else group
-    return getattr(there, "stands_for", "") or str(dist.get_backend(group))
+    actual = dist.group.WORLD if group is None else group
+    return getattr(actual, "stands_for", "") or str(dist.get_backend(group))
 
 
 def via_host_memory(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:

@@ -81,7 +81,7 @@ class _World:
         if ready():
             return
         if self.stuck:
-            raise GaveUp(self.stuck, rule="a rank that waits needs another that goes on")
+            raise GaveUp(self.stuck, rule="a rank that waits needs another that continues")
         if self.failed is not None:
             raise GaveUp(f"rank {rank} waits for {words}; but rank {self.failed} failed")
         raise GaveUp(
@@ -97,7 +97,7 @@ class _World:
             return
         lines = {rank: f"waits for {words}" for rank, (_, words) in self.waiting.items()}
         lines |= dict.fromkeys(self.ended, "has ended")
-        self.stuck = "no rank can go on:\n    " + "\n    ".join(f"rank {r} {lines[r]}" for r in sorted(lines))
+        self.stuck = "all ranks are blocked:\n    " + "\n    ".join(f"rank {r} {lines[r]}" for r in sorted(lines))
         for condition in self.awake:
             condition.notify_all()
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.errors import GaveUp, InputError
 from ..torchkit.process_groups import store_of
-from .transport import NativeCollective, PendingMessage, Transport
+from .transport import NativeCollective, PendingMessage, StagedReceive, Transport
 
 _TAGGED = ("gloo", "shm", "mpi4py")
 """Backends whose messages have tags."""
@@ -41,18 +41,6 @@ class _Work:
                 self._work.wait(self._transport.timeout)
         except RuntimeError as e:
             raise self._transport.failure(self._what, e) from e
-
-
-class _StagedReceive:
-    """A receive into host memory, copied to the device at the wait."""
-
-    def __init__(self, inner: PendingMessage, host: Tensor, into: Tensor) -> None:
-        self._inner, self._host, self._into = inner, host, into
-
-    def wait(self) -> None:
-        """Block until it is received, then copy."""
-        self._inner.wait()
-        self._into.copy_(self._host)
 
 
 class _NcclBatch:
@@ -113,7 +101,7 @@ class TorchTransport(Transport):
         plain = _bytes(torch.empty_like(tensor, device="cpu") if tensor.is_cuda else tensor)
         work = dist.irecv(plain, group=self._host, group_src=src, tag=tag)
         pending = self._pending(work, plain, f"rank {self._rank} could not receive from rank {src}")
-        return _StagedReceive(pending, plain.view(tensor.dtype), tensor) if tensor.is_cuda else pending
+        return StagedReceive(pending, plain.view(tensor.dtype), tensor) if tensor.is_cuda else pending
 
     def exchange(
         self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], tag: int
@@ -149,7 +137,7 @@ class TorchTransport(Transport):
         notes = self._notes()
         absent = [r for r, note in enumerate(notes) if not note]
         lines = [f"rank {r}: {note}" for r, note in enumerate(notes) if note and r != self._rank]
-        lines += [f"rank {r} has not come" for r in absent]
+        lines += [f"rank {r} has not called it" for r in absent]
         return GaveUp(
             what + "".join(f"\n    {line}" for line in lines),
             where=str(self.current_call or ""),
@@ -195,7 +183,7 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-# -- the collectives of torch.distributed's backends ----------------------------------------------------------------
+# -- the collectives of torch.distributed's backends ------------------------------------------------------------------
 
 # newer torch releases renamed these two
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -19,6 +19,18 @@ class PendingMessage(Protocol):
         """Return when the tensor may be used again; raise GaveUp if the peer failed."""
 
 
+class StagedReceive:
+    """A receive into host memory, copied to the device at the wait."""
+
+    def __init__(self, pending: PendingMessage, host: Tensor, tensor: Tensor) -> None:
+        self._pending, self._host, self._tensor = pending, host, tensor
+
+    def wait(self) -> None:
+        """Block until it is received, then copy."""
+        self._pending.wait()
+        self._tensor.copy_(self._host)
+
+
 class NativeCollective(Protocol):
     """A collective that the transport implements itself instead of running a schedule."""
 

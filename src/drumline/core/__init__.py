@@ -1,1 +1,1 @@
-"""What every other package uses: errors, units, files, meshes, timelines and the user's `Job`."""
+"""Foundations of all other packages: errors, units, files, meshes, timelines and the user's `Job`."""

@@ -1,15 +1,15 @@
 """The error tree. Each branch carries the exit code that the command line ends with.
 
 DrumlineError              1
-├── InputError             2   something given by the user is wrong
-│   ├── PlanError              a plan that cannot be, or that nothing here can run
-│   ├── ClusterError           a cluster file
-│   ├── JobError               a job file, or what its functions did
+├── InputError             2   invalid input of the user
+│   ├── PlanError              an invalid or unsupported plan
+│   ├── ClusterError           an invalid cluster file
+│   ├── JobError               a job file that fails to load, or a failing function of it
 │   └── TraceError             a model that cannot be traced
-├── DoesNotFit             3   no plan fits the memory
-├── VerificationError      4   the plan does not compute what the reference computes
-├── GaveUp                 5   a rank failed
-└── CorruptFile            6   a file that was written by a program, and is damaged
+├── DoesNotFit             3   no plan fits into memory
+├── VerificationError      4   the result differs from the reference
+├── GaveUp                 5   a rank failed and the run could not continue
+└── CorruptFile            6   a damaged file that a program wrote
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 
 class DrumlineError(Exception):
-    """What happened, where, the rule with its numbers, and the change that helps."""
+    """What happened, where, the violated rule with its numbers, and a fix."""
 
     exit_code = 1
 
@@ -43,17 +43,17 @@ def _rebuild(cls: type[DrumlineError], what: str, where: str, rule: str, fix: st
 
 
 class InputError(DrumlineError):
-    """Something given by the user is wrong."""
+    """Invalid input of the user."""
 
     exit_code = 2
 
 
 class PlanError(InputError):
-    """A plan that cannot be, or that nothing here can run."""
+    """An invalid or unsupported plan."""
 
 
 class ClusterError(InputError):
-    """A cluster file says something impossible."""
+    """An invalid cluster file."""
 
 
 class JobError(InputError):
@@ -65,19 +65,19 @@ class TraceError(InputError):
 
 
 class DoesNotFit(DrumlineError):
-    """No plan fits the memory of the devices."""
+    """No plan fits into the memory of the devices."""
 
     exit_code = 3
 
 
 class VerificationError(DrumlineError):
-    """The plan does not compute what the reference computes."""
+    """The result of the plan differs from the reference."""
 
     exit_code = 4
 
 
 class GaveUp(DrumlineError):
-    """A rank failed and the run could not go on."""
+    """A rank failed and the run could not continue."""
 
     exit_code = 5
 
@@ -89,6 +89,6 @@ class CorruptFile(DrumlineError):
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """` Did you mean 'x'?` for the known word nearest to `word`, or nothing."""
+    """`Did you mean 'x'?` for the known word nearest to `word`, or an empty text."""
     close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else ""

@@ -1,6 +1,6 @@
-"""Files from people (TOML) and from programs (JSON), read into frozen dataclasses.
+"""Files of users (TOML) and of programs (JSON), read into frozen dataclasses.
 
-Unknown keys are refused with the nearest known one; every complaint names the file and the key.
+Unknown keys are refused with the nearest known one; errors name the file and the key.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .errors import CorruptFile, InputError, nearest
 
 T = TypeVar("T")
 LARGEST_FILE = 64 * 2**20
-"""No description is longer than this; what is, is not read."""
-WIDE = 100
+"""Bytes; larger files are refused."""
+MAX_LINE = 100
 """Characters of a line of numbers, at most."""
 _NUMBERS = re.compile(r"\[\n((?:\s*[-+.\w]+,\n)+)\s*\]")
-"""An array of numbers as the writer of TOML leaves it, one on each line; strings have quotes."""
+"""An array of numbers as tomli-w writes it, one per line; strings have quotes."""
 
 
 def read_text(path: str | Path, error: type[InputError] = InputError) -> str:
-    """The text of a file that a person gave, or an error that says why it cannot be had."""
+    """The text of a user's file, or an error with the reason why it cannot be read."""
     path = Path(path)
     try:
         if path.stat().st_size > LARGEST_FILE:
@@ -47,7 +47,7 @@ def read_text(path: str | Path, error: type[InputError] = InputError) -> str:
 
 
 def read_toml(path: str | Path, error: type[InputError] = InputError) -> dict[str, Any]:
-    """The table in a TOML file that a person wrote."""
+    """The table of a user's TOML file."""
     try:
         return tomllib.loads(read_text(path, error))
     except tomllib.TOMLDecodeError as e:
@@ -57,7 +57,7 @@ def read_toml(path: str | Path, error: type[InputError] = InputError) -> dict[st
 
 
 def read_json(path: str | Path) -> Any:
-    """The document in a JSON file that a program wrote."""
+    """The document of a program's JSON file."""
     text = read_text(path)
     try:
         return json.loads(text)
@@ -66,7 +66,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write the whole file or nothing: to a temporary name in the same folder, then one rename."""
+    """Write the whole file or nothing: to a temporary file in the same folder, then rename."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,17 +98,17 @@ def write_toml(path: str | Path, value: Any, comment: str = "") -> None:
 
 
 def _in_lines(numbers: re.Match[str]) -> str:
-    """An array of numbers in as few lines as it takes: a person reads a table row by row."""
+    """An array of numbers in few lines, which is readable row by row."""
     items = numbers[1].split()
     line = f"[{' '.join(items).removesuffix(',')}]"
-    if len(line) <= WIDE:
+    if len(line) <= MAX_LINE:
         return line
-    body = textwrap.fill(" ".join(items), WIDE, initial_indent="    ", subsequent_indent="    ")
+    body = textwrap.fill(" ".join(items), MAX_LINE, initial_indent="    ", subsequent_indent="    ")
     return f"[\n{body}\n]"
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses become tables without their default values, tuples become lists, infinities are refused."""
+    """Convert dataclasses to tables without default values and tuples to lists; refuse infinities."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         table = {}
         for f in dataclasses.fields(value):
@@ -142,7 +142,7 @@ def from_plain(cls: type[T], data: Any, where: str, error: type[InputError | Cor
         return TypeAdapter(cls).validate_python(rename_old_keys(cls, data))
     except ValidationError as e:
         problems = e.errors(include_url=False)
-        # a misspelt key is also a missing one: the first says more
+        # a misspelt key is also a missing one, but the former says more
         problem = next((p for p in problems if p["type"] == "unexpected_keyword_argument"), problems[0])
         path = [str(part) for part in problem["loc"]]
         key = ".".join(path)
@@ -200,7 +200,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _known(cls: Any, path: list[str]) -> list[str]:
-    """The field names of the dataclass that stands at `path` below `cls`."""
+    """The field names of the dataclass at `path` below `cls`."""
     for part in path:
         if isinstance(cls, type) and dataclasses.is_dataclass(cls):
             cls = _hints(cls).get(part, cls)

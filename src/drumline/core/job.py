@@ -1,6 +1,7 @@
-"""The `Job`: what the user brings. The result of training depends on the job, never (beyond rounding) on the plan.
+"""The `Job`: the user's model, loss, optimizer and data. The result of training depends on the job, not on the plan
+(beyond rounding).
 
-Its file form is `path.py:name`, with a digest of the file behind `@`. This file imports no torch: the user's does.
+Its file form is `path.py:name`, with a digest of the file after `@`. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Job:
     """A model, its loss, its optimizer and its data."""
 
     model: Callable[[], nn.Module]
-    """Makes the model. Called after the seed was set; called again wherever a fresh one is needed."""
+    """Makes the model. Called after the seed was set, and whenever a fresh model is needed."""
     loss: Callable[..., Any]
-    """(output, target) -> the mean over the samples given, or (sum, weight)."""
+    """(output, target) -> the mean over the given samples, or (sum, weight)."""
     optimizer: Callable[[Any], torch.optim.Optimizer]
     """(parameters) -> the optimizer."""
     data: Callable[[], Any]
@@ -44,21 +45,21 @@ class Job:
     clip: float | None = None
     """Largest global norm of the gradients."""
     seed: int = 0
-    """Of the weights, the order of the data and dropout."""
+    """Seed of the weights, the data order and dropout."""
     steps: int = 100
-    """How many optimizer steps `train` runs unless told otherwise."""
+    """Default number of optimizer steps of `train`."""
     collate: Callable[[list[Any]], Any] | None = None
-    """Samples -> (input, target); torch's default_collate when not given."""
+    """Samples -> (input, target); torch's default_collate by default."""
     evaluate: Callable[[Any, Any], Mapping[str, Any]] | None = None
-    """(output, target) -> metrics by name, each a mean over the samples given, or (sum, weight)."""
+    """(output, target) -> metrics by name, each a mean over the given samples, or (sum, weight)."""
     validation: Callable[[], Any] | None = None
-    """Makes the dataset that `engine.evaluate()` runs over; the training data when not given."""
+    """Makes the dataset of `engine.evaluate()`; the training data by default."""
     sample_weight: Callable[[Any, Any], Any] | None = None
-    """(input, target) -> the weight of what the mean was taken over, when that is not the number of samples."""
+    """(input, target) -> the weight of the mean, if that is not the number of samples."""
     workers: int = 0
-    """Processes of each rank that load its next batches; 0 loads them between the steps. The batches are the same."""
+    """Processes per rank that load the next batches; 0 loads them between the steps. The batches are the same."""
     source: str = ""
-    """Where it was loaded from: `path.py:name`."""
+    """Source: `path.py:name`."""
     digest: str = ""
     """SHA-256 of that file."""
 
@@ -102,17 +103,17 @@ class Job:
 
     @classmethod
     def load(cls, reference: str) -> Job:
-        """Run the file of `path.py`, `path.py:name` or `path.py:name@digest` and take the job that it makes."""
-        found = _REFERENCE.match(reference)
-        if not found:
+        """Run the file of `path.py`, `path.py:name` or `path.py:name@digest` and return its job."""
+        match = _REFERENCE.match(reference)
+        if not match:
             raise JobError(f"{reference!r} names no job", rule="a job is path.py, path.py:name or path.py:name@digest")
-        path, name = Path(found["path"]), found["name"] or "job"
+        path, name = Path(match["path"]), match["name"] or "job"
         text = files.read_text(path, JobError)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if found["digest"] and not digest.startswith(found["digest"]):
+        if match["digest"] and not digest.startswith(match["digest"]):
             raise JobError(
                 f"{path} has changed",
-                rule=f"its digest is {digest[:16]}, not {found['digest'][:16]}",
+                rule=f"its digest is {digest[:16]}, not {match['digest'][:16]}",
                 fix="run it with the file as it was, or without the digest",
             )
         module = _run_file(path, text, digest)
@@ -132,7 +133,7 @@ class Job:
 
 
 def call_user_code(function: Callable[..., Any], where: str, *arguments: Any) -> Any:
-    """Call a function of the user's; what it raises becomes a JobError that names the line, without a traceback."""
+    """Call a function of the user; exceptions become a JobError that names the line, without a traceback."""
     try:
         return function(*arguments)
     except JobError:
@@ -142,12 +143,12 @@ def call_user_code(function: Callable[..., Any], where: str, *arguments: Any) ->
 
 
 def _run_file(path: Path, text: str, digest: str) -> Any:
-    """Run the text under a name of its own, with its folder on the path, as `python path.py` would.
+    """Run the text as a module of its own, with its folder on the path, as `python path.py` would.
 
-    Not Python's own import: its cache knows files by size and second, and may run another text than the digest's.
+    Python's import is not used: its cache identifies files by size and second, and could run another text.
     """
-    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
-    name = f"drumline_job_{path.stem}_{place[:8]}_{digest[:8]}"
+    location = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
+    name = f"drumline_job_{path.stem}_{location[:8]}_{digest[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -178,6 +179,6 @@ def user_line(e: BaseException) -> str:
     frames = traceback.extract_tb(e.__traceback__)
     if isinstance(e, SyntaxError):
         return f"{e.filename}, line {e.lineno}"
-    ours = str(Path(__file__).parent)
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(ours)]
+    package = str(Path(__file__).parents[1])
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(package)]
     return f"{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else ""

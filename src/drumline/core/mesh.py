@@ -14,25 +14,25 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return math.prod(n for _, n in self.axes)
 
     def length(self, axis: str) -> int:
-        """How many ranks lie along one axis; 1 for an axis that is not there."""
+        """Ranks along an axis; 1 if the mesh does not have it."""
         return dict(self.axes).get(axis, 1)
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on each axis."""
-        place = {}
+        """Coordinate of a rank on each axis."""
+        coordinate = {}
         for name, n in reversed(self.axes):
-            rank, place[name] = divmod(rank, n)
-        return {name: place[name] for name, _ in self.axes}
+            rank, coordinate[name] = divmod(rank, n)
+        return {name: coordinate[name] for name, _ in self.axes}
 
-    def rank(self, **place: int) -> int:
-        """The rank at a place; axes not named are at 0."""
+    def rank(self, **coordinate: int) -> int:
+        """The rank at a coordinate; axes not named are at 0."""
         index = 0
         for name, n in self.axes:
-            index = index * n + place.get(name, 0)
+            index = index * n + coordinate.get(name, 0)
         return index
 
     def groups(self, axis: str) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""What happened, or will happen, when: spans on lanes of ranks. Predicted and measured share this one form."""
+"""Timelines: spans on lanes of ranks, in one form for predicted and measured steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STRICT = {"extra": "forbid"}  # pydantic's ConfigDict, which would cost its imp
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One thing that one lane of one rank did between two moments, in seconds from the start of the step."""
+    """An activity on one lane of one rank, in seconds from the start of the step."""
 
     __pydantic_config__ = _STRICT
 

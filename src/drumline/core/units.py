@@ -1,4 +1,4 @@
-"""Bytes, operations, seconds and rates: read from what people write, printed as people read."""
+"""Bytes, operations, seconds and rates: parsed from text and formatted for reading."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def parse_bandwidth(text: str | float) -> float:
 def parse_flops(text: str | float) -> float:
     """`989TFLOP/s`, `15.7 TF`, or a plain number of operations per second."""
     number, unit = _split(text, "a rate such as 989TFLOP/s")
-    found = re.fullmatch(r"([kKMGTPE]?)(?:F|FLOPs?|FLOPS|flops?)?(?:/s)?", unit)
-    if not found:
+    match = re.fullmatch(r"([kKMGTPE]?)(?:F|FLOPs?|FLOPS|flops?)?(?:/s)?", unit)
+    if not match:
         raise ValueError(f"{text!r} is not a rate of operations such as 989TFLOP/s")
-    return number * _SI[found[1]]
+    return number * _SI[match[1]]
 
 
 def parse_seconds(text: str | float) -> float:
@@ -43,7 +43,7 @@ def parse_seconds(text: str | float) -> float:
 
 
 def parse_count(text: str | float) -> float:
-    """`13T`, `300B`, `1.5M` or a plain number: how many there are of something."""
+    """`13T`, `300B`, `1.5M` or a plain number: a count."""
     number, unit = _split(text, "a number such as 13T, 300B or 1.5e12")
     scale = {**_SI, "B": 1e9}.get(unit)
     if scale is None:
@@ -98,22 +98,22 @@ def _split(text: str | float, kind: str) -> tuple[float, str]:
         if not math.isfinite(text):
             raise ValueError(f"{text} is not {kind}")
         return float(text), ""
-    found = _NUMBER.match(text)
+    match = _NUMBER.match(text)
     try:
-        number = float(found[1]) if found else math.nan
+        number = float(match[1]) if match else math.nan
     except ValueError:
         number = math.nan
-    if not found or not math.isfinite(number):
+    if not match or not math.isfinite(number):
         raise ValueError(f"{text!r} is not {kind}")
-    return number, found[2]
+    return number, match[2]
 
 
 def _byte_unit(unit: str, text: str | float) -> float:
-    found = re.fullmatch(r"((?:[KMGTP]i)|[kKMGTPE]?)(B|bytes?|b|bit|bits)?", unit)
-    if not found:
+    match = re.fullmatch(r"((?:[KMGTP]i)|[kKMGTPE]?)(B|bytes?|b|bit|bits)?", unit)
+    if not match:
         raise ValueError(f"{text!r} has no known unit: write B or b (bits) with k, M, G, T or Ki, Mi, Gi, Ti")
-    scale = _SI.get(found[1]) or _BINARY[found[1]]
-    return scale / 8 if found[2] in ("b", "bit", "bits") else scale
+    scale = _SI.get(match[1]) or _BINARY[match[1]]
+    return scale / 8 if match[2] in ("b", "bit", "bits") else scale
 
 
 def _digits(x: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..clusters import DeviceSpec
 from ..core.errors import ClusterError, PlanError
 from ..models.profile import COMPUTE_KINDS, MATMUL_RATE_SHARE, SIMILAR_KINDS, Layer, Profile, ProfiledOp
-from ..models.selective import RECOMPUTED, recompute_verdicts
+from ..models.recompute_choice import RECOMPUTED, recompute_verdicts
 from ..theory.roofline import BYTES_PER_VALUE, MEMORY_EFFICIENCY
 from .shape_interpolation import ROW_SUMS, ShapeInterpolation, kernel_work
 from .tuning import (

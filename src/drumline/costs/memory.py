@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..models.profile import Affine, Layer, Profile
-from ..models.selective import kept_bytes
+from ..models.recompute_choice import kept_bytes
 from ..plans import Plan
 from ..plans.engine_constants import REDUCE_BUCKETS_IN_FLIGHT
 from ..theory.roofline import BYTES_PER_VALUE

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..core.errors import PlanError
+from ..models.op_shapes import AttentionShape, ConvolutionShape, EmbeddingShape, MatmulShape, dims, shape_of
 from ..models.profile import Affine, Layer, Profile, ProfiledOp
-from ..models.shapes import AttentionShape, ConvolutionShape, EmbeddingShape, MatmulShape, dims, shape_of
 from ..plans import Plan
 from .rank_model import (
     LayerActivationMemory,

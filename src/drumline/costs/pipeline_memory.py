@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.errors import InputError
+from ..models.op_shapes import ConvolutionShape, MatmulShape, shape_of
 from ..models.profile import Layer, Profile
-from ..models.shapes import ConvolutionShape, MatmulShape, shape_of
 from ..plans import Plan
 from ..schedules import Pipeline
 from ..theory.roofline import BYTES_PER_VALUE

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.errors import PlanError
+from ..models.op_shapes import EmbeddingShape, shape_of
 from ..models.profile import Affine, Layer, Profile, ProfiledOp
-from ..models.shapes import EmbeddingShape, shape_of
 from ..theory.roofline import BYTES_PER_VALUE
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..models.op_shapes import AttentionShape, ConvolutionShape, EmbeddingShape, MatmulShape, OpShape, shape_of
 from ..models.profile import Affine, Layer, ProfiledOp
-from ..models.shapes import AttentionShape, ConvolutionShape, EmbeddingShape, MatmulShape, OpShape, shape_of
 from .rank_model import LayerActivationMemory, LayerMessages, scaled, scaled_op
 from .tensor_roles import COLUMN, HEAD, INSIDE, LOSS, OUTSIDE, ROW, SPLIT, TABLE
 

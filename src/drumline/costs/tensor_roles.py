@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..core.errors import PlanError
+from ..models.op_shapes import AttentionShape, ConvolutionShape, EmbeddingShape, MatmulShape, NormShape, shape_of
 from ..models.profile import Layer, Profile
-from ..models.shapes import AttentionShape, ConvolutionShape, EmbeddingShape, MatmulShape, NormShape, shape_of
 from ..plans.engine_constants import LEAST_TABLE_ROWS, UNPAIRED_MATMUL_SHARE
 
 COLUMN, ROW, INSIDE, OUTSIDE, HEAD, LOSS, TABLE, ALONE = (

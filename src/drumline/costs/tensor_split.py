@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..core.errors import PlanError
+from ..models.op_shapes import ConvolutionShape, EmbeddingShape, MatmulShape, NormShape, shape_of
 from ..models.profile import Affine, Layer, Profile, ProfiledOp
-from ..models.shapes import ConvolutionShape, EmbeddingShape, MatmulShape, NormShape, shape_of
 from .rank_model import (
     LayerActivationMemory,
     LayerMessage,

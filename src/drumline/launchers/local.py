@@ -65,15 +65,15 @@ def run_ranks(
         processes: list[Any] = []
         try:
             for rank in range(ranks):
-                here, there = context.Pipe(duplex=False)
-                pipes.append(here)
+                receiver, sender = context.Pipe(duplex=False)
+                pipes.append(receiver)
                 process = context.Process(
-                    target=_rank_main, args=(there, payload, rank, ranks, threads, store), daemon=True
+                    target=_rank_main, args=(sender, payload, rank, ranks, threads, store), daemon=True
                 )
                 with contextlib.nullcontext() if b"__main__" in payload else _without_main():
                     process.start()
                 processes.append(process)
-                there.close()
+                sender.close()
             return _collect(pipes, processes, on_event)
         finally:
             _terminate(processes)
@@ -161,7 +161,7 @@ def _root_cause(ended: dict[int, Exception]) -> Exception:
 
 def _is_follow_up(e: GaveUp) -> bool:
     """Whether an error is a consequence of another rank's failure."""
-    words = (
+    symptoms = (
         "Connection reset",
         "Connection closed",
         "Broken pipe",
@@ -171,7 +171,7 @@ def _is_follow_up(e: GaveUp) -> bool:
         "which has died",
         "which has left",
     )
-    return any(w in e.what for w in words)
+    return any(symptom in e.what for symptom in symptoms)
 
 
 def _failure(rank: int, value: tuple[Any, str, str]) -> Exception:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
 from ..core.units import format_bytes
-from .inputs import Notify, Progress, ignore_progress, log_note
+from .callbacks import Notify, Progress, ignore_progress, log_note
 from .measure import this_machine
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ..core.errors import InputError
 
 if TYPE_CHECKING:
     from ..runtime.training.checkpoint_policy import CheckpointPolicy
-    from .inputs import Notify
+    from .callbacks import Notify
 
 FOLDER = "checkpoints"
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import DrumlineError, InputError
-from .inputs import Notify, Progress, ignore_progress, load_cluster, log_note
+from .callbacks import Notify, Progress, ignore_progress, log_note
+from .inputs import load_cluster
 from .measure import cached_cluster, local_devices
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError, PlanError, TraceError
+from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import load_machines, without_corrections
-from .inputs import Notify, Progress, ignore_progress, load_plan, log_note, profile_in_precision
+from .inputs import load_plan, profile_in_precision
 
 if TYPE_CHECKING:
     from ..clusters import Cluster

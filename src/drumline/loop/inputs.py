@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from ..core.errors import InputError, nearest
 from ..core.job import Job, call_user_code
+from .callbacks import Notify, Progress, ignore_progress, log_note
 from .main_guard import refuse_while_loading
+from .measure import this_machine
 
 if TYPE_CHECKING:
     from ..clusters import Cluster
@@ -26,21 +27,7 @@ if TYPE_CHECKING:
     ClusterInput = Cluster | str | Path | None
     """A cluster, a TOML file, a catalogue name, or None for this machine."""
 
-Notify = Callable[[str], None]
-"""Receives a sentence for the user."""
-Progress = Callable[[str, int, int], None]
-"""Receives (what runs now, parts done, parts in total)."""
-
 JOB_RULE = "a job is path.py or path.py:name"
-
-
-def log_note(text: str) -> None:
-    """Log a sentence for the user: the default where no callback is given."""
-    logging.getLogger("drumline").warning(text)
-
-
-def ignore_progress(what: str, done: int, total: int) -> None:
-    """The default where no progress is shown."""
 
 
 def is_job_path(target: object) -> bool:
@@ -151,8 +138,6 @@ def load_cluster(
     """
     from ..clusters import Cluster, load
     from ..core.units import parse_bytes
-    from ..costs.what_if import with_changes
-    from .measure import this_machine
 
     if devices is not None and devices < 1:
         raise InputError(f"devices={devices}", rule="at least one device")
@@ -160,7 +145,10 @@ def load_cluster(
         fleet = this_machine(devices, notify=notify, progress=progress)
     else:
         fleet = cluster if isinstance(cluster, Cluster) else load(str(cluster))
-    fleet = with_changes(fleet, changes)
+    if changes:
+        from ..costs.what_if import with_changes
+
+        fleet = with_changes(fleet, changes)
     if memory is not None:
         try:
             fleet = fleet.with_memory(parse_bytes(memory) if isinstance(memory, str) else memory)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
-from .inputs import Notify, Progress, ignore_progress, log_note
+from .callbacks import Notify, Progress, ignore_progress, log_note
 from .main_guard import refuse_while_loading
 
 if TYPE_CHECKING:

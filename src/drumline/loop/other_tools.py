@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.errors import DoesNotFit, InputError, PlanError, nearest
+from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import Machines, load_machines
 from .emit_setting import emit_settings
-from .inputs import Notify, Progress, describe, ignore_progress, load_plan, load_profile, log_note
+from .inputs import describe, load_plan, load_profile
+from .plan import check_plan_options
 
 if TYPE_CHECKING:
     from ..clusters import Cluster
@@ -48,6 +50,7 @@ class ConversionRequest:
         """Refuse bad values before anything is traced or measured."""
         from ..interop.tools import TOOLS
 
+        check_plan_options(batch=self.batch, precision=self.precision, objective=self.objective)
         if self.tool is not None and self.tool not in TOOLS:
             raise InputError(f"--emit {self.tool}", rule=f"one of {', '.join(TOOLS)}", fix=nearest(self.tool, TOOLS))
         if self.source is not None and self.given is not None:

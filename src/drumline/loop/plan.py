@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.errors import InputError, PlanError
+from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import Machines, load_machines
 from .finalists import FinalistDryRuns
-from .inputs import Notify, Progress, ignore_progress, load_plan, load_profile, log_note, profile_in_precision
+from .inputs import load_plan, load_profile, profile_in_precision
+from .main_guard import refuse_while_loading
 
 if TYPE_CHECKING:
     from ..clusters import Cluster
@@ -121,7 +123,7 @@ def ask(
     progress: Progress = ignore_progress,
 ) -> PlanQuestion:
     """Check the arguments, trace the model and load the machines: everything before the search."""
-    check_plan_options(batch=batch, precision=precision, objective=objective)
+    refuse_while_loading()
     own = load_plan(given) if given is not None else None
 
     def load() -> Machines:
@@ -135,8 +137,9 @@ def ask(
             progress=progress,
         )
 
-    # this machine may have to be measured, which takes a minute: then a bad job should fail first
+    # this machine may have to be measured, which takes a minute: bad options and a bad job should fail before that
     machines = load() if cluster is not None else None
+    check_plan_options(batch=batch, precision=precision, objective=objective)
     wanted = _precision(own, precision, machines.cluster) if machines else ""
     profile = load_profile(job, precision=wanted, device=machines.cluster.device.kind if machines else "cpu")
     own_batch = profile.batch_size

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import InputError, nearest
+from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import without_corrections
-from .inputs import Notify, Progress, ignore_progress, load_cluster, load_plan, load_profile, log_note
+from .inputs import load_cluster, load_plan, load_profile
 
 if TYPE_CHECKING:
     from ..clusters import Cluster

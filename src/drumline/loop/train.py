@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
+from .callbacks import Progress, ignore_progress, log_note
 from .checkpoints import CheckpointOptions, continues, stop_on_signal
 from .corrections import keep_run
 from .forecast import AUTO, Forecast, forecast
-from .inputs import JOB_RULE, Progress, describe, ignore_progress, load_job, log_note
+from .inputs import JOB_RULE, describe, load_job
 from .main_guard import RankJob, rank_job
 from .rank_tasks import run_job_ranks, train_rank
 from .training import RankReports, make_run, prepare_folder, write_last_step

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import InputError
+from .callbacks import Notify, Progress, ignore_progress, log_note
 from .forecast import AUTO, check_ranks, forecast
-from .inputs import Notify, Progress, ignore_progress, load_job, load_plan, log_note
+from .inputs import load_job, load_plan
 from .main_guard import rank_job
 from .rank_tasks import run_job_ranks, verify_rank
 

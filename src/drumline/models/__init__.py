@@ -1,6 +1,6 @@
-"""What the model costs: its layers and operators, traced or by formula."""
+"""Cost of the model: its layers and operators, traced or by formula."""
 
 from . import zoo
-from .profile import KINDS, Affine, Layer, ProfiledOp, Profile
+from .profile import KINDS, Affine, Layer, Profile, ProfiledOp
 
-__all__ = ["KINDS", "Affine", "Layer", "ProfiledOp", "Profile", "zoo"]
+__all__ = ["KINDS", "Affine", "Layer", "Profile", "ProfiledOp", "zoo"]

@@ -1,7 +1,7 @@
 """The `Profile` value: a model as layers, each with its operators, parameters and saved activations.
 
-Every amount that depends on the batch is *affine* in the number n of samples that one rank runs at once:
-a fixed part (reading a weight, adding a gradient) and a part per sample (the activations).
+Amounts that depend on the batch are *affine* in the number n of samples that one rank runs at once: a fixed part
+(reading a weight, adding a gradient) and a part per sample (the activations).
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from ..core.errors import CorruptFile
 from ..core.units import format_bytes, format_count
 
 KINDS = {
-    "matmul": "products of matrices (size in operations)",
+    "matmul": "matmuls (size in operations)",
     "attention": "fused attention, forward (operations)",
     "attention_backward": "fused attention, backward (operations)",
     "conv": "convolution, forward (operations)",
     "conv_backward": "convolution, backward (operations)",
     "recurrent": "fused recurrent layers (operations)",
     "pointwise": "one value in, one value out, cheap: add, multiply, copy, fill (bytes)",
-    "update": "the same, but in place: what an optimizer does (bytes)",
+    "update": "the same, but in place: optimizer updates (bytes)",
     "special": "one value in, one value out, costly: exp, gelu, tanh and their backwards (bytes)",
     "norm": "layer, group and batch normalisation, and their backwards (bytes)",
     "softmax": "softmax and log-softmax, and their backwards (bytes)",
     "reduce": "sums, means and maxima, pooling (bytes)",
     "gather": "embedding, indexing (bytes)",
     "norm_backward": "layer and group normalisation, backward (bytes)",
-    "batch_norm": "batch normalisation over samples and places (bytes)",
+    "batch_norm": "batch normalisation over samples and pixels (bytes)",
     "batch_norm_backward": "the same, backward (bytes)",
     "softmax_backward": "softmax and log-softmax, backward (bytes)",
-    "pool": "pooling over places, forward (bytes)",
+    "pool": "pooling over pixels, forward (bytes)",
     "pool_backward": "the same, backward (bytes)",
-    "gather_backward": "embedding, backward: rows are added up where their indices are equal (bytes)",
+    "gather_backward": "embedding, backward: rows with equal indices are summed (bytes)",
     "transpose": "copies that change the order of dims (bytes)",
     "strided": "copies that change the order of dims but the last (bytes)",
-    "widen": "values become wider ones: bf16 to fp32, or both are added (bytes)",
-    "narrow": "values become narrower ones: fp32 to bf16 (bytes)",
-    "cat": "several tensors are laid one after the other (bytes)",
+    "widen": "casts to a wider type: bf16 to fp32, also when both are added (bytes)",
+    "narrow": "casts to a narrower type: fp32 to bf16 (bytes)",
+    "cat": "concatenation of tensors (bytes)",
     "recurrent_backward": "fused recurrent layers, backward (operations)",
 }
-"""The kinds of operators, each with its own measured curve."""
+"""Kinds of operators, each with its own measured curve."""
 
 COMPUTE_KINDS = frozenset(
     {
@@ -59,7 +59,7 @@ COMPUTE_KINDS = frozenset(
         "recurrent_backward",
     }
 )
-"""Those that are bound by compute; the rest is bound by memory."""
+"""Compute-bound kinds; the rest is memory-bound."""
 
 MATMUL_RATE_SHARE = {
     "attention": 0.5,
@@ -69,7 +69,7 @@ MATMUL_RATE_SHARE = {
     "recurrent": 0.3,
     "recurrent_backward": 0.3,
 }
-"""The share of the matmul rate that other compute kernels reach, where no curve was measured."""
+"""Share of the matmul rate that other compute-bound kernels reach, if no curve was measured."""
 
 SIMILAR_KINDS = {
     "norm_backward": "norm",
@@ -86,7 +86,7 @@ SIMILAR_KINDS = {
     "cat": "pointwise",
     "recurrent_backward": "recurrent",
 }
-"""Whose curve stands in for a kind that has none."""
+"""The kind whose curve is used for a kind without one."""
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -106,6 +106,10 @@ class Affine:
     def __add__(self, other: Affine) -> Affine:
         return Affine(self.fixed + other.fixed, self.per_sample + other.per_sample)
 
+    def times(self, k: int) -> Affine:
+        """The amount k times."""
+        return Affine(self.fixed * k, self.per_sample * k)
+
 
 @dataclass(frozen=True, slots=True)
 class ProfiledOp:
@@ -122,24 +126,24 @@ class ProfiledOp:
     flops: Affine
     """Operations: a multiplication and an addition are two."""
     bytes: Affine
-    """Read and written."""
+    """Bytes read and written."""
     count: int = 1
     output: Affine = Affine()
-    """Bytes of the values that it makes, in the forward: what keeping its result would cost."""
+    """Bytes of its result in the forward: the cost of keeping it."""
     group: int = 0
-    """Operators of a layer with the same number above 0 are kept together or computed again together: they write one
-    value, or draw random numbers one after the other."""
+    """Operators of a layer with the same number above 0 are kept or recomputed together: they write one value, or draw
+    random numbers in sequence."""
     recompute: str = ""
-    """Under recomputation: `always` computed again, since it cannot be kept; `never`, since nothing needs it; or free
-    to be chosen."""
+    """Under recomputation: `always` recomputed, because it cannot be kept; `never`, because nothing needs it; empty:
+    chosen by cost."""
     is_output: bool = False
-    """What it makes is what the layer hands on, which the next one keeps anyway."""
+    """Whether its result is the layer's output, which the next layer keeps anyway."""
     dims: tuple[int, ...] = ()
-    """In the forward, the sizes that ranks can share it by, as shapes.py reads them; empty where there are none."""
+    """In the forward, the sizes by which ranks can split it, in the order of op_shapes.py; empty if there are none."""
     dtype: str = ""
-    """The type that it computes in, where it was traced and is not fp32: `bf16`, `fp16`."""
+    """Compute type, if traced and not fp32: `bf16`, `fp16`."""
     shape: tuple[Affine, ...] = ()
-    """The sizes that its time depends on beside its amounts, as `cost.clouds` reads them; empty if unknown."""
+    """Sizes that its time depends on besides its amounts, as in `ShapeTimes`; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,56 +158,56 @@ class Layer:
         "unit": "shard_unit",
     }
     name: str
-    """Where it stands in the model, such as `blocks.3`; the empty name is what belongs to the model itself."""
+    """Path in the model, such as `blocks.3`; empty for what belongs to the model itself."""
     kind: str
     """Its class."""
     parameters: int
-    """Numbers that are trained (a tied weight counts once, where it is met first)."""
+    """Trained parameters (a tied weight counts once, in the first layer that uses it)."""
     frozen: int = 0
     """Parameters that are not trained."""
     tensors: int = 0
-    """How many trained parameter tensors hold them."""
+    """Number of trained parameter tensors."""
     largest: int = 0
-    """The numbers in its largest parameter."""
+    """Elements of its largest parameter."""
     tied: int = 0
-    """Trained numbers that it reads and an earlier layer counts: a rank that has it without that one holds them too."""
+    """Trained parameters that it uses and an earlier layer counts: a rank without that layer has them too."""
     tp_replicated: int = 0
-    """Of one rank's part under tensor parallelism: the trained numbers that all of these ranks have."""
+    """Of one rank's part under tensor parallelism: the trained parameters replicated on all of these ranks."""
     ops: tuple[ProfiledOp, ...] = ()
     saved: Affine = Affine()
     """Bytes of activations that its forward keeps for its backward."""
     output: Affine = Affine()
-    """Bytes of what it hands to the next layer: what full recomputation keeps of it."""
+    """Bytes of its output, which full recomputation keeps."""
     live_forward: Affine = Affine()
-    """The most bytes of activations and temporaries alive during its forward, of the whole model."""
+    """Peak bytes of activations and temporaries of the whole model during its forward."""
     live_backward: Affine = Affine()
-    """The same during its backward; gradients of parameters are not counted."""
+    """The same during its backward, without gradients of parameters."""
     local_backward: Affine = Affine()
-    """What its backward needs beyond all that was kept: the part of `live_backward` that is its own."""
+    """Memory that its backward needs beyond all kept activations: its own part of `live_backward`."""
     depth_forward: float = 0.0
     """Longest chain of dependent unit operations in its forward."""
     depth_backward: float = 0.0
     batch_norms: int = 0
-    """BatchNorms in it, whose statistics the ranks must agree on."""
+    """Number of BatchNorms, whose statistics ranks synchronise."""
     cast: float = 0.0
-    """Bytes of copies of its parameters that autocast makes, where it was traced under autocast."""
+    """Bytes of autocast's copies of its parameters, if traced under autocast."""
     composite: bool = False
-    """It holds other modules, so recomputing it saves memory."""
+    """It contains other modules, so recomputing it saves memory."""
     shard_unit: bool = False
-    """It is sharded as a group of its own under zero=3; what is not belongs to the group of the whole model."""
+    """It is sharded as its own unit under zero=3; other layers belong to the unit of the whole model."""
     views: int = 0
-    """Operators of its forward that only look at a tensor in another way: they cost its host something."""
+    """View operators of its forward, which cost host time only."""
     python_calls: int = 0
-    """Python functions that its forward enters, where it was traced: they cost its host something, too."""
+    """Python functions that its forward calls, if traced; they cost host time too."""
     repeats: int = 1
-    """How many equal layers stand in a row; their names count up from the last number in `name`."""
+    """Number of equal layers in sequence; their names count up from the last number in `name`."""
 
     def flops(self, phase: str | None = None) -> Affine:
         """Its operations in one phase, or in both; of one of its repeats."""
         return _total(self.ops, phase, lambda op: op.flops)
 
     def bytes(self, phase: str | None = None) -> Affine:
-        """What its operators read and write."""
+        """Bytes that its operators read and write."""
         return _total(self.ops, phase, lambda op: op.bytes)
 
 
@@ -216,39 +220,39 @@ class Profile:
     batch_size: int
     """Samples per optimizer step, over all ranks."""
     layers: tuple[Layer, ...]
-    """In the order in which they run."""
+    """In execution order."""
     optimizer: str = "AdamW"
     state_per_parameter: float = 8.0
-    """Bytes of optimizer state per trained number."""
+    """Bytes of optimizer state per trained parameter."""
     optimizer_bytes: float = 28.0
-    """Bytes that the optimizer reads and writes per trained number."""
+    """Bytes that the optimizer reads and writes per trained parameter."""
     optimizer_ops: float = 14.0
     """Operators that the optimizer launches per parameter tensor."""
     parameter_bytes: int = 4
     """Bytes of one parameter (master copy)."""
     activation_bytes: int = 4
-    """Bytes of one activation as counted here; other precisions are scaled from it."""
+    """Bytes of one activation as counted; other precisions are scaled from it."""
     buffers: float = 0.0
     """Bytes of the model's buffers."""
     input: Affine = Affine()
     """Bytes of one batch of inputs and targets."""
     depth: Affine = Affine()
-    """Longest chain of dependent unit operations in forward and backward of one step; 0 where it was not traced."""
+    """Longest chain of dependent unit operations in forward and backward of one step; 0 if not traced."""
     origin: str = "formula"
     """`traced` or `formula`."""
     precision: str = ""
-    """The plan's precision that it was traced in, with every cast; empty: others are scaled from what is counted."""
+    """Precision of the plan that it was traced in, with all casts; empty: other precisions are scaled."""
     notes: tuple[str, ...] = ()
-    """What the tracer could not see, or had to assume."""
+    """Limitations and assumptions of the trace."""
 
     @property
     def parameters(self) -> int:
-        """Trained and frozen numbers."""
+        """Trained and frozen parameters."""
         return sum((x.parameters + x.frozen) * x.repeats for x in self.layers)
 
     @property
     def trained(self) -> int:
-        """Trained numbers."""
+        """Trained parameters."""
         return sum(x.parameters * x.repeats for x in self.layers)
 
     @property
@@ -258,10 +262,10 @@ class Profile:
 
     def flops(self, phase: str | None = None) -> Affine:
         """The model's work: all operations of a phase, or of forward and backward."""
-        return functools.reduce(Affine.__add__, (_times(x.flops(phase), x.repeats) for x in self.layers), Affine())
+        return functools.reduce(Affine.__add__, (x.flops(phase).times(x.repeats) for x in self.layers), Affine())
 
     def each(self) -> Iterator[Layer]:
-        """Every layer in the order in which they run, repeats one by one."""
+        """All layers in execution order, repeats one by one."""
         for x in self.layers:
             for _ in range(x.repeats):
                 yield x
@@ -287,7 +291,3 @@ class Profile:
 def _total(ops: tuple[ProfiledOp, ...], phase: str | None, of: Callable[[ProfiledOp], Affine]) -> Affine:
     chosen = [op for op in ops if phase in (None, op.phase)]
     return Affine(sum(of(op).fixed * op.count for op in chosen), sum(of(op).per_sample * op.count for op in chosen))
-
-
-def _times(a: Affine, k: int) -> Affine:
-    return Affine(a.fixed * k, a.per_sample * k)

@@ -121,7 +121,7 @@ def _is_type(x: object) -> bool:
 
 
 def _items(message: Any, pair: type | tuple[type, ...]) -> tuple[Any, Any, Any, Any]:
-    """(buffer, count, displacement, datatype) of any message; None if not given. A `pair` has count and displacement."""
+    """(buffer, count, displacement, datatype) of a message; None if not given. A `pair` has count and displacement."""
     if not isinstance(message, list | tuple):
         return message, None, None, None
     if not 2 <= len(message) <= 4:
@@ -272,7 +272,7 @@ def _each(values: Any, blocks: int) -> list[int]:
     return numbers
 
 
-# -- as tensors, for collectives ------------------------------------------------------------------------------------
+# -- as tensors, for collectives --------------------------------------------------------------------------------------
 
 
 def _typed(memory: memoryview, dtype: torch.dtype) -> torch.Tensor:

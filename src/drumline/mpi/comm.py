@@ -19,8 +19,7 @@ from . import world
 from .collectives import ObjectCollectives
 from .exception import MPIError
 from .group import GROUP_EMPTY, Group, GroupMembers
-from .handles import Attributes
-from .info import INFO_NULL, Info
+from .info import INFO_NULL, Described, Info
 from .request import PendingOperation, Request
 from .state import CommState, context_number
 
@@ -29,10 +28,11 @@ T = TypeVar("T")
 _from_group: dict[object, int] = {}
 
 
-class Comm(ObjectCollectives, Attributes, family=True):
+class Comm(ObjectCollectives, Described, family=True):
     """A communicator; here all are intra-communicators."""
 
     __slots__ = ()
+    _null_name = "MPI_COMM_NULL"
 
     @classmethod
     def _world_of(cls, matcher: MessageMatcher) -> Self:
@@ -87,17 +87,7 @@ class Comm(ObjectCollectives, Attributes, family=True):
     topology = property(Get_topology, doc="UNDEFINED: topologies are not supported.")
     is_topo = property(lambda self: False, doc="Whether it has a topology.")
 
-    def Get_name(self) -> str:
-        """Its name."""
-        return self._h.name if self._h is not None else "MPI_COMM_NULL"
-
-    def Set_name(self, name: str) -> None:
-        """Set its name."""
-        self._state.name = name
-
-    name = property(Get_name, Set_name, doc="Its name.")
-
-    # -- construction --------------------------------------------------------------------------------------------------
+    # -- construction -------------------------------------------------------------------------------------------------
 
     def _child(self, members: Sequence[int], *kind: object) -> Self:
         state = self._state.child("", members, *kind)
@@ -178,17 +168,7 @@ class Comm(ObjectCollectives, Attributes, family=True):
 
     Disconnect = Free
 
-    # -- hints, buffers, end --------------------------------------------------------------------------------------------
-
-    def Set_info(self, info: Info) -> None:
-        """Set hints; none has an effect."""
-        self._state.info = dict(info.items())
-
-    def Get_info(self) -> Info:
-        """The hints that were set."""
-        return Info.Create(self._state.info)
-
-    info = property(Get_info, Set_info, doc="The hints.")
+    # -- hints, buffers, end ------------------------------------------------------------------------------------------
 
     def Attach_buffer(self, buf: Any) -> None:
         """Attach a buffer; buffered sends allocate their own."""

@@ -57,7 +57,7 @@ class Datatype(Attributes, family=True):
     def _new(self, layout: TypeLayout, combiner: str, **params: Any) -> Self:
         return type(self)._of(TypeState(layout, combiner, type(self)(self), params))
 
-    # -- sizes -----------------------------------------------------------------------------------------------------
+    # -- sizes --------------------------------------------------------------------------------------------------------
 
     def Get_size(self) -> int:
         """Bytes of data in one element."""
@@ -79,7 +79,7 @@ class Datatype(Attributes, family=True):
     true_ub = property(lambda self: self._layout.true_ub, doc="The true upper bound.")
     true_extent = property(lambda self: self.Get_true_extent()[1], doc="The true extent.")
 
-    # -- constructors ---------------------------------------------------------------------------------------------
+    # -- constructors -------------------------------------------------------------------------------------------------
 
     def Dup(self) -> Self:
         """A copy."""
@@ -204,7 +204,7 @@ class Datatype(Attributes, family=True):
         self._delete_attributes()
         self._h = None
 
-    # -- decoding ------------------------------------------------------------------------------------------------
+    # -- decoding -----------------------------------------------------------------------------------------------------
 
     def Get_envelope(self) -> tuple[int, int, int, int, int]:
         """Numbers of integers, addresses, counts and types of the constructor, and its combiner."""
@@ -253,7 +253,7 @@ class Datatype(Attributes, family=True):
         old, combiner, params = self.decode()
         return (_rebuild, (type(self), old, combiner, params))
 
-    # -- names and codes -------------------------------------------------------------------------------------------
+    # -- names and codes ----------------------------------------------------------------------------------------------
 
     def Get_name(self) -> str:
         """Its name."""
@@ -294,7 +294,7 @@ class Datatype(Attributes, family=True):
             return f"V{self._layout.extent}"
         return f"{scalar.numpy.kind}{scalar.numpy.itemsize}"
 
-    # -- packing ---------------------------------------------------------------------------------------------------
+    # -- packing ------------------------------------------------------------------------------------------------------
 
     def Pack_size(self, count: int, comm: Comm) -> int:
         """Bytes of `count` packed elements."""

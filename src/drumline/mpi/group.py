@@ -50,14 +50,14 @@ class Group(Handle, family=True):
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
         """The numbers of this group's ranks in another group, by default in the world."""
         mine = self._state.ranks
-        there: Sequence[int] | None = None if group is None else group._state.ranks
+        target: Sequence[int] | None = None if group is None else group._state.ranks
         translated = []
         for rank in range(len(mine)) if ranks is None else ranks:
             if rank == C.PROC_NULL:
                 translated.append(rank)
                 continue
             number = mine[self._check(rank)]
-            translated.append(number if there is None else there.index(number) if number in there else C.UNDEFINED)
+            translated.append(number if target is None else target.index(number) if number in target else C.UNDEFINED)
         return translated
 
     def Compare(self, group: Group) -> int:

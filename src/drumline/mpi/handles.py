@@ -18,7 +18,7 @@ _next: Iterator[int] = itertools.count(1)
 
 
 class Handle:
-    """A reference to `_h`; None is the null handle. Copies refer to the same object; freeing one makes that one null."""
+    """A reference to `_h`; None is the null handle. Copies share the object; freeing one makes that one null."""
 
     __slots__ = ("__weakref__", "_h")
     _family: ClassVar[type[Handle]]

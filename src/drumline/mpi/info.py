@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from . import constants as C
 from .exception import MPIError
-from .handles import Handle
+from .handles import Attributes, Handle
 
 
 class _Items(dict[str, str]):
@@ -110,3 +110,30 @@ def _key(key: str) -> str:
 
 INFO_NULL = Info._constant("INFO_NULL")
 INFO_ENV = Info._constant("INFO_ENV", _Items())
+
+
+class Described(Attributes):
+    """A handle with a name and hints."""
+
+    __slots__ = ()
+    _null_name: ClassVar[str]
+
+    def Get_name(self) -> str:
+        """Its name."""
+        return self._h.name if self._h is not None else self._null_name
+
+    def Set_name(self, name: str) -> None:
+        """Set its name."""
+        self._state.name = name
+
+    name = property(Get_name, Set_name, doc="Its name.")
+
+    def Get_info(self) -> Info:
+        """The hints that were set."""
+        return Info.Create(self._state.info)
+
+    def Set_info(self, info: Info) -> None:
+        """Set hints; none has an effect."""
+        self._state.info = dict(info.items())
+
+    info = property(Get_info, Set_info, doc="The hints.")

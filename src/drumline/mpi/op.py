@@ -27,7 +27,7 @@ _living: set[OpState] = set()
 class OpState:
     """The definition of an operator."""
 
-    __slots__ = ("__weakref__", "array", "commutes", "function", "kinds", "user_defined", "name", "torch")
+    __slots__ = ("__weakref__", "array", "commutes", "function", "kinds", "name", "torch", "user_defined")
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ def _rebuild(cls: type[Op], function: Callable[..., Any], commutes: bool) -> Op:
     return cls.Create(function, commutes)
 
 
-# -- buffers ----------------------------------------------------------------------------------------------------
+# -- buffers ----------------------------------------------------------------------------------------------------------
 
 
 def combine(op: Op, kind: Datatype) -> Callable[[memoryview, memoryview], None]:
@@ -201,7 +201,7 @@ def check_type(op: Op, region: MessageBuffer) -> None:
         )
 
 
-# -- predefined operators --------------------------------------------------------------------------------------
+# -- predefined operators ---------------------------------------------------------------------------------------------
 
 
 def _first_or_second(better: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:

@@ -41,7 +41,7 @@ class PointToPoint(Handle):
             raise MPIError(C.ERR_COMM, "COMM_NULL", rule="a communicator that exists")
         return self._h
 
-    # -- starting ---------------------------------------------------------------------------------------------------
+    # -- starting -----------------------------------------------------------------------------------------------------
 
     def _peer(self, rank: int, *, wild: bool = False) -> int:
         """The world rank of a rank."""
@@ -99,7 +99,7 @@ class PointToPoint(Handle):
             pending.fill_status(status)
         return pending.finish()
 
-    # -- buffers, blocking ------------------------------------------------------------------------------------------
+    # -- buffers, blocking --------------------------------------------------------------------------------------------
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send; the buffer may be used again on return."""
@@ -181,7 +181,7 @@ class PointToPoint(Handle):
         self._complete(PendingOperation(receiving.matcher or sending.matcher, (*receiving.items, *sending.items)))
         self._complete(receiving, status)
 
-    # -- buffers, not blocking --------------------------------------------------------------------------------------
+    # -- buffers, not blocking ----------------------------------------------------------------------------------------
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start to send."""
@@ -222,7 +222,7 @@ class PointToPoint(Handle):
         sending = self._isend(buf, dest, sendtag, copy=True)
         return Request._of(_joined(self._irecv(buf, source, recvtag), sending))
 
-    # -- buffers, persistent -------------------------------------------------------------------------------------
+    # -- buffers, persistent ------------------------------------------------------------------------------------------
 
     def _init(self, start: Callable[[], PendingOperation]) -> Prequest:
         return Prequest._of(PendingOperation(self._state.matcher, (), start=start))
@@ -247,7 +247,7 @@ class PointToPoint(Handle):
         """Make a persistent receive."""
         return self._init(lambda: self._irecv(buf, source, tag))
 
-    # -- probes -----------------------------------------------------------------------------------------------------
+    # -- probes -------------------------------------------------------------------------------------------------------
 
     def _probe(
         self, source: int, tag: int, status: Status | None, *, block: bool, take: bool
@@ -292,7 +292,7 @@ class PointToPoint(Handle):
 
     probe, iprobe, mprobe, improbe = Probe, Iprobe, Mprobe, Improbe
 
-    # -- objects ----------------------------------------------------------------------------------------------------
+    # -- objects ------------------------------------------------------------------------------------------------------
 
     def _send_object(
         self, obj: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False

@@ -1,7 +1,7 @@
-"""Collectives of buffers as plans: read from the arguments at once, run now or on the worker thread.
+"""Collectives of buffers: arguments are parsed at the call, and the returned function runs now or on the worker thread.
 
-Algorithms are not here: a tensor_operator turns buffers into tensors and hands them to the communicator, which runs schedules.
-What varies in size by rank goes by plain messages.
+The algorithms are elsewhere: buffers become tensors, and the communicator runs its schedules on them. Data whose size
+varies by rank is exchanged by plain messages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PreparedCollectives(PointToPoint):
             region.memory, region.base, region.count * self._state.size, region.type, region.device
         ), region.count
 
-    # -- equal sizes -------------------------------------------------------------------------------------------------
+    # -- equal sizes --------------------------------------------------------------------------------------------------
 
     def _bcast(self, buf: Any, root: int) -> PreparedRun:
         mine = self._root(root)
@@ -133,7 +133,7 @@ class PreparedCollectives(PointToPoint):
 
         return run
 
-    # -- sizes that vary by rank ---------------------------------------------------------------------------------
+    # -- sizes that vary by rank --------------------------------------------------------------------------------------
 
     def _gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> PreparedRun:
         rank, size = self._state.rank, self._state.size
@@ -188,7 +188,7 @@ class PreparedCollectives(PointToPoint):
 
         return run
 
-    # -- reductions -------------------------------------------------------------------------------------------------
+    # -- reductions ---------------------------------------------------------------------------------------------------
 
     def _reduce(self, sendbuf: Any, recvbuf: Any, op: Op, root: int) -> PreparedRun:
         target = parse_message(recvbuf, writable=True) if self._root(root) else None

@@ -16,7 +16,7 @@ from .status import Status
 class PendingOperation:
     """The operation of a request: items to wait for, and callbacks for their completion."""
 
-    __slots__ = ("__weakref__", "cancel", "finish", "items", "matcher", "start", "started", "fill_status", "wait")
+    __slots__ = ("__weakref__", "cancel", "fill_status", "finish", "items", "matcher", "start", "started", "wait")
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Request(Handle, family=True):
         assert self._h is not None
         return (True, self._finish(status)) if self._h.make_progress() else (False, None)
 
-    # -- single ----------------------------------------------------------------------------------------------------
+    # -- single -------------------------------------------------------------------------------------------------------
 
     def Wait(self, status: Status | None = None) -> bool:
         """Return when it is complete."""
@@ -147,7 +147,7 @@ class Request(Handle, family=True):
             raise MPIError(C.ERR_REQUEST, "REQUEST_NULL", rule="a request that exists")
         self._h = None
 
-    # -- multiple ---------------------------------------------------------------------------------------------------
+    # -- multiple -----------------------------------------------------------------------------------------------------
 
     @classmethod
     def Waitany(cls, requests: Sequence[Request], status: Status | None = None) -> int:

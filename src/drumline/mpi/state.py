@@ -26,8 +26,8 @@ _POLL = 0.05
 
 
 def context_number(*names: object) -> int:
-    """The number of a new communicator: the same on all its ranks without a message, because all know its parent and how
-    many children the parent has had."""
+    """The number of a new communicator: the same on all its ranks without a message, because all know its parent and
+    how many children the parent has had."""
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & ~7
 

@@ -25,7 +25,7 @@ class Win(WindowBase, family=True):
 
     __slots__ = ()
 
-    # -- data movement ---------------------------------------------------------------------------------------------------
+    # -- data movement ------------------------------------------------------------------------------------------------
 
     def _target(
         self, origin: MessageBuffer, rank: int, target: Any
@@ -137,7 +137,7 @@ class Win(WindowBase, family=True):
         """A Get_accumulate with a request."""
         return Request._of(self._get_accumulate(origin, result, target_rank, target, op))
 
-    # -- synchronisation -------------------------------------------------------------------------------------------------
+    # -- synchronisation ----------------------------------------------------------------------------------------------
 
     def _complete(self, pending: PendingOperation) -> None:
         Request._of(pending).Wait()

@@ -11,8 +11,8 @@ from . import constants as C
 from .comm import COMM_SELF, Comm
 from .exception import MPIError
 from .group import Group
-from .handles import PREDEFINED, Attributes
-from .info import INFO_NULL, Info
+from .handles import PREDEFINED
+from .info import INFO_NULL, Described, Info
 from .memory import BOTTOM, address_of, buffer, from_address, memory_of
 from .op import Op
 from .request import PendingOperation, null_message
@@ -50,10 +50,11 @@ class WindowState:
         raise ValueError(f"{length} bytes at address {offset} are not attached on {where}")
 
 
-class WindowBase(Attributes):
+class WindowBase(Described):
     """The base of `Win`: construction, queries, and waiting."""
 
     __slots__ = ()
+    _null_name = "MPI_WIN_NULL"
     _h: WindowState | None
 
     @property
@@ -62,7 +63,7 @@ class WindowBase(Attributes):
             raise MPIError(C.ERR_WIN, "WIN_NULL", rule="a window that exists")
         return self._h
 
-    # -- construction ---------------------------------------------------------------------------------------------------
+    # -- construction -------------------------------------------------------------------------------------------------
 
     @classmethod
     def Create(cls, memory: Any, disp_unit: int = 1, info: Info = INFO_NULL, comm: Comm = COMM_SELF) -> Self:
@@ -105,7 +106,7 @@ class WindowBase(Attributes):
         state.comm.Free()
         self._h = None
 
-    # -- queries ----------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def _predefined(self, keyval: int) -> Any:
         state = self._state
@@ -136,27 +137,7 @@ class WindowBase(Attributes):
     group_size = property(lambda self: self._state.comm.Get_size(), doc="Number of ranks.")
     group_rank = property(lambda self: self._state.comm.Get_rank(), doc="This rank's number.")
 
-    def Get_info(self) -> Info:
-        """The hints that were set."""
-        return Info.Create(self._state.info)
-
-    def Set_info(self, info: Info) -> None:
-        """Set hints; none has an effect."""
-        self._state.info = dict(info.items())
-
-    info = property(Get_info, Set_info, doc="The hints.")
-
-    def Get_name(self) -> str:
-        """Its name."""
-        return self._h.name if self._h is not None else "MPI_WIN_NULL"
-
-    def Set_name(self, name: str) -> None:
-        """Set its name."""
-        self._state.name = name
-
-    name = property(Get_name, Set_name, doc="Its name.")
-
-    # -- waiting -----------------------------------------------------------------------------------------------------
+    # -- waiting ------------------------------------------------------------------------------------------------------
 
     def _rank(self, rank: int) -> int:
         if not 0 <= rank < len(self._state.members):

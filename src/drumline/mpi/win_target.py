@@ -110,7 +110,7 @@ class WindowTarget:
         """Stop handling requests."""
         self.matcher.handle(self.context, None)
 
-    # -- sending ----------------------------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------------------------------
 
     def request(self, target: int, what: int, body: bytes, about: str) -> RmaReply:
         """Send a request with a reply."""
@@ -124,7 +124,7 @@ class WindowTarget:
         """Send a request without a reply."""
         self.matcher.active(target, self.context, what, 0, body)
 
-    # -- handling requests ---------------------------------------------------------------------------------------------
+    # -- handling requests --------------------------------------------------------------------------------------------
 
     def _handle(self, src: int, tag: int, serial: int, body: memoryview) -> None:
         if tag in (ANSWER, FAILED):

@@ -9,8 +9,8 @@ from pydantic import ConfigDict
 from ..clusters import Cluster
 from ..costs import Estimate
 from ..costs.rank_model import tokens_of
+from ..models.op_shapes import ConvolutionShape, shape_of
 from ..models.profile import Profile
-from ..models.shapes import ConvolutionShape, shape_of
 from ..plans import Plan
 from .objectives import Scored
 from .space import MIN_TILE, MIN_TOKENS

@@ -16,8 +16,8 @@ from ..core.errors import PlanError
 from ..costs.factory import cost_model
 from ..costs.model import CostModel
 from ..costs.rank_model import tokens_of
+from ..models.op_shapes import ConvolutionShape, shape_of
 from ..models.profile import Layer, Profile
-from ..models.shapes import ConvolutionShape, shape_of
 from ..plans import Plan
 from ..plans.combinations import TESTED_VALUES, refusal
 from .memory_saving import fewest_savings, most_savings

@@ -11,8 +11,8 @@ from ..costs import Estimate
 from ..costs.batch_scaling import WARM_EPOCHS, batch_warning, scale_rate, token_warning
 from ..costs.checkpoint_interval import save_interval
 from ..costs.rank_model import tokens_of
+from ..models.op_shapes import ConvolutionShape, shape_of
 from ..models.profile import Profile
-from ..models.shapes import ConvolutionShape, shape_of
 from ..plans import Plan
 from ..theory.roofline import MEMORY_EFFICIENCY
 

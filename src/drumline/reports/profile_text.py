@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from ..core.errors import InputError, nearest
 from ..core.units import format_bytes, format_count
 from ..models.profile import Layer, Profile
-from ..models.selective import MAX_MOVED_PER_BYTE, OPERATIONS_PER_VALUE, choices, kept_bytes
+from ..models.recompute_choice import MAX_MOVED_PER_BYTE, OPERATIONS_PER_VALUE, choices, kept_bytes
 from .console import NARROW, borderless_table
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..models.shapes import AttentionShape, ConvolutionShape, EmbeddingShape, MatmulShape, NormShape, dims
+from ..models.op_shapes import AttentionShape, ConvolutionShape, EmbeddingShape, MatmulShape, NormShape, dims
 from .op_costs import tensors
 
 _TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -193,7 +193,7 @@ def _axes(row: RunRow) -> dict[str, int]:
     if dp * tp * pp * cp != ranks:
         raise Unstated("dp", f"dp({dp}) * tp({tp}) * pp({pp}) * cp({cp}) is not n_gpus({ranks})")
     if row.count("ep", 1) > 1:
-        raise Unstated("ep", f"ep is {row.text('ep')}, and no column holds the experts")
+        raise Unstated("ep", f"ep is {row.text('ep')}, and no column has the experts")
     batch, virtual = row.count("global_batch"), row.count("vpp", 1)
     return {"tp": tp, "pp": pp, "cp": cp, "dp": dp, "ranks": ranks, "batch": batch, "virtual": virtual}
 

@@ -170,7 +170,7 @@ def test_a_number_from_the_batch_does_not_travel() -> None:
     number = first.meta["val"]
     first.meta["val"] = 3.0
     try:
-        with pytest.raises(PlanError, match="tensors go between stages, and numbers do not"):
+        with pytest.raises(PlanError, match="tensors are sent between stages, numbers are not"):
             cut_into_stages(graph.graph, [1])
     finally:
         first.meta["val"] = number

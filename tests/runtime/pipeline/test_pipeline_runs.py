@@ -167,7 +167,7 @@ def test_nothing_is_left_of_a_step(world: Any, order: str) -> None:
 def test_a_rank_that_fails_does_not_hold_the_others(world: Any) -> None:
     waiting, broken = world(2).run(on.fails, one_f_one_b(2, 2), 2)
     assert broken == "ValueError: this stage is broken"
-    assert "waited in vain for grad 0 0 0 1 from rank 1 to rank 0" in waiting and "see what rank 1 says" in waiting
+    assert "did not receive grad 0 0 0 1 from rank 1 to rank 0" in waiting and "see what rank 1 says" in waiting
 
 
 def test_two_pipelines_side_by_side(world: Any) -> None:

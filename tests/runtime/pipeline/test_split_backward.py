@@ -59,7 +59,7 @@ def through(cut: StagedGraph, leaves: list[torch.Tensor], *, split: bool) -> flo
                 back[key] = back[key] + g if key in back else g
     if split:
         for h in held:
-            h.weights()
+            h.weight_gradients()
     return values[len(cut.stages) - 1, 0].item()
 
 

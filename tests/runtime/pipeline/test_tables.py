@@ -113,7 +113,7 @@ def test_who_waits_in_vain_says_for_what() -> None:
     assert caught.value.where == "connection closed" and "grad 0 0 0 1 from rank 1 to rank 0" in caught.value.what
     first = made.sequences[0, 1][0]
     ours.send(first, torch.zeros(first.port.shape, dtype=first.port.dtype))
-    with pytest.raises(GaveUp, match="nobody took value 0 0 0 from rank 0 to rank 1"):
+    with pytest.raises(GaveUp, match="no rank received value 0 0 0 from rank 0 to rank 1"):
         ours.finish()
 
 
@@ -131,5 +131,5 @@ def test_a_peer_that_has_died_is_named_where_a_message_begins(monkeypatch: pytes
     with pytest.raises(GaveUp, match="rank 0 of the pipeline cannot send value 0 0 0 from rank 0 to rank 1") as caught:
         ours.send(first, torch.zeros(first.port.shape, dtype=first.port.dtype))
     assert caught.value.where == "Connection reset by peer" and caught.value.fix == "see what rank 1 says"
-    with pytest.raises(GaveUp, match="cannot ask for grad 0 0 0 1 from rank 1 to rank 0"):
+    with pytest.raises(GaveUp, match="cannot receive grad 0 0 0 1 from rank 1 to rank 0"):
         ours.post_receive(answer)

@@ -97,7 +97,7 @@ class DeadlockDetector:
         """Record that this thread is idle until it gets work: it counts as no user meanwhile."""
         self.users.discard(threading.get_ident())
 
-    # -- queries ----------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def check(self, waited: float, now: float) -> None:
         """Called repeatedly by a waiting thread: sends queries, and decides when all replies are in."""
@@ -157,7 +157,7 @@ class DeadlockDetector:
         self._previous = None
         self._next = now + PATIENCE
 
-    # -- replies ----------------------------------------------------------------------------------------------------
+    # -- replies ------------------------------------------------------------------------------------------------------
 
     def handle(self, src: int, kind: str, body: bytes) -> None:
         """Process a control message. Runs while a thread of this rank makes progress."""
@@ -230,7 +230,7 @@ def _deadlock_error(lines: dict[str, Any], left: list[int]) -> GaveUp:
     ranks = ", ".join(sorted(lines, key=int))
     who = f"ranks {ranks} wait" if len(lines) > 1 else f"rank {ranks} waits"
     return GaveUp(
-        "\n".join([f"deadlock: {who} for what cannot come", *table]),
+        "\n".join([f"deadlock: {who} for messages that cannot arrive", *table]),
         rule="every message has a sender and a receiver, and collectives are called by all ranks in one order",
         fix="let one side send first, or use Sendrecv or Isend/Irecv",
     )

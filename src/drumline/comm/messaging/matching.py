@@ -52,7 +52,7 @@ class MessageMatcher:
         self.detector = DeadlockDetector(self.rank, self.size, self._control, self._queues.withdraw)
         endpoint.receiver = self
 
-    # -- messages ----------------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def send(
         self,
@@ -151,7 +151,7 @@ class MessageMatcher:
             else:
                 self._handlers[context] = handler
 
-    # -- waiting ----------------------------------------------------------------------------------------------------
+    # -- waiting ------------------------------------------------------------------------------------------------------
 
     def make_progress(self, *, helper: bool = False) -> None:
         """Make progress without waiting. A helper is a thread that never sends for itself."""
@@ -203,8 +203,8 @@ class MessageMatcher:
                 raise GaveUp(f"rank {self.rank} waits for a message {item.about()}, but rank {rank} {reason}")
 
     def attend(self, item: Waitable, waited: float) -> DrumlineError | None:
-        """Take part in deadlock detection while a thread waits by other means; called repeatedly, returns the deadlock if
-        there is one. `leave` ends it."""
+        """Take part in deadlock detection while a thread waits by other means; called repeatedly, returns a deadlock.
+        `leave` ends it."""
         self._enter()
         with self._lock:
             wait = self.detector.of_this_thread() or self.detector.begin([item])
@@ -235,7 +235,7 @@ class MessageMatcher:
             return  # no rank is left to receive them
         self.endpoint.close()
 
-    # -- progress -------------------------------------------------------------------------------------------------
+    # -- progress -----------------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
         """Record the threads that use the endpoint: one thread may wait long, several may not."""
@@ -273,7 +273,7 @@ class MessageMatcher:
         code = {"query": _QUERY, "state": _STATE, "deadlock": _DEADLOCK}[kind]
         self._replies.append((dst, HEAD.pack(code, 0, 0, 0, 0), body))
 
-    # -- incoming frames ------------------------------------------------------------------------------------------
+    # -- incoming frames ----------------------------------------------------------------------------------------------
 
     def begin(self, src: int, head: bytes, size: int) -> memoryview:
         """A frame starts to arrive: match a receive, or queue it as unexpected."""

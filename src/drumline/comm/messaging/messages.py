@@ -53,7 +53,7 @@ class SendOperation:
 class ReceiveOperation:
     """A receive, posted or matched. `into` is its memory; None allocates it when the size is known."""
 
-    __slots__ = ("among", "cancelled", "context", "done", "type_code", "into", "nbytes", "source", "src", "tag", "want")
+    __slots__ = ("among", "cancelled", "context", "done", "into", "nbytes", "source", "src", "tag", "type_code", "want")
 
     def __init__(self, context: int, src: int, tag: int, into: memoryview | None, among: Sequence[int] = ()) -> None:
         self.context, self.src, self.want, self.into, self.among = context, src, tag, into, among
@@ -79,7 +79,7 @@ class ReceiveOperation:
 class UnexpectedMessage:
     """A message that no receive has matched yet; its body may still be arriving."""
 
-    __slots__ = ("complete", "context", "data", "type_code", "nbytes", "receive", "serial", "src", "tag")
+    __slots__ = ("complete", "context", "data", "nbytes", "receive", "serial", "src", "tag", "type_code")
 
     def __init__(self, context: int, src: int, tag: int, type_code: int, serial: int, nbytes: int) -> None:
         self.context, self.src, self.tag, self.type_code, self.serial = context, src, tag, type_code, serial

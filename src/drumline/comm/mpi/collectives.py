@@ -148,7 +148,7 @@ class MpiCollectives:
         """Send a block of `source` to each rank and receive a block of `target` from each; all have the same length."""
         self._run("Alltoall", source, self._raw(source), self._raw(target))
 
-    def all_to_all_of(self, source: Tensor, sent: Sequence[int], target: Tensor, received: Sequence[int]) -> None:
+    def all_to_allv(self, source: Tensor, sent: Sequence[int], target: Tensor, received: Sequence[int]) -> None:
         """All-to-all with blocks of different lengths, in elements."""
         sides = []
         for tensor, counts in ((source, sent), (target, received)):
@@ -162,12 +162,12 @@ class MpiCollectives:
         """Return when all ranks have called it."""
         self._poll(self.comm.Ibarrier(), "Barrier")
 
-    def all_words(self, word: bytes) -> list[bytes]:
+    def all_gather_bytes(self, mine: bytes) -> list[bytes]:
         """All-gather equally long bytes, by rank."""
-        table = bytearray(len(word) * self.size)
+        table = bytearray(len(mine) * self.size)
         byte = self._mpi.BYTE
-        self._poll(self.comm.Iallgather([word, len(word), byte], [table, len(word), byte]), "Allgather")
-        return [bytes(table[i : i + len(word)]) for i in range(0, len(table), len(word))]
+        self._poll(self.comm.Iallgather([mine, len(mine), byte], [table, len(mine), byte]), "Allgather")
+        return [bytes(table[i : i + len(mine)]) for i in range(0, len(table), len(mine))]
 
     def _run(self, name: str, sized: Tensor, *arguments: Any, ranks: int = 1) -> None:
         """Run a collective; `sized` has the same size on all ranks, so that all use the same method."""

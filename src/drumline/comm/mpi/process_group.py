@@ -17,7 +17,16 @@ from torch import Tensor
 
 from ...core.errors import InputError
 from ...torchkit.process_groups import has_backend
-from ..call_check import CallSignature, CallSite, CrossingDetector, crossed_calls, different_calls
+from ..buffers import joined
+from ..call_check import (
+    CallSignature,
+    CallSite,
+    CrossingDetector,
+    crossed_calls,
+    decode_calls,
+    different_calls,
+    encode_call,
+)
 from ..operators import dtype_name
 from ..process_group.backend import BackendMessage, CollectiveBackend
 from ..process_group.group import BackendProcessGroup
@@ -26,9 +35,7 @@ from .transport import receive, send
 from .world import load, world
 
 NAME = "mpi4py"
-_WORD = struct.Struct("<QQ")
-_TEXT = 768
-"""Bytes of a call and its line as text."""
+_FINGERPRINT = struct.Struct("<QQ")
 _EXCHANGE = 1
 """MPI's tag of the messages of an exchange; users' messages have their own communicator."""
 
@@ -99,7 +106,7 @@ class MpiBackend(CollectiveBackend):
         """Reduce-scatter; blocks that are not adjacent in memory are concatenated first."""
         self._agree(call)
         _reducible(op, out.dtype)
-        whole = _joined(blocks)
+        whole = joined(blocks)
         whole = torch.cat([block.view(-1) for block in blocks]) if whole is None else whole
         self._own.reduce_scatter(whole, out.view(-1), op)
 
@@ -111,7 +118,7 @@ class MpiBackend(CollectiveBackend):
     def all_gather(self, mine: Tensor, outs: Sequence[Tensor], call: CallSignature) -> None:
         """All-gather, directly into `outs` if they are adjacent in memory."""
         self._agree(call)
-        whole = _joined(outs)
+        whole = joined(outs)
         if whole is not None and not _overlaps(mine, whole):
             return self._own.all_gather(mine, whole)
         table = mine.new_empty(mine.numel() * len(outs))
@@ -164,33 +171,22 @@ class MpiBackend(CollectiveBackend):
     def _agree(self, call: CallSignature) -> None:
         """Return when all ranks make the same call; otherwise raise the same error on all of them."""
         self._number += 1
-        words = [_WORD.unpack(word) for word in self._own.all_words(_WORD.pack(call.hash, self._site.hash))]
-        if any(hash != call.hash for hash, _ in words):
+        packed = self._own.all_gather_bytes(_FINGERPRINT.pack(call.hash, self._site.hash))
+        hashes = [_FINGERPRINT.unpack(each) for each in packed]
+        if any(hash != call.hash for hash, _ in hashes):
             raise different_calls(self._all_calls(call), f"call {self._number}")
-        sites = tuple(site for _, site in words)
+        sites = tuple(site for _, site in hashes)
         if len(set(sites)) > 1 and (crossed := self._crossings.add(call.hash, sites, self._number)) is not None:
             raise crossed_calls(self._all_calls(call), *crossed, f"call {self._number}")
 
     def _all_calls(self, call: CallSignature) -> list[tuple[str, str]]:
         """Every rank's (call, site) as text."""
-        text = f"{call.text[: _TEXT // 3]}\n{self._site.text[-_TEXT // 3 :]}".encode()[:_TEXT].ljust(_TEXT, b"\0")
-        halves = (raw.rstrip(b"\0").decode(errors="replace").partition("\n") for raw in self._own.all_words(text))
-        return [(name, where) for name, _, where in halves]
+        return decode_calls(self._own.all_gather_bytes(encode_call(call.text, self._site)))
 
 
 def _reducible(op: str, dtype: torch.dtype) -> None:
     if not can_reduce(op, dtype):
         raise InputError(f"{op} of {dtype_name(dtype)}", rule="MPI has no such reduction", fix="convert the tensor")
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Equally large tensors that are adjacent in memory, as one; None if they are not."""
-    first = tensors[0]
-    size = first.numel() * first.element_size()
-    same = all(t.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for t in tensors)
-    if not same or any(t.data_ptr() != first.data_ptr() + i * size for i, t in enumerate(tensors)):
-        return None
-    return first.as_strided((first.numel() * len(tensors),), (1,))
 
 
 def _overlaps(a: Tensor, b: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import GaveUp, InputError
-from ..transport import NativeCollective, PendingMessage, Transport
+from ..transport import NativeCollective, PendingMessage, StagedReceive, Transport
 from .collectives import MpiCollectives, can_reduce
 from .world import bytes_of, load, until, world
 
@@ -101,18 +101,6 @@ def _pieces(tensor: Tensor) -> list[Any]:
     return [data[i : i + _PIECE] for i in range(0, max(1, len(data)), _PIECE)]
 
 
-class _StagedReceive:
-    """A receive into host memory, copied to the device at the wait."""
-
-    def __init__(self, message: MpiMessage, host: Tensor, tensor: Tensor) -> None:
-        self._message, self._host, self._tensor = message, host, tensor
-
-    def wait(self) -> None:
-        """Block until it is received, then copy."""
-        self._message.wait()
-        self._tensor.copy_(self._host)
-
-
 class MpiTransport(Transport):
     """The ranks of an mpi4py communicator (default: all that mpiexec started). All ranks make it together."""
 
@@ -157,7 +145,7 @@ class MpiTransport(Transport):
         if tensor.device.type == "cpu":
             return receive(comm, tensor, src, low, timeout=self._timeout)
         host = torch.empty_like(tensor, device="cpu")
-        return _StagedReceive(receive(comm, host, src, low, timeout=self._timeout), host, tensor)
+        return StagedReceive(receive(comm, host, src, low, timeout=self._timeout), host, tensor)
 
     def native(self, collective: str) -> NativeCollective | None:
         """MPI's own collective."""
@@ -165,7 +153,7 @@ class MpiTransport(Transport):
 
     def agree(self, word: bytes) -> list[bytes] | None:
         """All-gather through MPI."""
-        return self._agreeing.all_words(word)
+        return self._agreeing.all_gather_bytes(word)
 
     def _comm_and_tag(self, tag: int) -> tuple[Any, int]:
         """The MPI communicator and MPI tag of a tag."""

@@ -93,7 +93,7 @@ class CollectiveBackend(ABC):
         most = max(entries)
 
         def gather(rows: Tensor) -> Tensor:
-            """All ranks' rows, concatenated; padded to the longest on the way."""
+            """All ranks' rows, concatenated; padded to the longest for the exchange."""
             padded = rows.new_zeros((most, *rows.shape[1:]))
             padded[: rows.shape[0]] = rows
             parts = [torch.empty_like(padded) for _ in range(size)]

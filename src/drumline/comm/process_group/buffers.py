@@ -37,7 +37,7 @@ class GroupGaveUp(GaveUp, RuntimeError):
 
 
 class RefusedCall(GroupInputError):
-    """A call that was refused before anything was sent: the other ranks must be told."""
+    """A call that was refused before anything was sent: the other ranks must be notified."""
 
 
 def for_torch(error: BaseException) -> BaseException:

@@ -69,8 +69,8 @@ class BackendProcessGroup(ProcessGroupRunner):
             return self._backend.all_reduce_sparse(tensor, op, self._size)
         check_dense(tensor)
         flat = as_contiguous(tensor)
-        word = "all_reduce" if root < 0 else "reduce"
-        call = signature(word, tensor.dtype, (tensor.numel(),), op, None if root < 0 else root)
+        name = "all_reduce" if root < 0 else "reduce"
+        call = signature(name, tensor.dtype, (tensor.numel(),), op, None if root < 0 else root)
         self._backend.all_reduce(flat, op, call, root=root)
         return copy_back(flat, tensor) if root in (-1, self._number) else None
 

@@ -22,15 +22,7 @@ from ...core.errors import DrumlineError
 from ...torchkit.profiler import profiler_enabled
 from ..call_check import LIBRARY_PACKAGES, CallSite, call_site
 from .backend import BackendMessage, CollectiveBackend
-from .buffers import (
-    GroupGaveUp,
-    GroupInputError,
-    RefusedCall,
-    as_contiguous,
-    check_dense,
-    copy_back,
-    for_torch,
-)
+from .buffers import GroupGaveUp, GroupInputError, RefusedCall, as_contiguous, check_dense, copy_back, for_torch
 from .torch_interface import GroupWork, MessageWork, ProfilerSpan, PythonProcessGroup
 
 _DELIVERY_INTERVAL = 0.001
@@ -62,13 +54,13 @@ class ProcessGroupRunner(PythonProcessGroup):
         self._monitored = 0
         """Number of monitored barriers so far."""
         self.watch: Callable[[str, float], Any] | None = None
-        """Called at the start of every collective with its name and bytes; the result's `end()` is called at its end."""
+        """Called when a collective starts, with its name and bytes; the result's `end()` is called when it ends."""
 
     def get_group_store(self) -> dist.Store:
         """The store of the group."""
         return self._store
 
-    # -- messages ------------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> dist.Work:
         """Start a send."""
@@ -126,7 +118,7 @@ class ProcessGroupRunner(PythonProcessGroup):
                 self._messages = [work for work in self._messages if id(work) not in ended]
             time.sleep(_DELIVERY_INTERVAL)
 
-    # -- collectives ---------------------------------------------------------------------------------------------
+    # -- collectives --------------------------------------------------------------------------------------------------
 
     def _run(self, name: str, task: Task, outputs: Sequence[Tensor], opts: Any, *, raw: bool = False) -> dist.Work:
         """Run here if torch waits for it anyway and nothing is queued, else in the group's thread.

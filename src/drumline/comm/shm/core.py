@@ -40,8 +40,8 @@ DTYPES = {
 OPS = {"sum": 0, "product": 1, "min": 2, "max": 3, "band": 4, "bor": 5, "bxor": 6, "avg": 7}
 """The operator numbers of core.c."""
 _SPIN, _YIELD = 20_000, 200_000
-"""Nanoseconds until a wait yields, and until it sleeps. If ranks outnumber cores it yields at once: the rank it waits for
-may need this core."""
+"""Nanoseconds until a wait yields, and until it sleeps. If ranks outnumber cores it yields at once: the rank it waits
+for may need this core."""
 OK, STOPPED, MISMATCH = 0, 1, 2
 """Return codes of core.c."""
 
@@ -179,7 +179,7 @@ class NativeCore(SharedCore):
         )
 
     def exchange(self, out: Sequence[Tensor | None], into: Sequence[Tensor | None], call: CallIds) -> None:
-        """Send `out[s]` to rank s and receive `into[s]` from it; None is no message. This rank's own part is not copied."""
+        """Send `out[s]` to rank s, receive `into[s]` from it; None is no message. The rank's own part is not copied."""
         self._run(
             self._c.dl_exchange,
             self._pointers(out),

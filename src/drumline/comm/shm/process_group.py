@@ -40,7 +40,7 @@ from .segment import NoSharedMemory, SharedSegment
 _PATIENCE = 0.5
 """Seconds of waiting before this rank takes part in deadlock detection."""
 _CONTEXT = 0
-_EXCHANGE_CALLS = signature("tell")
+_EXCHANGE_CALLS = signature("exchange_calls")
 
 
 def register() -> None:
@@ -132,7 +132,7 @@ class ShmBackend(CollectiveBackend):
         self.matcher.close()
         self._segment.close()
 
-    # -- wrong calls -------------------------------------------------------------------------------------------------
+    # -- wrong calls --------------------------------------------------------------------------------------------------
 
     def _run(self, call: CallSignature, move: Callable[..., None], *arguments: object) -> None:
         """Run a collective; the core compares the ranks' calls, and a difference is reported as text."""
@@ -213,7 +213,7 @@ class _ShmMessage:
         self._backend.matcher.detector.sites[threading.get_ident()] = f"{verb} at {call_site(LIBRARY_PACKAGES).text}"
         self._backend.matcher.wait_until(lambda: self._item.done or time.monotonic() > end, [self._item])
         if not self._item.done:
-            raise GaveUp(f"rank {self._backend.rank} waited for a message {self._item.about()} in vain")
+            raise GaveUp(f"rank {self._backend.rank} waited for a message {self._item.about()}, which timed out")
         self._check()
 
     def _check(self) -> bool:

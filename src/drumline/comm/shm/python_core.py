@@ -50,7 +50,7 @@ class PythonCore(SharedCore):
         self._tick = self._step = 0
         self._differ = False
 
-    # -- counters ----------------------------------------------------------------------------------------------------
+    # -- counters -----------------------------------------------------------------------------------------------------
 
     def _await(self, counter: int, target: int, ranks: Sequence[int] | None = None) -> int:
         """Poll, then poll less and less often."""
@@ -84,7 +84,7 @@ class PythonCore(SharedCore):
         code = MISMATCH if (calls[:, 0] != calls[0, 0]).any() else OK
         return code, int(calls[:, 2].max())
 
-    # -- memory ------------------------------------------------------------------------------------------------------
+    # -- memory -------------------------------------------------------------------------------------------------------
 
     def _mailbox(self, s: int) -> Tensor:
         at = self.segment.layout.small_at + (2 * s + (self._tick & 1)) * SMALL
@@ -95,7 +95,7 @@ class PythonCore(SharedCore):
         at += (s * SLOTS + step % SLOTS) * SLOT
         return self._bytes[at : at + SLOT]
 
-    # -- collectives -------------------------------------------------------------------------------------------------
+    # -- collectives --------------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: Tensor, op: str, root: int, call: CallIds) -> None:
         """Reduce in place: each rank reduces its share of each block."""
@@ -215,7 +215,7 @@ class PythonCore(SharedCore):
         raw = _raw(data)
         place[: raw.numel()].copy_(raw)
 
-    # -- rings -------------------------------------------------------------------------------------------------------
+    # -- rings --------------------------------------------------------------------------------------------------------
 
     def write(self, dst: int, address: int, n: int) -> int:
         """Write up to n bytes into the ring to `dst`; returns the number written."""

@@ -19,7 +19,7 @@ from .process_group import ShmBackend
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 _BITWISE = {"band", "bor", "bxor"}
 _made = 0
-"""Number of transports made, to tell their keys in the store apart."""
+"""Number of transports made, for distinct keys in the store."""
 
 
 class ShmTransport(MatcherTransport):

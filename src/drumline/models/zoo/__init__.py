@@ -23,13 +23,13 @@ class _Family:
     """Models that differ in size only."""
 
     sizes: tuple[str, ...]
-    """What follows the family's name; examples if any `layers x width` may."""
+    """Sizes after the family's name; examples if any `layers x width` is allowed."""
     make: Callable[[str, int | None, int | None], Profile]
     """(size, batch_size, sequence)"""
     joint: str = ":"
-    """What stands between name and size."""
+    """Separator between name and size."""
     sequence: bool = False
-    """Whether its samples are sequences, whose length may be chosen."""
+    """Whether its samples are sequences of selectable length."""
     grid: bool = False
     """Whether a size is any `layers x width`."""
 
@@ -52,31 +52,31 @@ _FAMILIES = {
         ("2x1024",), lambda size, batch, s: recurrent.lstm(*_split(size), batch, s), sequence=True, grid=True
     ),
 }
-_LOOKS = re.compile(rf"({'|'.join(_FAMILIES)})(?::([\w.]*)|(\d[\w.]*))?", re.ASCII)
+_PATTERN = re.compile(rf"({'|'.join(_FAMILIES)})(?::([\w.]*)|(\d[\w.]*))?", re.ASCII)
 _GRID = re.compile(r"[1-9]\d{0,4}x[1-9]\d{0,5}", re.ASCII)
 _FILES = (".py", ".json", ".toml")
 
 
 def names() -> tuple[str, ...]:
-    """The names that `profile` knows; of `mlp` and `lstm` one example each, any `layers x width` will do."""
+    """The names that `profile` knows; for `mlp` and `lstm` one example each of any `layers x width`."""
     return tuple(_name(family, size) for family, f in _FAMILIES.items() for size in f.sizes)
 
 
 def is_zoo(text: str) -> bool:
-    """Whether the text means a model of the zoo, not a file. Its size may be unknown: `profile` then says so."""
+    """Whether the text names a model of the zoo rather than a file; `profile` refuses unknown sizes."""
     return _match(text) is not None
 
 
 def profile(name: str, *, batch_size: int | None = None, sequence: int | None = None) -> Profile:
-    """The model's profile, with `batch_size` samples a step and, for language models, `sequence` tokens a sample."""
-    found = _match(name)
-    if found is None:
+    """Profile of a model with `batch_size` samples per step and, for sequences, `sequence` tokens per sample."""
+    match = _match(name)
+    if match is None:
         raise InputError(
             f"no model {name!r} in the zoo",
             rule=f"its families are {', '.join(_FAMILIES)}",
             fix=nearest(name.strip().lower(), names()),
         )
-    family, size = found
+    family, size = match
     f = _FAMILIES[family]
     size = size or (f.sizes[0] if f.grid else "")
     if size not in f.sizes and not (f.grid and _GRID.fullmatch(size)):
@@ -100,12 +100,12 @@ def _name(family: str, size: str) -> str:
 
 
 def _match(text: str) -> tuple[str, str] | None:
-    """Family and size that a text names, in lower case; the size may be none that is known."""
+    """Family and size that a text names, in lower case; the size may be unknown."""
     text = text.strip().lower()
-    found = _LOOKS.fullmatch(text)
-    if not found or text.endswith(_FILES):
+    match = _PATTERN.fullmatch(text)
+    if not match or text.endswith(_FILES):
         return None
-    return found[1], found[2] or found[3] or ""
+    return match[1], match[2] or match[3] or ""
 
 
 def _unknown(name: str, family: str) -> InputError:

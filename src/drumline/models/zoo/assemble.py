@@ -1,47 +1,47 @@
-"""Puts steps together into layers, and layers into a `Profile` whose live memory is summed along the model."""
+"""Assembles parts into layers, and layers into a `Profile` whose live memory is summed along the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..profile import Affine, Layer, ProfiledOp, Profile
+from ..profile import Affine, Layer, Profile, ProfiledOp
 from .parts import LayerPart
 
 COMMON_NOTES = (
-    "by formula: activations and the weights that operators read take 2 bytes a value (bf16), "
+    "by formula: activations and the weights that operators read take 2 bytes per value (bf16), "
     "the loss and statistics 4; parameters are 4-byte masters",
-    "operations count products only (matrices, attention, convolutions); the other operators are priced by their bytes",
+    "operations count matmuls, attention and convolutions only; other operators are priced by their bytes",
     "no dropout; casts of weights between 4 and 2 bytes are not counted",
 )
 
 
 _KEEP_RESULTS = ("norm", "attention", "softmax", "recurrent", "reduce")
-"""Kinds of operators whose backward reads what they made; the others read what they were given."""
+"""Kinds of operators whose backward reads their result; the others read their input."""
 
 _ENDS = ("embedding", "head")
-"""They may share a weight, so under zero=3 they belong to the group of the whole model."""
+"""They may share a weight, so under zero=3 they belong to the unit of the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerDraft:
-    """A layer before it knows what stands before it."""
+    """A layer before its position in the model is known."""
 
     name: str
     kind: str
     parts: tuple[LayerPart, ...]
     output: float
-    """Bytes a sample of what it hands on."""
+    """Bytes per sample of its output."""
     carried: float = 0.0
-    """Bytes a sample of a gradient that passes by its steps: of a residual branch."""
+    """Bytes per sample of a gradient that bypasses its parts: of a residual connection."""
     repeats: int = 1
 
     def layer(self, before: Affine) -> Layer:
-        """The layer, after `before` bytes were kept by those in front of it; live values are of its last repeat."""
+        """The layer, given the bytes kept by the layers before it; live values are of its last repeat."""
         weights = [n for part in self.parts for n in part.weights]
         saved = sum((part.saved for part in self.parts), Affine())
         local = max(part.gradients for part in self.parts) + self.carried
-        after = before + _times(saved, self.repeats)
+        after = before + saved.times(self.repeats)
         forward = self.output + max(part.temporary for part in self.parts)
         return Layer(
             name=self.name,
@@ -67,7 +67,7 @@ class LayerDraft:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerCost:
-    """What an update costs per trained number."""
+    """Cost of an update per trained parameter."""
 
     name: str
     state: float
@@ -91,13 +91,13 @@ def assemble(
     notes: tuple[str, ...],
     optimizer: OptimizerCost = ADAMW,
 ) -> Profile:
-    """A profile of the drafts in the order in which they run; `input` is bytes of inputs and targets a sample."""
+    """A profile of the drafts in execution order; `input` is bytes of inputs and targets per sample."""
     drafts = tuple(drafts)
     layers: list[Layer] = []
     before = Affine()
     for draft in drafts:
         layer = draft.layer(before)
-        before = before + _times(layer.saved, layer.repeats)
+        before = before + layer.saved.times(layer.repeats)
         layers.append(layer)
     return Profile(
         name=name,
@@ -116,13 +116,13 @@ def assemble(
 
 
 def _forward(parts: tuple[LayerPart, ...]) -> tuple[ProfiledOp, ...]:
-    """The operators in the order in which they run; no backward needs the results of the last ones."""
+    """The forward operators in execution order; no backward needs the results of the last ones."""
     needed = len(parts)
     while needed > 1 and not (parts[needed - 1].weights or parts[needed - 1].saved != Affine()):
         needed -= 1  # it keeps nothing: a sum of two branches
     ends = [op for op in parts[needed - 1].ops if op.phase == "forward"]
     if not any(op.kind in _KEEP_RESULTS or op.name in ("relu", "tanh") for op in ends):
-        needed -= 1  # it keeps what it is given
+        needed -= 1  # it keeps its input
     ops = [
         op if i < needed else replace(op, recompute="never")
         for i, part in enumerate(parts)
@@ -130,9 +130,5 @@ def _forward(parts: tuple[LayerPart, ...]) -> tuple[ProfiledOp, ...]:
         if op.phase == "forward"
     ]
     last = max((i for i, op in enumerate(ops) if op.output != Affine()), default=0)
-    ops[last] = replace(ops[last], is_output=True)  # what follows it writes in place
+    ops[last] = replace(ops[last], is_output=True)  # the operators after it write in place
     return tuple(ops)
-
-
-def _times(a: Affine, k: int) -> Affine:
-    return Affine(a.fixed * k, a.per_sample * k)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from ..op_shapes import ConvolutionShape
 from ..profile import Affine, Profile
-from ..shapes import ConvolutionShape
 from .assemble import MOMENTUM, LayerDraft, assemble
 from .parts import INDEX, SINGLE, VALUE, LayerPart, activation, add, copy, cross_entropy, kept, linear, log2, op
 
@@ -49,7 +49,7 @@ def vgg(size: str, batch_size: int | None) -> Profile:
     for stage, convolutions in enumerate(VGG[size]):
         width = min(64 << stage, 512)
         for i in range(convolutions):
-            # the relu of the convolution before keeps this one's input; a pool, or the image, does not
+            # the relu before keeps this convolution's input; a pool, or the image, does not
             parts = [conv(c, width, 3, side, bias=True, keep=i == 0, first=c == 3), _relu(width * side * side)]
             last = i == convolutions - 1
             if last:
@@ -67,7 +67,7 @@ def vgg(size: str, batch_size: int | None) -> Profile:
 
 
 def unet(batch_size: int | None) -> Profile:
-    """Four halvings and four doublings of a 512 x 512 image, each level handed across to its mirror image."""
+    """Four halvings and four doublings of a 512 x 512 image, each level connected to its mirror image."""
     batch, side, classes = batch_size or 16, 512, 2
     widths = (64, 128, 256, 512, 1024)
     drafts = [LayerDraft("inc", "DoubleConvolution", tuple(_double(3, 64, side, first=True)), VALUE * 64 * side * side)]
@@ -131,7 +131,7 @@ def _convolution(
     first: bool,
     shape: ConvolutionShape,
 ) -> LayerPart:
-    """`values` in and out a sample; `chain`: how many products are summed, forward and for the input's gradient."""
+    """`values` in and out a sample; `chain`: number of products summed, forward and for the input's gradient."""
     x, y = values
     read, moved = VALUE * (weight + bias), VALUE * (x + y)
     times = 1 if first else 2  # the gradient of the weight, and of the input
@@ -180,12 +180,12 @@ def _batch_norm(c: int, values: int) -> LayerPart:
 
 
 def _relu(values: int) -> LayerPart:
-    """In place; what it keeps is its output, which is the next step's input."""
+    """In place; it keeps its output, which is the next part's input."""
     return activation("relu", values, kind="pointwise", in_place=True)
 
 
 def pooled(name: str, before: int, after: int, *, indices: bool = True) -> LayerPart:
-    """The maximum or the mean of windows; a maximum keeps where it stood."""
+    """The maximum or the mean of windows; a maximum keeps its index."""
     index = INDEX * after if indices else 0
     moved = VALUE * (before + after) + index
     return LayerPart(
@@ -212,7 +212,7 @@ def _stem() -> tuple[LayerPart, ...]:
 
 
 def _residual(c: int, width: int, out: int, side: int, stride: int, *, keep: bool = False) -> tuple[LayerPart, ...]:
-    """Two 3 x 3 convolutions, or 1 x 1, 3 x 3, 1 x 1 if `out` is wider, around a branch that passes by."""
+    """Two 3 x 3 convolutions, or 1 x 1, 3 x 3, 1 x 1 if `out` is wider, with a residual connection."""
     after = side // stride
     parts: list[LayerPart] = []
     if out == width:

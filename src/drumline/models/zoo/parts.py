@@ -1,7 +1,7 @@
-"""The steps that layers are made of (a linear map, an attention, a norm, ...), each by formula.
+"""Parts of layers (a linear map, an attention, a norm, ...), each by formula.
 
-A step knows its operators forward and backward, its parameters, what it keeps, and its depth. Sizes: t rows (tokens)
-a sample, k values in and n values out of a row, s tokens of a sequence, c channels. Two bytes hold a value.
+A part has its operators forward and backward, its parameters, kept activations and depth. Sizes: t rows (tokens) per
+sample, k values in and n values out of a row, s tokens of a sequence, c channels. A value takes two bytes.
 """
 
 from __future__ import annotations
@@ -9,42 +9,42 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from ..op_shapes import AttentionShape, EmbeddingShape, MatmulShape, NormShape, OpShape, dims
 from ..profile import Affine, ProfiledOp
-from ..shapes import AttentionShape, NormShape, MatmulShape, OpShape, EmbeddingShape, dims
 
 VALUE = 2
 """Bytes of an activation, and of a weight as operators read it: bf16."""
 SINGLE = 4
 """Bytes of a value in fp32: statistics, the loss, and the parameters themselves."""
 INDEX = 8
-"""Bytes of a token, a class or the place of a maximum: int64."""
+"""Bytes of a token, a class or the index of a maximum: int64."""
 
 NOTHING = Affine()
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPart:
-    """One step of a layer."""
+    """One part of a layer."""
 
     ops: tuple[ProfiledOp, ...]
     weights: tuple[int, ...] = ()
-    """The numbers in each of its parameters."""
+    """Elements of each of its parameters."""
     saved: Affine = NOTHING
-    """Bytes kept for its backward. A value that two steps need counts once, with the first."""
+    """Bytes kept for its backward. A value that two parts need counts once, with the first."""
     temporary: float = 0.0
-    """Bytes a sample that its forward writes and nobody keeps."""
+    """Bytes per sample that its forward writes and does not keep."""
     gradients: float = 0.0
-    """Bytes a sample of gradients of activations that are alive together in its backward."""
+    """Bytes per sample of activation gradients alive at once in its backward."""
     depth: tuple[float, float] = (0.0, 0.0)
     """Longest chain of unit operations, forward and backward."""
     buffers: float = 0.0
-    """Bytes of state that is not trained."""
+    """Bytes of untrained state."""
     tied: int = 0
-    """Trained numbers that it reads and another step counts."""
+    """Trained parameters that it reads and another part counts."""
 
     @property
     def parallel_branch(self) -> LayerPart:
-        """The same step next to an equally long one: it adds nothing to the longest chain."""
+        """The same part in parallel to an equally long one: it adds nothing to the longest chain."""
         return replace(self, depth=(0.0, 0.0))
 
 
@@ -64,13 +64,13 @@ def op(
     made: float = 0,
     shape: OpShape | None = None,
 ) -> ProfiledOp:
-    """An operator with `flops` a sample; `fixed` and `per_sample` are its bytes, of which `made` a sample are new."""
+    """An operator: `flops` per sample, `fixed` and `per_sample` bytes moved, a result of `made` bytes per sample."""
     work, moved, output = Affine(0.0, float(flops)), Affine(float(fixed), float(per_sample)), Affine(0.0, float(made))
     return ProfiledOp(name, kind, phase, work, moved, output=output, dims=dims(shape) if shape else ())
 
 
 def kept(values: float, *, fixed: float = 0.0) -> Affine:
-    """Bytes of that many activations a sample."""
+    """Bytes of `values` activations per sample."""
     return Affine(fixed, float(VALUE * values))
 
 
@@ -79,7 +79,7 @@ def linear(
 ) -> LayerPart:
     """y = x W + b.
 
-    `keep`: x is not kept by an earlier step. `tied`: W is counted elsewhere. `first`: x needs no gradient.
+    `keep`: x is not kept by an earlier part. `tied`: W is counted elsewhere. `first`: x needs no gradient.
     """
     work = 2 * t * k * n
     weight, moved = VALUE * k * n, VALUE * t * (k + n)
@@ -102,7 +102,7 @@ def linear(
 
 
 def attention(s: int, width: int, kv_width: int, heads: int) -> LayerPart:
-    """Fused attention over all pairs of s tokens; its backward computes the scores again instead of keeping s * s."""
+    """Fused attention over all pairs of s tokens; its backward recomputes the scores instead of keeping s * s."""
     work = 4 * s * s * width
     own, shared, sums = VALUE * s * width, VALUE * s * kv_width, SINGLE * s * heads
     chain = 2 + log2(width // heads) + log2(s) + 2 * log2(s) + 3  # scores, values, and the softmax between them
@@ -156,8 +156,10 @@ def norm(t: int, n: int, *, root_mean_square: bool = False, keep: bool = True) -
     )
 
 
-def activation(name: str, values: int, *, keep: bool = True, kind: str = "special", in_place: bool = False) -> LayerPart:
-    """One function of each value; `keep`: what its backward reads is not kept by an earlier step."""
+def activation(
+    name: str, values: int, *, keep: bool = True, kind: str = "special", in_place: bool = False
+) -> LayerPart:
+    """One function of each value; `keep`: the input of its backward is not kept by an earlier part."""
     return LayerPart(
         (
             op(name, kind, "forward", per_sample=2 * VALUE * values, made=0 if in_place else VALUE * values),
@@ -170,7 +172,7 @@ def activation(name: str, values: int, *, keep: bool = True, kind: str = "specia
 
 
 def add(values: int, *, in_place: bool = False) -> LayerPart:
-    """The sum of two branches; backward, their gradients are summed where they part."""
+    """The sum of two branches; in the backward, their gradients are summed where they branch."""
     return LayerPart(
         (
             op("add", "pointwise", "forward", per_sample=3 * VALUE * values, made=0 if in_place else VALUE * values),
@@ -229,7 +231,7 @@ def embedding(s: int, rows: int, n: int, *, tied: bool = False) -> LayerPart:
 
 
 def position(s: int, rows: int, n: int) -> LayerPart:
-    """A learned row for each place, added to the tokens; its gradient is a sum over the samples."""
+    """A learned row per position, added to the tokens; its gradient is a sum over the samples."""
     moved = VALUE * s * n
     return LayerPart(
         (
@@ -244,7 +246,7 @@ def position(s: int, rows: int, n: int) -> LayerPart:
 
 
 def cross_entropy(t: int, classes: int) -> LayerPart:
-    """Mean cross entropy of t rows of logits, in fp32; the caller still holds the logits."""
+    """Mean cross entropy of t rows of logits, in fp32; the caller still keeps the logits."""
     values = t * classes
     return LayerPart(
         (

@@ -20,7 +20,9 @@ def mlp(layers: int, width: int, batch_size: int | None) -> Profile:
         inner = linear(1, width, width, keep=False), activation("relu", width, kind="pointwise")
         drafts.append(LayerDraft("layers.1", "Linear", inner, VALUE * width, repeats=layers - 2))
     alone = layers == 1
-    drafts.append(LayerDraft("head", "Head", (linear(1, width, width, keep=alone, first=alone), _squared_error(width)), 0))
+    drafts.append(
+        LayerDraft("head", "Head", (linear(1, width, width, keep=alone, first=alone), _squared_error(width)), 0)
+    )
     notes = (f"batch of {batch}, {width} values in and out",)
     return assemble(f"mlp:{layers}x{width}", drafts, batch_size=batch, input=2 * SINGLE * width, notes=notes)
 

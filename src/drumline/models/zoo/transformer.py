@@ -27,20 +27,20 @@ from .parts import (
 
 @dataclass(frozen=True, slots=True)
 class TransformerSize:
-    """The numbers that a transformer is made from."""
+    """Sizes of a transformer."""
 
     layers: int
     hidden: int
     heads: int
     kv_heads: int
-    """Heads of keys and values; fewer than `heads` when groups of queries share them."""
+    """Heads of keys and values; fewer than `heads` if groups of queries share them."""
     inner: int
     """Width between the two maps of the feed-forward part."""
     vocabulary: int
     sequence: int
-    """Tokens of a sample, unless told otherwise."""
+    """Default tokens per sample."""
     batch: int
-    """Samples of a step, unless told otherwise."""
+    """Default samples per step."""
 
 
 def _gpt(layers: int, hidden: int, heads: int, batch: int = 512) -> TransformerSize:
@@ -79,8 +79,8 @@ VIT = {  # the vocabulary is the classes, the sequence follows from the patches
     "huge": (TransformerSize(32, 1280, 16, 16, 5120, 1000, 257, 1024), 14),
 }
 _FULL = (
-    "attention counts all pairs of tokens, also those that a causal mask hides; "
-    "its backward, which computes the scores again, is 2.5 times its forward"
+    "attention counts all pairs of tokens, also masked ones; "
+    "its backward, which recomputes the scores, is 2.5 times its forward"
 )
 
 
@@ -98,7 +98,7 @@ def gpt(size: str, batch_size: int | None, sequence: int | None) -> Profile:
 
 
 def llama(size: str, batch_size: int | None, sequence: int | None) -> Profile:
-    """Rotary positions, root-mean-square norms, gated SiLU, shared keys and values, no biases, a head of its own."""
+    """Rotary positions, root-mean-square norms, gated SiLU, shared keys and values, no biases, a separate head."""
     z = LLAMA[size]
     s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
     head = (norm(s, h, root_mean_square=True), linear(s, h, v, bias=False), cross_entropy(s, v))
@@ -111,7 +111,7 @@ def llama(size: str, batch_size: int | None, sequence: int | None) -> Profile:
 
 
 def bert(size: str, batch_size: int | None, sequence: int | None) -> Profile:
-    """Learned positions and segments, norm after, GELU, a pooler; words are predicted through the embedding."""
+    """Learned positions and segments, norm after, GELU, a pooler; tokens are predicted through the embedding."""
     z = BERT[size]
     s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
     words = (embedding(s, v, h, tied=True), position(s, max(512, s), h), embedding(s, 2, h), add(s * h), norm(s, h))
@@ -121,7 +121,7 @@ def bert(size: str, batch_size: int | None, sequence: int | None) -> Profile:
         LayerDraft("blocks.0", "Block", _block(z, s, separate=True), _row(s, h), carried=_row(s, h), repeats=z.layers),
         LayerDraft("head", "Head", (*pooler, linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
     )
-    note = "no heads beyond the pooler: words are predicted at every place through the embedding"
+    note = "no heads beyond the pooler: tokens are predicted at every position through the embedding"
     return _language_model(f"bert:{size}", drafts, z, batch_size, s, note)
 
 
@@ -149,7 +149,7 @@ def _language_model(
 
 
 def _block(z: TransformerSize, s: int, *, separate: bool = False) -> tuple[LayerPart, ...]:
-    """Attention and a GELU feed-forward with biases; keeps 32 bytes a token and hidden value, and few more."""
+    """Attention and a GELU feed-forward with biases; keeps slightly more than 32 bytes per token and hidden value."""
     h, f = z.hidden, z.inner
     maps: tuple[LayerPart, ...] = (linear(s, h, 3 * h),)
     if separate:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from ...core.errors import PlanError
 from ...models.profile import Affine, Layer, ProfiledOp
-from ...models.selective import KEPT, RecomputeChoice, choices, recompute_verdicts
+from ...models.recompute_choice import KEPT, RecomputeChoice, choices, recompute_verdicts
 from ...torchkit.dispatch_modes import UnwrappedDispatchMode, with_view_tracking
 from ...torchkit.profiler import SPAN_OPERATORS
 from ...tracing.lineage import Lineage, storage_key, written_by

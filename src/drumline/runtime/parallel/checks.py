@@ -1,4 +1,4 @@
-"""What cannot be split as the plan says: refused with the numbers, and with a plan that works."""
+"""Refuses plans that cannot split a model, with the numbers and a plan that works."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ...plans import Plan
 
 
 def refuse_uneven_heads(plan: Plan, captured: CapturedGraph, choice: TensorSplits) -> None:
-    """Refuse queries whose heads the ranks cannot share; keys that are fewer than the queries may stay whole."""
+    """Refuse query heads that do not divide over the ranks; fewer key heads may stay whole."""
     n = plan.tp
-    found = {module: heads_in(captured.graph.nodes, module) for module, _, _ in choice.uneven_heads}
-    wrong = next(((module, heads) for module, heads in found.items() if heads % n), None)
+    heads_of = {module: heads_in(captured.graph.nodes, module) for module, _, _ in choice.uneven_heads}
+    wrong = next(((module, heads) for module, heads in heads_of.items() if heads % n), None)
     if wrong is None:
         return
-    shared = math.gcd(*found.values())
+    shared = math.gcd(*heads_of.values())
     near = min((k for k in range(1, shared + 1) if shared % k == 0), key=lambda k: (abs(k - n), -k))
     same = math.gcd(shared, n)
     raise PlanError(
@@ -47,7 +47,7 @@ def check_stage_names(plan: Plan) -> None:
 
 @contextmanager
 def suggest_replicas(plan: Plan) -> Iterator[None]:
-    """Tell who has a model that cannot be captured of the plan that runs it as it is."""
+    """Add to the error of a model that cannot be captured a plan that runs it uncaptured."""
     try:
         yield
     except TraceError as e:
@@ -56,5 +56,5 @@ def suggest_replicas(plan: Plan) -> Iterator[None]:
 
 
 def replicated_plan(plan: Plan) -> Plan:
-    """On as many ranks, all of them replicas."""
+    """A plan for the same ranks, all of them replicas."""
     return replace(plan, dp=plan.ranks, pp=1, virtual=1, split=(), schedule="1f1b", tp=1, cp=1, tile=(1, 1), halo=True)

@@ -1,4 +1,4 @@
-"""From a job's captured graph to what one rank of a plan runs: the axes are spread one after the other."""
+"""Partitions a captured graph over the axes of a plan, one after the other, into the graph that one rank runs."""
 
 from __future__ import annotations
 
@@ -33,35 +33,36 @@ AXIS_KEYS = {"rows": "tile", "columns": "tile", "cp": "cp", "tp": "tp"}
 
 @dataclass(frozen=True, eq=False)
 class PartitionedGraph:
-    """A graph with this rank's shapes."""
+    """This rank's graph, with its shapes."""
 
     graph: Graph
     gathered: Mapping[str, Mapping[str, Sequence[str]]]
-    """Axis -> operator -> the modules where its inputs were made whole."""
+    """Axis -> operator -> the modules where its inputs were gathered."""
     outputs: Sequence[tuple[str, int, int]]
-    """(module, call, which output), in the order in which they come."""
+    """(module, call, which output), in order of execution."""
 
 
-Places = Mapping[Node, tuple[Node, dict[str, Split]]]
+OutputNodes = dict[Node, tuple[Node, dict[str, Split]]]
+"""Node of the captured graph -> its node in the latest graph, and its splits by axis."""
 
 
-def _followed(shown: Places, work: ShardingPass) -> dict[Node, tuple[Node, dict[str, Split]]]:
-    """The same values in the graph of a pass."""
-    found = {}
-    for origin, (node, splits) in shown.items():
+def _after_pass(outputs: OutputNodes, work: ShardingPass) -> OutputNodes:
+    """The same outputs in the graph of a pass."""
+    result = {}
+    for origin, (node, splits) in outputs.items():
         value = work.values.get(node)
         if isinstance(value, ShardedValue):
             more = {work.axis.name: value.layout} if value.layout is not None else {}
-            found[origin] = (value.node, {**splits, **more})
-    return found
+            result[origin] = (value.node, {**splits, **more})
+    return result
 
 
-def _made_whole(graph: Graph, axis: Axis, found: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Operator -> modules of what is given a whole image or sequence, by a rule too: on the way to a `flatten`, say.
+def _gathered_inputs(graph: Graph, axis: Axis, by_pass: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Operator -> modules that get a whole image or sequence, by rules too: before a `flatten`, for example.
 
-    Tensor parallelism gathers as a matter of course, where columns begin; tiles and tokens stay parts where they can.
+    For tensor parallelism gathering is normal, before column-split layers; tiles and tokens stay split if they can.
     """
-    all_ = {name: dict.fromkeys(at) for name, at in found.items()}
+    all_ = {name: dict.fromkeys(at) for name, at in by_pass.items()}
     for node in graph.nodes:
         if node.target in (redistribution.gather, redistribution.gather_into_split_work) and node.args[-1] is axis:
             for user in (u for u in node.users if u.op == "call_function"):
@@ -70,12 +71,12 @@ def _made_whole(graph: Graph, axis: Axis, found: Mapping[str, Sequence[str]]) ->
 
 
 class GraphPartitioner:
-    """Spreads graphs of one job over the axes of one plan; parameters are split alike in all of them."""
+    """Partitions the graphs of one job over the axes of one plan; parameters are split alike in all of them."""
 
     def __init__(
         self, plan: Plan, grid: RankGrid, device: torch.device, watch: Callable[..., Any] | None = None
     ) -> None:
-        self.plan, self.groups, self.device, self._watch = plan, grid, device, watch
+        self.plan, self.grid, self.device, self._watch = plan, grid, device, watch
         self.axes = {
             name: Axis(name, grid.sizes[name], grid.coordinates[name], grid.group([name]), watch, plan.halo)
             for name in ("rows", "columns", "cp", "tp")
@@ -85,7 +86,7 @@ class GraphPartitioner:
         """What tensor parallelism splits, by the parameters' names."""
         self.splits: dict[str, Split] = {}
         self.shared_gradients: frozenset[str] | None = None
-        """The parameters that are whole along tp and get summands there: found in the first graph, kept in all."""
+        """The parameters that are whole along tp and get partial gradients there, by the first graph."""
 
     @with_real_tensors()
     def choose_splits(self, captured: CapturedGraph) -> None:
@@ -109,20 +110,18 @@ class GraphPartitioner:
         for i, node in enumerate(n for n in graph.nodes if n.op not in ("placeholder", "output")):
             node.meta["origin"] = i
         gathered: dict[str, Mapping[str, Sequence[str]]] = {}
-        shown: dict[Node, tuple[Node, dict[str, Split]]] = {
-            n: (n, {}) for nodes in captured.outputs.values() for n in nodes if n is not None
-        }
+        shown: OutputNodes = {n: (n, {}) for nodes in captured.outputs.values() for n in nodes if n is not None}
         for name, axis in self.axes.items():
             seeds = self._seeds(name, axis, graph)
             sequence = self._sequence(graph, axis) if name == "tp" else (lambda _: None)
             work = ShardingPass(graph, axis, captured.mode, seeds, sequence_split=sequence)
             graph = work.run()
-            gathered[name] = work.gathered if name == "tp" else _made_whole(graph, axis, work.gathered)
-            shown = _followed(shown, work)
+            gathered[name] = work.gathered if name == "tp" else _gathered_inputs(graph, axis, work.gathered)
+            shown = _after_pass(shown, work)
             if name == "tp" and self.shared_gradients is None:
-                self.shared_gradients = self._agreed(parameters_in_split_work(graph, axis), captured)
+                self.shared_gradients = self._union_over_ranks(parameters_in_split_work(graph, axis), captured)
             leave_partial_gradients(graph, axis, self.shared_gradients if name == "tp" else None)
-        if self.groups.size(DATA_AXES) > 1:
+        if self.grid.size(DATA_AXES) > 1:
             span_statistics(graph, self._statistics).here = present
         if {"rows", "columns"} & self.axes.keys():
             overlap_halos(graph)
@@ -134,23 +133,23 @@ class GraphPartitioner:
         outputs = [(m, c, i) for (m, c), nodes in captured.outputs.items() for i in range(len(nodes))]
         return PartitionedGraph(graph, gathered, outputs)
 
-    def _agreed(self, names: frozenset[str], captured: CapturedGraph) -> frozenset[str]:
-        """What any rank with other parts of the same samples has found: their parts may be of different sizes."""
-        group = self.groups.group(SAMPLE_AXES)
+    def _union_over_ranks(self, names: frozenset[str], captured: CapturedGraph) -> frozenset[str]:
+        """The union over the ranks that share samples: their parts may be of different sizes."""
+        group = self.grid.group(SAMPLE_AXES)
         if group is None:
             return names
         every = sorted(captured.placeholders("parameter"))
         own = [name in names for name in every]
-        found = torch.tensor(own, dtype=torch.int32, device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
-        return frozenset(name for name, there in zip(every, agreed_numbers(found, own), strict=True) if there)
+        flags = torch.tensor(own, dtype=torch.int32, device=self.device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=group)
+        return frozenset(name for name, there in zip(every, agreed_numbers(flags, own), strict=True) if there)
 
     def _statistics(self, names: frozenset[str]) -> Axis:
-        """The ranks over which a BatchNorm's statistics run: those with other samples, and with other parts of them."""
+        """The ranks that share BatchNorm statistics: those with other samples, and with other parts of the same."""
         axes = [*DATA_AXES, *names]
-        return Axis("statistics", self.groups.size(axes), self.groups.index(axes), self.groups.group(axes), self._watch)
+        return Axis("statistics", self.grid.size(axes), self.grid.index(axes), self.grid.group(axes), self._watch)
 
-    # -- where an axis begins
+    # -- the inputs that an axis splits
 
     def _seeds(self, name: str, axis: Axis, graph: Graph) -> dict[str, Split]:
         heads = [n for n in graph.nodes if n.op == "placeholder"]
@@ -161,23 +160,23 @@ class GraphPartitioner:
                 if n.meta["role"] == "parameter" and n.meta["name"] in self.splits
             }
         leaves = [n for n in heads if n.meta["role"] == "batch"]
-        found = self._tokens(leaves, axis) if name == "cp" else self._images(leaves, name, axis)
-        if not found:
+        seeds = self._tokens(leaves, axis) if name == "cp" else self._images(leaves, name, axis)
+        if not seeds:
             what = "tokens: an input of (samples, tokens, ...)" if name == "cp" else "images: an input of four dims"
             raise PlanError(
                 f"{AXIS_KEYS[name]} for a batch without {what}",
                 where=f"plan {self.plan}",
-                rule="the plan splits what is there",
+                rule="the plan's axis splits this dim of the input",
                 fix=str(replicated_plan(self.plan)),
             )
-        return found
+        return seeds
 
     def _images(self, leaves: Sequence[Any], name: str, axis: Axis) -> dict[str, Split]:
-        """Images (samples, channels, rows, columns), and targets that have a number for every pixel."""
+        """Images (samples, channels, rows, columns), and targets with a value for every pixel."""
         back = {"rows": 2, "columns": 1}[name]
         images = [n for n in leaves if n.meta["val"].dim() == 4]
         sizes = {n.meta["val"].shape[-back] for n in images}
-        found = {}
+        seeds = {}
         for node in leaves:
             shape = node.meta["val"].shape
             dense = len(shape) >= 3 and any(shape[-2:] == i.meta["val"].shape[-2:] for i in images)
@@ -188,11 +187,11 @@ class GraphPartitioner:
                         rule="every tile has a row and a column",
                         fix=f"at most {shape[-back]} tiles that way",
                     )
-                found[node.name] = Split(len(shape) - back, (even_bounds(shape[-back], axis.size),))
-        return found
+                seeds[node.name] = Split(len(shape) - back, (even_bounds(shape[-back], axis.size),))
+        return seeds
 
     def _tokens(self, leaves: Sequence[Any], axis: Axis) -> dict[str, Split]:
-        """Whatever has as many tokens in dim 1 as the first input that has any."""
+        """All inputs with as many tokens in dim 1 as the first that has any."""
         lengths = [n.meta["val"].shape[1] for n in leaves if n.meta["val"].dim() >= 2]
         if not lengths:
             return {}
@@ -207,7 +206,7 @@ class GraphPartitioner:
         }
 
     def _sequence(self, graph: Graph, axis: Axis) -> Callable[[torch.Size], Split | None]:
-        """Between blocks, what tensor parallelism adds up lies split by tokens: norms and dropout work on parts."""
+        """Sequence parallelism: between blocks, sums over tp are split by tokens; norms and dropout work on parts."""
         leaves = [n.meta["val"].shape for n in graph.nodes if n.op == "placeholder" and n.meta["role"] == "batch"]
         shapes = {(s[0], s[1]) for s in leaves if len(s) in (2, 3)}
 

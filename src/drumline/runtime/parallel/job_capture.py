@@ -1,4 +1,4 @@
-"""Captures a job's micro-batches: the user's module on tensors without values, and what it does to one shape."""
+"""Captures the graphs of a job: the user's model and loss on fake tensors, once for each shape of a micro-batch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .checks import suggest_replicas
 
 
 class JobCapture:
-    """The template of a job's model, and graphs of it."""
+    """The job's model on fake tensors, and graphs of it."""
 
     def __init__(self, job: Job, plan: Plan, device: torch.device, dtype: torch.dtype | None) -> None:
         self.job, self.plan, self.device, self.dtype = job, plan, device, dtype
         self.mode = fake_mode()
         self.template = self._template()
-        """The user's module, on tensors without values: what is captured."""
+        """The user's module on fake tensors: this is captured."""
         self.template.train()
 
     @with_real_tensors()
     def capture_first(self, slices: int) -> CapturedGraph:
-        """The graph of the first micro-batch, where a batch is cut into so many slices."""
+        """The graph of the first micro-batch, of a batch cut into `slices`."""
         n = -(-self.job.batch_size // (self.plan.micro * slices))
         value, target = fake_batch(self.job, self.mode, sample=first_sample(self.job), n=n)
         with self.mode:
@@ -39,7 +39,7 @@ class JobCapture:
         return self.capture((value, target), n, training=True)[0]
 
     def real_batch(self, slices: int) -> list[torch.Tensor]:
-        """The tensors of such a micro-batch with values: copies of the first sample."""
+        """The tensors of that micro-batch with values: copies of the first sample."""
         n = -(-self.job.batch_size // (self.plan.micro * slices))
         batch = collate(self.job, [first_sample(self.job)] * n)
         leaves, _ = flatten(tuple(to_device(v, self.device, self.dtype) for v in batch))
@@ -53,19 +53,22 @@ class JobCapture:
 
     @with_real_tensors()
     def capture(self, batch: Any, samples: int, *, training: bool) -> tuple[CapturedGraph, bool, tuple[str, ...]]:
-        """The graph of a micro-batch: its loss, and to evaluate, the job's metrics too."""
+        """The graph of a micro-batch, whether the job weights its loss, and the names of its results.
+
+        The results are the loss, and in evaluation the job's metrics too.
+        """
         leaves, together = flatten(batch)
         own, names = [False], ["loss"]
 
         def run(model: nn.Module, given: list[Any]) -> Any:
             value, target = together(given)
             output = call_model(model, value)
-            found: dict[str, Any] = {"loss": self.job.loss(output, target)}
+            results: dict[str, Any] = {"loss": self.job.loss(output, target)}
             if not training and self.job.evaluate is not None:
-                found.update(call_user_code(self.job.evaluate, "the job's evaluate()", output, target))
-            names[:] = list(found)
+                results.update(call_user_code(self.job.evaluate, "the job's evaluate()", output, target))
+            names[:] = list(results)
             pairs = []
-            for result in found.values():
+            for result in results.values():
                 total, weight, own[0] = weighted_sum(self.job, result, value, target, samples)
                 pairs += [total, weight.to(total.device)]
             return pairs

@@ -1,7 +1,7 @@
-"""A job's model where the plan splits the model: this rank's parts of the parameters, and programs that run them.
+"""The strategy of plans that split the model itself: tensor, spatial, context and pipeline parallelism.
 
-The job's Python runs only to be captured, on tensors without values, once for each shape of a micro-batch. What runs
-is the captured graph, spread over the plan's axes and cut into stages; its parameters keep the user's names.
+The job's Python runs only to be captured, on fake tensors, once for each shape of a micro-batch. The captured graph is
+partitioned over the plan's axes, cut into stages, and run; its parameters keep the user's names.
 """
 
 from __future__ import annotations
@@ -24,20 +24,18 @@ from ...partition.program import ParameterHolder, splits_of
 from ...partition.recompute import recompute_layers
 from ...partition.sharding.layout import Split
 from ...partition.sharding.redistribution import gathered, part_of
-from ...partition.stage import StagedGraph as Stages
-from ...partition.stage import StageProgram
+from ...partition.stage import StagedGraph, StageProgram
 from ...partition.stage_boundaries import FLOPS_PER_BYTE, BoundaryPrices
 from ...partition.stage_cutting import cut_into_stages, graph_operators
 from ...plans import Plan
-from ...plans.plan import MEASURED
+from ...plans.keys import MEASURED
 from ...reports.split_summary import split_summary
 from ...schedules.pipeline import Action
 from ..memory.recompute import recomputed_layers
 from ..numerics.precision import compute_precision, tf32_matmuls, to_device
 from ..pipeline.channels import PipelineChannels
 from ..pipeline.clock import LaneTiming, PipelineClock
-from ..pipeline.run import PipelineRunner
-from ..pipeline.step import PipelineMicroBatch, StepHooks
+from ..pipeline.step import PipelineMicroBatch, PipelineRunner, StepHooks
 from ..pipeline.tied_parameters import sum_tied_gradients, tied_ranks
 from ..state.recorder import StepRecorder
 from ..strategies.buckets import GradientGroups
@@ -54,18 +52,17 @@ from .segment_timing import measured_prices
 
 @dataclass(frozen=True, eq=False)
 class MicroBatchProgram:
-    """What runs micro-batches of one shape."""
+    """Runs micro-batches of one shape."""
 
-    captured: CapturedGraph
-    spread: PartitionedGraph
+    partitioned: PartitionedGraph
     program: StageProgram | None
-    """Without a pipeline."""
-    stages: Stages | None
-    """With one: this rank's have their modules."""
+    """Without a pipeline: the whole graph."""
+    stages: StagedGraph | None
+    """With a pipeline: all stages; this rank's have their programs."""
     own_weight: bool
-    """Whether the weight of the loss is the job's own."""
+    """Whether the job weights the loss itself."""
     names: tuple[str, ...] = ("loss",)
-    """What comes out, each as a sum and a weight."""
+    """Its results, each a sum and a weight."""
 
 
 class ModelParallel(FlatShard):
@@ -86,42 +83,42 @@ class ModelParallel(FlatShard):
         grid = RankGrid(plan, rank)
         shard, copies = grid.group(["shard"]), grid.group(["replica", *SAMPLE_AXES])
         super().__init__(plan, shard, copies, split=grid.group(["pp", "shard", "tp"]))
-        self.plan, self.groups, self.device, self.dtype, self.record = plan, grid, device, dtype, record
+        self.plan, self.grid, self.device, self.dtype, self.record = plan, grid, device, dtype, record
         self.partitioner = GraphPartitioner(plan, grid, device, lambda axis, name, t: record.message(name, t))
-        self._captures = JobCapture(job, plan, device, dtype)
-        self.template = self._captures.template
-        """The user's module, on tensors without values: what is captured."""
+        self._capture = JobCapture(job, plan, device, dtype)
+        self.template = self._capture.template
+        """The user's module on fake tensors: this is captured."""
         self.recomputed_layers = (
             frozenset(spec.name for spec in recomputed_layers(self.template, "full"))
             if plan.recompute == "full"
             else frozenset()
         )
-        """The layers that are computed again in the backward."""
-        self._ready: dict[Any, MicroBatchProgram] = {}
+        """The layers that are recomputed in the backward."""
+        self._programs: dict[Any, MicroBatchProgram] = {}
         self._seen: OutputSeen | None = None
         self._count = 0
         self.peak = 0
-        """The most forwards that this rank held at once in the last step of a pipeline."""
+        """Peak number of forwards that waited for their backwards in the last step of a pipeline."""
         group = grid.group(["pp"])
         back = grid.second_group(["pp"]) if group is not None and backend_of(group) == "nccl" else None
         self.channels = PipelineChannels(group, back, device=device) if group is not None else None
-        self._pipe = PipelineRunner(self.channels) if self.channels is not None else None
+        self._runner = PipelineRunner(self.channels) if self.channels is not None else None
         self.clock = PipelineClock(device)
-        """When the actions of a pipeline ran."""
-        first = self._captures.capture_first(grid.size(DATA_AXES))
+        """Times the actions of a pipeline."""
+        first = self._capture.capture_first(grid.size(DATA_AXES))
         with compute_precision(plan.precision, device):
             self.partitioner.choose_splits(first)
         prices = self._prices(first, flops_per_byte)
         self.placement = Placement(plan, grid, first, self.partitioner.splits, prices)
-        """Who has what."""
+        """This rank's part of the model."""
         with compute_precision(plan.precision, device):
             self.first = self.partitioner.partition(first)
-        """What a rank runs of the first batch: it shows what could not be split, and makes all groups."""
+        """This rank's graph of the first batch: it shows what could not be split, and creates all groups."""
         self.root = ParameterHolder()
         """This rank's parameters and buffers."""
-        self._filling = InitialWeights(self._captures, self.placement, self.root)
-        self._filling.broadcast(first)
-        if self.partitioner.shared_gradients:  # what the tensor-parallel ranks have whole, for work that they share
+        self._weights = InitialWeights(self._capture, self.placement, self.root)
+        self._weights.broadcast(first)
+        if self.partitioner.shared_gradients:  # parameters that tp ranks have whole and use on different parts
             self.sum_separately(
                 self.partitioner.shared_gradients, GradientGroups(shard, grid.group(["replica", *SAMPLE_AXES, "tp"]))
             )
@@ -132,11 +129,11 @@ class ModelParallel(FlatShard):
         self.summary = split_summary(self.first.gathered, left, [name for name, _ in self.placement.starts])
 
     def _prices(self, captured: CapturedGraph, flops_per_byte: float | None) -> BoundaryPrices:
-        """What the stages of a pipeline are balanced by."""
+        """The costs by which the stages of a pipeline are balanced."""
         if self.channels is None or self.plan.split != MEASURED:
             return BoundaryPrices(per_byte=flops_per_byte or FLOPS_PER_BYTE[self.device.type])
-        slices = self.groups.size(DATA_AXES)
-        return measured_prices(self._captures, captured, stage_modules(captured), slices, self.channels)
+        slices = self.grid.size(DATA_AXES)
+        return measured_prices(self._capture, captured, stage_modules(captured), slices, self.channels)
 
     # -- running
 
@@ -155,55 +152,55 @@ class ModelParallel(FlatShard):
         return [(total.double(), weight.double()) for total, weight, *_ in losses], weighted
 
     def loss_of(self, micro: RankMicroBatch) -> tuple[torch.Tensor, torch.Tensor, bool]:
-        """Sum and weight of the loss of a micro-batch, and whether the weight is the job's own."""
-        ready, tensors = self.program_for(micro)
-        assert ready.program is not None
-        self._show(ready, self._count)
+        """Run a micro-batch: sum and weight of its loss, and whether the job gave the weight."""
+        entry, tensors = self.program_for(micro)
+        assert entry.program is not None
+        self._observe(entry, self._count)
         self._count += 1
-        total, weight = ready.program(*tensors)
-        return total, weight, ready.own_weight
+        total, weight = entry.program(*tensors)
+        return total, weight, entry.own_weight
 
     def train_stages(
         self, micros: Sequence[RankMicroBatch], factor: float, step: StepContext
     ) -> tuple[Sequence[tuple[torch.Tensor, ...]], bool]:
-        """All micro-batches through the stages, forwards and backwards; the losses that this rank has."""
-        made = [self.program_for(m) for m in micros]
-        batches = [self._micro_batch(r, t) for r, t in made]
+        """Run all micro-batches through the stages, forwards and backwards; returns the losses that this rank has."""
+        runs = [self.program_for(m) for m in micros]
+        batches = [self._micro_batch(r, t) for r, t in runs]
 
         def before(stage: int, micro: int) -> None:
             step.seed(micro, stage)
-            self._show(made[micro][0], micro)
+            self._observe(runs[micro][0], micro)
 
-        runner = self._runner(before, step)
+        runner = self._configured_runner(before, step)
         with self.clock.step():
             result = runner.train(self.placement.order_of(len(micros)), batches, factor)
         self._cut, self.peak = batches[0].cut, result.peak
-        return result.losses, any(r.own_weight for r, _ in made)
+        return result.losses, any(r.own_weight for r, _ in runs)
 
     @torch.no_grad()
     def evaluate(self, micros: Sequence[RankMicroBatch]) -> list[dict[str, torch.Tensor]]:
-        """(sum, weight) of the loss and of each metric over all micro-batches, as far as this rank counts them."""
-        made = [self.program_for(m, training=False) for m in micros]
-        names = made[0][0].names
+        """(sum, weight) of the loss and of each metric over all micro-batches; zeros if another rank counts them."""
+        runs = [self.program_for(m, training=False) for m in micros]
+        names = runs[0][0].names
         if self.placement.pipelined:
-            runner = self._runner(lambda stage, micro: None, None)
-            batches = [self._micro_batch(r, t) for r, t in made]
+            runner = self._configured_runner(lambda stage, micro: None, None)
+            batches = [self._micro_batch(r, t) for r, t in runs]
             results: Sequence[Any] = runner.evaluate(self.placement.order_of(len(micros)), batches).losses
         else:
             with compute_precision(self.plan.precision, self.device):
-                results = [r.program(*t) for r, t in made if r.program is not None]
+                results = [r.program(*t) for r, t in runs if r.program is not None]
         sums = torch.zeros(len(names), 2, dtype=torch.float64, device=self.device)
         for pairs in results if self.counts_loss else ():
             sums += torch.stack([p.double() for p in pairs]).view(-1, 2)
         return [dict(zip(names, sums, strict=True))]
 
-    def _micro_batch(self, ready: MicroBatchProgram, tensors: Sequence[torch.Tensor]) -> PipelineMicroBatch:
-        assert ready.stages is not None
-        return PipelineMicroBatch(ready.stages, {str(i): t for i, t in enumerate(tensors)})
+    def _micro_batch(self, entry: MicroBatchProgram, tensors: Sequence[torch.Tensor]) -> PipelineMicroBatch:
+        assert entry.stages is not None
+        return PipelineMicroBatch(entry.stages, {str(i): t for i, t in enumerate(tensors)})
 
-    def _runner(self, seed: Callable[[int, int], None], step: StepContext | None) -> PipelineRunner:
+    def _configured_runner(self, seed: Callable[[int, int], None], step: StepContext | None) -> PipelineRunner:
         """The pipeline's runner; in a step of training its actions are timed."""
-        assert self._pipe is not None
+        assert self._runner is not None
         names = {"F": "forward", "B": "backward", "W": "backward"}
 
         @contextmanager
@@ -213,37 +210,37 @@ class ModelParallel(FlatShard):
             with clock, phase, compute_precision(self.plan.precision, self.device):
                 yield
 
-        self._pipe.hooks = StepHooks(seed=seed, around_action=around)
-        return self._pipe
+        self._runner.hooks = StepHooks(seed=seed, around_action=around)
+        return self._runner
 
     def lanes(self, last: int) -> list[LaneTiming]:
         return self.clock.lanes(last) if self.placement.pipelined else []
 
-    # -- looking at values
+    # -- observation
 
     def watch_outputs(self, seen: OutputSeen, skip: Collection[nn.Module] = ()) -> None:
         self._seen = seen
 
     def unwatch_outputs(self) -> None:
         self._seen = None
-        for ready in self._ready.values():
-            for program in _programs(ready, self.placement.stages):
+        for entry in self._programs.values():
+            for program in _stage_programs(entry, self.placement.stages):
                 program.observe(None)
 
-    def _show(self, ready: MicroBatchProgram, micro: int) -> None:
-        for program in _programs(ready, self.placement.stages):
-            program.observe(self._shower(micro) if self._seen else None)
+    def _observe(self, entry: MicroBatchProgram, micro: int) -> None:
+        for program in _stage_programs(entry, self.placement.stages):
+            program.observe(self._observer(micro) if self._seen else None)
 
-    def _shower(self, micro: int) -> Callable[[Any, Any], Any]:
+    def _observer(self, micro: int) -> Callable[[Any, Any], Any]:
         seen = self._seen
 
-        def show(node: Any, value: Any) -> Any:
+        def observe(node: Any, value: Any) -> Any:
             if isinstance(value, torch.Tensor) and seen is not None and torch.is_grad_enabled():
-                for shown in node.meta["shows"]:
-                    seen(micro, shown, value)
+                for output in node.meta["shows"]:
+                    seen(micro, output, value)
             return value
 
-        return show
+        return observe
 
     def whole_output(self, tensor: torch.Tensor, splits: Mapping[str, Split]) -> torch.Tensor:
         for axis in reversed([a for a in self.partitioner.axes if a in splits]):
@@ -257,7 +254,7 @@ class ModelParallel(FlatShard):
     # -- programs
 
     def program_for(self, micro: RankMicroBatch, training: bool = True) -> tuple[MicroBatchProgram, list[torch.Tensor]]:
-        """What runs a micro-batch, and its tensors."""
+        """The program for a micro-batch, and this rank's part of its tensors."""
         batch = (to_device(micro.input, self.device, self.dtype), to_device(micro.target, self.device, self.dtype))
         leaves, _ = flatten(batch)
         key = (
@@ -265,68 +262,69 @@ class ModelParallel(FlatShard):
             micro.samples,
             *((tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else repr(v) for v in leaves),
         )
-        if key not in self._ready:
-            with self._captures.mode:
+        if key not in self._programs:
+            with self._capture.mode:
                 fake = [
                     torch.empty(v.shape, dtype=v.dtype, device=v.device) if isinstance(v, torch.Tensor) else v
                     for v in leaves
                 ]
-            self._ready[key] = self._made(flatten(batch)[1](fake), micro.samples, training)
-        ready = self._ready[key]
-        return ready, self._own([v for v in leaves if isinstance(v, torch.Tensor)], ready)
+            self._programs[key] = self._make_program(flatten(batch)[1](fake), micro.samples, training)
+        entry = self._programs[key]
+        return entry, self._own_part([v for v in leaves if isinstance(v, torch.Tensor)], entry)
 
-    def _own(self, tensors: list[torch.Tensor], ready: MicroBatchProgram) -> list[torch.Tensor]:
-        """This rank's parts of a batch: its tiles, its tokens."""
-        heads = [n for n in ready.spread.graph.nodes if n.op == "placeholder" and n.meta["role"] == "batch"]
+    def _own_part(self, tensors: list[torch.Tensor], entry: MicroBatchProgram) -> list[torch.Tensor]:
+        """This rank's tiles or tokens of a batch."""
+        heads = [n for n in entry.partitioned.graph.nodes if n.op == "placeholder" and n.meta["role"] == "batch"]
         own = []
         for node, t in zip(heads, tensors, strict=True):
             for axis, split in splits_of(node).items():
-                t = part_of(t, split, self.groups.coordinates[axis])
+                t = part_of(t, split, self.grid.coordinates[axis])
             own.append(t.contiguous())
         return own
 
-    def _made(self, batch: Any, samples: int, training: bool) -> MicroBatchProgram:
-        captured, own, names = self._captures.capture(batch, samples, training=training)
+    def _make_program(self, batch: Any, samples: int, training: bool) -> MicroBatchProgram:
+        captured, own, names = self._capture.capture(batch, samples, training=training)
         with compute_precision(self.plan.precision, self.device):
-            spread = self.partitioner.partition(captured, present=samples > 0)
-        constants = self._filling.constants(captured.constants)
+            partitioned = self.partitioner.partition(captured, present=samples > 0)
+        constants = self._weights.constants(captured.constants)
         if not self.placement.pipelined:
-            program = StageProgram(self._again(spread.graph, constants), self.root, constants)
-            return MicroBatchProgram(captured, spread, program, None, own, names)
+            program = StageProgram(self._recompute(partitioned.graph, constants), self.root, constants)
+            return MicroBatchProgram(partitioned, program, None, own, names)
         starts = self.placement.boundaries(captured)
-        nodes = graph_operators(spread.graph)
+        nodes = graph_operators(partitioned.graph)
         at = [next((i for i, n in enumerate(nodes) if n.meta.get("origin", -1) >= s), len(nodes)) for s in starts]
-        stages = cut_into_stages(spread.graph, at)
-        strange = [name for name in _read(stages, self.placement.stages) if not self.placement.has(name)]
-        if strange:
+        stages = cut_into_stages(partitioned.graph, at)
+        missing = [name for name in _names_read(stages, self.placement.stages) if not self.placement.has(name)]
+        if missing:
             raise PlanError(
-                f"a micro-batch of this shape needs {strange[0]} in another stage than the first one",
-                rule="a stage holds the parameters that the first batch needs there",
+                f"a micro-batch of this shape needs {missing[0]} in another stage than the first one",
+                rule="a stage has the parameters that the first batch needs there",
                 fix="split= at other modules",
             )
         if self.recomputed_layers:
-            again = [replace(s, graph=self._again(s.graph, constants)) if s.graph else s for s in stages.stages]
-            stages = replace(stages, stages=tuple(again))
-        return MicroBatchProgram(
-            captured, spread, None, stages.bind(self.placement.stages, self.root, constants), own, names
-        )
+            recomputed = [
+                replace(s, graph=self._recompute(s.graph, constants)) if s.graph else s for s in stages.stages
+            ]
+            stages = replace(stages, stages=tuple(recomputed))
+        bound = stages.bind(self.placement.stages, self.root, constants)
+        return MicroBatchProgram(partitioned, None, bound, own, names)
 
-    def _again(self, graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
+    def _recompute(self, graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
         return recompute_layers(graph, self.recomputed_layers, constants) if self.recomputed_layers else graph
 
 
-def _read(stages: Stages, mine: frozenset[int]) -> list[str]:
-    """The parameters and buffers that these stages read: evaluation leaves some unread, such as a norm's count."""
+def _names_read(stages: StagedGraph, mine: frozenset[int]) -> list[str]:
+    """The parameters and buffers that these stages read: evaluation does not read some, such as a norm's count."""
     graphs = [g for s in sorted(mine) if (g := stages.stages[s].graph) is not None]
     heads = [n for g in graphs for n in g.nodes if n.op == "placeholder"]
     return [n.meta["name"] for n in heads if n.meta.get("role") in ("parameter", "buffer")]
 
 
-def _programs(ready: MicroBatchProgram, mine: frozenset[int]) -> Iterator[StageProgram]:
-    if ready.program is not None:
-        yield ready.program
-    if ready.stages is not None:
+def _stage_programs(entry: MicroBatchProgram, mine: frozenset[int]) -> Iterator[StageProgram]:
+    if entry.program is not None:
+        yield entry.program
+    if entry.stages is not None:
         for s in mine:
-            module = ready.stages.stages[s].module
+            module = entry.stages.stages[s].module
             if isinstance(module, StageProgram):
                 yield module

@@ -1,4 +1,4 @@
-"""Which rank has what of a split model: stages, parts of parameters, buffers, and who answers for them."""
+"""Places a split model on the ranks: stages, parts of parameters, buffers, and the rank that answers for each."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .rank_grid import DATA_AXES, SAMPLE_AXES, RankGrid
 
 
 class Placement:
-    """The places of one plan, as one rank sees them.
+    """One rank's part of a split model.
 
-    `splits`: how tensor parallelism cuts parameters, by name; `prices`: what stages are balanced by.
+    `splits`: how tensor parallelism cuts parameters, by name; `prices`: the costs that stages are balanced by.
     """
 
     def __init__(
@@ -36,59 +36,54 @@ class Placement:
         splits: Mapping[str, Split],
         prices: BoundaryPrices | None = None,
     ) -> None:
-        self.plan, self.groups, self.splits, self._prices = plan, grid, splits, prices
+        self.plan, self.grid, self.splits, self._prices = plan, grid, splits, prices
         self._orders: dict[int, Pipeline] = {}
         self.order = self.order_of(plan.micro)
         self.stages: frozenset[int] = frozenset()
         """The stages of this rank."""
         self.starts: list[Key] = []
-        """Where the stages begin."""
+        """The first module of each stage but the first."""
         self._place_stages(captured)
-        self.stages_of = self._held(captured)
+        self.stages_of = self._stages_of(captured)
         """Parameter or buffer -> the stages that have it."""
         self.parts = self._parts(captured)
-        """What this rank has of the parameters."""
+        """This rank's parts of the parameters."""
         self.specs = {
             name: ParameterSpec(tuple(node.meta["val"].shape), node.meta["val"].dtype)
             for name, node in captured.placeholders("parameter").items()
         }
         """Every parameter of the model, whole."""
-        self.owned_buffers = self._answers(captured)
+        self.owned_buffers = self._owned_buffers(captured)
         """The buffers that this rank answers for."""
 
     @property
     def batch_slices(self) -> tuple[int, int]:
-        """How many slices a batch has, and which one is this rank's."""
-        return self.groups.size(DATA_AXES), self.groups.index(DATA_AXES)
+        """Number of slices of a batch, and the index of this rank's."""
+        return self.grid.size(DATA_AXES), self.grid.index(DATA_AXES)
 
     @property
     def pipelined(self) -> bool:
-        """Whether the model runs in stages."""
+        """Whether the model runs in pipeline stages."""
         return self.plan.pp > 1
 
     @property
     def shows_outputs(self) -> bool:
-        """Whether this rank shows values for those that have parts of the same samples, when they are put together."""
-        return all(self.groups.coordinates[a] == 0 for a in (*SAMPLE_AXES, "tp"))
+        """Whether this rank shows assembled outputs for the ranks that share its samples."""
+        return all(self.grid.coordinates[a] == 0 for a in (*SAMPLE_AXES, "tp"))
 
     @property
     def counts_loss(self) -> bool:
-        """Whether this rank's loss is counted: of ranks that have parts of the same samples, one is."""
+        """Whether this rank's loss is counted: of the ranks that share samples, one rank's is."""
         return self.shows_outputs and (not self.pipelined or self.order.stages - 1 in self.stages)
 
-    @property
-    def first_copy(self) -> bool:
-        """Whether this rank is of the first copy of the model."""
-        return all(self.groups.coordinates[a] == 0 for a in ("replica", *SAMPLE_AXES))
-
     def order_of(self, micros: int) -> Pipeline:
-        """The order of so many micro-batches."""
+        """The pipeline order for a number of micro-batches."""
         if micros not in self._orders:
             self._orders[micros] = pipeline_order(self.plan.schedule, self.plan.pp, micros, self.plan.virtual)
         return self._orders[micros]
 
     def boundaries(self, captured: CapturedGraph) -> list[int]:
-        """Where the stages begin in a captured graph."""
+        """Positions in a captured graph at which the stages begin."""
         return boundary_positions(captured.graph, self.starts, stage_modules(captured))
 
     def has(self, name: str) -> bool:
@@ -99,43 +94,43 @@ class Placement:
         if not self.pipelined:
             return
         homes = self.order.homes()
-        self.stages = frozenset(s for s, rank in homes.items() if rank == self.groups.coordinates["pp"])
+        self.stages = frozenset(s for s, rank in homes.items() if rank == self.grid.coordinates["pp"])
         if self.plan.begins:
             check_stage_names(self.plan)
             self.starts = boundaries_by_name(captured.graph, self.plan.begins, stage_modules(captured))
         else:
             self.starts = balanced_boundaries(captured.graph, self.order.stages, stage_modules(captured), self._prices)
 
-    def _held(self, captured: CapturedGraph) -> dict[str, tuple[int, ...]]:
+    def _stages_of(self, captured: CapturedGraph) -> dict[str, tuple[int, ...]]:
         names = [n.meta["name"] for role in ("parameter", "buffer") for n in captured.placeholders(role).values()]
         if not self.pipelined:
             return dict.fromkeys(names, (0,))
         stages = cut_into_stages(captured.graph, self.boundaries(captured))
-        found: dict[str, tuple[int, ...]] = {}
+        stages_of: dict[str, tuple[int, ...]] = {}
         for stage in stages.stages:
             for name in (*stage.params, *stage.buffers):
-                found[name] = (*found.get(name, ()), stage.index)
-        return {name: found.get(name, (0,)) for name in names}  # what no stage reads is saved all the same
+                stages_of[name] = (*stages_of.get(name, ()), stage.index)
+        return {name: stages_of.get(name, (0,)) for name in names}  # what no stage reads is saved too
 
     def _parts(self, captured: CapturedGraph) -> dict[str, ParameterPart]:
-        """What this rank has of every parameter, and whether it answers for it."""
+        """This rank's part of every parameter, and whether it answers for it."""
         parts = {}
         homes = self.order.homes() if self.pipelined else {0: 0}
         for name, node in captured.placeholders("parameter").items():
             if not self.has(name):
                 continue
             split = self.splits.get(name)
-            first = not self.pipelined or homes[self.stages_of[name][0]] == self.groups.coordinates["pp"]
-            counts = first and (split is not None or self.groups.coordinates["tp"] == 0)
-            place = ParameterSlice(split, self.groups.coordinates["tp"]) if split is not None else None
+            first = not self.pipelined or homes[self.stages_of[name][0]] == self.grid.coordinates["pp"]
+            counts = first and (split is not None or self.grid.coordinates["tp"] == 0)
+            place = ParameterSlice(split, self.grid.coordinates["tp"]) if split is not None else None
             parts[name] = ParameterPart(name, tuple(node.meta["val"].shape), 0, place, counts)
         return parts
 
-    def _answers(self, captured: CapturedGraph) -> frozenset[str]:
-        alone = all(self.groups.coordinates[a] == 0 for a in (*DATA_AXES, *SAMPLE_AXES, "tp"))
+    def _owned_buffers(self, captured: CapturedGraph) -> frozenset[str]:
+        alone = all(self.grid.coordinates[a] == 0 for a in (*DATA_AXES, *SAMPLE_AXES, "tp"))
         homes = self.order.homes() if self.pipelined else {0: 0}
         names = captured.placeholders("buffer")
-        first = {n for n in names if self.has(n) and homes[self.stages_of[n][0]] == self.groups.coordinates["pp"]}
+        first = {n for n in names if self.has(n) and homes[self.stages_of[n][0]] == self.grid.coordinates["pp"]}
         return frozenset(first) if alone else frozenset()
 
 

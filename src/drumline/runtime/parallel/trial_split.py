@@ -1,4 +1,4 @@
-"""Whether a plan can split a job's model, found out in one process before a rank is started: all but the messages."""
+"""Splits a job's model as a plan says, in one process and without messages, before any rank is started."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .placement import Placement
 from .rank_grid import DATA_AXES, RankGrid
 
 
-class _Alone(RankGrid):
-    """The places of a plan's ranks, without the ranks."""
+class _OneProcess(RankGrid):
+    """The grid of a plan in one process, without groups."""
 
     def group(self, axes: Iterable[str]) -> dist.ProcessGroup | None:
         """There is none."""
@@ -27,20 +27,20 @@ class _Alone(RankGrid):
 
 
 def try_split(job: Job, plan: Plan) -> SplitSummary:
-    """Raise what the engine would refuse the plan with; else what the first rank would say of it.
+    """Raise the error with which the engine would refuse the plan; else return the first rank's summary.
 
-    Where stages are to be measured they are counted here: where they begin is the engine's to tell.
+    With `split=measured`, stages are balanced by counted work here: the engine measures.
     """
-    groups, device = _Alone(plan, 0), torch.device("cpu")
-    captures = JobCapture(job, plan, device, None)
+    grid, device = _OneProcess(plan, 0), torch.device("cpu")
+    capture = JobCapture(job, plan, device, None)
     if plan.recompute == "full":
-        recomputed_layers(captures.template, "full")
-    first = captures.capture_first(groups.size(DATA_AXES))
-    spreader = GraphPartitioner(plan, groups, device)
+        recomputed_layers(capture.template, "full")
+    first = capture.capture_first(grid.size(DATA_AXES))
+    partitioner = GraphPartitioner(plan, grid, device)
     with compute_precision(plan.precision, device):
-        spreader.choose_splits(first)
-    places = Placement(plan, groups, first, spreader.splits)
+        partitioner.choose_splits(first)
+    placement = Placement(plan, grid, first, partitioner.splits)
     with compute_precision(plan.precision, device):
-        spread = spreader.partition(first)
-    left = spreader.choice.unsplit if spreader.choice else {}
-    return split_summary(spread.gathered, left, [name for name, _ in places.starts])
+        partitioned = partitioner.partition(first)
+    left = partitioner.choice.unsplit if partitioner.choice else {}
+    return split_summary(partitioned.gathered, left, [name for name, _ in placement.starts])

@@ -1,1 +1,1 @@
-"""The pipeline that runs: a rank's lane of an order, with messages between the stages."""
+"""Runs pipelines: one rank's lane of a pipeline order, with messages between the stages."""

@@ -1,7 +1,7 @@
-"""When the actions of a pipeline's last steps ran on this rank, and what all ranks' clocks together say: the bubble.
+"""Times the actions of a pipeline's last steps on this rank, and computes the bubble from the timings of all ranks.
 
-The bubble is the share of a step's pipeline in which ranks do not compute: they wait for each other, at the beginning,
-between actions, and at the end, until the last of them is done. So it takes the clocks of all ranks of the same step.
+The bubble is the share of a pipeline step in which ranks wait for each other instead of computing: at the beginning,
+between actions, and at the end, until the last rank is done. So it takes the timings of all ranks for the same step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...costs.pipeline_clock import time_pipeline
 from ...schedules.pipeline import Action, Pipeline
 
 KEPT_STEPS = 64
-"""Steps that are remembered."""
+"""Number of recent steps kept."""
 
 Mark = Any
 """A moment: seconds of the host's clock, or a CUDA event."""
@@ -31,11 +31,11 @@ class LaneTiming:
     """One step of one rank."""
 
     seconds: float
-    """From the beginning until its last action was over."""
+    """From the start of the step to the end of its last action."""
     busy: float
-    """Of these, computing."""
+    """Of these, seconds spent computing."""
     actions: dict[str, float]
-    """`F2`: the mean of the forwards of stage 2."""
+    """Mean seconds by action; `F2` is the forward of stage 2."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Running:
 
 
 class PipelineClock:
-    """The last steps of one rank."""
+    """Timings of the last steps of one rank."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -54,7 +54,7 @@ class PipelineClock:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around the lane of a step; one that fails is forgotten."""
+        """Around the lane of a step; a step that fails is dropped."""
         running = _Running(self._now())
         self._steps.append(running)
         try:
@@ -66,13 +66,13 @@ class PipelineClock:
 
     @contextmanager
     def action(self, action: Action) -> Iterator[None]:
-        """Around the computing of an action, which begins when what it reads has come."""
+        """Around the computation of an action, which begins when its inputs have arrived."""
         start = self._now()
         yield
         self._steps[-1].actions.append((action, start, self._now()))
 
     def lanes(self, last: int) -> list[LaneTiming]:
-        """The last so many steps that are remembered, oldest first."""
+        """The last steps that are kept, `last` at most, oldest first."""
         return [self._lane(s) for s in list(self._steps)[-last:]] if last > 0 else []
 
     def _lane(self, step: _Running) -> LaneTiming:
@@ -97,9 +97,9 @@ class PipelineClock:
 
 
 def measured_bubble(ranks: Sequence[Sequence[LaneTiming]]) -> float | None:
-    """The median over the steps, from the lanes of all ranks; None where no step was measured.
+    """The median bubble over the steps, from the lanes of all ranks; None if no step was measured.
 
-    Ranks begin a step together, as they have agreed on the loss of the last one; it is over when the last one is done.
+    Ranks begin a step together, because they have just reduced the loss; it ends when the last rank is done.
     """
     steps = list(zip(*ranks, strict=False))
     shares = [1 - statistics.fmean(x.busy for x in lanes) / max(x.seconds for x in lanes) for lanes in steps]
@@ -107,10 +107,12 @@ def measured_bubble(ranks: Sequence[Sequence[LaneTiming]]) -> float | None:
 
 
 def order_bubble(order: Pipeline, ranks: Sequence[Sequence[LaneTiming]]) -> float | None:
-    """What the order itself has with stages that take what was measured, if messages took no time."""
-    found: dict[str, list[float]] = {}
+    """The bubble of the order itself, with the measured times of the stages, if messages took no time."""
+    samples: dict[str, list[float]] = {}
     for lane in (lane for lanes in ranks for lane in lanes):
         for name, seconds in lane.actions.items():
-            found.setdefault(name, []).append(seconds)
-    times = {kind: [statistics.median(found.get(f"{kind}{s}", (0.0,))) for s in range(order.stages)] for kind in "FBW"}
-    return time_pipeline(order, forward=times["F"], backward=times["B"], weight=times["W"]).bubble if found else None
+            samples.setdefault(name, []).append(seconds)
+    times = {
+        kind: [statistics.median(samples.get(f"{kind}{s}", (0.0,))) for s in range(order.stages)] for kind in "FBW"
+    }
+    return time_pipeline(order, forward=times["F"], backward=times["B"], weight=times["W"]).bubble if samples else None

@@ -1,7 +1,7 @@
-"""All messages of one step of a pipeline, found from the order and the stages, alike on every rank.
+"""Lists all messages of one step of a pipeline, from its order and its stages, alike on every rank.
 
-Some backends have no tags: the messages from one rank to another are matched by their order alone. So that order is
-written down here: it is the order in which the sender's lane makes them, and the receiver asks in the same.
+Some backends have no tags: messages from one rank to another are matched by their order alone. So that order is fixed
+here: the sender's lane produces them in this order, and the receiver posts its receives in the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...partition.stage import Port, StagedGraph, StageInput
 from ...schedules.pipeline import Action, Pipeline
 
 Key = tuple[str | int, ...]
-"""What a message brings: ("value", stage, output, micro-batch), ("grad", stage, output, micro-batch, reader) or
+"""What a message carries: ("value", stage, output, micro-batch), ("grad", stage, output, micro-batch, reader) or
 ("leaf", name, micro-batch)."""
 
 
@@ -25,7 +25,7 @@ def value_key(source: StageInput, micro: int) -> Key:
 
 
 def grad_key(source: StageInput, micro: int, reader: int) -> Key:
-    """The gradient of an output, as far as one reader gives it."""
+    """One reader's contribution to the gradient of an output."""
     return ("grad", source.stage, source.output, micro, reader)
 
 
@@ -43,11 +43,11 @@ class PipelineMessage:
     src: int
     dst: int
     sent_at: int
-    """Position in the sender's lane of the action that makes it."""
+    """Position in the sender's lane of the action that produces it."""
     read_at: int
     """Position in the receiver's lane of the first action that reads it."""
     number: int
-    """Its number among the messages from this sender to this receiver."""
+    """Its index among the messages from this sender to this receiver."""
 
     def __str__(self) -> str:
         what = " ".join(map(str, self.key))
@@ -55,7 +55,7 @@ class PipelineMessage:
 
 
 class MessageTables:
-    """Who sends what to whom, when, in one step."""
+    """The messages of one step, by sender and receiver, and by action."""
 
     def __init__(
         self, order: Pipeline, cuts: Sequence[StagedGraph], *, batch_on: Literal["all", "first"] = "all"
@@ -65,13 +65,13 @@ class MessageTables:
         self._at = {action: i for lane in order.lanes for i, action in enumerate(lane)}
         self.sequences: dict[tuple[int, int], list[PipelineMessage]] = {}
         """(sender, receiver) -> their messages, in order."""
-        self._turns: Counter[tuple[int, int]] = Counter()
+        self._numbers: Counter[tuple[int, int]] = Counter()
         self.sends: list[list[list[PipelineMessage]]] = []
-        """By rank and position: what goes out with the action."""
+        """By rank and position: the messages that the action sends."""
         for rank, lane in enumerate(order.lanes):
             self.sends.append([list(self._sent(rank, i, action)) for i, action in enumerate(lane)])
         self.receives: list[list[list[PipelineMessage]]] = [[[] for _ in lane] for lane in order.lanes]
-        """By rank and position: what the action is the first to read."""
+        """By rank and position: the messages that the action is the first to read."""
         for messages in (m for lane in self.sends for m in lane):
             for m in messages:
                 self.sequences.setdefault((m.src, m.dst), []).append(m)
@@ -100,16 +100,16 @@ class MessageTables:
                         yield self._message(key, port, rank, self.stage_ranks[source.stage], i, read)
 
     def _to_readers(self, key: Key, port: Port, rank: int, i: int, micro: int) -> Iterator[PipelineMessage]:
-        """Once to every other rank that reads it, however many of its stages do."""
+        """One message to every other rank that reads it, however many of its stages do."""
         for dst in sorted({self.stage_ranks[t] for t in port.readers} - {rank}):
             read = min(self._at[Action("F", t, micro)] for t in self.readers_on(port, dst))
             yield self._message(key, port, rank, dst, i, read)
 
-    def _message(self, key: Key, port: Port, src: int, dst: int, made: int, read: int) -> PipelineMessage:
-        """The next from `src` to `dst`: a sender's messages are made in the order of its lane."""
-        turn = self._turns[src, dst]
-        self._turns[src, dst] += 1
-        return PipelineMessage(key, port, src, dst, made, read, turn)
+    def _message(self, key: Key, port: Port, src: int, dst: int, sent_at: int, read_at: int) -> PipelineMessage:
+        """The next message from `src` to `dst`: a sender's messages are created in the order of its lane."""
+        number = self._numbers[src, dst]
+        self._numbers[src, dst] += 1
+        return PipelineMessage(key, port, src, dst, sent_at, read_at, number)
 
 
 def forward_only(order: Pipeline) -> Pipeline:

@@ -1,4 +1,4 @@
-"""What a stage's forward leaves for its backward, and the backward: all at once, or inputs first and weights later."""
+"""Forward and backward of one stage: the backward all at once, or inputs first and weights later."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...partition.weight_gradients import DeferredWeightGradients
 
 
 class StagePass:
-    """One micro-batch in one stage, from its forward until its last backward.
+    """One micro-batch in one stage, from its forward to its last backward.
 
-    The outputs themselves are not kept, only their places in the autograd graph: once sent they may be freed.
+    Keeps the outputs' edges in the autograd graph, not the outputs: once sent they may be freed.
     """
 
     def __init__(self, stage: Stage, inputs: Sequence[torch.Tensor], *, split: bool) -> None:
@@ -31,9 +31,9 @@ class StagePass:
         self._gradients: dict[int, torch.Tensor] = {}
 
     def forward(self) -> tuple[torch.Tensor, ...]:
-        """The stage's outputs."""
+        """Run the stage; returns its outputs."""
         module = self._stage.module
-        assert module is not None, f"stage {self._stage.index} is not here"
+        assert module is not None, f"stage {self._stage.index} is on another rank"
         if self._deferred is None:
             outputs = module(*self._inputs)
         else:
@@ -45,30 +45,32 @@ class StagePass:
         return tuple(outputs)
 
     def backward(self, gradients: dict[int, torch.Tensor]) -> list[torch.Tensor | None]:
-        """From the gradients of outputs those of the inputs; those of the weights too, or kept for `weights`."""
+        """Gradients of the inputs from those of the outputs; weights get theirs too, or later by `weight_gradients`."""
         known = {k: g for k, g in gradients.items() if k in self._edges}
         if self._deferred is None:
             if known:
                 torch.autograd.backward([self._edges[k] for k in known], list(known.values()))
-            found = [x.grad for x in self._inputs]
-            self._forget()
-            return found
+            gradients_in = [x.grad for x in self._inputs]
+            self._release()
+            return gradients_in
         self._gradients = known
-        found = self._of_inputs()
+        gradients_in = self._input_gradients()
         self._deferred.release_input_only()
-        return found
+        return gradients_in
 
-    def _of_inputs(self) -> list[torch.Tensor | None]:
+    def _input_gradients(self) -> list[torch.Tensor | None]:
         wanted = [x for x in self._inputs if x.requires_grad]
         if not wanted or not self._gradients:
             return [None] * len(self._inputs)
         roots = [self._edges[k] for k in self._gradients]
-        found = torch.autograd.grad(roots, wanted, list(self._gradients.values()), retain_graph=True, allow_unused=True)
-        by_input = dict(zip(map(id, wanted), found, strict=True))
+        results = torch.autograd.grad(
+            roots, wanted, list(self._gradients.values()), retain_graph=True, allow_unused=True
+        )
+        by_input = dict(zip(map(id, wanted), results, strict=True))
         return [by_input.get(id(x)) for x in self._inputs]
 
     def weight_gradients(self) -> None:
-        """The gradients of the weights, which `backward` left."""
+        """Compute the gradients of the weights, which `backward` deferred."""
         assert self._deferred is not None
         edges = [self._edges[k] for k in self._gradients]
         values, gradients = self._deferred.backward(edges, list(self._gradients.values()))
@@ -79,9 +81,9 @@ class StagePass:
                 gradients.append(gradient)
         if roots:
             torch.autograd.backward(roots, gradients)
-        self._forget()
+        self._release()
 
-    def _forget(self) -> None:
+    def _release(self) -> None:
         self._inputs.clear()
         self._edges.clear()
         self._gradients = {}

@@ -1,0 +1,78 @@
+"""Host overhead of a GPU, measured in turns and probed again; here with a CPU in the GPU's place."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from drumline.clusters import DeviceSpec
+from drumline.costs.kernel_time import HOST_CALL
+from drumline.costs.what_if import SPEED_PROBE
+from drumline.measurement import host_overhead
+from drumline.measurement.host_overhead import HostOverheadSteps, host_slowdown
+from drumline.measurement.in_step_slowdown import AttentionBlock, RecurrentBlock, block_job
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(host_overhead, "_job", lambda: block_job(partial(AttentionBlock, 16, 2), (4, 16), 2, 2))
+    monkeypatch.setattr(host_overhead, "_recurrent", lambda: block_job(partial(RecurrentBlock, 8, 2), (4, 8), 2, 1))
+
+
+def device_of(**start: float) -> DeviceSpec:
+    return DeviceSpec("toy", "cuda", 1e9, 1e12, {"fp32": 1e12}, 2e-5, host_overhead=start)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_overheads_are_compared_within_turns() -> None:
+    measured = HostOverheadSteps(CPU)
+    seconds = host_overhead._Seconds
+    measured._turns = [
+        {
+            "plain": seconds(s, 2 * s, 0.5 * s),
+            "half": seconds(2 * s, 3 * s),
+            "full": seconds(2 * s, 4 * s),
+            "selective": seconds(4 * s, 4 * s),
+            "recurrent": seconds(0.256 * s, 0.512 * s),
+        }
+        for s in (1.0, 1.0, 8.0)  # the host was slow for a while, for all kinds
+    ]
+    measured._turn = lambda: measured._turns[0]  # type: ignore[method-assign]  # the next ones are as the first
+    overhead = measured.measure()
+    assert overhead[SPEED_PROBE] == 3.0 and overhead["forward"] * measured._count["forward"] == pytest.approx(1.0)
+    assert (
+        overhead[HOST_CALL] * measured._entries == pytest.approx(1.0)
+        and overhead[HOST_CALL] < overhead["forward"] / 1.5
+    )
+    assert (overhead["recurrent"], overhead["recurrent_backward"]) == pytest.approx((1e-3, 2e-3))  # a step of one layer
+    assert overhead["cast"] * measured._casts == pytest.approx(2.0)
+    assert overhead["recompute"] * 2 * host_overhead.LAYERS == pytest.approx(2.0)
+    assert overhead["selective_recompute"] * 2 * measured._inside == pytest.approx(3.0)
+
+
+def test_part_of_a_probed_slowdown_remains_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_overhead._Small, "passes", lambda step: host_overhead._Seconds(0.01, 0.03))
+    assert host_slowdown(device_of(**{SPEED_PROBE: 0.04}), CPU) == 1.0
+    assert host_slowdown(device_of(**{SPEED_PROBE: 0.02}), CPU) == pytest.approx(2.0**host_overhead.PERSISTENCE)
+
+
+def test_the_probe_before_a_run_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_rng_state()
+    slowdown = host_slowdown(device_of(**{SPEED_PROBE: 1e-3}), CPU)
+    assert slowdown is not None and slowdown > 0 and torch.equal(torch.get_rng_state(), before)
+    twice = host_slowdown(device_of(**{SPEED_PROBE: 1e-9}), CPU)
+    assert twice is not None and twice > 1e2 * slowdown
+    assert host_slowdown(device_of(forward=1e-5), CPU) is None, "nothing to compare with"
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("the model fills the GPU")
+
+    monkeypatch.setattr(host_overhead, "_Small", full)
+    assert host_slowdown(device_of(**{SPEED_PROBE: 1e-3}), CPU) is None
