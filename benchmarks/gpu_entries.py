@@ -5,7 +5,7 @@
 Models of several libraries, so small that the GPU waits for its host, take turns; views, functions and operators of
 their forwards are counted. Least squares of the relative errors, without negative prices, tell what one of each takes,
 with and without autocast; and how far off that is for each model, beside what operators alone would tell. The ratios
-are in `cost.entries`. Expected before measuring: a view costs less than an operator, a function a tenth of it. It takes
+are in `costs.tuning`. Expected before measuring: a view costs less than an operator, a function a tenth of it. It takes
 a minute; models of libraries that are not here are left out, and named.
 """
 

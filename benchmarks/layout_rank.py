@@ -67,17 +67,17 @@ def _planned(task: Task, job: Any) -> dict[str, Any]:
         profile = trace(job)
         answer, _ = search(profile, cluster)
         first = answer.candidates[0]
-        chosen = next(c for c in answer.candidates if Plan.parse(c.plan).ranks == RANKS)
-        predicted = priced(task.samples, OperatorCostModel(profile, cluster, Plan.parse(chosen.plan).precision))
-        predicted |= {chosen.plan: chosen.step_seconds}
+        chosen = next(c for c in answer.candidates if c.plan.ranks == RANKS)
+        predicted = priced(task.samples, OperatorCostModel(profile, cluster, chosen.plan.precision))
+        predicted |= {str(chosen.plan): chosen.step_seconds}
         links = [
             f"{format_seconds(x.alpha)} and {format_rate(x.bandwidth)} {where}"
             for x, where in ((cluster.node.link, "inside"), (cluster.network.link, "between"))
         ]
         found = [
             {
-                "chosen": chosen.plan,
-                "idle": first.plan if first != chosen else "",
+                "chosen": str(chosen.plan),
+                "idle": str(first.plan) if first != chosen else "",
                 "candidates": len(answer.candidates),
                 "predicted": dict(sorted(predicted.items(), key=lambda item: item[1])),
                 "links": ", ".join(links),

@@ -4,7 +4,7 @@
 
 Eight equal layers, each of which sleeps in its forward, for its input's gradient and for its weight's, so that four
 stages work at the same time on fewer cores. The engine runs every order, all of them in the same ranks, in turns. The
-prediction is `cost.lanes.play` on the sleeps and on the measured time of a message. Activations are counted where the
+prediction is `costs.pipeline_clock.time_pipeline` on the sleeps and on the measured time of a message. Activations are counted where the
 layers keep them. Expected before measuring: each step within 10% of its prediction; zero-bubble ahead of interleaved
 ahead of 1F1B ahead of naive; bytes as `cost.pipeline.peak_bytes` says. `--paste` writes into docs/log/model-parallel.md.
 """

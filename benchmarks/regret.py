@@ -107,7 +107,7 @@ def contest(name: str, cluster: Cluster, worlds: Worlds) -> Contest:
     job = Job.load(reference)
     answer, estimates = search(trace(job), cluster)
     chosen, _ = best_runnable(job, answer)
-    offers = [Offer(Plan.parse(c.plan), estimates[c.plan].step_seconds) for c in answer.candidates if c.fits]
+    offers = [Offer(c.plan, estimates[str(c.plan)].step_seconds) for c in answer.candidates if c.fits]
     measured = [o for o in few_of_each(offers) if _runs(job, o.plan)]
     first = {}
     for offer in measured:

@@ -61,7 +61,7 @@ def test_a_run_corrects_the_next_prediction(folder: Path) -> None:
     command = ("train", "j.py", "--plan", "dp=1", "--cluster", "mine.toml")
     done = drumline(folder, *command, "-o", "first")
     assert done.returncode == 0, done.stderr
-    assert "corrected by" not in done.stdout and "kept for corrections: mine.corrections.json, 1 run" in done.stdout
+    assert "corrected by" not in done.stdout and "recorded for corrections: mine.corrections.json, 1 run" in done.stdout
 
     done = drumline(folder, *command, "-o", "second", "--json")
     document = json.loads(done.stdout)

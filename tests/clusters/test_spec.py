@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.clusters import Cluster, CollectiveTable, RateCurve
+from drumline.clusters import Cluster, CollectiveTable, KernelCurve
 from drumline.clusters.spec import SET_BY_USER
 from drumline.core.errors import ClusterError
 
@@ -216,11 +216,11 @@ def test_memory_from_the_command_line(good: Cluster) -> None:
 
 
 def test_a_curve_is_straight_in_log_log_and_flat_outside() -> None:
-    curve = RateCurve("matmul", "bf16", (1e6, 1e8), (1e12, 1e14))
+    curve = KernelCurve("matmul", "bf16", (1e6, 1e8), (1e12, 1e14))
     assert curve.at(1e7) == pytest.approx(1e13)
     assert curve.at(1) == 1e12
     assert curve.at(1e12) == 1e14
-    assert RateCurve("matmul", "bf16", (1e6,), (1e12,)).at(1e6) == 1e12
+    assert KernelCurve("matmul", "bf16", (1e6,), (1e12,)).at(1e6) == 1e12
 
 
 def test_a_table_is_flat_below_and_linear_above() -> None:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from drumline.clusters import Cluster, CollectiveTable, DeviceSpec, Link, Node, PartialOccupancy, RateCurve, ShapeTimes
+from drumline.clusters import (
+    Cluster,
+    CollectiveTable,
+    DeviceSpec,
+    KernelCurve,
+    Link,
+    Node,
+    PartialOccupancy,
+    ShapeTimes,
+)
 from drumline.core.errors import ClusterError
 from drumline.costs import estimate
 from drumline.costs.kernel_time import Pricer
@@ -27,13 +36,13 @@ DEVICE = DeviceSpec(
     {"fp32": 1e11},
     5e-6,
     curve=(
-        RateCurve("pointwise", "fp32", (3e3, 3e6), (3e9, 1e10)),
-        RateCurve("special", "fp32", (1e3,), (4e9,)),
-        RateCurve("bernoulli_", "fp32", (1e3,), (5e8,)),
-        RateCurve("transpose", "fp32", (1e3,), (2e9,)),
-        RateCurve("matmul", "fp32", (1e6,), (5e10,)),
-        RateCurve("new_pages", "fp32", (1e6,), (2e9,)),
-        RateCurve("update", "fp32", (1e3,), (1e10,)),
+        KernelCurve("pointwise", "fp32", (3e3, 3e6), (3e9, 1e10)),
+        KernelCurve("special", "fp32", (1e3,), (4e9,)),
+        KernelCurve("bernoulli_", "fp32", (1e3,), (5e8,)),
+        KernelCurve("transpose", "fp32", (1e3,), (2e9,)),
+        KernelCurve("matmul", "fp32", (1e6,), (5e10,)),
+        KernelCurve("new_pages", "fp32", (1e6,), (2e9,)),
+        KernelCurve("update", "fp32", (1e3,), (1e10,)),
     ),
 )
 PROFILE = Profile("m", 16, (Layer("a", "Linear", 1000, tensors=2),))
@@ -58,7 +67,7 @@ def test_an_operator_is_priced_by_its_own_name() -> None:
 
 
 def test_operators_that_change_the_layout_are_priced_by_kind() -> None:
-    other = dataclasses.replace(DEVICE, curve=(*DEVICE.curve, RateCurve("clone", "fp32", (1e3,), (1e10,))))
+    other = dataclasses.replace(DEVICE, curve=(*DEVICE.curve, KernelCurve("clone", "fp32", (1e3,), (1e10,))))
     assert price(op("clone", "transpose", 1e6), other) == pytest.approx(1e6 / 2e9 + AROUND)
     assert price(op("clone", "pointwise", 1e6), other) == pytest.approx(1e6 / 1e10 + AROUND)
 

@@ -84,7 +84,7 @@ def test_work_without_time() -> None:
 
 
 def test_unknown_schedules_are_refused() -> None:
-    with pytest.raises(InputError, match="gpipe with 2 stages a rank"):
+    with pytest.raises(InputError, match="gpipe with 2 stages per rank"):
         bubble("gpipe", 4, 8, 2, 1, 1, 1)
     with pytest.raises(InputError, match="unknown pipeline order 'gpip'"):
         idle_seconds("gpip", 4, 8, 1, 1, 1, 1)

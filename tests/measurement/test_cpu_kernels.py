@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from drumline.clusters import DeviceSpec, RateCurve
+from drumline.clusters import DeviceSpec, KernelCurve
 from drumline.core.job import Job
 from drumline.costs.shape_interpolation import kernel_work
 from drumline.measurement import cpu_kernels, cpu_shapes
@@ -152,7 +152,9 @@ def test_a_measurement_records_the_probes_that_a_run_starts_with(monkeypatch: py
 
     monkeypatch.setattr(SpeedProbe, "__call__", probe)
     taken: list[None] = []
-    kernels = cpu_kernels.measure_cpu(CPU, 1.0, lambda stage: None, ResumeJournal(None, CPU), lambda: taken.append(None))
+    kernels = cpu_kernels.measure_cpu(
+        CPU, 1.0, lambda stage: None, ResumeJournal(None, CPU), lambda: taken.append(None)
+    )
     rates = {p.kernel: p.size / p.timing.seconds for p in kernels.points["fp32"]}
     assert rates == pytest.approx(
         {
@@ -169,9 +171,9 @@ def test_current_speed_uses_the_same_probes(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(seconds > 0 for seconds in seen.values())
     monkeypatch.setattr("drumline.measurement.speed_probe.probe_rounds", lambda device, rounds: [seen] * rounds)
     own = tuple(
-        RateCurve(PROBE_CURVES[k], "fp32", (PROBE_SIZES[k],), (PROBE_SIZES[k] / seen[k] / 2,)) for k in PROBE_SIZES
+        KernelCurve(PROBE_CURVES[k], "fp32", (PROBE_SIZES[k],), (PROBE_SIZES[k] / seen[k] / 2,)) for k in PROBE_SIZES
     )
-    wrong = tuple(RateCurve(k, "fp32", (PROBE_SIZES[k],), (PROBE_SIZES[k] / seen[k] * 100,)) for k in PROBE_SIZES)
+    wrong = tuple(KernelCurve(k, "fp32", (PROBE_SIZES[k],), (PROBE_SIZES[k] / seen[k] * 100,)) for k in PROBE_SIZES)
     device = DeviceSpec("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-5, curve=(*wrong, *own))
     assert current_speed(device, CPU, rounds=2) == pytest.approx(2.0)
 
@@ -203,7 +205,7 @@ def test_a_machine_that_seems_slow_is_probed_again(
 
     monkeypatch.setattr("drumline.measurement.speed_probe.probe_rounds", seen)
     curves = tuple(
-        RateCurve(PROBE_CURVES[k], "fp32", (PROBE_SIZES[k],), (PROBE_SIZES[k],)) for k in PROBE_SIZES
+        KernelCurve(PROBE_CURVES[k], "fp32", (PROBE_SIZES[k],), (PROBE_SIZES[k],)) for k in PROBE_SIZES
     )  # a second each
     device = DeviceSpec("d", "cpu", 1e9, 1e10, {"fp32": 1e11}, 1e-5, curve=curves)
     assert current_speed(device, CPU) == pytest.approx(speed) and len(calls) == times

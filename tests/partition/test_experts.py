@@ -169,7 +169,7 @@ def test_an_expert_that_changes_the_width_is_refused() -> None:
         experts(torch.zeros(1, 8), torch.tensor([[0]]), torch.ones(1, 1))
 
 
-# -- what cannot be spread
+# -- refusals
 
 
 class Unknown(nn.Module):

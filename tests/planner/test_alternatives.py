@@ -9,8 +9,7 @@ import pytest
 
 from drumline.clusters import Cluster, load
 from drumline.core.errors import InputError
-from drumline.costs import Estimate, OperatorCostModel, estimate
-from drumline.costs.factory import cost_model
+from drumline.costs import Estimate, OperatorCostModel, cost_model, estimate
 from drumline.models import Profile, zoo
 from drumline.planner import search
 from drumline.planner.bottlenecks import bottlenecks

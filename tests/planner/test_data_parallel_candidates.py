@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from drumline.clusters import Cluster, load
-from drumline.costs import OperatorCostModel, estimate
-from drumline.costs.factory import cost_model
+from drumline.costs import OperatorCostModel, cost_model, estimate
 from drumline.models import Profile, zoo
 from drumline.planner import search
 from drumline.planner.explain import reason

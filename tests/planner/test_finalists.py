@@ -13,8 +13,7 @@ from command import here
 
 from drumline.clusters import Cluster, CollectiveTable, load
 from drumline.clusters.corrections import CorrectionFactor, Corrections
-from drumline.costs import OperatorCostModel
-from drumline.costs.factory import cost_model
+from drumline.costs import OperatorCostModel, cost_model
 from drumline.costs.fitted import FittedCostModel, fitted_model, load_constants
 from drumline.costs.fitted.engine_layouts import covered_part
 from drumline.costs.fitted.transformer import transformer_of

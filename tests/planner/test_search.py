@@ -9,7 +9,7 @@ import pytest
 
 from drumline.clusters import load
 from drumline.core.errors import DoesNotFit
-from drumline.costs.factory import cost_model
+from drumline.costs import cost_model
 from drumline.models import zoo
 from drumline.planner import Answer, price, search
 from drumline.planner.space import candidates

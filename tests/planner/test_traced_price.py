@@ -13,8 +13,7 @@ from torch import nn
 
 import drumline as dl
 from drumline.clusters import load
-from drumline.costs import OperatorCostModel
-from drumline.costs.factory import cost_model
+from drumline.costs import OperatorCostModel, cost_model
 from drumline.costs.fitted import FittedCostModel
 from drumline.costs.fitted.transformer import transformer_of
 from drumline.models import Profile, zoo

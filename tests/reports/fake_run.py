@@ -6,7 +6,7 @@ import dataclasses
 import math
 import random
 
-from drumline.clusters.spec import Cluster, CollectiveTable, DeviceSpec, Link, Node, RateCurve
+from drumline.clusters.spec import Cluster, CollectiveTable, DeviceSpec, Link, Node, KernelCurve
 from drumline.core.timeline import Span, Timeline
 from drumline.costs.estimate import Estimate
 from drumline.models.profile import Affine, Layer, Profile, ProfiledOp
@@ -30,8 +30,8 @@ def make_cluster() -> Cluster:
             peak={"fp32": 71.5e9, "bf16": 30e9},
             launch=4.1e-6,
             curve=(
-                RateCurve("matmul", "fp32", (1e6, 1e8, 1e10), (21e9, 58e9, 71e9)),
-                RateCurve("pointwise", "fp32", (1e4, 1e6, 1e8), (3e9, 11e9, 9e9)),
+                KernelCurve("matmul", "fp32", (1e6, 1e8, 1e10), (21e9, 58e9, 71e9)),
+                KernelCurve("pointwise", "fp32", (1e4, 1e6, 1e8), (3e9, 11e9, 9e9)),
             ),
         ),
         node=Node(devices=2, link=Link(alpha=38e-6, bandwidth=2.1e9)),

@@ -66,10 +66,10 @@ def _wrapped(module: str, wrong: Callable[..., Any]) -> Iterator[None]:
 
 def halo(module: str) -> Any:
     """Rows of others arrive as zeros."""
-    plain = halo_exchange._Mail.arrive
+    plain = halo_exchange._HaloMessages.receive
 
     def wrong(target: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        with mock.patch.object(halo_exchange._Mail, "arrive", lambda mail: tuple(map(torch.zeros_like, plain(mail)))):
+        with mock.patch.object(halo_exchange._HaloMessages, "receive", lambda m: tuple(map(torch.zeros_like, plain(m)))):
             return target(*args, **named)
 
     return _wrapped(module, wrong)
@@ -79,7 +79,7 @@ def statistics(module: str) -> Any:
     """A norm uses the statistics of its own rank."""
 
     def wrong(target: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        with mock.patch.object(norm, "_all", lambda table, axis: table.unsqueeze(0)):
+        with mock.patch.object(norm, "_all_gather", lambda table, axis: table.unsqueeze(0)):
             return target(*args, **named)
 
     return _wrapped(module, wrong)

@@ -41,7 +41,7 @@ REFUSED = [
         "mlp",
         "pp=2,virtual=2",
         "InputError",
-        "1f1b with 2 stages a rank",
+        "1f1b with 2 stages per rank",
         "1f1b takes virtual=1",
         "schedule=interleaved",
     ),
@@ -158,7 +158,7 @@ def drumline(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
             "train",
             "mlp",
             "pp=2,virtual=2",
-            ["1f1b with 2 stages a rank", "try:   schedule=interleaved takes virtual=2"],
+            ["1f1b with 2 stages per rank", "try:   schedule=interleaved takes virtual=2"],
         ),
     ],
 )

@@ -15,10 +15,10 @@ from world import World
 
 from drumline.plans.engine_constants import POWERSGD_RANK
 from drumline.runtime.engine import initialize
-from drumline.runtime.strategies.compress import START
+from drumline.runtime.strategies.compress import FIRST_STEP
 
 Worlds = Callable[..., World]
-STEPS = START + 3
+STEPS = FIRST_STEP + 3
 NUMBERS = 6 * 400 + 400 + 2 * 400 * 800 + 800 + 400 + 400 * 3 + 3
 """Of the wide model."""
 
@@ -63,13 +63,13 @@ def test_powersgd_sends_thin_factors_after_its_first_steps(world: Worlds, backen
     """The model has several buckets, which must not wait for each other."""
     sent, losses, gradients = world(2, backend).run(steps, "powersgd")[0]
     _, exact_losses, exact = world(2).run(steps, "none")[0]
-    assert all(4 * NUMBERS <= n <= 4 * NUMBERS + 256 for n in sent[:START])
+    assert all(4 * NUMBERS <= n <= 4 * NUMBERS + 256 for n in sent[:FIRST_STEP])
     matrices = 2 * POWERSGD_RANK * (400 + 800) * 4
-    assert all(matrices <= n < 0.1 * 4 * NUMBERS for n in sent[START:])
+    assert all(matrices <= n < 0.1 * 4 * NUMBERS for n in sent[FIRST_STEP:])
     for name, g in exact.items():
         torch.testing.assert_close(gradients[name], g, rtol=1e-5, atol=1e-7)
-    assert losses[: START + 1] == pytest.approx(exact_losses[: START + 1], rel=1e-5)
-    assert losses[START + 1 :] != pytest.approx(exact_losses[START + 1 :], rel=1e-6)  # so it did compress
+    assert losses[: FIRST_STEP + 1] == pytest.approx(exact_losses[: FIRST_STEP + 1], rel=1e-5)
+    assert losses[FIRST_STEP + 1 :] != pytest.approx(exact_losses[FIRST_STEP + 1 :], rel=1e-6)  # so it did compress
 
 
 @pytest.mark.parametrize("job", ["mlp", "gpt"])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from drumline.runtime.memory.logits import LazyLogits
-from drumline.runtime.memory.tiling import made_whole, tile
+from drumline.runtime.memory.tiling import materialized_heads, tile
 
 EQUAL = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -140,7 +140,7 @@ def test_cross_entropy_that_needs_all_of_them() -> None:
         ),
     ):
         torch.testing.assert_close(function(parted(b)), function(head(a)), **EQUAL)
-    assert made_whole(nn.Sequential(parted)) == {"0": "cross_entropy"}
+    assert materialized_heads(nn.Sequential(parted)) == {"0": "cross_entropy"}
 
 
 def test_targets_and_tokens_that_are_none() -> None:

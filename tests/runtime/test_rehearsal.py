@@ -28,7 +28,7 @@ from drumline.runtime.parallel.trial_split import try_split
         ("asking", "pp=2", "Asking cannot be traced"),
         ("mlp", "tile=2x1", "tile for a batch without images"),
         ("mlp", "pp=2,split=blocks.9", "split=blocks.9"),
-        ("mlp", "pp=2,virtual=2", "1f1b with 2 stages a rank"),
+        ("mlp", "pp=2,virtual=2", "1f1b with 2 stages per rank"),
         ("lstm", "tp=2", "no layer of this model"),
     ],
 )

@@ -18,8 +18,8 @@ from world import World
 
 from drumline.core.errors import PlanError
 from drumline.plans import Plan
-from drumline.runtime.memory.tiled_layers import PartOf
-from drumline.runtime.memory.tiling import choose, parts_of, tile
+from drumline.runtime.memory.tiled_layers import LayerTile
+from drumline.runtime.memory.tiling import choose_layers, tiles_of, tile
 from drumline.runtime.state.pieces import ParameterPart
 
 Worlds = Callable[[int], World]
@@ -164,7 +164,7 @@ def test_which_layers() -> None:
     model["hooked"].weight.register_hook(lambda g: g)
     model["tied"].weight = model["own"].weight
     model["two"].weight = model["one"].weight
-    choice = choose(model)
+    choice = choose_layers(model)
     assert set(choice.cut) == {"large", "medium", "same", "words"}
     assert choice.left == {
         "own": "its forward is not torch's",
@@ -191,7 +191,7 @@ def test_names_and_rows() -> None:
     assert parts["block.up.parts.4.bias"] == ParameterPart("block.up.bias", (10,), 8)
     assert set(parts) == {name for name, _ in model.named_parameters() if ".parts." in name}
     assert model.words.parts[0] is model.head.parts[0]
-    assert len(parts_of(model)) == 3 * 5
+    assert len(tiles_of(model)) == 3 * 5
 
 
 @pytest.mark.parametrize("case", ["named", "gpt", "lstm", "mlp", "frozen", "encoder"])
@@ -238,7 +238,7 @@ def test_the_ticket_lies_where_the_part_computes() -> None:
         tickets.append(args[2])
         raise Stop
 
-    part = PartOf(range(2), nn.Parameter(torch.ones(2, 3)), None)
+    part = LayerTile(range(2), nn.Parameter(torch.ones(2, 3)), None)
     part.register_forward_pre_hook(look)
     for x in (torch.ones(1, 3, device="meta"), None):
         with pytest.raises(Stop):

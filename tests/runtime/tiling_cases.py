@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from drumline.runtime.memory.tiling import parts_of, tile
+from drumline.runtime.memory.tiling import tiles_of, tile
 from drumline.runtime.state.pieces import ParameterPart
 from drumline.tracing.fake import call_model
 
@@ -252,7 +252,7 @@ def shard(model: nn.Module, *, offload: bool = False, bf16: bool = False) -> Non
     more: dict[str, Any] = {"mesh": mesh, "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy()}
     if bf16:
         more["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-    for part in parts_of(model):
+    for part in tiles_of(model):
         fully_shard(part, **more)
         part.set_modules_to_backward_prefetch([part])
     for module in model.modules():
@@ -309,7 +309,7 @@ class Gathered(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.counts, self._parts = Counter[int](), parts_of(model)
+        self.counts, self._parts = Counter[int](), tiles_of(model)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.counts[sum(p._get_fsdp_state()._fsdp_param_group.is_unsharded for p in self._parts)] += 1

@@ -311,7 +311,7 @@ def test_nodes_are_numbered_in_the_order_of_the_forward() -> None:
 
 def test_profiler_state_and_spans() -> None:
     assert not profiler.profiler_enabled() and not profiler.spans_are_recorded()
-    with profile() as trace:
+    with profile(acc_events=True) as trace:
         assert profiler.profiler_enabled() and profiler.spans_are_recorded()
         span = record_function("a span of ours")
         span.__enter__()

@@ -1,7 +1,7 @@
 """Description of the machines: devices, links and measured tables."""
 
 from .catalogue import catalogue, load
-from .measured import CollectiveTable, PartialOccupancy, RateCurve, ShapeTimes
+from .measured import CollectiveTable, KernelCurve, PartialOccupancy, ShapeTimes
 from .spec import Cluster, DeviceSpec, HostMemory, Link, Network, Node
 
 __all__ = [
@@ -9,11 +9,11 @@ __all__ = [
     "CollectiveTable",
     "DeviceSpec",
     "HostMemory",
+    "KernelCurve",
     "Link",
     "Network",
     "Node",
     "PartialOccupancy",
-    "RateCurve",
     "ShapeTimes",
     "catalogue",
     "load",

@@ -23,7 +23,7 @@ _Kernel = Annotated[str, BeforeValidator(lambda name: _OLD_KERNELS.get(name, nam
 
 
 @dataclass(frozen=True, slots=True)
-class RateCurve:
+class KernelCurve:
     """Rate of one kind of kernel over its size: points, straight lines between them in log-log, flat outside."""
 
     __pydantic_config__ = STRICT

@@ -28,9 +28,9 @@ from .measured import (
     STRICT,
     CollectiveTable,
     Count,
+    KernelCurve,
     PartialOccupancy,
     Positive,
-    RateCurve,
     Seconds,
     ShapeTimes,
     as_partial_occupancy,
@@ -132,11 +132,11 @@ class DeviceSpec:
     CPU: `compute_forward`, `compute_backward`, ... where both were measured."""
     host: HostMemory | None = None
     """GPU: target of offloading; None if unknown, and then offloading cannot be priced."""
-    curve: tuple[RateCurve, ...] = ()
+    curve: tuple[KernelCurve, ...] = ()
     shape_times: tuple[ShapeTimes, ...] = ()
     """Compute-bound kernels, measured shape by shape; without them `curve` is used."""
 
-    def curve_of(self, kernel: str, dtype: str) -> RateCurve | None:
+    def curve_of(self, kernel: str, dtype: str) -> KernelCurve | None:
         """The measured curve of a kernel, or None."""
         return next((c for c in self.curve if c.kernel == kernel and c.dtype == dtype), None)
 

@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from ..clusters import Cluster, DeviceSpec, RateCurve, ShapeTimes
+from ..clusters import Cluster, DeviceSpec, KernelCurve, ShapeTimes
 from ..core import files
 from ..core.errors import ClusterError, nearest
 from ..models.profile import COMPUTE_KINDS, Profile
@@ -106,7 +106,7 @@ def _with_consequences(old: Cluster, new: Cluster, keys: Sequence[str]) -> Clust
 def _scaled(device: DeviceSpec, ratios: dict[str, float], wider: float) -> DeviceSpec:
     """Compute curves and shapes follow the peak of their type, memory curves the bandwidth."""
 
-    def scaled(curve: RateCurve) -> RateCurve:
+    def scaled(curve: KernelCurve) -> KernelCurve:
         ratio = ratios.get(curve.dtype, 1.0) if curve.kernel in COMPUTE_KINDS else wider
         return dataclasses.replace(curve, rates=tuple(rate * ratio for rate in curve.rates))
 

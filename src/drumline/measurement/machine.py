@@ -17,11 +17,11 @@ from ..clusters import (
     Cluster,
     CollectiveTable,
     DeviceSpec,
+    KernelCurve,
     Link,
     Network,
     Node,
     PartialOccupancy,
-    RateCurve,
     ShapeTimes,
 )
 from ..comm.environment import connect, device_of
@@ -318,11 +318,11 @@ def _device_alone(measured: dict[str, Any], device: torch.device) -> DeviceSpec:
     )
 
 
-def _peaks(curves: tuple[RateCurve, ...]) -> dict[str, float]:
+def _peaks(curves: tuple[KernelCurve, ...]) -> dict[str, float]:
     return {c.dtype: max(c.rates) for c in curves if c.kernel == "matmul"}
 
 
-def _best_rate(curves: tuple[RateCurve, ...], kernel: str) -> float:
+def _best_rate(curves: tuple[KernelCurve, ...], kernel: str) -> float:
     return max(max(c.rates) for c in curves if c.kernel == kernel)
 
 
@@ -339,7 +339,7 @@ def _shape_times(results: list[dict[str, Any]]) -> tuple[ShapeTimes, ...]:
     )
 
 
-def _curves(results: list[dict[str, Any]]) -> tuple[tuple[RateCurve, ...], list[float]]:
+def _curves(results: list[dict[str, Any]]) -> tuple[tuple[KernelCurve, ...], list[float]]:
     """Curves averaged over the ranks, and the spread of each point."""
     curves, spreads = [], []
     for dtype in results[0]["points"]:
@@ -352,7 +352,7 @@ def _curves(results: list[dict[str, Any]]) -> tuple[tuple[RateCurve, ...], list[
                         rates.setdefault(size, []).append(rate)
                         spreads.append(spread)
             sizes = tuple(sorted(rates))
-            curves.append(RateCurve(kernel, dtype, sizes, tuple(geometric_mean(rates[s]) for s in sizes)))
+            curves.append(KernelCurve(kernel, dtype, sizes, tuple(geometric_mean(rates[s]) for s in sizes)))
     return tuple(curves), spreads
 
 

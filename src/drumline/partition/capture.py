@@ -36,7 +36,7 @@ from ..torchkit.pytree import tree_flatten, tree_map, tree_unflatten
 from ..tracing.fake import untraceable_error
 from ..tracing.op_costs import tensors as tensors_in
 from .batch_statistics import CUMULATIVE_MOMENTUM, count_batches_at_run_time
-from .mutation import STATISTICS, is_view, mutates
+from .operator_properties import STATISTICS, is_view, mutates
 
 ModuleCall = tuple[str, int]
 """A module, and which of its calls."""

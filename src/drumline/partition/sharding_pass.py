@@ -18,8 +18,7 @@ from torch.fx.node import map_arg
 
 from ..torchkit.fake_tensors import FakeTensorMode
 from ..torchkit.mode_switches import set_grad_enabled
-from .elementwise import is_elementwise
-from .mutation import mutated_values
+from .operator_properties import is_elementwise, mutated_values
 from .sharding import redistribution
 from .sharding.halo_exchange import rebalance
 from .sharding.layout import Layout, ShardedValue, Split, fill_arguments, map_values, nodes_of, values_in

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..core.errors import PlanError
-from .mutation import memory_writes, mutates
+from .operator_properties import memory_writes, mutates
 from .stage import (
     SWITCHES,
     BatchInput,

@@ -19,7 +19,7 @@ from torch.fx import Node
 from ..plans.engine_constants import LEAST_TABLE_ROWS, UNPAIRED_MATMUL_SHARE
 from .capture import CapturedGraph
 from .manual_splits import read_manual_splits
-from .mutation import is_view
+from .operator_properties import is_view
 from .sharding.layout import Split, even_split
 from .sharding.redistribution import Axis
 from .tentative_splits import Sizes, SplitProbe, segmentations, split_for

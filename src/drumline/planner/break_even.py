@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..clusters import Cluster, CollectiveTable, Link
 from ..core.units import format_bytes, format_rate
-from ..costs import Estimate
-from ..costs.factory import cost_model
+from ..costs import Estimate, cost_model
 from ..costs.model import CostModel
 from ..models.profile import Profile
 from ..plans import Plan

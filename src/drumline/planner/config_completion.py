@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..clusters import Cluster
 from ..core.errors import InputError, PlanError
-from ..costs import Estimate
-from ..costs.factory import cost_model
+from ..costs import Estimate, cost_model
 from ..interop.imported import ImportedConfig
 from ..models.profile import Profile
 from ..plans import Plan, check

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..clusters import Cluster
 from ..core.errors import ClusterError, PlanError
-from ..costs import OperatorCostModel
-from ..costs.factory import cost_model
+from ..costs import OperatorCostModel, cost_model
 from ..costs.model import CostModel
 from ..models.profile import Profile
 from ..plans import Plan

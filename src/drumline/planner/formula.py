@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..clusters import Cluster
 from ..core.units import format_bytes, format_count, format_rate, format_seconds
-from ..costs import Estimate
+from ..costs import Estimate, cost_model
 from ..costs.data_parallel_comm import (
     CollectiveMessage,
     gradient_collectives,
@@ -15,7 +15,6 @@ from ..costs.data_parallel_comm import (
     parameter_collectives,
     reduces_every_micro_batch,
 )
-from ..costs.factory import cost_model
 from ..costs.layer_time import largest_micro_batch
 from ..costs.model_split import split_model
 from ..models.profile import Profile

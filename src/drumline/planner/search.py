@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from ..clusters import Cluster
 from ..core.errors import DoesNotFit, PlanError
-from ..costs import Estimate
-from ..costs.factory import cost_model
+from ..costs import Estimate, cost_model
 from ..costs.model import CostModel
 from ..models.profile import Profile, ProfiledOp
 from ..plans import Plan

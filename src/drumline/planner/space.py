@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..clusters import Cluster
 from ..core.errors import PlanError
-from ..costs.factory import cost_model
+from ..costs import cost_model
 from ..costs.model import CostModel
 from ..costs.rank_model import tokens_of
 from ..models.op_shapes import ConvolutionShape, shape_of

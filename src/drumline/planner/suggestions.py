@@ -7,8 +7,7 @@ import dataclasses
 from ..clusters import Cluster
 from ..core.errors import ClusterError
 from ..core.units import format_bytes
-from ..costs import Estimate, OperatorCostModel
-from ..costs.factory import cost_model
+from ..costs import Estimate, OperatorCostModel, cost_model
 from ..models.profile import Profile
 from ..plans import Plan
 from ..theory.roofline import BYTES_PER_VALUE

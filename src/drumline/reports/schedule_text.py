@@ -166,7 +166,7 @@ def order_rows(ranks: int, micros: int) -> list[PipelineOrderRow]:
 
 def most_activations(pipeline: Pipeline, virtual: int) -> float:
     """Most micro-batches whose activations one rank stores at once; 1 is one micro-batch in all its stages."""
-    return max(prove_pipeline(pipeline).held) / virtual
+    return max(prove_pipeline(pipeline).activations) / virtual
 
 
 def orders_table(rows: list[PipelineOrderRow]) -> Table:

@@ -1,7 +1,7 @@
-"""Schedules are data: collectives and pipeline orders, written once, for many readers."""
+"""Schedules as data: collectives and pipeline schedules, each written once, for every reader."""
 
 from .barriers import central_barrier, dissemination_barrier
-from .check import Proof, prove
+from .check import ScheduleProof, prove
 from .collectives import ALGORITHMS, IN_RANK_ORDER, collective_schedule
 from .compose import reordered, segmented
 from .contracts import (
@@ -37,7 +37,7 @@ from .halving import (
     halving_reduce_scatter,
 )
 from .hierarchical import hierarchical_all_reduce
-from .listing import Row, listing
+from .listing import AlgorithmRow, listing
 from .pipeline import (
     ORDERS,
     Action,
@@ -84,14 +84,14 @@ __all__ = [
     "SCAN",
     "SCATTER",
     "Action",
+    "AlgorithmRow",
     "Contract",
     "Pipeline",
     "PipelineProof",
-    "Proof",
     "Round",
     "Rounds",
-    "Row",
     "Schedule",
+    "ScheduleProof",
     "Send",
     "Skips",
     "Traffic",

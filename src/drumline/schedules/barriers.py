@@ -1,4 +1,4 @@
-"""Barriers: messages without data, after which every rank has heard of every other."""
+"""Barriers: messages without data, after which every rank has heard from every other."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .spec import Rounds, Schedule, Send
 
 
 def central_barrier(p: int) -> Schedule:
-    """2 rounds of p-1 messages through rank 0: all report to it, it lets all go."""
+    """2 rounds of p-1 messages through rank 0: all report to it, then it releases all."""
     return Schedule("central_barrier", BARRIER, p, 1, Rounds(_central, (p,)), split=no_ranges)
 
 
 def dissemination_barrier(p: int) -> Schedule:
-    """ceil(log2 p) rounds of p messages: each tells what it has heard to the one 1, 2, 4, ... ranks further.
+    """ceil(log2 p) rounds of p messages: each rank notifies the rank 1, 2, 4, ... positions further.
 
-    Where p is not a power of two, some are told twice, which does no harm here.
+    Where p is not a power of two, some ranks are notified twice, which is harmless.
     """
     return Schedule("dissemination_barrier", BARRIER, p, 1, Rounds(_dissemination, (p,)), split=no_ranges)
 

@@ -1,4 +1,4 @@
-"""The checker of collectives: follows one with symbols instead of numbers and proves what it leaves on every rank."""
+"""Prove collectives by symbolic execution: what every rank ends with, and by which additions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .spec import Schedule, Send
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """That a collective schedule keeps its contract, and what else was seen on the way."""
+class ScheduleProof:
+    """Proof that a schedule keeps its contract, and properties found on the way."""
 
     schedule: str
     rounds: int
     sends: int
     identical: bool
-    """Whether ranks that end with the same sum computed it by the same additions, so that they hold the same bits."""
+    """Whether ranks with the same sum computed it by the same additions, and so have the same bits."""
     in_rank_order: bool
-    """Whether contributions stand in the order of ranks, as an operation that does not commute needs it."""
+    """Whether operands are in rank order, as operations that do not commute require."""
 
     def __str__(self) -> str:
         bits = "the same bits on all ranks" if self.identical else "bits may differ between ranks"
@@ -27,40 +27,40 @@ class Proof:
 
 
 class _Value(NamedTuple):
-    """What a chunk holds on a rank, as symbols."""
+    """Symbolic content of a chunk on a rank."""
 
     ranks: int
-    """Whose contributions are in it: bit r for rank r."""
+    """Contributions as a bit set: bit r for rank r."""
     first: int
     last: int
-    """The ranks of the leftmost and of the rightmost operand."""
+    """Ranks of the leftmost and the rightmost operand."""
     sorted: bool
-    """Whether the operands stand in the order of ranks from left to right."""
+    """Whether the operands are in rank order."""
     tree: int
-    """Number of the expression that it was computed by; equal numbers mean equal bits."""
+    """Number of its expression; equal numbers mean equal bits."""
     since: int
     """The round that wrote it, -1 for the start."""
 
 
 @dataclass(slots=True)
 class _Trees:
-    """Expressions numbered by what they add. Addition commutes exactly, also on floats, so a+b and b+a are one."""
+    """Numbered expressions. Addition commutes exactly, also on floats, so a+b and b+a are one."""
 
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def add(self, a: int, b: int) -> int:
-        # Leaves are numbered -1-rank, sums from 0.
+        # leaves are numbered -1-rank, sums from 0
         return self.numbers.setdefault((a, b) if a < b else (b, a), len(self.numbers))
 
 
 _State = dict[tuple[int, int], _Value]
 
 
-def prove(schedule: Schedule) -> Proof:
-    """Prove that every rank ends with what the contract says, each contribution exactly once; else VerificationError.
+def prove(schedule: Schedule) -> ScheduleProof:
+    """Prove that every rank ends with what the contract promises, each contribution exactly once.
 
-    Found are: a send of a chunk that is not held, a contribution added twice (where the contract forbids it), one that
-    is lost, a chunk written twice in one round, and ranks or chunks that are not there.
+    Raises VerificationError for a send of a chunk that the rank does not have, a contribution that is lost or added
+    twice (where the contract forbids it), a chunk written twice in one round, and unknown ranks or chunks.
     """
     s, trees = schedule, _Trees()
     start = [_Value(1 << rank, rank, rank, True, -1 - rank, -1) for rank in range(s.p)]
@@ -75,32 +75,30 @@ def prove(schedule: Schedule) -> Proof:
         _round(s, k, group, state, trees)
         rounds, sends = k + 1, sends + len(group)
     identical, in_order = _end(s, state)
-    return Proof(f"{s.name} p={s.p}", rounds, sends, identical, in_order)
+    return ScheduleProof(f"{s.name} p={s.p}", rounds, sends, identical, in_order)
 
 
 def _round(s: Schedule, k: int, group: tuple[Send, ...], state: _State, trees: _Trees) -> None:
-    """Apply one round: every send reads what stood before it."""
+    """Apply one round; every send reads the state before it."""
     writes: dict[tuple[int, int], _Value] = {}
-    kept: set[tuple[int, int]] = set()
+    replaced: set[tuple[int, int]] = set()
     for send in group:
         _exists(s, k, send)
         value = state.get((send.src, send.chunk))
         if value is None:
             raise _wrong(
-                s, f"rank {send.src} sends chunk {send.chunk}, which it does not hold", k, send.src, send.chunk
+                s, f"rank {send.src} sends chunk {send.chunk}, which it does not have", k, send.src, send.chunk
             )
         place = (send.dst, send.chunk)
-        if place in kept or (place in writes and not send.reduce):
-            raise _wrong(
-                s, f"rank {send.dst} keeps chunk {send.chunk} and is written again in the same round", k, *place
-            )
+        if place in replaced or (place in writes and not send.reduce):
+            raise _wrong(s, f"rank {send.dst} receives chunk {send.chunk} twice in the same round", k, *place)
         if not send.reduce:
-            kept.add(place)
+            replaced.add(place)
             writes[place] = value._replace(since=k)
             continue
         local = writes.get(place) or state.get(place)
         if local is None:
-            raise _wrong(s, f"rank {send.dst} adds to chunk {send.chunk}, which it does not hold", k, *place)
+            raise _wrong(s, f"rank {send.dst} adds to chunk {send.chunk}, which it does not have", k, *place)
         twice = local.ranks & value.ranks
         if twice and not s.contract.idempotent:
             what = f"rank {send.dst} adds rank {_lowest(twice)}'s contribution to chunk {send.chunk} twice"
@@ -128,7 +126,7 @@ def _exists(s: Schedule, k: int, send: Send) -> None:
 
 
 def _end(s: Schedule, state: _State) -> tuple[bool, bool]:
-    """Compare the end with the contract; whether ranks agree to the bit, and whether operands are in rank order."""
+    """Compare the end with the contract; return (bits are identical, operands are in rank order)."""
     trees: dict[tuple[int, int], int] = {}
     identical = in_order = True
     for rank in range(s.p):
@@ -146,7 +144,7 @@ def _end(s: Schedule, state: _State) -> tuple[bool, bool]:
             if surplus := value.ranks & ~due:
                 what = f"rank {rank} ends with rank {_lowest(surplus)}'s contribution to chunk {chunk}"
                 raise _wrong(s, what, value.since, rank, chunk)
-            # In a scan ranks end with different sums: only the same sum can have the same bits.
+            # in a scan ranks end with different sums: only equal sums are compared
             identical = identical and trees.setdefault((chunk, due), value.tree) == value.tree
             in_order = in_order and value.sorted
     return identical, in_order

@@ -1,4 +1,4 @@
-"""The table of collectives: every algorithm by its name. A new one is a loop, a function, a line in the table."""
+"""The table of collective algorithms by name. To add one, write a generator, a function, and a line in the table."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ ALGORITHMS: dict[str, dict[str, Make]] = {
     "scan": {"doubling": _plain(doubling_scan), "linear": _plain(linear_scan)},
     "exscan": {"doubling": _plain(doubling_exscan), "linear": _plain(linear_exscan)},
 }
-"""Collective -> algorithm -> (p, root, ranks of one host) -> schedule, the default algorithm first.
+"""Collective -> algorithm -> (p, root, ranks per host) -> schedule, the default algorithm first.
 
-Every reader, and every test of the readers, goes by this table. What an algorithm does not need it does not look at.
+Every reader, and every test of the readers, uses this table.
 """
 
 IN_RANK_ORDER: dict[str, tuple[str, ...]] = {
@@ -106,14 +106,14 @@ IN_RANK_ORDER: dict[str, tuple[str, ...]] = {
     "scan": ("doubling", "linear"),
     "exscan": ("doubling", "linear"),
 }
-"""Collective -> the algorithms whose operands stand in the order of ranks, for any p and root: what an operation that
-does not commute is run by. The checker proves that these are all."""
+"""Collective -> algorithms whose operands are in rank order for any p and root, as operations that do not commute
+require. The checker proves that the list is complete."""
 
 
 def collective_schedule(
     collective: str, algorithm: str, p: int, *, root: int = 0, per_node: int | None = None
 ) -> Schedule:
-    """The schedule of a collective by the names of the table; `per_node` neighbouring ranks share a host (all of p)."""
+    """The schedule of a collective by an algorithm; `per_node` neighbouring ranks share a host (default: all)."""
     if collective not in ALGORITHMS:
         raise InputError(
             f"unknown collective {collective!r}",

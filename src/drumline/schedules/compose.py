@@ -1,4 +1,4 @@
-"""Schedules made of schedules: cut into segments that overlap, with ranks renamed, or several side by side."""
+"""Compose schedules: split into overlapping segments, with renamed ranks, embedded, or several in parallel."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _Spread = Callable[[int], Iterable[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """The split of a segmented schedule: each chunk of the split below it cut into equal parts."""
+class SegmentedSplit:
+    """Split of a segmented schedule: every chunk of the original split in equal parts."""
 
     split: Callable[[int, int], tuple[Range, ...]]
     parts: int
@@ -32,10 +32,10 @@ class Cut:
 
 
 def segmented(schedule: Schedule, n: int) -> Schedule:
-    """The same schedule with each chunk cut into n parts, part s running s rounds behind part 0: rounds overlap.
+    """The schedule with each chunk split in n parts, part s running s rounds behind part 0.
 
-    Parts know nothing of each other, so what the schedule computes stays what it was. It takes n-1 rounds more; where
-    ranks had little to do in most rounds (a chain, a tree), each round carries a share 1/n of the bytes.
+    Parts are independent, so the result is the same. It takes n-1 rounds more; where ranks were idle in most rounds (a
+    chain, a tree), each round carries 1/n of the bytes.
     """
     if n < 1:
         raise InputError(f"{schedule.name} in {n} segments", rule="at least one segment")
@@ -45,15 +45,15 @@ def segmented(schedule: Schedule, n: int) -> Schedule:
         schedule,
         name=f"{schedule.name}/{n}",
         chunks=schedule.chunks * n,
-        split=Cut(schedule.split, n),
+        split=SegmentedSplit(schedule.split, n),
         rounds=Rounds(_segmented, (schedule.rounds, n)),
     )
 
 
 def reordered(schedule: Schedule, order: Sequence[int]) -> Schedule:
-    """The same schedule with ranks renamed: what rank i did is done by order[i], with the chunks that are its own.
+    """The schedule with renamed ranks: order[i] does what rank i did, with its own chunks.
 
-    Rings are ordered by measured links in this way. Scans are refused: their ranks stand in a line.
+    This orders rings by measured links. Scans are refused: their ranks are in a fixed line.
     """
     order, names = tuple(order), schedule.contract.chunk_names
     if sorted(order) != list(range(schedule.p)):
@@ -75,24 +75,24 @@ def reordered(schedule: Schedule, order: Sequence[int]) -> Schedule:
     )
 
 
-def placed(rounds: Iterable[Sequence[Send]], ranks: Sequence[int], chunks: _Spread) -> Iterator[list[Send]]:
-    """The rounds of a smaller schedule as a part of a larger one: rank i is ranks[i], chunk c is all of chunks(c)."""
+def embedded(rounds: Iterable[Sequence[Send]], ranks: Sequence[int], chunks: _Spread) -> Iterator[list[Send]]:
+    """Rounds of a smaller schedule inside a larger one: rank i is ranks[i], chunk c is all of chunks(c)."""
     for sends in rounds:
         yield [Send(ranks[s.src], ranks[s.dst], chunk, s.reduce) for s in sends for chunk in chunks(s.chunk)]
 
 
-def beside(parts: Iterable[Iterable[Sequence[Send]]]) -> Iterator[list[Send]]:
-    """Several schedules at the same time: round k of the whole is round k of each part that still has one."""
+def in_parallel(parts: Iterable[Iterable[Sequence[Send]]]) -> Iterator[list[Send]]:
+    """Run several schedules at the same time: round k is round k of each part that has one."""
     for rounds in itertools.zip_longest(*parts, fillvalue=()):
         yield [send for sends in rounds for send in sends]
 
 
 def _segmented(rounds: Iterable[Round], n: int) -> Iterator[list[Send]]:
-    latest: deque[Round] = deque(maxlen=n)  # the round of part 0 stands first
+    latest: deque[Round] = deque(maxlen=n)  # the round of part 0 comes first
     for sends in itertools.chain(rounds, [()] * (n - 1)):
         latest.appendleft(sends)
         if not any(latest):
-            return  # one rank has no rounds, and no more of them in segments
+            return  # a single rank has no rounds
         yield [Send(s.src, s.dst, s.chunk * n + part, s.reduce) for part, own in enumerate(latest) for s in own]
 
 
@@ -102,7 +102,7 @@ def _reordered(rounds: Iterable[Round], order: Sequence[int], chunks: Sequence[i
 
 
 def _renamed_chunk(schedule: Schedule, chunk: int, order: Sequence[int]) -> int:
-    """The chunk that means to the new ranks what `chunk` meant to the old ones."""
+    """The chunk with the same meaning for the renamed ranks."""
     names, p = schedule.contract.chunk_names, schedule.p
     if names == "free":
         return chunk

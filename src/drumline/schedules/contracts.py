@@ -1,7 +1,7 @@
-"""What each collective promises, whatever the algorithm: the contracts that the checker holds schedules to.
+"""The contracts of collectives, which schedules are checked against.
 
-Everywhere m is the bytes of the whole buffer: what all_gather and gather end with, what reduce_scatter and scatter
-begin with, one rank's p blocks in all_to_all. Share r of it belongs to rank r.
+m is always the bytes of the whole buffer: the result of all_gather and gather, the input of reduce_scatter and scatter,
+the p blocks of one rank in all_to_all. Share r of it belongs to rank r.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ def _before_me(s: Schedule, rank: int, chunk: int) -> tuple[int, ...] | None:
 
 
 def share(s: Schedule, chunk: int) -> int:
-    """Whose share a chunk is (a part of)."""
+    """The owner of a chunk."""
     return chunk * s.p // s.chunks
 
 
 def pair(s: Schedule, chunk: int) -> tuple[int, int]:
-    """From whom to whom a chunk of an all_to_all goes."""
+    """(sender, receiver) of a chunk of an all_to_all."""
     return divmod(chunk * s.p * s.p // s.chunks, s.p)
 
 
 def pair_ranges(elements: int, chunks: int) -> tuple[Range, ...]:
-    """Chunk src*p + dst lies at place dst of the buffer of `src`; whoever only forwards it holds it aside."""
+    """Chunk src*p + dst is at position dst of the buffer of `src`; ranks that forward it keep it separately."""
     p = isqrt(chunks)
     return even_ranges(elements, p) * p
 
 
 def no_ranges(elements: int, chunks: int) -> tuple[Range, ...]:
-    """Every chunk is empty, whatever the buffer: a barrier carries no data."""
+    """Empty ranges: a barrier carries no data."""
     return ((0, 0),) * chunks
 
 
@@ -100,7 +100,7 @@ REDUCE_SCATTER = Contract(
     "rank r ends with share r of the sum over all ranks",
     chunk_names="shares",
 )
-BROADCAST = Contract("broadcast", _at_root, _from_root, "every rank ends with what the root holds", rooted=True)
+BROADCAST = Contract("broadcast", _at_root, _from_root, "every rank ends with the buffer of the root", rooted=True)
 REDUCE = Contract("reduce", _everything, _all_at_root, "the root ends with the sum over all ranks", rooted=True)
 GATHER = Contract(
     "gather",
@@ -114,7 +114,7 @@ SCATTER = Contract(
     "scatter",
     _at_root,
     _from_root_in_own_share,
-    "rank r ends with share r of what the root holds",
+    "rank r ends with share r of the root's buffer",
     rooted=True,
     chunk_names="shares",
 )

@@ -1,7 +1,7 @@
-"""Algorithms in which ranks talk to each other without go-betweens: few rounds, many messages in each.
+"""Direct algorithms: every rank sends to the final receiver, in few rounds of many messages.
 
-Where several messages of a round are added to one chunk, those of near ranks come first: lower ranks are put before
-what is held and higher ones behind it, so the operands end in the order of ranks.
+Where a round adds several messages to one chunk, those of close ranks come first: lower ranks go before the local
+operand and higher ones after it, so the operands end in rank order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def server_all_reduce(p: int) -> Schedule:
 
 
 def naive_all_reduce(p: int) -> Schedule:
-    """2(p-1) rounds of one message of m bytes: one pair talks at a time, the sum goes up the ranks and comes back."""
+    """2(p-1) rounds of one message of m bytes: one pair at a time; the sum goes up the ranks and back."""
     return Schedule("naive_all_reduce", ALL_REDUCE, p, 1, Rounds(_naive, (p,)), order="rank")
 
 
@@ -28,7 +28,7 @@ def direct_all_reduce(p: int) -> Schedule:
 
 
 def direct_reduce_scatter(p: int) -> Schedule:
-    """1 round in which each rank sends p-1 messages of m/p bytes: every share goes straight to its owner."""
+    """1 round in which each rank sends p-1 messages of m/p bytes: every share directly to its owner."""
     return Schedule("direct_reduce_scatter", REDUCE_SCATTER, p, p, Rounds(_to_owners, (p,)), order="rank")
 
 
@@ -53,12 +53,12 @@ def flat_scatter(p: int, root: int = 0) -> Schedule:
 
 
 def pairwise_all_to_all(p: int) -> Schedule:
-    """p-1 rounds of p sends of m/p bytes: in round k each rank sends to the one k+1 places further."""
+    """p-1 rounds of p sends of m/p bytes: in round k each rank sends to the rank k+1 positions further."""
     return Schedule("pairwise_all_to_all", ALL_TO_ALL, p, p * p, Rounds(_pairwise, (p,)), split=pair_ranges)
 
 
 def _near_first(p: int, rank: int) -> list[int]:
-    """The other ranks by their distance."""
+    """The other ranks by distance."""
     return sorted((r for r in range(p) if r != rank), key=lambda r: (abs(r - rank), r))
 
 

@@ -1,4 +1,4 @@
-"""Algorithms in log2 p rounds: partners at distances that double or halve, and Bruck's, which need no power of two."""
+"""Algorithms in log2 p rounds: recursive doubling and halving, and Bruck's, which work for any p."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .spec import Rounds, Schedule, Send
 
 
 def doubling_all_reduce(p: int) -> Schedule:
-    """log2 p rounds of m bytes: partners at distance 1, 2, 4, ... exchange what they have. Two rounds more if folded.
+    """log2 p rounds of m bytes: partners at distance 1, 2, 4, ... exchange buffers. Two more rounds if folded.
 
     Where p is not a power of two, pairs of neighbours fold into one rank first, and unfold at the end.
     """
@@ -19,33 +19,33 @@ def doubling_all_reduce(p: int) -> Schedule:
 def halving_all_reduce(p: int) -> Schedule:
     """2 log2 p rounds, but only 2 (p-1)/p m bytes: exchange halves, then quarters, ..., and the same way back.
 
-    Where p is not a power of two, pairs of neighbours fold into one rank first (2 rounds and 2m bytes more).
+    Where p is not a power of two, pairs of neighbours fold into one rank first (2 more rounds and 2m bytes).
     """
     chunks = _power(p)
     return Schedule("halving_all_reduce", ALL_REDUCE, p, chunks, Rounds(_halving_all_reduce, (p,)), order="rank")
 
 
 def halving_reduce_scatter(p: int) -> Schedule:
-    """ceil(log2 p) rounds, (p-1)/p m bytes: the ranks part into halves, each sends what the other half owns across.
+    """ceil(log2 p) rounds, (p-1)/p m bytes: ranks split into halves, and each sends the shares of the other half.
 
-    A half with one rank more has nobody opposite its last rank, which then sends to the last one of the other half: so
-    any p goes without folding, and only then does somebody receive two messages in a round.
+    The last rank of a larger half has no counterpart and sends to the last one of the other half. So any p works
+    without folding, and only then does a rank receive two messages in a round.
     """
     return Schedule("halving_reduce_scatter", REDUCE_SCATTER, p, p, Rounds(_halving_reduce_scatter, (p,)))
 
 
 def doubling_all_gather(p: int) -> Schedule:
-    """ceil(log2 p) rounds, (p-1)/p m bytes: the halving reduce-scatter backwards, so groups of ranks join in pairs."""
+    """ceil(log2 p) rounds, (p-1)/p m bytes: the halving reduce-scatter backwards: groups of ranks join in pairs."""
     return Schedule("doubling_all_gather", ALL_GATHER, p, p, Rounds(_doubling_all_gather, (p,)))
 
 
 def bruck_all_gather(p: int) -> Schedule:
-    """ceil(log2 p) rounds, (p-1)/p m bytes, one message each for any p: send all you have, 1, 2, 4, ... ranks back."""
+    """ceil(log2 p) rounds, (p-1)/p m bytes, one message each for any p: send everything to the rank 1, 2, 4, ... positions back."""
     return Schedule("bruck_all_gather", ALL_GATHER, p, p, Rounds(_bruck_all_gather, (p,)))
 
 
 def bruck_all_to_all(p: int) -> Schedule:
-    """ceil(log2 p) rounds of about m/2 bytes: a block goes the 1, 2, 4, ... ranks that add up to its way."""
+    """ceil(log2 p) rounds of about m/2 bytes: a block takes the hops of 1, 2, 4, ... ranks that add up to its distance."""
     return Schedule("bruck_all_to_all", ALL_TO_ALL, p, p * p, Rounds(_bruck_all_to_all, (p,)), split=pair_ranges)
 
 
@@ -55,9 +55,9 @@ def _power(p: int) -> int:
 
 
 def _folded(p: int) -> tuple[list[Send], list[int]]:
-    """The chunks-free sends that fold p ranks to a power of two, and the ranks that go on.
+    """Sends of chunk 0 that fold p ranks to a power of two, and the ranks that remain.
 
-    Neighbours fold, so each of those that go on stands for a run of ranks, and the runs are in order.
+    Neighbours fold, so each remaining rank represents a range of ranks, and the ranges are in order.
     """
     extra = p - _power(p)
     fold = [Send(2 * i + 1, 2 * i, 0, True) for i in range(extra)]
@@ -65,7 +65,7 @@ def _folded(p: int) -> tuple[list[Send], list[int]]:
 
 
 def _whole(sends: list[Send], chunks: int, *, back: bool = False) -> list[Send]:
-    """The same sends with all chunks of the buffer; `back` turns them round to return what was computed."""
+    """The sends with all chunks of the buffer; `back` reverses them to return the result."""
     if back:
         return [Send(s.dst, s.src, c, False) for s in sends for c in range(chunks)]
     return [Send(s.src, s.dst, c, True) for s in sends for c in range(chunks)]
@@ -88,14 +88,14 @@ def _halving_all_reduce(p: int) -> Iterator[list[Send]]:
     q = len(ranks)
     if fold:
         yield _whole(fold, q)
-    ways = []
-    distance, part = 1, q  # `part` chunks are in the run that a rank still works on
+    exchanges = []
+    distance, part = 1, q  # chunks in the range that a rank still works on
     starts = [0] * q
     while distance < q:
         part //= 2
-        # Who has the bit of this distance set keeps the upper half of its run.
+        # ranks with the bit of this distance keep the upper half of their range
         starts = [start + part * bool(v & distance) for v, start in enumerate(starts)]
-        ways.append(
+        exchanges.append(
             [
                 Send(r, ranks[v ^ distance], c, True)
                 for v, r in enumerate(ranks)
@@ -103,8 +103,8 @@ def _halving_all_reduce(p: int) -> Iterator[list[Send]]:
             ]
         )
         distance *= 2
-    yield from ways
-    for sends in reversed(ways):
+    yield from exchanges
+    for sends in reversed(exchanges):
         yield [Send(s.dst, s.src, s.chunk, False) for s in sends]
     if fold:
         yield _whole(fold, q, back=True)
@@ -133,7 +133,7 @@ def _doubling_all_gather(p: int) -> Iterator[list[Send]]:
 
 
 def _bruck_all_gather(p: int) -> Iterator[list[Send]]:
-    have = 1  # rank r holds the chunks r, r+1, ..., r+have-1
+    have = 1  # rank r has the chunks r, r+1, ..., r+have-1
     while have < p:
         yield [Send(r, (r - have) % p, (r + i) % p, False) for r in range(p) for i in range(min(have, p - have))]
         have *= 2
@@ -142,7 +142,7 @@ def _bruck_all_gather(p: int) -> Iterator[list[Send]]:
 def _bruck_all_to_all(p: int) -> Iterator[list[Send]]:
     hop = 1
     while hop < p:
-        # A block with j ranks to go has gone the lower bits of j already.
+        # a block at distance j has taken the hops of the lower bits of j already
         yield [
             Send((src + j % hop) % p, (src + j % hop + hop) % p, src * p + (src + j) % p, False)
             for src in range(p)

@@ -1,4 +1,4 @@
-"""The list of all algorithms with what they take: rounds, bytes, messages and fan-in, counted from the schedules."""
+"""List all algorithms with their rounds, bytes, messages and fan-in, counted from the schedules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .collectives import ALGORITHMS, collective_schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AlgorithmRow:
     """One algorithm over p ranks."""
 
     collective: str
@@ -18,14 +18,14 @@ class Row:
     p: int
     rounds: int
     bytes: Fraction
-    """The most that one rank sends, as a share of the buffer's m bytes."""
+    """Most bytes that one rank sends, as a fraction of the m bytes of the buffer."""
     messages: int
-    """The most that one rank sends."""
+    """Most messages that one rank sends."""
     fan_in: int
-    """The most messages that one rank receives in one round."""
+    """Most messages that one rank receives in one round."""
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text, as HEADS names it."""
+        """The row as text, in the order of HEADS."""
         share = f"{self.bytes} m" if self.bytes not in (0, 1) else "m" if self.bytes else "0"
         return (self.collective, self.algorithm, str(self.rounds), share, str(self.messages), str(self.fan_in))
 
@@ -33,8 +33,8 @@ class Row:
 HEADS = ("collective", "algorithm", "rounds", "bytes per rank", "messages", "fan-in")
 
 
-def listing(p: int, *, per_node: int | None = None) -> list[Row]:
-    """Every algorithm of the table over p ranks, unsegmented, from root 0; `per_node` neighbours share a host."""
+def listing(p: int, *, per_node: int | None = None) -> list[AlgorithmRow]:
+    """Every algorithm over p ranks, unsegmented, from root 0; `per_node` neighbours share a host."""
     rows = []
     for collective, algorithms in ALGORITHMS.items():
         for algorithm in algorithms:
@@ -42,20 +42,20 @@ def listing(p: int, *, per_node: int | None = None) -> list[Row]:
             traffic = s.traffic(s.chunks)
             share = Fraction(max(t.bytes for t in traffic), s.chunks)
             most = max(t.messages for t in traffic)
-            rows.append(Row(collective, algorithm, p, s.count_rounds(), share, most, s.fan_in))
+            rows.append(AlgorithmRow(collective, algorithm, p, s.count_rounds(), share, most, s.fan_in))
     return rows
 
 
-def markdown(rows: list[Row]) -> str:
-    """The rows as a table of a document."""
+def markdown(rows: list[AlgorithmRow]) -> str:
+    """The rows as a Markdown table."""
     lines = [HEADS, ("---", "---", "---:", "---:", "---:", "---:"), *(row.cells() for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def pasted(document: str) -> str:
-    """A document with the tables between `<!-- listing p -->` and `<!-- end -->` written anew."""
+    """Replace the tables between `<!-- listing p -->` and `<!-- end -->` of a document."""
 
-    def table(found: re.Match[str]) -> str:
-        return f"{found[1]}\n{markdown(listing(int(found[2])))}\n<!-- end -->"
+    def table(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{markdown(listing(int(match[2])))}\n<!-- end -->"
 
     return re.sub(r"(<!-- listing (\d+) -->)\n.*?<!-- end -->", table, document, flags=re.DOTALL)

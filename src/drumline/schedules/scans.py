@@ -1,4 +1,4 @@
-"""Sums over the ranks before: scan with the rank's own contribution, exscan without it.
+"""Prefix sums over ranks: scan with the rank's own contribution, exscan without it.
 
 An exscan first shifts every contribution one rank up and then scans over ranks 1 to p-1.
 """
@@ -12,7 +12,7 @@ from .spec import Rounds, Schedule, Send
 
 
 def linear_scan(p: int) -> Schedule:
-    """p-1 rounds of one message of m bytes: the sum goes up the ranks, each keeps what it sends on."""
+    """p-1 rounds of one message of m bytes: the sum goes up the ranks, each keeps what it forwards."""
     return Schedule("linear_scan", SCAN, p, 1, Rounds(_linear, (p, 0)), order="rank")
 
 

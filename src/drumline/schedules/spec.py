@@ -1,6 +1,6 @@
-"""What a collective is: rounds of sends over numbered chunks, and the contract that they keep.
+"""The form of a collective: rounds of sends of numbered chunks, and the contract that they keep.
 
-The readers (`check`, `cost`, `simulate`, `report`, `comm`) know this form only, never an algorithm.
+Checkers, cost models, the simulator, reports and the communicator read this form, never an algorithm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Chunk `chunk` goes from `src` to `dst`; the receiver adds it if `reduce`, else keeps it."""
+    """Send chunk `chunk` from `src` to `dst`; the receiver adds it if `reduce`, else replaces its own."""
 
     src: int
     dst: int
@@ -31,17 +31,17 @@ class Send:
 Round = tuple[Send, ...]
 Range = tuple[int, int]
 Names = Literal["free", "shares", "pairs", "line"]
-"""Chunk numbers say nothing, whose share it is, or from whom to whom; in a `line` ranks cannot be renamed at all."""
+"""Meaning of chunk numbers: none, the owner of a share, or (sender, receiver); in a `line` ranks cannot be renamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Rounds that are written anew each time they are read: a schedule of a thousand ranks costs nothing to name."""
+    """Rounds that are generated whenever they are read, so that a schedule of a thousand ranks takes no memory."""
 
     write: Callable[..., Iterator[list[Send]]]
-    """The algorithm: one loop that yields the sends of each round."""
+    """The algorithm: a generator of the sends of each round."""
     arguments: tuple[Hashable, ...]
-    """What it is called with. With `write` it makes two schedules equal, hashable and picklable."""
+    """Arguments of `write`. Both together make schedules comparable, hashable and picklable."""
 
     def __iter__(self) -> Iterator[Round]:
         return map(tuple, self.write(*self.arguments))
@@ -49,34 +49,34 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What a collective promises, whatever the algorithm: who holds which chunk before, and what is in it after."""
+    """The promise of a collective, for any algorithm: which chunks a rank has before, and what they contain after."""
 
     collective: str
-    """The name that tables of measured times use, such as `all_reduce`."""
+    """The name in tables of measured times, such as `all_reduce`."""
     before: Callable[[Schedule, int, int], bool]
     """(schedule, rank, chunk): whether the rank has a contribution to the chunk at the start."""
     after: Callable[[Schedule, int, int], tuple[int, ...] | None]
-    """(schedule, rank, chunk): the ranks whose contributions the rank holds at the end, None where it is not said."""
+    """(schedule, rank, chunk): the ranks whose contributions the chunk contains at the end; None where unspecified."""
     text: str
-    """The same promise for a person."""
+    """The promise in words."""
     rooted: bool = False
-    """Whether it singles out a root."""
+    """Whether it has a root."""
     idempotent: bool = False
     """Whether a contribution may be added more than once."""
     chunk_names: Names = "free"
-    """What the number of a chunk says about ranks, which matters when ranks are renamed."""
+    """Meaning of chunk numbers, which matters when ranks are renamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one rank did in a collective, or in several."""
+    """Traffic of one rank in one or several collectives."""
 
     rounds: int = 0
-    """Rounds in which it sent or received."""
+    """Rounds with a send or a receive."""
     messages: int = 0
-    """Messages that it sent: all sends of one (round, src, dst) are one."""
+    """Messages sent; all sends of one (round, src, dst) are one message."""
     bytes: int = 0
-    """Bytes that it sent."""
+    """Bytes sent."""
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(self.rounds + other.rounds, self.messages + other.messages, self.bytes + other.bytes)
@@ -89,7 +89,7 @@ class Traffic:
 
 
 def even_ranges(total: int, parts: int) -> tuple[Range, ...]:
-    """Where each of `parts` begins and ends: equal parts, the first `total % parts` one element longer."""
+    """Start and end of each of `parts` equal ranges; the first `total % parts` are one element longer."""
     size, longer = divmod(total, parts)
     starts = [i * size + min(i, longer) for i in range(parts + 1)]
     return tuple(itertools.pairwise(starts))
@@ -97,10 +97,10 @@ def even_ranges(total: int, parts: int) -> tuple[Range, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One collective by one algorithm over p ranks: who sends which chunk to whom, round by round.
+    """One collective by one algorithm over p ranks: the sends of every round.
 
-    All sends of a round read the state before the round. Sends of one (round, src, dst) are one message. A chunk that
-    several sends of a round add to takes them in the order in which they stand.
+    All sends of a round read the state before the round. Sends of one (round, src, dst) are one message. Several sends
+    that add to one chunk in a round are applied in their order.
     """
 
     name: str
@@ -108,35 +108,35 @@ class Schedule:
     p: int
     """Ranks."""
     chunks: int
-    """Parts that the buffer is cut into."""
+    """Number of chunks of the buffer."""
     rounds: Rounds | tuple[Round, ...]
     root: int = 0
-    """The rank that the contract singles out, where it does."""
+    """The root, where the contract has one."""
     split: Callable[[int, int], tuple[Range, ...]] = even_ranges
-    """(elements of a rank's buffer, chunks) -> where each chunk lies in it; chunks of different ranks may overlap."""
+    """(elements of a rank's buffer, chunks) -> range of each chunk; chunks of different ranks may overlap."""
     order: Literal["received", "local", "rank"] = "received"
-    """Which operand stands first when a chunk is added: what was received, what the receiver held, or that of the
-    lower rank number (what was received exactly when src < dst)."""
+    """The first operand when a chunk is added: the received one, the local one, or that of the lower rank (the received
+    one if src < dst)."""
 
     def __post_init__(self) -> None:
         if self.p < 1:
             raise InputError(f"{self.name} over {self.p} ranks", rule="a collective has at least one rank")
         if self.chunks < 1:
-            raise InputError(f"{self.name} with {self.chunks} chunks", rule="a buffer is at least one chunk")
+            raise InputError(f"{self.name} with {self.chunks} chunks", rule="a buffer has at least one chunk")
         if not 0 <= self.root < self.p:
             raise InputError(f"{self.name}: root {self.root}", rule=f"0 <= root < p = {self.p}")
 
     @property
     def collective(self) -> str:
-        """What it computes, such as `all_reduce`."""
+        """Name of the collective, such as `all_reduce`."""
         return self.contract.collective
 
     def ranges(self, elements: int) -> tuple[Range, ...]:
-        """Where each chunk of a buffer of that many elements begins and ends."""
+        """Range of each chunk in a buffer of `elements`."""
         return self.split(elements, self.chunks)
 
     def sizes(self, message_bytes: int, *, itemsize: int = 1) -> tuple[int, ...]:
-        """The bytes of each chunk of a buffer of that many bytes, whose elements of `itemsize` bytes stay whole."""
+        """Bytes of each chunk of a buffer of `message_bytes`; elements of `itemsize` bytes are not split."""
         if message_bytes < 0 or message_bytes % itemsize:
             raise InputError(
                 f"{self.name} of {message_bytes} bytes", rule=f"a multiple of the {itemsize} bytes of an element"
@@ -144,21 +144,21 @@ class Schedule:
         return tuple((stop - start) * itemsize for start, stop in self.ranges(message_bytes // itemsize))
 
     def count_rounds(self) -> int:
-        """How many rounds there are."""
+        """Number of rounds."""
         return sum(1 for _ in self.rounds)
 
     @property
     def fan_in(self) -> int:
         """The most messages that one rank receives in one round."""
         arrivals = (Counter(dst for _, dst in messages(sends)) for sends in self.rounds)
-        return max((max(found.values(), default=0) for found in arrivals), default=0)
+        return max((max(counts.values(), default=0) for counts in arrivals), default=0)
 
     def received_first(self, send: Send) -> bool:
-        """Whether what `send` brings is the first operand where it is added."""
+        """Whether the received chunk is the first operand of the addition."""
         return send.src < send.dst if self.order == "rank" else self.order == "received"
 
     def traffic(self, message_bytes: int, *, itemsize: int = 1) -> tuple[Traffic, ...]:
-        """What each rank sends, counted from the rounds alone."""
+        """Traffic of each rank, counted from the rounds."""
         sizes = self.sizes(message_bytes, itemsize=itemsize)
         total = [Traffic()] * self.p
         for sends in self.rounds:
@@ -169,7 +169,7 @@ class Schedule:
         return tuple(total)
 
     def __str__(self) -> str:
-        # A buffer of as many elements as chunks has whole chunks, so the share of m is exact.
+        # with as many elements as chunks the fraction of m is exact
         traffic = self.traffic(self.chunks)
         share = Fraction(max(t.bytes for t in traffic), self.chunks)
         return (
@@ -180,11 +180,11 @@ class Schedule:
 
 
 def messages(sends: Iterable[Send]) -> dict[tuple[int, int], list[Send]]:
-    """The sends of one round as messages: by (src, dst), in the order in which they stand."""
-    found: dict[tuple[int, int], list[Send]] = {}
+    """Messages of one round: its sends grouped by (src, dst), in order."""
+    grouped: dict[tuple[int, int], list[Send]] = {}
     for send in sends:
-        found.setdefault((send.src, send.dst), []).append(send)
-    return found
+        grouped.setdefault((send.src, send.dst), []).append(send)
+    return grouped
 
 
 def _number(n: int, word: str) -> str:

@@ -1,4 +1,4 @@
-"""Algorithms along trees: binomial ones from any root, two binary ones at once, and the tree that suits LogP."""
+"""Tree algorithms: binomial trees from any root, two binary trees at once, and the optimal tree for LogP."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .rings import ring_all_gather_rounds
 from .spec import Rounds, Schedule, Send
 
 L, O, G = 6, 2, 4  # noqa: E741  # the letters of the model
-"""Latency, overhead and gap in the example of the paper on LogP, in cycles: what `logp` is shaped by unless told."""
+"""Latency, overhead and gap of the example in the LogP paper, in cycles: the defaults of `logp_broadcast`."""
 
 
 def binomial_broadcast(p: int, root: int = 0) -> Schedule:
-    """ceil(log2 p) rounds of m bytes: all who have it send it on, so that their number doubles each round."""
+    """ceil(log2 p) rounds of m bytes: every rank that has it sends it on, so that their number doubles each round."""
     return Schedule("binomial_broadcast", BROADCAST, p, 1, Rounds(_binomial_broadcast, (p, root)), root=root)
 
 
 def binomial_reduce(p: int, root: int = 0) -> Schedule:
     """ceil(log2 p) rounds of m bytes: neighbouring blocks of ranks merge, so that their size doubles each round.
 
-    Of two blocks the one with the root in it receives, else the lower one. Blocks are whole runs of ranks, so the
-    operands stay in the order of ranks whatever the root.
+    Of two blocks the one with the root receives, else the lower one. Blocks are contiguous, so the operands stay in
+    rank order for any root.
     """
     rounds = Rounds(binomial_reduce_rounds, (p, root))
     return Schedule("binomial_reduce", REDUCE, p, 1, rounds, root=root, order="rank")
@@ -35,7 +35,7 @@ def binomial_gather(p: int, root: int = 0) -> Schedule:
 
 
 def binomial_scatter(p: int, root: int = 0) -> Schedule:
-    """ceil(log2 p) rounds: the root sends the far half of the shares, then each holder half of what it has."""
+    """ceil(log2 p) rounds: the root sends the far half of the shares, then each rank with shares half of its own."""
     return Schedule("binomial_scatter", SCATTER, p, p, Rounds(_binomial_scatter, (p, root)), root=root)
 
 
@@ -46,19 +46,19 @@ def scatter_allgather_broadcast(p: int, root: int = 0) -> Schedule:
 
 
 def double_tree_all_reduce(p: int) -> Schedule:
-    """Up and down two binary trees at once, half of the buffer along each; who is inner in one is a leaf of the other.
+    """Up and down two binary trees at once, half of the buffer each; inner ranks of one are leaves of the other.
 
-    So every rank sends and receives about m bytes on the way up and again on the way down, in O(log p) rounds; in
-    segments both ways overlap. Both trees keep the order of ranks from left to right.
+    Every rank sends and receives about m bytes on the way up and again on the way down, in O(log p) rounds; segments
+    overlap both ways. Both trees keep rank order from left to right.
     """
     return Schedule("double_tree_all_reduce", ALL_REDUCE, p, 2, Rounds(_double_tree, (p,)), order="rank")
 
 
 def logp_broadcast(p: int, root: int = 0, *, latency: int = L, overhead: int = O, gap: int = G) -> Schedule:
-    """The tree in which everybody who has the buffer sends it on as often as LogP lets it: no tree ends sooner.
+    """The tree in which every rank with the buffer sends it on as often as LogP allows: no tree ends sooner.
 
-    A rank sends every max(gap, overhead) cycles, and what it sends is there after overhead + latency + overhead. The
-    rounds are as early as the tree allows; `cost.logp` has the times. ceil(log2 p) or more rounds of m bytes.
+    A rank sends every max(gap, overhead) cycles, and a message arrives after overhead + latency + overhead. Rounds are
+    as early as the tree allows; theory/logp.py has the times. ceil(log2 p) or more rounds of m bytes.
     """
     if latency < 0 or overhead < 0 or gap < 0 or latency + overhead + gap == 0:
         raise InputError(
@@ -69,14 +69,14 @@ def logp_broadcast(p: int, root: int = 0, *, latency: int = L, overhead: int = O
 
 
 def _binomial_broadcast(p: int, root: int) -> Iterator[list[Send]]:
-    have = 1  # ranks root, root+1, ..., root+have-1 hold the buffer
+    have = 1  # ranks root, root+1, ..., root+have-1 have the buffer
     while have < p:
         yield [Send((root + r) % p, (root + r + have) % p, 0, False) for r in range(min(have, p - have))]
         have *= 2
 
 
 def binomial_reduce_rounds(p: int, root: int) -> Iterator[list[Send]]:
-    """The rounds of a binomial reduce, also inside other algorithms."""
+    """Rounds of a binomial reduce, also used inside other algorithms."""
 
     def holder(start: int, size: int) -> int:
         return root if start <= root < start + size else start
@@ -114,7 +114,7 @@ def _scatter_allgather(p: int, root: int) -> Iterator[list[Send]]:
 
 
 def _double_tree(p: int) -> Iterator[list[Send]]:
-    # Tree 0 has the numbers 1..p, where odd ones are leaves; tree 1 has 0..p-1, so that every rank changes its part.
+    # tree 0 has the numbers 1..p, where odd ones are leaves; tree 1 has 0..p-1, so that every rank changes its role
     ups = []
     bit = 1
     while bit <= p:
@@ -134,14 +134,14 @@ def _double_tree(p: int) -> Iterator[list[Send]]:
 
 
 def _parent(j: int, bit: int, last: int) -> int:
-    """The parent of number j, whose lowest bit is `bit`: of those with the next bit the nearest, if it is there."""
+    """The parent of number j, whose lowest bit is `bit`: the nearest number with the next bit, if it exists."""
     up = (j ^ bit) | (bit << 1)
     return up if up <= last else j ^ bit
 
 
 def _logp(p: int, root: int, latency: int, overhead: int, gap: int) -> Iterator[list[Send]]:
     rounds: list[list[Send]] = []
-    # (when it can next send, its number counted from the root, the first round in which it may)
+    # (time of its next send, its number counted from the root, the earliest round of that send)
     ready = [(0, 0, 0)]
     for new in range(1, p):
         now, r, k = heapq.heappop(ready)

@@ -1,7 +1,6 @@
-"""Sizes of operators: those that a kernel's time depends on (`Op.shape`, `Op.dtype`) and those that ranks can split it
-by (`Op.dims`).
+"""Sizes of operators: those that set a kernel's time (`Op.shape`, `Op.dtype`), and those to split it by (`Op.dims`).
 
-`Op.shape`, in the order in which the kernel cost model reads them:
+`ProfiledOp.shape`, in the order in which the kernel cost model reads them:
   matmul: matrices in one call, rows, columns, inner dim
   conv, conv_backward: samples, channels in and out of a group, values of the output, of the filter, stride,
     groups, 2 if channels are last in memory, else 1

@@ -259,6 +259,14 @@ class TraceRecorder(UnwrappedDispatchMode):
             self._watch.pop(key, None)
             self._resident.add(key)
 
+    def _extra_calls(self, name: str, kind: str, args: Any, inputs: list[torch.Tensor]) -> list[OperatorCall]:
+        """Kernels that a call launches besides its own."""
+        copies = copied_first(kind, inputs)
+        calls = [OperatorCall("contiguous", "transpose", 0j, 2 * self._size(t), dtype=type_of([t], [])) for t in copies]
+        if self._on_gpu and name == "convolution_backward" and args[10][2]:
+            calls.append(self._bias_gradient(args[0]))  # cuDNN does not compute the gradient of a bias
+        return calls
+
     def _bias_gradient(self, gradient: torch.Tensor) -> OperatorCall:
         size, rows = self._size(gradient), rows_of(gradient, [0, *range(2, gradient.dim())])
         values = self._batch.amount(gradient.numel(), gradient.numel())
@@ -305,28 +313,18 @@ class TraceRecorder(UnwrappedDispatchMode):
             depth += depth_of(kind, args, out)
             if not name.startswith(("empty", "new_empty")):
                 flops = flops_of(func, kind, args, kwargs, out)
-                sizes = sizes_of(name, kind, args, kwargs, out)
-                seen.calls.append(
-                    OperatorCall(
-                        name,
-                        kind,
-                        self._batch.amount(flops, int(4 * flops)),
-                        self._bytes_moved(name, args, inputs, outputs),
-                        made,
-                        number,
-                        self._dims(name, kind, args, kwargs),
-                        type_of(inputs, outputs),
-                        tuple(self._batch.amount(n, n) for n in sizes),
-                    )
+                call = OperatorCall(
+                    name,
+                    kind,
+                    self._batch.amount(flops, int(4 * flops)),
+                    self._bytes_moved(name, args, inputs, outputs),
+                    made,
+                    number,
+                    self._dims(name, kind, args, kwargs),
+                    type_of(inputs, outputs),
+                    tuple(self._batch.amount(n, n) for n in sizes_of(name, kind, args, kwargs, out)),
                 )
-                for t in copied_first(kind, inputs):
-                    seen.calls.append(
-                        OperatorCall("contiguous", "transpose", 0j, 2 * self._size(t), dtype=type_of([t], []))
-                    )
-                if (
-                    self._on_gpu and name == "convolution_backward" and args[10][2]
-                ):  # cuDNN does not compute the gradient of a bias
-                    seen.calls.append(self._bias_gradient(args[0]))
+                seen.calls += [call, *self._extra_calls(name, kind, args, inputs)]
                 if name == "_to_copy" and self._phase == "forward" and read[0] in self._resident:
                     layer.cast += sum(size_of(t) for t in outputs)
                     self._cast.update(written)

@@ -28,10 +28,10 @@ def resnet(size: str, batch_size: int | None) -> Profile:
         width, stride = 64 << stage, 1 if stage == 0 else 2
         out, name = width * 4 if wide else width, f"layer{stage + 1}"
         parts, after = _residual(c, width, out, side, stride, keep=stage == 0), side // stride
-        handed = VALUE * out * after * after
-        drafts.append(LayerDraft(f"{name}.0", "Residual", parts, handed, carried=handed))
+        output = VALUE * out * after * after
+        drafts.append(LayerDraft(f"{name}.0", "Residual", parts, output, carried=output))
         equal = _residual(out, width, out, after, 1)
-        drafts.append(LayerDraft(f"{name}.1", "Residual", equal, handed, carried=handed, repeats=blocks - 1))
+        drafts.append(LayerDraft(f"{name}.1", "Residual", equal, output, carried=output, repeats=blocks - 1))
         c, side = out, after
     pool = pooled("mean", c * side * side, c, indices=False)
     drafts.append(LayerDraft("head", "Head", (pool, linear(1, c, _CLASSES), cross_entropy(1, _CLASSES)), 0))
@@ -54,8 +54,8 @@ def vgg(size: str, batch_size: int | None) -> Profile:
             last = i == convolutions - 1
             if last:
                 parts.append(pooled("max", width * side * side, width * side * side // 4))
-            handed = VALUE * width * side * side // (4 if last else 1)
-            drafts.append(LayerDraft(f"features.{len(drafts)}", "Convolution", tuple(parts), handed))
+            output = VALUE * width * side * side // (4 if last else 1)
+            drafts.append(LayerDraft(f"features.{len(drafts)}", "Convolution", tuple(parts), output))
             c = width
         side //= 2
     wide = 4096

@@ -30,10 +30,10 @@ def mlp(layers: int, width: int, batch_size: int | None) -> Profile:
 def lstm(layers: int, width: int, batch_size: int | None, sequence: int | None) -> Profile:
     """Word embedding, `layers` LSTM layers of one width, and a head of its own over a vocabulary of 10 000."""
     batch, s, v = batch_size or 256, sequence or 128, _VOCABULARY
-    handed = VALUE * s * width
+    output = VALUE * s * width
     drafts = (
-        LayerDraft("embedding", "Embedding", (embedding(s, v, width),), handed),
-        LayerDraft("layers.0", "LSTM", (lstm_layer(s, width),), handed, repeats=layers),
+        LayerDraft("embedding", "Embedding", (embedding(s, v, width),), output),
+        LayerDraft("layers.0", "LSTM", (lstm_layer(s, width),), output, repeats=layers),
         LayerDraft("head", "Head", (linear(s, width, v), cross_entropy(s, v)), 0),
     )
     notes = (

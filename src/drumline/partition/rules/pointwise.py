@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from ...torchkit.operators import to_copy
-from ..mutation import mutates
+from ..operator_properties import mutates
 from ..sharding.layout import ShardedValue, Split, map_values, values_in
 from ..sharding_pass import ShardingPass, rule
 from .common import per_rank_dropout

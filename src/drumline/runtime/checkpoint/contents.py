@@ -1,4 +1,4 @@
-"""What a rank contributes to a checkpoint, as ranges of elements: parameters, buffers, optimizer and random state.
+"""A rank's contribution to a checkpoint, as ranges of elements: parameters, buffers, optimizer and random state.
 
 The rest of the package knows no plan and no strategy. A name in a checkpoint is `model/NAME`, `buffer/NAME`,
 `optimizer/KEY/NAME` or `random/KIND/RANK`, with the names of the user's own model.

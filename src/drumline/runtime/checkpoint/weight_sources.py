@@ -185,7 +185,7 @@ class TorchWeights(WeightSource):
 
 
 def _state_dict(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of one file; a state dict nested under a common key is found."""
+    """The tensors of one file; looks for a state dict under common keys too."""
     if path.is_symlink() or not path.is_file():
         raise CorruptFile(f"{path.name} is no regular file", where=str(path))
     try:

@@ -16,7 +16,7 @@ from ...torchkit.fake_tensors import with_real_tensors
 from ...torchkit.recurrent import silence_rnn_contiguity_warning
 from ..memory.recompute import recompute
 from ..memory.selective import recompute_selectively
-from ..memory.tiling import left_whole, tile
+from ..memory.tiling import untiled_layers, tile
 from ..numerics.batchnorm import SyncedBatchNorm, sync_batchnorms
 from ..numerics.precision import HALVES
 from ..numerics.recurrent import has_recurrent_layers
@@ -155,7 +155,7 @@ def _whole_model(
     if not sharded and not host and any(t.device != device for t in [*model.parameters(), *model.buffers()]):
         model.to(device)
     if plan.chunk > 1:
-        left = left_whole(model)
+        left = untiled_layers(model)
         # threads concatenate their outputs, which needs all of the logits anyway
         parts = tile(model, plan.chunk, lazy=plan.backend != "threads")
     norms = _transform(model, plan, device, group)

@@ -57,8 +57,8 @@ def named_optimizer(named: NamedComponent, where: str) -> Callable[[Any], torch.
         raise JobError(
             "Adam without bias correction is DeepSpeed's own", where=f"{where}: optimizer.params.bias_correction"
         )
-    made = OPTIMIZERS[kind]
-    known = [name for name in inspect.signature(made.__init__).parameters if name not in ("self", "params")]
+    optimizer_class = OPTIMIZERS[kind]
+    known = [name for name in inspect.signature(optimizer_class.__init__).parameters if name not in ("self", "params")]
     for key in params:
         if key not in known and key not in _DEEPSPEED_KEYS:
             raise JobError(
@@ -69,7 +69,7 @@ def named_optimizer(named: NamedComponent, where: str) -> Callable[[Any], torch.
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in params.items() if k in known}
 
     def make(parameters: Any) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = made(parameters, **values)
+        optimizer: torch.optim.Optimizer = optimizer_class(parameters, **values)
         return optimizer
 
     try:

@@ -207,9 +207,9 @@ def named_scheduler(kind: str, numbers: Mapping[str, Any], where: str, steps: in
     if missing:
         raise JobError(f"the scheduler {kind} lacks {missing[0]!r}", where=where, rule=f"it needs {', '.join(missing)}")
     try:
-        made: RateCurve = curve(**{key: value for key, value in given.items() if key in known})
+        result: RateCurve = curve(**{key: value for key, value in given.items() if key in known})
     except JobError as e:
         raise JobError(e.what, where=where, rule=e.rule) from None
     except TypeError as e:
         raise JobError(f"the scheduler {kind} with {given}", where=where, rule=f"its values are numbers: {e}") from None
-    return made
+    return result

@@ -36,7 +36,7 @@ class _After(torch.autograd.Function):
         return gradients[0], gradients[0].new_zeros(())
 
 
-class PartOf(nn.Module):
+class LayerTile(nn.Module):
     """Some rows of a layer. Under zero=3 each is a unit of its own."""
 
     def __init__(self, rows: range, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
@@ -83,7 +83,7 @@ class PartOf(nn.Module):
         return f"rows {self.start} to {self.stop}"
 
 
-class Parts(nn.ModuleList):
+class LayerTiles(nn.ModuleList):
     """The parts of a layer."""
 
     inside_a_leaf = True
@@ -127,19 +127,19 @@ def _read(weight: torch.Tensor, bias: _Bias, rows: range, x: None, of_bias: bool
 _WORK: dict[str, Any] = {"linear": _linear, "look up": _look_up, "scores": _scores, "read": _read}
 
 
-class InParts:
+class TiledLayer:
     """What both kinds of layers have. Mixed into the class of the layer."""
 
-    parts: Parts
+    parts: LayerTiles
     has_bias: bool = False
     """A part may have a bias that is not this layer's, but that of a layer which shares its weight."""
-    whole_because: str = ""
+    materialized_by: str = ""
     """Which function asked for all of the logits last, where they were put off."""
 
     @property
-    def _pieces(self) -> list[PartOf]:
+    def _pieces(self) -> list[LayerTile]:
         """The parts in order."""
-        return [p for p in self.parts if isinstance(p, PartOf)]
+        return [p for p in self.parts if isinstance(p, LayerTile)]
 
     @property
     def weight(self) -> torch.Tensor:
@@ -147,10 +147,10 @@ class InParts:
         return torch.cat([p.call("read", None, False) for p in self._pieces])
 
 
-class LinearInParts(InParts):
+class TiledLinear(TiledLayer):
     """Output features in parts."""
 
-    puts_off: bool = False
+    lazy: bool = False
     """It gives `Logits`."""
     out_features: int
 
@@ -161,7 +161,7 @@ class LinearInParts(InParts):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The outputs of the parts side by side."""
-        if self.puts_off and input.dim() > 1 and not torch.compiler.is_compiling():
+        if self.lazy and input.dim() > 1 and not torch.compiler.is_compiling():
             held = [q for p in self._pieces for q in p.parameters() if not isinstance(q, DTensor)]
             return LazyLogits.of(self, input, self.out_features, held)
         return self.whole(input)
@@ -176,11 +176,11 @@ class LinearInParts(InParts):
         """What the loss needs of each part."""
         return [(p.rows, partial(self._score, p)) for p in self._pieces]
 
-    def _score(self, part: PartOf, hidden: torch.Tensor, *more: Any) -> torch.Tensor:
+    def _score(self, part: LayerTile, hidden: torch.Tensor, *more: Any) -> torch.Tensor:
         return part.call("scores", hidden, self.has_bias, *more)
 
 
-class EmbeddingInParts(InParts):
+class TiledEmbedding(TiledLayer):
     """The vocabulary in parts."""
 
     padding_idx: int | None

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from .tiled_layers import InParts
+from .tiled_layers import TiledLayer
 
 _NAMES = ("weight", "bias")
 
@@ -24,7 +24,7 @@ def keep_names(layer: nn.Module) -> None:
 
 
 def _join(layer: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    assert isinstance(layer, InParts)
+    assert isinstance(layer, TiledLayer)
     keys = {name: [f"{prefix}parts.{i}.{name}" for i in range(len(layer.parts))] for name in _NAMES}
     if any(isinstance(state.get(key), DTensor) for key in keys["weight"]):
         return
@@ -35,7 +35,7 @@ def _join(layer: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -
 
 
 def _split(layer: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
-    assert isinstance(layer, InParts)
+    assert isinstance(layer, TiledLayer)
     for name in _NAMES:
         whole = state.pop(prefix + name, None)
         for i, part in enumerate(layer.parts):

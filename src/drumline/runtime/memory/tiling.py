@@ -17,7 +17,7 @@ from ...core.errors import PlanError
 from ...datasets.stream import split_range
 from ..state.pieces import ParameterPart
 from .logits import settle
-from .tiled_layers import EmbeddingInParts, LinearInParts, PartOf, Parts
+from .tiled_layers import TiledEmbedding, TiledLinear, LayerTile, LayerTiles
 from .tiled_state import keep_names
 
 _Layer = nn.Linear | nn.Embedding
@@ -33,7 +33,7 @@ class TilingChoice:
     """Layers that are as large and are left whole, and why."""
 
 
-def choose(model: nn.Module) -> TilingChoice:
+def choose_layers(model: nn.Module) -> TilingChoice:
     """The layers to cut: linear and embedding layers whose weight has at least half as many numbers as the largest's.
 
     Layers that are tied to each other are cut together. A layer is left whole when somebody else uses its weight, or
@@ -57,7 +57,7 @@ def tile(model: nn.Module, n: int, *, lazy: bool = True) -> dict[str, ParameterP
     """
     if n == 1:
         return {}
-    choice = choose(model)
+    choice = choose_layers(model)
     if not choice.cut:
         why = "; ".join(f"{name}: {reason}" for name, reason in choice.left.items()) or "it has none"
         raise PlanError(
@@ -69,7 +69,7 @@ def tile(model: nn.Module, n: int, *, lazy: bool = True) -> dict[str, ParameterP
     names = {id(p): name for name, p in model.named_parameters()}
     heads = _heads(model, choice) if lazy else set()
     made: dict[int, ParameterPart] = {}
-    done: dict[int, Parts] = {}
+    done: dict[int, LayerTiles] = {}
     for module in choice.cut.values():
         weight = _weight(module)
         if id(weight) not in done:
@@ -84,20 +84,20 @@ def tile(model: nn.Module, n: int, *, lazy: bool = True) -> dict[str, ParameterP
     return {name: made[id(p)] for name, p in model.named_parameters() if id(p) in made}
 
 
-def left_whole(model: nn.Module) -> dict[str, str]:
+def untiled_layers(model: nn.Module) -> dict[str, str]:
     """The large layers that `tile` would leave whole, and why; to be asked before it has cut."""
-    return choose(model).left
+    return choose_layers(model).left
 
 
-def parts_of(model: nn.Module) -> list[PartOf]:
+def tiles_of(model: nn.Module) -> list[LayerTile]:
     """The parts of all layers that were cut, each once: what is sharded as units of their own."""
-    return [m for m in model.modules() if isinstance(m, PartOf)]
+    return [m for m in model.modules() if isinstance(m, LayerTile)]
 
 
-def made_whole(model: nn.Module) -> dict[str, str]:
+def materialized_heads(model: nn.Module) -> dict[str, str]:
     """The heads whose logits somebody asked for, by name, and by which function."""
-    found = ((name, m) for name, m in model.named_modules() if isinstance(m, LinearInParts))
-    return {name: m.whole_because for name, m in found if m.whole_because}
+    found = ((name, m) for name, m in model.named_modules() if isinstance(m, TiledLinear))
+    return {name: m.materialized_by for name, m in found if m.materialized_by}
 
 
 # -- which
@@ -183,7 +183,7 @@ def _heads(model: nn.Module, choice: TilingChoice) -> set[int]:
 
 def _parts(
     weight: nn.Parameter, bias: nn.Parameter | None, n: int, names: Mapping[int, str], made: dict[int, ParameterPart]
-) -> Parts:
+) -> LayerTiles:
     """The parts of a weight (and its bias); what they are of the user's parameters goes into `made`."""
 
     def take(p: nn.Parameter, rows: range) -> nn.Parameter:
@@ -192,18 +192,18 @@ def _parts(
         return new
 
     cuts = split_range(weight.shape[0], min(n, weight.shape[0]))
-    return Parts(PartOf(r, take(weight, r), None if bias is None else take(bias, r)) for r in cuts)
+    return LayerTiles(LayerTile(r, take(weight, r), None if bias is None else take(bias, r)) for r in cuts)
 
 
-def _convert(module: _Layer, parts: Parts, *, puts_off: bool) -> None:
+def _convert(module: _Layer, parts: LayerTiles, *, puts_off: bool) -> None:
     """Give a layer its parts in the place of its parameters; its class becomes a subclass of what it was."""
-    kind = LinearInParts if isinstance(module, nn.Linear) else EmbeddingInParts
+    kind = TiledLinear if isinstance(module, nn.Linear) else TiledEmbedding
     had_bias = module._parameters.get("bias") is not None
     for name in ("weight", "bias"):
         module._parameters.pop(name, None)
     cls = type(module)
     module.__class__ = type(f"{cls.__name__}InParts", (kind, cls), {})
     module.parts = parts
-    if isinstance(module, LinearInParts):
-        module.has_bias, module.puts_off = had_bias, puts_off
+    if isinstance(module, TiledLinear):
+        module.has_bias, module.lazy = had_bias, puts_off
     keep_names(module)

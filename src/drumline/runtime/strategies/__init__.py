@@ -1,1 +1,1 @@
-"""How the data-parallel ranks hold one model: replicated, in flat shards, sharded, as threads."""
+"""Strategies of data parallelism: replicas, flat shards, full shards, distributed experts, threads."""

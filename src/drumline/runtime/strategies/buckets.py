@@ -1,4 +1,4 @@
-"""Flat buckets of parameters: each is one buffer, cut into equal shards over the ranks that share it."""
+"""Flat buckets of parameters: one buffer each, cut into equal shards over the ranks that share it."""
 
 from __future__ import annotations
 
@@ -17,122 +17,122 @@ Named = tuple[str, nn.Parameter]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GradientGroups:
-    """The other ranks that have the same parameters."""
+    """The ranks over which a gradient is summed."""
 
     shard: dist.ProcessGroup | None
-    """Those over which one copy of what is sharded lies; None: this rank alone."""
+    """The ranks over which one copy is sharded; None: this rank alone."""
     replica: dist.ProcessGroup | None
-    """Those that have this very shard in other copies; None: there is no other copy."""
+    """The ranks that have the same shard of other copies; None: there is one copy."""
 
     @property
     def shards(self) -> int:
-        """Into how many shards a bucket is cut."""
+        """Number of shards of a bucket."""
         return dist.get_world_size(self.shard) if self.shard is not None else 1
 
     @property
     def index(self) -> int:
-        """Which of them is this rank's."""
+        """The index of this rank's shard."""
         return dist.get_rank(self.shard) if self.shard is not None else 0
 
     @property
     def groups(self) -> list[dist.ProcessGroup]:
-        """All that a gradient is summed over."""
+        """Both groups, where they exist."""
         return [g for g in (self.shard, self.replica) if g is not None]
 
 
 class Bucket:
-    """Parameters that travel together."""
+    """Parameters whose gradients are sent together."""
 
-    def __init__(self, parameters: list[Named], reach: GradientGroups) -> None:
-        self.reach, shards, index = reach, reach.shards, reach.index
-        numbers = sum(p.numel() for _, p in parameters)
+    def __init__(self, parameters: list[Named], groups: GradientGroups) -> None:
+        self.groups, shards, index = groups, groups.shards, groups.index
+        elements = sum(p.numel() for _, p in parameters)
         like = parameters[0][1]
-        self.size = -(-numbers // shards)
-        """Numbers of one shard; the last one is padded."""
+        self.size = -(-elements // shards)
+        """Elements of one shard; the last one is padded."""
         self.flat = torch.zeros(self.size * shards, dtype=like.dtype, device=like.device)
         self.own = slice(index * self.size, (index + 1) * self.size)
-        self.places: dict[nn.Parameter, slice] = {}
+        self.ranges: dict[nn.Parameter, slice] = {}
         self.names = {p: name for name, p in parameters}
         self.buffer: torch.Tensor | None = None
-        """The whole gradients, while they are here."""
+        """The whole gradients, while they are in memory."""
         self._views: dict[nn.Parameter, torch.Tensor] = {}
-        """Each parameter's part of it."""
+        """Each parameter's view of the buffer."""
         self.reduced: torch.Tensor | None = None
         """The gradients of this rank's shard, summed over the shard group."""
         self.arrived: set[nn.Parameter] = set()
-        """Whose gradients of this micro-batch have come."""
-        self.seen: set[nn.Parameter] = set()
-        """Whose gradients have come in any micro-batch of the step."""
+        """Parameters with a gradient in this micro-batch."""
+        self.reached: set[nn.Parameter] = set()
+        """Parameters with a gradient in any micro-batch of the step."""
         offset = 0
         for _, p in parameters:
-            place = slice(offset, offset + p.numel())
-            view = self.flat[place].view(p.shape)
+            span = slice(offset, offset + p.numel())
+            view = self.flat[span].view(p.shape)
             view.copy_(p.detach())
             p.data = view
-            self.places[p] = place
+            self.ranges[p] = span
             offset += p.numel()
 
     def pieces(self) -> Iterator[tuple[Piece, slice]]:
-        """The parameters' runs that lie in this rank's shard, and where in it."""
-        for p, place in self.places.items():
-            start, stop = max(place.start, self.own.start), min(place.stop, self.own.stop)
+        """The parameters' ranges in this rank's shard, and their places in it."""
+        for p, span in self.ranges.items():
+            start, stop = max(span.start, self.own.start), min(span.stop, self.own.stop)
             if start < stop:
-                piece = Piece(self.names[p], tuple(p.shape), start - place.start, nn.Parameter(self.flat[start:stop]))
+                piece = Piece(self.names[p], tuple(p.shape), start - span.start, nn.Parameter(self.flat[start:stop]))
                 yield piece, slice(start - self.own.start, stop - self.own.start)
 
     def take(self, p: nn.Parameter, *, keep: bool) -> None:
-        """A gradient has come: put it into the buffer. `keep`: later micro-batches add to it there, in place."""
+        """Put a new gradient into the buffer. `keep`: later micro-batches add to it there, in place."""
         assert p.grad is not None
-        self._room()
+        self._allocated()
         view = self._views[p]
         if p.grad is not view:
             view.copy_(p.grad)
         p.grad = view if keep else None
         self.arrived.add(p)
-        self.seen.add(p)
+        self.reached.add(p)
 
     @property
     def is_full(self) -> bool:
-        """Whether all gradients of this micro-batch are there."""
-        return len(self.arrived) == len(self.places)
+        """Whether all gradients of this micro-batch have arrived."""
+        return len(self.arrived) == len(self.ranges)
 
-    def complete(self, came: set[nn.Parameter]) -> torch.Tensor:
-        """The buffer, with zeros where nothing came."""
-        buffer = self._room()
-        for p, place in self.places.items():
-            if p not in came:
-                buffer[place] = 0
-        buffer[max(place.stop for place in self.places.values()) :] = 0
+    def complete(self, arrived: set[nn.Parameter]) -> torch.Tensor:
+        """The buffer, with zeros for parameters that are not in `arrived`."""
+        buffer = self._allocated()
+        for p, span in self.ranges.items():
+            if p not in arrived:
+                buffer[span] = 0
+        buffer[max(span.stop for span in self.ranges.values()) :] = 0
         return buffer
 
     def release(self) -> None:
-        """The buffer lives as long as its flight."""
+        """Drop the buffer; the message in flight keeps it alive."""
         self.buffer, self._views = None, {}
 
-    def _room(self) -> torch.Tensor:
+    def _allocated(self) -> torch.Tensor:
         if self.buffer is None:
             self.buffer = torch.empty_like(self.flat)
-            self._views = {p: self.buffer[place].view(p.shape) for p, place in self.places.items()}
+            self._views = {p: self.buffer[span].view(p.shape) for p, span in self.ranges.items()}
         return self.buffer
 
 
-def in_buckets(model: nn.Module, largest: int, apart: Collection[str]) -> list[list[Named]]:
+def in_buckets(model: nn.Module, largest: int, separate: Collection[str]) -> list[list[Named]]:
     """The trained parameters from the last to the first, in runs of one type and about `largest` bytes.
 
-    Those whose names are `apart` have runs of their own. A rank may have others of these than the next rank; where the
-    runs of the rest begin and end does not depend on them, and neither does the order of the rest.
+    Those named in `separate` have runs of their own. Ranks may have different ones of these, so the runs and the order
+    of the rest do not depend on them.
     """
     passed = 0
     kinds: dict[bool, list[tuple[int, Named]]] = {False: [], True: []}
     for name, p in reversed(list(model.named_parameters())):
         if p.requires_grad:
-            own = name in apart
+            own = name in separate
             passed += not own
             kinds[own].append((passed, (name, p)))
-    found = [
+    runs = [
         (run[-1][0], own, [named for _, named in run]) for own, given in kinds.items() for run in _runs(given, largest)
     ]
-    return [run for _, _, run in sorted(found, key=lambda item: item[:2])]
+    return [run for _, _, run in sorted(runs, key=lambda item: item[:2])]
 
 
 def _runs(parameters: list[tuple[int, Named]], largest: int) -> Iterator[list[tuple[int, Named]]]:

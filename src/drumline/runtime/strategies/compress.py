@@ -1,7 +1,7 @@
-"""Compressed gradients, as torch's communication hooks: less travels, and what arrives is no longer exact.
+"""Compressed gradients, by torch's communication hooks: fewer bytes are sent, and the sum is approximate.
 
-`fp16` rounds what is sent to half precision. `powersgd` sends two thin factors of every matrix instead of the matrix,
-and adds what they missed to the next step's gradient.
+`fp16` rounds gradients to half precision. `powersgd` sends two low-rank factors of every matrix, and adds the error to
+the next step's gradient.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...plans.engine_constants import POWERSGD_RANK
 
-START = 2
-"""Steps before PowerSGD begins: the buckets are settled then, and the first gradients are the largest."""
+FIRST_STEP = 2
+"""Steps before PowerSGD begins: by then DDP has rebuilt its buckets, and the largest gradients are past."""
 
 
 def compress(model: DistributedDataParallel, how: str, group: dist.ProcessGroup) -> None:
-    """Let a replicated model send its gradients compressed."""
+    """Compress the gradients of a replicated model."""
     if how == "fp16":
         model.register_comm_hook(group, default_hooks.fp16_compress_hook)
     elif how == "powersgd":
         state = powerSGD_hook.PowerSGDState(
             process_group=group,
             matrix_approximation_rank=POWERSGD_RANK,
-            start_powerSGD_iter=START,
+            start_powerSGD_iter=FIRST_STEP,
             min_compression_rate=1.5,
             use_error_feedback=True,
             warm_start=True,
             random_seed=0,
         )
         if next(model.parameters()).device.type == "cpu":
-            powerSGD_hook.dist = _Waiting()  # type: ignore[assignment]  # the one way into torch's own
+            powerSGD_hook.dist = _BlockingDist()  # type: ignore[assignment]  # the only way into torch's hook
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-class _Waiting:
-    """torch.distributed for PowerSGD on CPUs: a message is waited for where it is sent.
+class _BlockingDist:
+    """torch.distributed for PowerSGD on CPUs, with blocking messages.
 
-    A bucket's second message is sent and waited for when its first has come. Left to torch, that is inside the thread
-    that carried the first one; groups on CPUs have one or two of those, and soon all of them wait.
+    A bucket's second message is sent and waited for when its first has arrived. Torch does so inside the thread that
+    received the first; CPU groups have one or two such threads, and all of them would wait.
     """
 
     def all_reduce(self, *args: Any, **kwargs: Any) -> Any:

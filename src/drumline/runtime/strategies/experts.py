@@ -1,9 +1,9 @@
-"""Expert parallelism in an engine: the experts lie over `ep` neighbours of the data-parallel ranks.
+"""Expert parallelism: the experts are distributed over `ep` consecutive data-parallel ranks.
 
-Of the n data-parallel ranks, every `ep` in a row share one set of experts: n/ep ranks have the same part of them. The
+Of the n data-parallel ranks, every `ep` in a row share one set of experts: n/ep ranks have the same experts. The
 owner of an expert gets the gradient of all tokens of its `ep` ranks in the backward, so the gradients of experts are
-summed over those n/ep ranks alone, and those of all other parameters over all n. With `zero` the optimizer's state of
-an expert is sharded over the ranks of one sharded copy that have the same part.
+summed over those n/ep ranks only, and those of all other parameters over all n. With `zero` the optimizer state of an
+expert is sharded over the ranks of one sharded copy that have the same experts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ExpertLayout:
     """The parameters of a model whose experts are distributed over ranks."""
 
     specs: Mapping[str, ParameterSpec]
-    """Every parameter of the user's model, whole; also those of which this rank has nothing."""
+    """Every parameter of the user's model, whole, including those of other ranks' experts."""
     trained: frozenset[str]
     """The names of those that are trained."""
     parts: Mapping[str, ParameterPart]
@@ -56,44 +56,44 @@ class ExpertParallel(FlatShard):
         assert ep is not None, "ep > 1"
         self._ep = ep
         if not plan.zero:
-            self._expert_reach = GradientGroups(None, same)
+            self._expert_groups = GradientGroups(None, same)
             super().__init__(plan, None, group, split=ep)
         else:
-            self._expert_reach = GradientGroups(same, replica)
+            self._expert_groups = GradientGroups(same, replica)
             shard = group if replica is None else group_along((plan.dp // copy, copy), 1)
             super().__init__(plan, shard, replica, split=shard)
 
     def distribute(self, model: nn.Module) -> ExpertLayout:
         """Before `wrap`: leave this rank its share of the experts."""
         _check(model, self._plan)
-        kinds = parameter_specs(model, {})
+        specs = parameter_specs(model, {})
         trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
         index = dist.get_rank(self._ep)
-        sharded = shard_experts(model, Axis("ep", self._plan.ep, index, self._ep, self._watch))
-        self.sum_separately(sharded.parts, self._expert_reach)
+        sharded = shard_experts(model, Axis("ep", self._plan.ep, index, self._ep, self._around_message))
+        self.sum_separately(sharded.parts, self._expert_groups)
         # without shards, every rank of a copy has all parameters outside the experts: the first answers for them
-        counts = index == 0 or self._plan.zero > 0
+        owned = index == 0 or self._plan.zero > 0
         parts = {
             name: ParameterPart(name, rows.shape, rows.start)
             if (rows := sharded.parts.get(name))
-            else ParameterPart(name, kinds[name].shape, owned=counts)
+            else ParameterPart(name, specs[name].shape, owned=owned)
             for name, _ in model.named_parameters()
         }
         why = "not known as experts: drumline.Experts is, and so are those of transformers 5"
-        return ExpertLayout(kinds, trained, parts, dict.fromkeys(sharded.unrecognised, why))
+        return ExpertLayout(specs, trained, parts, dict.fromkeys(sharded.unrecognised, why))
 
-    def _watch(self, axis: str, name: str, tensor: torch.Tensor) -> AbstractContextManager[None]:
+    def _around_message(self, axis: str, name: str, tensor: torch.Tensor) -> AbstractContextManager[None]:
         """Around a message of the experts."""
         return self.record.message(name, tensor) if self.record else nullcontext()
 
 
 def inside_experts(model: nn.Module) -> set[nn.Module]:
-    """The modules inside of experts: which of them run, and how often, depends on where the tokens go."""
+    """The modules inside experts: which of them run, and how often, depends on the routing of tokens."""
     return {inner for m in expert_modules(model).values() for inner in m.modules() if inner is not m}
 
 
 def _check(model: nn.Module, plan: Plan) -> None:
-    """Refuse experts that cannot be dealt out evenly, or that hold more than parameters."""
+    """Refuse experts that do not divide evenly, or that have more than parameters."""
     for name, module in expert_modules(model).items():
         count = expert_count(module)
         if count % plan.ep:
@@ -106,7 +106,7 @@ def _check(model: nn.Module, plan: Plan) -> None:
                 fix=f"ep={near}",
             )
         for inner, m in module.named_modules(prefix=name):
-            what = _holds(m)
+            what = _extra_state(m)
             if what:
                 raise PlanError(
                     f"an expert keeps {what}",
@@ -116,8 +116,8 @@ def _check(model: nn.Module, plan: Plan) -> None:
                 )
 
 
-def _holds(module: nn.Module) -> str:
-    """What a module has beside parameters, in words."""
+def _extra_state(module: nn.Module) -> str:
+    """What a module has besides parameters, in words."""
     if isinstance(module, BatchNormBase):
         return "statistics of a batch"
     buffer = next((key for key, b in module._buffers.items() if b is not None), "")

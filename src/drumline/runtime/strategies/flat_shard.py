@@ -1,16 +1,16 @@
-"""ZeRO-1 and ZeRO-2, with flat shards of our own: every rank holds the whole parameters, and updates an equal part.
+"""ZeRO-1 and ZeRO-2, as flat shards: every rank has the whole parameters, and updates an equal part of them.
 
-The trained parameters lie in buckets, in the order in which the backward reaches them. A bucket is one flat buffer, cut
-into as many equal shards as there are ranks in the shard group, whatever the sizes of its parameters; the model's
-parameters are views of it. When the backward has filled a bucket's gradients, they are summed and scattered while it
-goes on; the optimizer updates this rank's shard; then the shards are gathered into the buffers again.
+The trained parameters are in buckets, in the order in which the backward reaches them. A bucket is one flat buffer, cut
+into as many equal shards as the shard group has ranks, whatever the sizes of its parameters; the model's parameters are
+views of it. Once the backward has filled a bucket's gradients, they are reduce-scattered while it continues; the
+optimizer updates this rank's shard; then the shards are gathered into the buffers again.
 
 `zero=1` keeps the whole gradients over the micro-batches of a step, and sends them once, with the last. `zero=2` sends
-those of every micro-batch and keeps the shard alone: gradients take 1/n of the memory, and travel `micro` times.
-With `shard` < `dp`, the shards' gradients are then summed over the replicas of the shard group.
+those of every micro-batch and keeps its shard only: gradients take 1/n of the memory, and are sent `micro` times. With
+`shard` < `dp`, the shards' gradients are then summed over the replicas of the shard group.
 
-Plans that split the model itself use it too, with `zero=0` as one shard: `split` names the ranks over which one copy of
-the model lies. Where experts are spread (`ep`), fewer ranks have the same of them: their buckets are kept apart.
+Plans that split the model itself use it too, with `zero=0` as one shard: `split` is the group over which one copy of
+the model is spread. Experts (`ep`) have fewer replicas than the rest, so their gradients have buckets of their own.
 """
 
 from __future__ import annotations
@@ -51,36 +51,36 @@ class FlatShard(Strategy):
         split: dist.ProcessGroup | None = None,
     ) -> None:
         self.group = split or shard
-        self._reach = self._reach_apart = GradientGroups(shard, replica)
-        self._apart: frozenset[str] = frozenset()
+        self._groups = self._separate_groups = GradientGroups(shard, replica)
+        self._separate: frozenset[str] = frozenset()
         self._splits = split is not None
-        self._holds = plan.zero <= 1
+        self._keeps_whole = plan.zero <= 1
         self._bytes = plan.bucket
         self._model: nn.Module
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[nn.Parameter, Bucket] = {}
         self._pieces: list[tuple[Piece, Bucket, slice]] = []
-        self._flights: list[tuple[Bucket, torch.Tensor, torch.Tensor, Any]] = []
-        """What is on the way: a bucket, its whole gradients, where this rank's shard goes, what to wait for."""
+        self._in_flight: list[tuple[Bucket, torch.Tensor, torch.Tensor, Any]] = []
+        """In flight: a bucket, its whole gradients, the tensor for this rank's shard, the work to wait for."""
         self._launched = 0
         self._sends = False
 
-    def sum_separately(self, names: Collection[str], reach: GradientGroups) -> None:
-        """Before `wrap`: other ranks than those of the rest have the same of these parameters."""
-        self._apart, self._reach_apart = frozenset(names), reach
+    def sum_separately(self, names: Collection[str], groups: GradientGroups) -> None:
+        """Before `wrap`: sum the gradients of these parameters over other groups than those of the rest."""
+        self._separate, self._separate_groups = frozenset(names), groups
 
-    def _reach_of(self, name: str) -> GradientGroups:
-        return self._reach_apart if name in self._apart else self._reach
+    def _groups_of(self, name: str) -> GradientGroups:
+        return self._separate_groups if name in self._separate else self._groups
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._model = model
-        for parameters in in_buckets(model, self._bytes, self._apart):
-            bucket = Bucket(parameters, self._reach_of(parameters[0][0]))
+        for parameters in in_buckets(model, self._bytes, self._separate):
+            bucket = Bucket(parameters, self._groups_of(parameters[0][0]))
             self._buckets.append(bucket)
             for _, p in parameters:
                 self._bucket_of[p] = bucket
-                p.register_post_accumulate_grad_hook(_told(weakref.ref(self)))
-        self._pieces = [(piece, b, place) for b in self._buckets for piece, place in b.pieces()]
+                p.register_post_accumulate_grad_hook(_gradient_hook(weakref.ref(self)))
+        self._pieces = [(piece, b, span) for b in self._buckets for piece, span in b.pieces()]
         keep_in_place(model)
         return model
 
@@ -93,7 +93,7 @@ class FlatShard(Strategy):
                 0,
                 p,
                 replicated=not self._splits,
-                owned=not self._splits or self._reach_of(name).index == 0,
+                owned=not self._splits or self._groups_of(name).index == 0,
             )
             for name, p in self._model.named_parameters()
             if not p.requires_grad
@@ -104,7 +104,7 @@ class FlatShard(Strategy):
 
     @contextmanager
     def accumulate(self, *, last: bool) -> Iterator[None]:
-        self._sends = last or not self._holds
+        self._sends = last or not self._keeps_whole
         self._launched = 0
         for bucket in self._buckets:
             bucket.arrived.clear()
@@ -115,13 +115,13 @@ class FlatShard(Strategy):
             self._land(0)
 
     def send_gradients(self) -> None:
-        """All gradients of the step are here, and none was sent while they came."""
+        """Send the gradients of the step, all of which have been computed."""
         self._sends, self._launched = True, 0
         self._launch(len(self._buckets))
 
-    def _came(self, p: torch.Tensor) -> None:
+    def _add_gradient(self, p: torch.Tensor) -> None:
         assert isinstance(p, nn.Parameter)
-        self._bucket_of[p].take(p, keep=self._holds)
+        self._bucket_of[p].take(p, keep=self._keeps_whole)
         if self._sends:
             full = self._launched
             while full < len(self._buckets) and self._buckets[full].is_full:
@@ -129,29 +129,29 @@ class FlatShard(Strategy):
             self._launch(full)
 
     def _launch(self, until: int) -> None:
-        """Send the buckets up to one: always in their order, which is the same on every rank."""
+        """Send the buckets up to `until`: always in their order, which is the same on every rank."""
         for bucket in self._buckets[self._launched : until]:
-            if not self._holds:
+            if not self._keeps_whole:
                 self._land(REDUCE_BUCKETS_IN_FLIGHT - 1)
-            buffer = bucket.complete(bucket.seen if self._holds else bucket.arrived)
+            buffer = bucket.complete(bucket.reached if self._keeps_whole else bucket.arrived)
             mine, work = buffer[bucket.own], None
-            if bucket.reach.shards > 1:
-                if not self._holds:
+            if bucket.groups.shards > 1:
+                if not self._keeps_whole:
                     mine = torch.empty_like(mine)  # it outlives the buffer
-                work = reduce_scatter(mine, buffer, group=bucket.reach.shard, async_op=True)
+                work = reduce_scatter(mine, buffer, group=bucket.groups.shard, async_op=True)
                 work = self.follow("reduce_scatter", work, buffer)
-            self._flights.append((bucket, buffer, mine, work))
-            if not self._holds:
+            self._in_flight.append((bucket, buffer, mine, work))
+            if not self._keeps_whole:
                 bucket.release()
         self._launched = max(self._launched, until)
 
     def _land(self, left: int) -> None:
-        """Wait until no more than `left` buckets are on the way."""
-        while len(self._flights) > left:
-            bucket, _, mine, work = self._flights.pop(0)
+        """Wait until at most `left` buckets are in flight."""
+        while len(self._in_flight) > left:
+            bucket, _, mine, work = self._in_flight.pop(0)
             if work is not None:
                 work.wait()
-            if self._holds or bucket.reduced is None:
+            if self._keeps_whole or bucket.reduced is None:
                 bucket.reduced = mine
             else:
                 bucket.reduced += mine
@@ -159,35 +159,35 @@ class FlatShard(Strategy):
     # -- the update
 
     def unreached(self) -> int:
-        return sum(len(b.places) - len(b.seen) for b in self._buckets)
+        return sum(len(b.ranges) - len(b.reached) for b in self._buckets)
 
     def gather_gradients(self) -> None:
         self._land(0)
         works = [
-            self.follow("all_reduce", dist.all_reduce(b.reduced, group=b.reach.replica, async_op=True), b.flat[b.own])
+            self.follow("all_reduce", dist.all_reduce(b.reduced, group=b.groups.replica, async_op=True), b.flat[b.own])
             for b in self._buckets
-            if b.reach.replica is not None
+            if b.groups.replica is not None
         ]
         for work in works:
             work.wait()
-        for piece, bucket, place in self._pieces:
+        for piece, bucket, span in self._pieces:
             assert bucket.reduced is not None
-            piece.value.grad = bucket.reduced[place]
+            piece.value.grad = bucket.reduced[span]
 
     def drop_unreached(self) -> None:
-        """One device would leave them as they are; an optimizer with weight decay would move them by a zero."""
+        """One device would not update them; with a gradient of zero, weight decay would."""
         missed: set[str] = set()
-        for reach in (self._reach, self._reach_apart) if self._apart else (self._reach,):
-            everyone = [(p, b) for b in self._buckets if b.reach is reach for p in b.places]
-            if not everyone:
+        for groups in (self._groups, self._separate_groups) if self._separate else (self._groups,):
+            parameters = [(p, b) for b in self._buckets if b.groups is groups for p in b.ranges]
+            if not parameters:
                 continue
-            device = everyone[0][1].flat.device
-            own = [p in b.seen for p, b in everyone]
+            device = parameters[0][1].flat.device
+            own = [p in b.reached for p, b in parameters]
             reached = torch.tensor(own, dtype=torch.int32, device=device)
-            for group in reach.groups:
+            for group in groups.groups:
                 dist.all_reduce(reached, dist.ReduceOp.MAX, group=group)
             agreed = agreed_numbers(reached, own)
-            missed |= {b.names[p] for (p, b), found in zip(everyone, agreed, strict=True) if not found}
+            missed |= {b.names[p] for (p, b), was_reached in zip(parameters, agreed, strict=True) if not was_reached}
         for piece, _, _ in self._pieces:
             if piece.name in missed:
                 piece.value.grad = None
@@ -196,9 +196,9 @@ class FlatShard(Strategy):
     def after_update(self) -> None:
         self.drop_gradients()
         works = [
-            self.follow("all_gather", _gather(b.flat, b.flat[b.own], group=b.reach.shard, async_op=True), b.flat)
+            self.follow("all_gather", _gather(b.flat, b.flat[b.own], group=b.groups.shard, async_op=True), b.flat)
             for b in self._buckets
-            if b.reach.shards > 1
+            if b.groups.shards > 1
         ]
         for work in works:
             work.wait()
@@ -211,17 +211,17 @@ class FlatShard(Strategy):
             piece.value.grad = None
         for bucket in self._buckets:
             bucket.reduced = None
-            bucket.seen.clear()
-            for p in bucket.places:
+            bucket.reached.clear()
+            for p in bucket.ranges:
                 p.grad = None
 
 
-def _told(strategy: weakref.ref[FlatShard]) -> Callable[[torch.Tensor], None]:
-    """A parameter's hook, which does not keep the strategy alive: torch holds hooks where no collector looks."""
+def _gradient_hook(strategy: weakref.ref[FlatShard]) -> Callable[[torch.Tensor], None]:
+    """A parameter's hook. It does not keep the strategy alive: the garbage collector cannot see torch's hooks."""
 
-    def came(p: torch.Tensor) -> None:
+    def hook(p: torch.Tensor) -> None:
         owner = strategy()
         if owner is not None:
-            owner._came(p)
+            owner._add_gradient(p)
 
-    return came
+    return hook

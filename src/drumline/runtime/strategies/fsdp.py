@@ -1,10 +1,10 @@
-"""ZeRO-3, on torch's FSDP2: parameters, gradients and optimizer state lie in equal shards over the ranks.
+"""ZeRO-3, on torch's FSDP2: parameters, gradients and optimizer state are sharded equally over the ranks.
 
-Before a layer runs, its parameters are gathered; after it they are dropped again; in the backward they are gathered
-once more, and the gradients are summed and scattered. Every micro-batch does so: no rank ever holds a whole gradient.
-Under bf16 and fp16 the gathered copy is of that type (half the bytes travel), and gradients are summed in fp32. With
-`shard` < `dp` a copy lies over `shard` ranks, and the copies' gradients are added up after that. With `offload=all` the
-shards live in host memory.
+Before a layer runs, its parameters are gathered; after it they are freed; in the backward they are gathered again, and
+the gradients are reduce-scattered. Every micro-batch does so: no rank ever has a whole gradient. Under bf16 and fp16
+the gathered copy is of that type (half the bytes are sent), and gradients are summed in fp32. With `shard` < `dp` a
+copy is sharded over `shard` ranks, and gradients are then summed over the copies. With `offload=all` the shards are in
+host memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ...core.job import user_line
 from ...plans import Plan
 from ...torchkit.fake_tensors import agreed_numbers, with_real_tensors
 from ...tracing.layers import layers_of
-from ..memory.tiled_layers import InParts
-from ..memory.tiling import parts_of
+from ..memory.tiled_layers import TiledLayer
+from ..memory.tiling import tiles_of
 from ..numerics.precision import HALVES
 from ..numerics.recurrent import keep_in_place
 from ..state.pieces import Piece
@@ -36,14 +36,14 @@ from .strategy import Strategy
 
 
 class FullyShard(Strategy):
-    """One copy over the ranks of the mesh's axis `shard`."""
+    """One copy sharded over the mesh's axis `shard`."""
 
     counts_unreached = True
 
     def __init__(
         self, mesh: DeviceMesh, plan: Plan, device: torch.device, outside: Collection[str] = frozenset()
     ) -> None:
-        """`outside`: layers that others read, which are no units of their own."""
+        """`outside`: layers whose weights other layers read, which are no units of their own."""
         self._outside = outside
         names = mesh.mesh_dim_names or ()
         self._mesh = mesh
@@ -60,8 +60,8 @@ class FullyShard(Strategy):
         if plan.offload == "all" and device.type != "cpu":
             self._offload = CPUOffloadPolicy(pin_memory=True)
         self._model: nn.Module
-        self._held: list[tuple[Piece, nn.Parameter]] = []
-        self._seen: set[str] = set()
+        self._shards: list[tuple[Piece, nn.Parameter]] = []
+        self._reached: set[str] = set()
         """The parameters that this rank's backward has reached in any micro-batch of the step."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -73,20 +73,20 @@ class FullyShard(Strategy):
                     rule="zero=3 cuts parameters along their first dim; a single number has none",
                     fix="zero=2, or make it a tensor of one number",
                 )
-        for part in parts_of(model):
+        for part in tiles_of(model):
             unit = self._shard(part, reshard=True)
-            unit.set_modules_to_backward_prefetch([unit])  # none but itself: no second part is here beside it
+            unit.set_modules_to_backward_prefetch([unit])  # none but itself: one part is whole at a time
         for spec in layers_of(model):
-            if spec.unit and spec.name not in self._outside and not isinstance(spec.module, InParts):
+            if spec.unit and spec.name not in self._outside and not isinstance(spec.module, TiledLayer):
                 self._shard(spec.module, reshard=True)
-        self._see(self._shard(model, reshard=None))
-        model.forward = _told(model.forward)
+        self._record_gradients(self._shard(model, reshard=None))
+        model.forward = _explained(model.forward)
         keep_in_place(model)
         if self.record is not None:
             self.record.record_fsdp(model)
         return model
 
-    @with_real_tensors()  # of a thousand ranks, torch makes a thousand parts of every parameter here
+    @with_real_tensors()  # for a thousand ranks, torch makes a thousand parts of every parameter here
     def _shard(self, module: nn.Module, *, reshard: bool | None) -> FSDPModule:
         return fully_shard(
             module,
@@ -96,8 +96,8 @@ class FullyShard(Strategy):
             offload_policy=self._offload,
         )
 
-    def _see(self, root: FSDPModule) -> None:
-        """Let every rank send the same, whatever its backward reached, and remember what it did reach."""
+    def _record_gradients(self, root: FSDPModule) -> None:
+        """Make every rank send the same, whatever its backward reached, and record what it reached."""
         if hasattr(root, "set_reduce_scatter_unused_params"):  # older releases of torch send what they have
             root.set_reduce_scatter_unused_params(True)
         names = {id(m): name for name, m in self._model.named_modules()}
@@ -105,25 +105,25 @@ class FullyShard(Strategy):
             group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
             if group is not None:
                 _check_types(group, names)
-                then = functools.partial(self._came, group, group.post_backward, names)
+                then = functools.partial(self._after_backward, group, group.post_backward, names)
                 group.post_backward = then  # type: ignore[method-assign]  # observed, not changed
 
-    def _came(self, group: Any, then: Callable[..., Any], names: Mapping[int, str], *args: Any) -> Any:
-        """A unit's backward is over: which of its parameters have gradients?"""
+    def _after_backward(self, group: Any, then: Callable[..., Any], names: Mapping[int, str], *args: Any) -> Any:
+        """After a unit's backward: record which of its parameters have gradients."""
         for p in group.fsdp_params:
             whole = getattr(p, "_unsharded_param", None)
             if whole is not None and (whole.grad is not None or p.unsharded_accumulated_grad is not None):
                 info = p._module_info
                 prefix = names[id(info.module)]
-                self._seen.add(f"{prefix}.{info.param_name}" if prefix else info.param_name)
+                self._reached.add(f"{prefix}.{info.param_name}" if prefix else info.param_name)
         return then(*args)
 
     def pieces(self) -> list[Piece]:
-        self._held = [(self._piece(name, p), p) for name, p in self._model.named_parameters()]
-        return [piece for piece, _ in self._held]
+        self._shards = [(self._piece(name, p), p) for name, p in self._model.named_parameters()]
+        return [piece for piece, _ in self._shards]
 
     def _piece(self, name: str, p: nn.Parameter) -> Piece:
-        """The optimizer works on plain tensors, which costs far less per call than on distributed ones."""
+        """A piece on a plain tensor: for the optimizer, calls on distributed tensors cost far more."""
         local = p.to_local() if isinstance(p, DTensor) else p
         rows = -(-p.shape[0] // self._axis.size())
         start = min(rows * self._axis.get_local_rank(), p.shape[0]) * prod(p.shape[1:])
@@ -135,53 +135,53 @@ class FullyShard(Strategy):
         yield
 
     def gather_gradients(self) -> None:
-        for piece, p in self._held:
+        for piece, p in self._shards:
             piece.value.grad = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
 
     def unreached(self) -> int:
-        return sum(p.requires_grad and p.grad is not None and name not in self._seen for name, p in self._named())
+        return sum(p.requires_grad and p.grad is not None and name not in self._reached for name, p in self._named())
 
     def drop_unreached(self) -> None:
-        """One device would leave them as they are; an optimizer with weight decay would move them by a zero."""
+        """One device would not update them; with a gradient of zero, weight decay would."""
         names = [name for name, _ in self._named()]
-        own = [name in self._seen for name in names]
+        own = [name in self._reached for name in names]
         reached = torch.tensor(own, dtype=torch.int32, device=self._mesh.device_type)
         for axis in range(self._mesh.ndim):
             dist.all_reduce(reached, dist.ReduceOp.MAX, group=self._mesh.get_group(axis))
-        for (piece, _), found in zip(self._held, agreed_numbers(reached, own), strict=True):
-            if not found:
+        for (piece, _), was_reached in zip(self._shards, agreed_numbers(reached, own), strict=True):
+            if not was_reached:
                 piece.value.grad = None
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((piece.name, p) for piece, p in self._held)
+        return ((piece.name, p) for piece, p in self._shards)
 
     def after_update(self) -> None:
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
-        self._seen.clear()
-        for piece, p in self._held:
+        self._reached.clear()
+        for piece, p in self._shards:
             piece.value.grad = p.grad = None
 
 
 def _check_types(group: Any, names: Mapping[int, str]) -> None:
     """Refuse a unit whose trained parameters are of several types."""
-    found: dict[torch.dtype, str] = {}
+    first: dict[torch.dtype, str] = {}
     for p in group.fsdp_params:
         if p.sharded_param.requires_grad:
             name = f"{names[id(p._module_info.module)]}.{p._module_info.param_name}".removeprefix(".")
-            found.setdefault(p.sharded_param.dtype, name)
-    if len(found) > 1:
-        said = " and ".join(f"{name!r} is {dtype}" for dtype, name in found.items())
+            first.setdefault(p.sharded_param.dtype, name)
+    if len(first) > 1:
+        types = " and ".join(f"{name!r} is {dtype}" for dtype, name in first.items())
         raise PlanError(
-            f"{said.replace('torch.', '')}, and they are of one layer",
-            rule="zero=3 gathers the parameters of a layer as one run of numbers of one type",
+            f"{types.replace('torch.', '')}, and they are of one layer",
+            rule="zero=3 gathers the parameters of a layer as one tensor of one type",
             fix="zero=2, or modules of their own for the parameters of each type",
         )
 
 
-def _told(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The model's forward; where it meets a shard for a weight, that is said in other words than torch's."""
+def _explained(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The model's forward, with a plainer error than torch's where it reads a shard instead of a weight."""
 
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Replication, on torch's DDP: every rank holds the whole model and runs its slice of the batch.
+"""Replication, on torch's DDP: every rank has the whole model and runs its slice of the batch.
 
-Gradients are summed over the ranks in buckets of `bucket` bytes while the backward still runs: the bucket of the last
-layers travels while the first layers compute. With several micro-batches only the last one sends.
+Gradients are summed over the ranks in buckets of `bucket` bytes while the backward runs: the bucket of the last layers
+is sent while the first layers compute. With several micro-batches only the last one sends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
 _BUFFERS: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers": False
 }
-"""Statistics are equal already, because they span all ranks. Newer releases of torch have a new name for it."""
+"""Not synchronized: statistics span all ranks, so they are equal. Newer releases of torch renamed the argument."""
 
 
 DEFAULT_BUCKET = Plan().bucket
@@ -32,7 +32,7 @@ DEFAULT_BUCKET = Plan().bucket
 
 
 class ReplicatedModel(WholeModel):
-    """One copy a rank."""
+    """One copy of the model on each rank."""
 
     def __init__(self, group: dist.ProcessGroup, plan: Plan, *, unused: bool) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class ReplicatedModel(WholeModel):
         self.gradient_divisor = dist.get_world_size(group)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self.hold(model)
+        self.keep(model)
         if dist.get_world_size(self._ranks) == 1:
             return model
         device = next(model.parameters()).device
@@ -54,7 +54,7 @@ class ReplicatedModel(WholeModel):
             gradient_as_bucket_view=True,
             find_unused_parameters=self._unused and not self._plan.static,
             static_graph=self._plan.static,
-            init_sync=not has_no_values(next(model.parameters())),  # in a dry run nobody is there to compare with
+            init_sync=not has_no_values(next(model.parameters())),  # a dry run has no other ranks to compare with
             **_BUFFERS,
         )
         compress(self._ddp, self._plan.compress, self._ranks)

@@ -1,12 +1,11 @@
-"""Replicas as threads of one process, as torch's `nn.DataParallel` has them. It is kept to be measured, not to be used.
+"""Replicas as threads of one process, as in torch's `nn.DataParallel`. Kept for comparison, not for use.
 
-Every forward lays the batch out over replicas that share (on several GPUs: copy) the one set of weights, runs each in a
-thread, and brings the outputs together, where the loss is. Its bottlenecks: one interpreter lock for all replicas, and
-one device that holds the outputs and sums all gradients.
+Every forward scatters the batch over replicas that share (on several GPUs: copy) one set of weights, runs each in a
+thread, and gathers the outputs for the loss. Its bottlenecks: one interpreter lock for all replicas, and one device
+that has the outputs and sums all gradients.
 
-Statistics of BatchNorm span the replicas: they meet in the forward, and because they are one process with one autograd
-graph, the backward follows by itself. Dropout masks come from the process's one generator, in the order in which
-threads ask it.
+BatchNorm statistics span the replicas: they are exchanged in the forward, and since one process has one autograd graph,
+the backward needs nothing more. Dropout masks come from one generator, in the order of the threads' calls.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class ThreadReplicas(WholeModel):
         self._devices = [torch.device(device.type, i % count) if count > 1 else device for i in range(replicas)]
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self.hold(model)
+        self.keep(model)
         return _Scattered(model, self._devices)
 
     @contextmanager
@@ -53,19 +52,19 @@ class _Scattered(nn.Module):
         super().__init__()
         self.model, self._devices = model, devices
         self._pool = ThreadPoolExecutor(len(devices), thread_name_prefix="replica")
-        self._meeting = _Meeting()
+        self._exchange = _Exchange()
         for module in model.modules():
             if isinstance(module, BatchNormBase) and not isinstance(module, nn.SyncBatchNorm):
-                # replicas are shallow copies, which keep this; each call is given the module that it stands in
-                module.forward = _Norm(module, self._meeting)  # type: ignore[assignment,method-assign]
+                # replicas are shallow copies, which keep this attribute
+                module.forward = _Norm(module, self._exchange)  # type: ignore[assignment,method-assign]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         n = _samples((args, kwargs))
         parts = [part for part in split_range(n, len(self._devices)) if part]
-        self._meeting.begin(len(parts))
-        state = _State()
+        self._exchange.begin(len(parts))
+        modes = _ThreadModes()
         futures = [
-            self._pool.submit(self._run, i, state, _slice(args, n, part, d), _slice(kwargs, n, part, d), d)
+            self._pool.submit(self._run, i, modes, _slice(args, n, part, d), _slice(kwargs, n, part, d), d)
             for i, (part, d) in enumerate(zip(parts, self._devices, strict=False))
         ]
         outputs: list[Any] = []
@@ -81,19 +80,19 @@ class _Scattered(nn.Module):
             raise failed
         return _join(outputs, [len(p) for p in parts], self._devices[0])
 
-    def _run(self, index: int, state: _State, args: Any, kwargs: Any, device: torch.device) -> Any:
-        """One replica, with the caller's modes, which belong to a thread."""
+    def _run(self, index: int, modes: _ThreadModes, args: Any, kwargs: Any, device: torch.device) -> Any:
+        """Run one replica with the caller's modes, which are per thread."""
         try:
-            with state.again(), self._meeting.seat(index):
+            with modes.entered(), self._exchange.as_replica(index):
                 model = self.model if device == self._devices[0] else _copy(self.model, device)
                 return model(*args, **kwargs)
         except BaseException:
-            self._meeting.leave()
+            self._exchange.abort()
             raise
 
 
-class _State:
-    """The caller's gradient mode, modes of functions and autocast, to be set in another thread."""
+class _ThreadModes:
+    """The caller's gradient mode, function modes and autocast, to be set in another thread."""
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
@@ -103,7 +102,7 @@ class _State:
         }
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def entered(self) -> Iterator[None]:
         with torch.set_grad_enabled(self._grad), ExitStack() as stack:
             for mode in self._modes:
                 stack.enter_context(_inside(mode))
@@ -111,14 +110,14 @@ class _State:
                 yield
                 return
             ((kind, dtype),) = self._casts.items()
-            # a weight's cast copy belongs to the thread that made it
+            # autocast's cache of cast weights is per thread
             with torch.autocast(kind, dtype=dtype):
                 yield
 
 
 @contextmanager
 def _inside(mode: TorchFunctionMode) -> Iterator[None]:
-    """The mode for this thread alone: whatever else it does when it is entered, its owner has done."""
+    """Enter the mode in this thread only, without the rest of its own `__enter__`, which its owner has run."""
     TorchFunctionMode.__enter__(mode)
     try:
         yield
@@ -126,48 +125,48 @@ def _inside(mode: TorchFunctionMode) -> Iterator[None]:
         TorchFunctionMode.__exit__(mode, None, None, None)
 
 
-class _Meeting:
-    """Where the replicas of one forward exchange what their norms have found."""
+class _Exchange:
+    """Exchanges values between the replicas of one forward."""
 
     def __init__(self) -> None:
-        self._seat = threading.local()
+        self._thread = threading.local()
         self.begin(1)
 
     def begin(self, n: int) -> None:
-        """`n` replicas take part."""
+        """Start a forward of `n` replicas."""
         self._n = n
         self._table: list[Any] = [None] * n
         self._barrier = threading.Barrier(n)
 
     @contextmanager
-    def seat(self, index: int) -> Iterator[None]:
-        """This thread is replica `index`."""
-        self._seat.index = index
+    def as_replica(self, index: int) -> Iterator[None]:
+        """Mark this thread as replica `index`."""
+        self._thread.index = index
         yield
 
     @property
     def index(self) -> int:
-        """Which replica this thread is."""
-        return int(self._seat.index)
+        """The replica that runs in this thread."""
+        return int(self._thread.index)
 
-    def exchange(self, mine: Any) -> list[Any]:
-        """What every replica gave, in their order."""
+    def all_gather(self, mine: Any) -> list[Any]:
+        """Every replica's value, in their order."""
         self._table[self.index] = mine
         self._barrier.wait()
-        everyone = list(self._table)
-        self._barrier.wait()  # nobody writes the next while another still reads
-        return everyone
+        values = list(self._table)
+        self._barrier.wait()  # no replica writes its next value while another still reads
+        return values
 
-    def leave(self) -> None:
-        """This replica has failed: nobody must wait for it."""
+    def abort(self) -> None:
+        """Release the others, because this replica has failed."""
         self._barrier.abort()
 
 
 class _Norm:
     """A BatchNorm's forward with the statistics of all replicas."""
 
-    def __init__(self, module: BatchNormBase, meeting: _Meeting) -> None:
-        self._module, self._meeting = module, meeting
+    def __init__(self, module: BatchNormBase, exchange: _Exchange) -> None:
+        self._module, self._exchange = module, exchange
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         m = self._module
@@ -177,22 +176,22 @@ class _Norm:
         x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         dims = [0, *range(2, x.dim())]
         n = x.numel() / x.shape[1]
-        met = self._meeting.exchange((x.mean(dims), x.var(dims, correction=0), n))
-        means = [(m.to(x.device), k) for m, _, k in met]
-        variances = [(v.to(x.device), k) for _, v, k in met]
+        gathered = self._exchange.all_gather((x.mean(dims), x.var(dims, correction=0), n))
+        means = [(m.to(x.device), k) for m, _, k in gathered]
+        variances = [(v.to(x.device), k) for _, v, k in gathered]
         count = sum(k for _, k in means)
         mean = torch.stack([m * k for m, k in means]).sum(0) / count
         spread = [(v + (m - mean).square()) * k for (v, k), (m, _) in zip(variances, means, strict=True)]
         variance = torch.stack(spread).sum(0) / count
-        if self._meeting.index == 0:
-            self._remember(mean.detach(), variance.detach(), count)
+        if self._exchange.index == 0:
+            self._update_running_statistics(mean.detach(), variance.detach(), count)
         shape = (1, -1, *([1] * (x.dim() - 2)))
         y: torch.Tensor = (x - mean.view(shape)) * torch.rsqrt(variance + m.eps).view(shape)
         if m.weight is None:
             return y
         return y * m.weight.to(x).view(shape) + m.bias.to(x).view(shape)
 
-    def _remember(self, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:
+    def _update_running_statistics(self, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:
         m = self._module
         if not m.training or m.running_mean is None or m.running_var is None:
             return
@@ -204,21 +203,21 @@ class _Norm:
 
 
 def _copy(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model on another device; its copied weights lead back to the ones that they were copied from."""
+    """The model on another device; gradients flow from its copied weights to the originals."""
     from torch.nn.parallel import replicate
 
     return replicate(model, [device.index or 0])[0]
 
 
 def _samples(value: Any) -> int:
-    found = tensors(value)
-    if not found or not found[0].dim():
-        raise JobError("the model's input holds no tensor with samples", rule="backend=threads cuts inputs by samples")
-    return found[0].shape[0]
+    inputs = tensors(value)
+    if not inputs or not inputs[0].dim():
+        raise JobError("the model's input has no tensor with samples", rule="backend=threads cuts inputs by samples")
+    return inputs[0].shape[0]
 
 
 def _slice(value: Any, n: int, part: range, device: torch.device) -> Any:
-    """One replica's samples; what has no samples goes to all."""
+    """One replica's samples; values without samples go to all."""
     if isinstance(value, torch.Tensor):
         whole = value[part.start : part.stop] if value.dim() and value.shape[0] == n else value
         return whole.to(device, non_blocking=True)
@@ -228,7 +227,7 @@ def _slice(value: Any, n: int, part: range, device: torch.device) -> Any:
 
 
 def _join(outputs: list[Any], sizes: list[int], device: torch.device) -> Any:
-    """The replicas' outputs, sample after sample."""
+    """Concatenate the replicas' outputs by samples."""
     first = outputs[0]
     if len(outputs) == 1:
         return first
@@ -236,13 +235,13 @@ def _join(outputs: list[Any], sizes: list[int], device: torch.device) -> Any:
         if not all(t.dim() and t.shape[0] == n for t, n in zip(outputs, sizes, strict=True)):
             raise JobError(
                 f"the model's output of shape {tuple(first.shape)} does not count samples along its first dim",
-                rule="backend=threads lays the replicas' outputs one after the other",
-                fix="processes instead of threads: leave backend away",
+                rule="backend=threads concatenates the replicas' outputs",
+                fix="processes instead of threads: omit backend",
             )
         return torch.cat([t.to(device) for t in outputs])
     if isinstance(first, dict):
-        made = {k: _join([o[k] for o in outputs], sizes, device) for k in first}
-        return made if type(first) is dict else type(first)(**made)
+        joined = {k: _join([o[k] for o in outputs], sizes, device) for k in first}
+        return joined if type(first) is dict else type(first)(**joined)
     if isinstance(first, tuple | list):
         joined = [_join(list(column), sizes, device) for column in zip(*outputs, strict=True)]
         return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)

@@ -81,8 +81,8 @@ class StepProfiler:
         inputs = _bytes(t for m in getattr(batch, "micros", ()) for t in tensors((m.input, m.target)))
         buckets = _bytes(engine.strategy.gradient_buffers())
         if isinstance(engine.module, nn.parallel.DistributedDataParallel):
-            told = engine.module._get_ddp_logging_data()
-            sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
+            logged = engine.module._get_ddp_logging_data()
+            sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
             buckets = float(sum(int(n) for n in str(sizes).replace(",", " ").split()))
         return {
             "parameters": parameters,

@@ -2,7 +2,7 @@
 
 A low-precision dtype also rounds on one device. So each dtype has a fixed bound; if one device itself is further from
 float64 than half of it, the plan may be twice as far from one device as one device is from float64: two runs with
-equally large but different rounding are no further apart.
+equally large but different rounding differ by no more.
 """
 
 from __future__ import annotations

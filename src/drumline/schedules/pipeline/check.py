@@ -1,4 +1,4 @@
-"""The checker of pipeline orders: proves that one is complete and cannot deadlock, and counts what it holds."""
+"""Prove that a pipeline schedule is complete and cannot deadlock, and count its activations."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .order import Action, Kind, Pipeline
 
 @dataclass(frozen=True, slots=True)
 class PipelineProof:
-    """That a pipeline order is complete and cannot deadlock, and how many activations it holds."""
+    """Proof that a pipeline schedule is complete and cannot deadlock, and its activations."""
 
     pipeline: str
     in_flight: tuple[int, ...]
-    """By stage: the most micro-batches that are forwarded and not yet backwarded: from F until B."""
-    held: tuple[int, ...]
-    """By rank: the most activations of its stages that are there at once, one for each stage and micro-batch.
+    """By stage: most micro-batches between F and B at once."""
+    activations: tuple[int, ...]
+    """By rank: most activations of its stages at once, one for each stage and micro-batch.
 
-    From F until B, and where the backward is split until W. Between B and W it is less than the whole: the inputs of
-    layers with weights and the gradients of their outputs are there, all else that F saved is gone.
-    `cost.pipeline.peak_bytes` counts both in bytes.
+    From F until B, and with a split backward until W. Between B and W only the inputs of layers with weights and the
+    gradients of their outputs are left.
+    `costs.pipeline_memory.peak_activation_bytes` counts both in bytes.
     """
 
     def __str__(self) -> str:
@@ -28,18 +28,17 @@ class PipelineProof:
 
 
 def prove_pipeline(pipeline: Pipeline) -> PipelineProof:
-    """Prove that each stage runs each micro-batch once, each action after what it needs; else VerificationError.
+    """Prove that each stage runs each micro-batch once, each action after those it needs; else VerificationError.
 
-    Receives block and sends do not. Values that skip stages need no proof of their own: what they wait for lies behind
-    the chain of stages, so whatever can run without them can run with them.
+    Receives block, sends do not. Values that skip stages need no proof: they arrive before the chain of stages does.
     """
     _complete(pipeline)
     _no_deadlock(pipeline)
-    return PipelineProof(str(pipeline), _in_flight(pipeline), _held(pipeline))
+    return PipelineProof(str(pipeline), _in_flight(pipeline), _activations(pipeline))
 
 
 def _complete(pipeline: Pipeline) -> None:
-    """Every action there once, and all actions of a stage in one lane."""
+    """Every action exists once, and all actions of a stage are in one lane."""
     kinds: tuple[Kind, ...] = ("F", "B", "W") if pipeline.splits_backward else ("F", "B")
     homes, seen = pipeline.homes(), set[Action]()
     for rank, lane in enumerate(pipeline.lanes):
@@ -49,9 +48,11 @@ def _complete(pipeline: Pipeline) -> None:
                 rule = f"{pipeline.stages} stages, {pipeline.micros} micro-batches"
                 raise _broken(pipeline, f"there is no {name}", rank, rule)
             if action in seen:
-                raise _broken(pipeline, f"{name} stands twice", rank, "each once")
+                raise _broken(pipeline, f"{name} occurs twice", rank, "each once")
             if homes[action.stage] != rank:
-                raise _broken(pipeline, f"{name} is apart from its stage", rank, f"stage on rank {homes[action.stage]}")
+                raise _broken(
+                    pipeline, f"{name} is in another lane than its stage", rank, f"stage on rank {homes[action.stage]}"
+                )
             seen.add(action)
     for stage in range(pipeline.stages):
         for micro in range(pipeline.micros):
@@ -63,7 +64,7 @@ def _complete(pipeline: Pipeline) -> None:
 
 
 def _no_deadlock(pipeline: Pipeline) -> None:
-    """Run whatever can run until all is done; what then waits, waits for ever."""
+    """Run everything that can run; what still waits then, waits forever."""
     done: set[Action] = set()
     place = [0] * len(pipeline.lanes)
     progress = True
@@ -78,7 +79,7 @@ def _no_deadlock(pipeline: Pipeline) -> None:
     if not waiting:
         return
     homes, seen, rank = pipeline.homes(), set[int](), min(waiting)
-    # Most ranks only wait for others that wait: go from rank to rank until the circle closes.
+    # most ranks wait for others that wait: follow them until the cycle closes
     while rank not in seen:
         seen.add(rank)
         last, head = rank, waiting[rank]
@@ -93,7 +94,7 @@ def _no_deadlock(pipeline: Pipeline) -> None:
 
 
 def _in_flight(pipeline: Pipeline) -> tuple[int, ...]:
-    """The order of a lane alone fixes this, whatever the times are."""
+    """Micro-batches between F and B; depends on the order in a lane alone, not on times."""
     now, most = [0] * pipeline.stages, [0] * pipeline.stages
     for lane in pipeline.lanes:
         for action in lane:
@@ -102,8 +103,8 @@ def _in_flight(pipeline: Pipeline) -> tuple[int, ...]:
     return tuple(most)
 
 
-def _held(pipeline: Pipeline) -> tuple[int, ...]:
-    """As `_in_flight`, but over all stages of a rank, and until what an activation is last needed for."""
+def _activations(pipeline: Pipeline) -> tuple[int, ...]:
+    """As `_in_flight`, but over all stages of a rank, and until the last use of an activation."""
     last = "W" if pipeline.splits_backward else "B"
     most = []
     for lane in pipeline.lanes:

@@ -1,4 +1,4 @@
-"""What a pipeline order is: actions in lanes, one lane a rank. The values that every order and every reader share."""
+"""The form of a pipeline schedule: actions in lanes, one lane per rank."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ Kind = Literal["F", "B", "W"]
 KINDS: tuple[Kind, ...] = ("F", "B", "W")
 
 Skips = tuple[tuple[int, int], ...]
-"""Pairs of stages (from, to), to > from + 1, where a value goes directly and its gradient comes directly back."""
+"""Pairs of stages (from, to), to > from + 1, between which a value and its gradient are sent directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One stage on one micro-batch: forward (F), backward (B), or the part of the backward that gives weights (W)."""
+    """One stage on one micro-batch: forward (F), backward (B), or the backward for weights (W)."""
 
     kind: Kind
-    """Where an order has W actions, B is the backward for the stage's input alone; else B is all of it."""
+    """In schedules with W actions, B is the backward for the input of the stage alone; otherwise all of it."""
     stage: int
     micro: int
 
     def needs(self, stages: int) -> tuple[Action, ...]:
-        """What must be done before, by the data that flows: never more than two actions.
+        """Actions whose results this one needs: at most two.
 
-        A value that skips stages adds nothing: what its giver did lies behind the stage before, along the chain.
+        Values that skip stages add nothing: their producer ran before the previous stage, along the chain.
         """
         if self.kind == "F":
             return (Action("F", self.stage - 1, self.micro),) if self.stage else ()
@@ -41,22 +41,22 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """An order: what each rank runs, first to last. Sends between stages do not block the sender."""
+    """A schedule: the actions of each rank in order. Sends between stages do not block the sender."""
 
     name: str
     stages: int
     micros: int
     """Micro-batches."""
     lanes: tuple[tuple[Action, ...], ...]
-    """By rank. A rank may hold several stages; all actions of a stage are in one lane."""
+    """By rank. A rank may have several stages; all actions of a stage are in one lane."""
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the backward for weights is apart."""
+        """Whether the backward for weights is a separate action."""
         return any(a.kind == "W" for lane in self.lanes for a in lane)
 
     def homes(self) -> dict[int, int]:
-        """Stage -> the rank that first runs it."""
+        """Stage -> the rank that runs it."""
         homes: dict[int, int] = {}
         for rank, lane in enumerate(self.lanes):
             for action in lane:
@@ -64,7 +64,7 @@ class Pipeline:
         return homes
 
     def label(self, action: Action) -> str:
-        """`F0`, or `F0@2` with the stage where a rank holds several."""
+        """`F0`, or `F0@2` with the stage where a rank has several."""
         return str(action) if self.stages == len(self.lanes) else f"{action}@{action.stage}"
 
     def __str__(self) -> str:
@@ -75,15 +75,15 @@ class Pipeline:
 
 
 def at_least_one(**counts: int) -> None:
-    """Refuse a pipeline of nothing."""
+    """Refuse counts below one."""
     for word, n in counts.items():
         if n < 1:
-            word = word.replace("micros", "micro-batches").replace("virtual", "stages a rank")
+            word = word.replace("micros", "micro-batches").replace("virtual", "stages per rank")
             raise InputError(f"a pipeline of {n} {word}", rule=f"{word} >= 1")
 
 
 def check_skips(skips: Skips, stages: int) -> None:
-    """Refuse a pair that is no skip: values go to later stages, and the next one is served by the chain."""
+    """Refuse pairs that are not skips: a skip goes to a later stage, beyond the next one."""
     for start, end in skips:
         if not (0 <= start < start + 1 < end < stages):
             raise InputError(
