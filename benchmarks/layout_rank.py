@@ -31,7 +31,6 @@ from drumline.core.units import format_rate, format_seconds
 from drumline.costs import OperatorCostModel
 from drumline.measurement.machine import measure_rank, to_cluster
 from drumline.planner import search
-from drumline.plans import Plan
 from drumline.runtime.engine import initialize
 from drumline.tracing import trace
 

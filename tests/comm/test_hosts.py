@@ -13,7 +13,7 @@ import torch.distributed as dist
 from drumline.comm import Communicator, ThreadTransport, TorchTransport, Transport, run_threads
 from drumline.comm.hosts import SEGMENT, Hosts, HostTransport, find_hosts, host_digest, host_id, hosts, per_node
 from drumline.core.errors import InputError
-from drumline.runtime.state.process_groups import group_of
+from drumline.runtime.state.process_groups import process_group
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def over_two_transports(ids: str) -> None:
     across = Counted(TorchTransport())
     assert find_hosts(across) == (tuple(range(across.size)),)
     groups = hosts(ids)
-    made = [group_of(group) for group in groups]
+    made = [process_group(group) for group in groups]
     mine = next(i for i, group in enumerate(groups) if dist.get_rank() in group)
     inside = Counted(TorchTransport(made[mine]))
     transport = HostTransport(inside, across, groups)
@@ -98,8 +98,8 @@ def test_contract_over_two_transports(world: Callable[[int], Any], ids: str) -> 
 def with_rails(ids: str) -> None:
     """On a rank: the native all-reduce, at sizes that divide and that do not, and unsupported operators."""
     groups = hosts(ids)
-    inner = [group_of(group) for group in groups]
-    rails = [group_of(ranks) for ranks in zip(*groups, strict=True)]
+    inner = [process_group(group) for group in groups]
+    rails = [process_group(ranks) for ranks in zip(*groups, strict=True)]
     mine = next(group for group in groups if dist.get_rank() in group)
     inside = TorchTransport(inner[groups.index(mine)])
     rail = TorchTransport(rails[mine.index(dist.get_rank())])

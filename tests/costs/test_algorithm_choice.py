@@ -21,11 +21,11 @@ from drumline.costs.algorithm_choice import (
 from drumline.costs.collectives import price
 from drumline.costs.ring_order import EXACT_RANKS, ring_length, ring_order
 from drumline.schedules import ALGORITHMS, IN_RANK_ORDER, collective_schedule, reordered, segmented
-from drumline.theory.alpha_beta import Links, Nodes, message_seconds
+from drumline.theory.alpha_beta import Links, NodeTopology, message_seconds
 from drumline.theory.collective_forms import CLOSED_FORMS
 
 LINK = Link(5e-6, 4e9)
-NODES = Nodes(2, Link(2e-6, 5e10), Link(2e-5, 1e9))
+NODES = NodeTopology(2, Link(2e-6, 5e10), Link(2e-5, 1e9))
 
 
 def seconds(collective: str, choice: AlgorithmChoice, p: int, m: int, links: Links, per_node: int) -> float:
@@ -60,7 +60,7 @@ def test_small_messages_take_few_rounds_and_large_ones_few_bytes() -> None:
     assert cheapest_algorithm("all_to_all", 8, 64, LINK).algorithm == "bruck"
     assert cheapest_algorithm("all_to_all", 8, 1 << 20, LINK).algorithm == "pairwise"
     assert cheapest_algorithm(
-        "all_reduce", 12, 1 << 24, Nodes(4, Link(1e-6, 1e11), Link(1e-5, 1e9)), per_node=4
+        "all_reduce", 12, 1 << 24, NodeTopology(4, Link(1e-6, 1e11), Link(1e-5, 1e9)), per_node=4
     ).algorithm == ("hierarchical")
     assert str(long).startswith("chain in 64 segments: ")
 

@@ -21,7 +21,7 @@ from drumline.schedules import (
     ring_all_reduce,
     segmented,
 )
-from drumline.theory.alpha_beta import Nodes
+from drumline.theory.alpha_beta import NodeTopology
 from drumline.theory.collective_forms import ring_all_reduce_seconds, switch_all_reduce_seconds
 
 INSIDE, ACROSS = Link(2e-6, 2e11), Link(1e-5, 2.5e10)
@@ -73,9 +73,9 @@ def test_hierarchical_schedules_equal_two_levels(devices: int, nodes: int) -> No
     cluster = Cluster("hosts", DEVICE, Node(devices, INSIDE), Network(nodes, ACROSS))
     schedule = collective_schedule("all_reduce", "hierarchical", devices * nodes, per_node=devices)
     closed = collective_seconds("all_reduce", devices * nodes, M, cluster)
-    assert price(schedule, M, Nodes.of(cluster)) == pytest.approx(closed, rel=1e-12)
+    assert price(schedule, M, NodeTopology.of(cluster)) == pytest.approx(closed, rel=1e-12)
     if devices > 1:
-        assert closed < price(ring_all_reduce(devices * nodes), M, Nodes.of(cluster))
+        assert closed < price(ring_all_reduce(devices * nodes), M, NodeTopology.of(cluster))
 
 
 def test_elements_are_not_split() -> None:
@@ -124,13 +124,13 @@ def test_two_levels_equal_the_price_of_such_a_schedule_on_shared_ports() -> None
     prove(schedule)
     inside = 2 * (INSIDE.alpha + M / 2 * INSIDE.beta)
     across = ACROSS.alpha + M * ACROSS.beta  # one exchange of whole shares, where a ring has two rounds of halves
-    nodes = Nodes(2, INSIDE, ACROSS)
+    nodes = NodeTopology(2, INSIDE, ACROSS)
     assert price(schedule, M, nodes) == pytest.approx(inside + across, rel=1e-12)
     cluster = Cluster("2 x 2", DEVICE, Node(2, INSIDE), Network(2, ACROSS))
     closed = collective_seconds("all_reduce", 4, M, cluster)
     assert closed == pytest.approx(price(schedule, M, nodes) + ACROSS.alpha, rel=1e-12)
-    assert Nodes.of(cluster) == nodes
-    assert Nodes.of(NODE).link(0, 5) == INSIDE
+    assert NodeTopology.of(cluster) == nodes
+    assert NodeTopology.of(NODE).link(0, 5) == INSIDE
 
 
 def test_a_faster_network_never_costs_more() -> None:

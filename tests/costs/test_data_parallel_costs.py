@@ -20,7 +20,7 @@ from drumline.models.profile import Layer
 from drumline.plans import Plan
 from drumline.schedules import Schedule, Send, collective_schedule
 from drumline.simulator.step import simulate_step
-from drumline.theory.alpha_beta import Nodes, schedule_seconds
+from drumline.theory.alpha_beta import NodeTopology, schedule_seconds
 
 ALPHA, BANDWIDTH = 1e-6, 1e9
 HOST = HostMemory(memory=1e9, bandwidth=1e9, copy=1e8)
@@ -175,7 +175,7 @@ def test_groups_across_nodes_equal_their_concurrent_schedules(ranks: int, stride
     every = dataclasses.replace(ring, rounds=rounds) if dataclasses.is_dataclass(ring) else Schedule(rounds)
     sizes = ring.sizes(m) * stride
     seconds_ = collective_seconds("all_reduce", ranks, m, nodes, stride=stride)
-    assert seconds_ == pytest.approx(schedule_seconds(every, sizes, Nodes.of(nodes)))
+    assert seconds_ == pytest.approx(schedule_seconds(every, sizes, NodeTopology.of(nodes)))
 
 
 def test_strides_inside_a_node_and_between() -> None:

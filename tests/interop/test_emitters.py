@@ -227,7 +227,11 @@ def test_megatron() -> None:
             {"sync=local:4": "every step", "compress=powersgd": "compress"},
         ),
         ("accelerate", "dp=2,pp=2,tp=2", {"pp=2": "no pipelines", "tp=2": "zero=3"}),
-        ("accelerate", "dp=2,ep=2,precision=bf16-pure", {"ep=2": "expert parallelism", "precision=bf16-pure": "fp32 weights"}),
+        (
+            "accelerate",
+            "dp=2,ep=2,precision=bf16-pure",
+            {"ep=2": "expert parallelism", "precision=bf16-pure": "fp32 weights"},
+        ),
         ("accelerate", "dp=4,zero=1,shard=2", {"shard=2": "over all replicas"}),
         ("torchtitan", "dp=4,zero=1", {"zero=1": "zero=2"}),
         ("torchtitan", "dp=2,tp=2", {"zero=0": "always shards"}),

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 DEFINITIONS = """
 import sys
 import torch
@@ -40,88 +38,70 @@ def local_job():
         model=lambda: torch.nn.Linear(8, 4), loss=F.cross_entropy, optimizer=optimizer, data=data, batch_size=10, steps=3
     )
 """
-TRAIN = 'print(len(dl.train({job}, "{plan}", cluster=CLUSTER, output="{folder}").losses), "steps")\n'
+HELPERS = """
+def train(job, plan="dp=2"):
+    try:
+        print(len(dl.train(job, plan, cluster=CLUSTER, output="run", overwrite=True).losses), "steps")
+    except dl.DrumlineError as e:
+        print(f"{type(e).__name__}: {e}".replace("\\n", " "))
+"""
 
 
-def script(
-    tmp_path: Path, text: str, name: str = "script.py", *, stdin: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """Run a script as a file, or from standard input."""
-    (tmp_path / name).write_text(text)
-    arguments = ["-"] if stdin else [name]
-    return subprocess.run(
-        [sys.executable, *arguments],
+def script(folder: Path, calls: list[str], *, guarded: bool = False, stdin: bool = False) -> list[str]:
+    """The lines that a script prints, run as a file or from standard input; it must run to its end, once."""
+    (folder / "job.py").write_text(DEFINITIONS.replace("script starts", "job file"))
+    body = "".join(f"{'    ' if guarded else ''}{call}\n" for call in calls)
+    text = DEFINITIONS + HELPERS + ('if __name__ == "__main__":\n' if guarded else "") + body
+    (folder / "script.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-" if stdin else "script.py"],
         input=text if stdin else None,
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=200,
     )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    if not guarded:
+        assert done.stderr.count("script starts") == 1, done.stderr  # no rank has imported the script
+    return done.stdout.splitlines()
 
 
-def call(job: str, plan: str = "dp=2", folder: str = "run") -> str:
-    return TRAIN.format(job=job, plan=plan, folder=folder)
+def test_a_guarded_script(tmp_path: Path) -> None:
+    """Jobs of importable functions, functions that make a job, and paths reach the ranks; lambdas do not."""
+    calls = ["train(job())", "train(local_job)", 'train("script.py:local_job")', "train(local_job())"]
+    *worked, refused = script(tmp_path, calls, guarded=True)
+    assert worked == ["3 steps"] * 3
+    assert refused.startswith("JobError: ranks cannot load this job: Job.model is a lambda or a local function")
+    assert "give the function that makes the job, not its result" in refused
 
 
-def guarded(line: str) -> str:
-    return f'if __name__ == "__main__":\n    {line}'
-
-
-def started(done: subprocess.CompletedProcess[str]) -> int:
-    """How often the script ran: in this process and on ranks."""
-    return done.stderr.count("script starts")
-
-
-@pytest.mark.parametrize("job", ["job()", "job", "local_job"])
-def test_a_guarded_script(tmp_path: Path, job: str) -> None:
-    """Jobs of importable functions, and functions that make a job, reach the ranks."""
-    done = script(tmp_path, DEFINITIONS + guarded(call(job)))
-    assert done.returncode == 0 and done.stdout == "3 steps\n", done.stderr
-
-
-@pytest.mark.parametrize("stdin", [False, True])
-def test_a_job_in_a_file_needs_no_guard(tmp_path: Path, stdin: bool) -> None:
-    (tmp_path / "job.py").write_text(DEFINITIONS.replace("script starts", "job file"))
-    lines = call('"job.py"') + call('"job.py:local_job"', "dp=1", "other")
-    lines += 'print(dl.verify("job.py", "dp=2", steps=2).passed)\n'
-    done = script(tmp_path, DEFINITIONS + lines, stdin=stdin)
-    assert done.returncode == 0 and done.stdout == "3 steps\n3 steps\nTrue\n", done.stderr
-    assert started(done) == 1  # ranks do not import the script
-
-
-def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Exactly one error, raised in the script's own process."""
-    assert done.returncode == 1 and not done.stdout, done.stdout + done.stderr
-    assert done.stderr.count("drumline.core.errors.JobError: ") == 1 and started(done) <= 2
-    assert all(word in done.stderr for word in words), done.stderr
-
-
-def test_an_unguarded_script_with_its_own_job(tmp_path: Path) -> None:
-    for job in ("job()", "job"):
-        done = script(tmp_path, DEFINITIONS + call(job))
-        refused(done, "script.py starts ranks without a guard", 'if __name__ == "__main__":', "put the job in a file")
-        assert not (tmp_path / "run").exists() and started(done) == 1
-
-
-def test_an_unguarded_script_that_is_its_own_job_file(tmp_path: Path) -> None:
-    done = script(tmp_path, DEFINITIONS + call('"script.py"'))
-    refused(done, "script.py runs the loop while it is loaded as a job", 'if __name__ == "__main__":')
-
-
-def test_a_guarded_script_that_is_its_own_job_file(tmp_path: Path) -> None:
-    done = script(tmp_path, DEFINITIONS + guarded(call('"script.py:local_job"')))
-    assert done.returncode == 0 and done.stdout == "3 steps\n", done.stderr
-
-
-def test_lambdas_cannot_be_sent_to_ranks(tmp_path: Path) -> None:
-    done = script(tmp_path, DEFINITIONS + guarded(call("local_job()")))
-    refused(done, "Job.model is a lambda or a local function", "give the function that makes the job, not its result")
+def test_an_unguarded_script(tmp_path: Path) -> None:
+    """A job in another file needs no guard; a job of the script itself is refused before anything is started."""
+    calls = ['train("job.py:local_job")', "train(job())", "train(job)"]
+    calls.append('print(dl.verify("job.py", "dp=2", steps=2).passed)')
+    trained, *refused, verified = script(tmp_path, calls)
+    assert (trained, len(refused), verified) == ("3 steps", 2, "True")
+    for line in refused:
+        assert "script.py starts ranks without a guard" in line and 'if __name__ == "__main__":' in line
+        assert "put the job in a file" in line
 
 
 def test_a_prompt_or_notebook(tmp_path: Path) -> None:
-    """A job defined there cannot be imported by a rank; one rank runs in the same process."""
-    done = script(tmp_path, DEFINITIONS + call("job()"), stdin=True)
-    refused(done, "defined in a notebook or at a prompt", "put the job in a file", "a plan of one rank")
-    lines = call("local_job()", "dp=1") + 'print(dl.verify(local_job(), "dp=1", steps=2).passed)\n'
-    done = script(tmp_path, DEFINITIONS + lines, stdin=True)
-    assert done.returncode == 0 and done.stdout == "3 steps\nTrue\n", done.stderr
+    """Only jobs in files reach ranks; a job defined there runs on one rank, in the same process."""
+    calls = ['train("job.py")', "train(job())", 'train(local_job(), "dp=1")']
+    calls.append('print(dl.verify(local_job(), "dp=1", steps=2).passed)')
+    in_file, refused, alone, verified = script(tmp_path, calls, stdin=True)
+    assert (in_file, alone, verified) == ("3 steps", "3 steps", "True")
+    assert "defined in a notebook or at a prompt" in refused and "put the job in a file" in refused
+    assert "a plan of one rank" in refused
+
+
+def test_an_unguarded_script_that_is_its_own_job_file(tmp_path: Path) -> None:
+    """Loading the job runs the script again: the second call is refused, and nothing recurses."""
+    (tmp_path / "script.py").write_text(DEFINITIONS + 'dl.train("script.py", "dp=2", cluster=CLUSTER)\n')
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and done.stderr.count("drumline.core.errors.JobError: ") == 1, done.stderr
+    assert "script.py runs the loop while it is loaded as a job" in done.stderr
+    assert 'if __name__ == "__main__":' in done.stderr and done.stderr.count("script starts") == 2
+    assert not (tmp_path / "runs").exists()

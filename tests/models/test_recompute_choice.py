@@ -73,10 +73,7 @@ def test_unused_results_are_neither_kept_nor_recomputed() -> None:
     assert verdicts(
         made("mm", "matmul", flops=1e6, moved=16, output=4, group=1),
         made("mul_", "pointwise", moved=8, group=1, recompute="never"),
-    ) == [
-        "again",
-        "unused",
-    ]
+    ) == ["again", "unused"]
 
 
 def test_backward_operators_have_no_verdict() -> None:

@@ -27,7 +27,7 @@ from drumline.partition.sharding_pass import ShardingPass
 from drumline.partition.spatial.conv import overlap_halos
 from drumline.partition.spatial.rows import empty_part
 from drumline.partition.tensor_splits import choose_tensor_splits
-from drumline.runtime.state.process_groups import group_of
+from drumline.runtime.state.process_groups import process_group
 from drumline.tracing.fake import fake_mode
 
 SAMPLES = 3
@@ -102,8 +102,8 @@ def axes_of(tiles: tuple[int, int], recorded: list[tuple[str, str, int]]) -> lis
 
         def __exit__(self, *_: object) -> None: ...
 
-    down = [group_of([r * columns + c for r in range(rows)]) for c in range(columns)]
-    across = [group_of([r * columns + c for c in range(columns)]) for r in range(rows)]
+    down = [process_group([r * columns + c for r in range(rows)]) for c in range(columns)]
+    across = [process_group([r * columns + c for c in range(columns)]) for r in range(rows)]
     axes = [(Axis("rows", rows, i, down[j], Observer), 2), (Axis("columns", columns, j, across[i], Observer), 3)]
     return [(axis, dim) for axis, dim in axes if axis.size > 1]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from drumline.partition.sharding import attention_block
 from drumline.partition.sharding.redistribution import Axis
 from drumline.partition.sharding.ring_attention import ring_attention
-from drumline.runtime.state.process_groups import group_of
+from drumline.runtime.state.process_groups import process_group
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def fake_shapes(bounds: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def in_pairs(case: Case) -> float:
     """Ranks 0 and 2, and ranks 1 and 3, form rings: ranks of a group differ from those of the world."""
-    groups = [group_of([0, 2]), group_of([1, 3])]
+    groups = [process_group([0, 2]), process_group([1, 3])]
     r = dist.get_rank() // 2
     (q, k, v), _ = wholes(case)
     want = F.scaled_dot_product_attention(q, k, v, is_causal=case.causal)

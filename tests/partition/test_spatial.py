@@ -20,7 +20,7 @@ from drumline.partition import spatial
 from drumline.partition.sharding.layout import even_bounds
 from drumline.partition.sharding.redistribution import Axis
 from drumline.partition.spatial.rows import feasible_bounds, plan_slide
-from drumline.runtime.state.process_groups import group_of
+from drumline.runtime.state.process_groups import process_group
 
 Worlds = Callable[[int], World]
 Bounds = tuple[int, ...]
@@ -524,7 +524,7 @@ def two_axes() -> None:
     """Tiles of a 2 x 2 mesh: statistics span one axis, then the other."""
     rank = dist.get_rank()
     rows, columns = (0, 4, 11), (0, 5, 7)
-    groups = [group_of(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    groups = [process_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
     down, across = Axis("rows", 2, rank // 2, groups[2 + rank % 2]), Axis("columns", 2, rank % 2, groups[rank // 2])
     x = torch.randn(2, 4, 11, 7, dtype=torch.float64, requires_grad=True)
     w = torch.randn(3, 4, 3, 3, dtype=torch.float64)

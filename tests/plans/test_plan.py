@@ -193,11 +193,7 @@ def test_supported(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [
-        ("sync=async", "sync=async"),
-        ("precision=fp8", "precision=fp8"),
-        ("tp=2,sync=local:4", "sync=local:4"),
-    ],
+    [("sync=async", "sync=async"), ("precision=fp8", "precision=fp8"), ("tp=2,sync=local:4", "sync=local:4")],
 )
 def test_untested_values_are_refused_by_name(text: str, reason: str) -> None:
     with pytest.raises(PlanError) as caught:

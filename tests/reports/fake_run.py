@@ -6,7 +6,7 @@ import dataclasses
 import math
 import random
 
-from drumline.clusters.spec import Cluster, CollectiveTable, DeviceSpec, Link, Node, KernelCurve
+from drumline.clusters.spec import Cluster, CollectiveTable, DeviceSpec, KernelCurve, Link, Node
 from drumline.core.timeline import Span, Timeline
 from drumline.costs.estimate import Estimate
 from drumline.models.profile import Affine, Layer, Profile, ProfiledOp

@@ -14,7 +14,6 @@ import pytest
 from fake_run import EVIL, MIB, make_answer, make_bare_run, make_profile, make_run, make_timeline
 
 from drumline.core.timeline import Span, Timeline
-from drumline.plans.plan import Plan
 from drumline.reports import Run, StepRecord
 from drumline.reports.markup import cut, escape, tag
 from drumline.reports.page import page, write_page

@@ -58,7 +58,7 @@ def said_in_training(plan: str, model: type[nn.Module]) -> list[str]:
 
     told: list[dict[str, Any]] = []
     train(initialize(small_jobs.make("mlp", model=model), plan), told.append, steps=2, evaluate=False)
-    return [e["said"] for e in told if "said" in e]
+    return [e["message"] for e in told if "message" in e]
 
 
 class Lamb(torch.optim.Optimizer):

@@ -268,7 +268,7 @@ def wrong(plan: str) -> Verification | None:
     from drumline.partition.experts import dispatch
 
     def lost(ctx: Any, gradient: torch.Tensor) -> Any:
-        back = dispatch._moved(gradient, ctx.takes, ctx.gives, ctx.axis)
+        back = dispatch._all_to_all(gradient, ctx.receives, ctx.sends, ctx.axis)
         return back * 0.5, None, None, None, None
 
     with mock.patch.object(dispatch._Exchange, "backward", staticmethod(lost)):

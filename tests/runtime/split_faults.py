@@ -69,7 +69,9 @@ def halo(module: str) -> Any:
     plain = halo_exchange._HaloMessages.receive
 
     def wrong(target: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        with mock.patch.object(halo_exchange._HaloMessages, "receive", lambda m: tuple(map(torch.zeros_like, plain(m)))):
+        with mock.patch.object(
+            halo_exchange._HaloMessages, "receive", lambda m: tuple(map(torch.zeros_like, plain(m)))
+        ):
             return target(*args, **named)
 
     return _wrapped(module, wrong)

@@ -43,7 +43,7 @@ def told(name: str, plan: str) -> tuple[list[str], SplitSummary, Any]:
     """On every rank: what `train` says at its beginning, what the engine knows, and what `train` gives."""
     said: list[str] = []
     engine = initialize(summing_job() if name == "summing" else small_jobs.make(name), plan)
-    result = train(engine, lambda e: said.append(e["said"]) if "said" in e else None, steps=1, evaluate=False)
+    result = train(engine, lambda e: said.append(e["message"]) if "message" in e else None, steps=1, evaluate=False)
     assert engine.strategy.summary is not None
     return said, engine.strategy.summary, result
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from world import World
 
 from drumline.runtime.engine import initialize
-from drumline.runtime.state.process_groups import group_along, group_of, mesh_of
+from drumline.runtime.state.process_groups import group_along, mesh_of, process_group
 
 Worlds = Callable[..., World]
 
@@ -66,8 +66,8 @@ def whom() -> list[object]:
         [dist.get_process_group_ranks(g) if g else None for g in axes],
         [dist.get_process_group_ranks(mesh.get_group(name)) for name in ("replica", "shard")],
         mesh is again and mesh.get_group("shard") is axes[2] is group_along(shape, 2),
-        group_of(range(4)) is dist.group.WORLD,
-        group_of(range(4), use="other") not in (None, dist.group.WORLD, group_of(range(4), use="third")),
+        process_group(range(4)) is dist.group.WORLD,
+        process_group(range(4), use="other") not in (None, dist.group.WORLD, process_group(range(4), use="third")),
         mesh["shard"].get_local_rank(),
         mesh["replica"].get_local_rank(),
     ]

@@ -95,7 +95,7 @@ def test_logits_are_tensors(name: str) -> None:
     assert isinstance(lazy, LazyLogits) and isinstance(lazy, torch.Tensor)
     found = function(lazy)
     assert isinstance(found, LazyLogits) == (name in LAZY)
-    assert (parted.whole_because == "") == (name in LAZY)
+    assert (parted.materialized_by == "") == (name in LAZY)
     assert (found.shape, found.dtype, found.device) == (wanted.shape, wanted.dtype, wanted.device)
     assert (found.dim(), found.numel(), found.requires_grad) == (wanted.dim(), wanted.numel(), wanted.requires_grad)
     assert found.is_contiguous() == wanted.is_contiguous()
@@ -122,7 +122,7 @@ def test_cross_entropy(reduction: str, more: dict[str, Any], dtype: torch.dtype)
     for loss in losses:
         loss.sum().backward()
     torch.testing.assert_close(b.grad, a.grad, **bound)
-    assert parted.whole_because == ""
+    assert parted.materialized_by == ""
 
 
 def test_cross_entropy_that_needs_all_of_them() -> None:

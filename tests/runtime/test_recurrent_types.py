@@ -11,7 +11,7 @@ from torch import nn
 
 from drumline.runtime.numerics import recurrent
 from drumline.runtime.numerics.precision import HALVES, compute_precision
-from drumline.runtime.numerics.recurrent import RecurrentDtype, note_recurrent_layers, has_recurrent_layers
+from drumline.runtime.numerics.recurrent import RecurrentDtype, has_recurrent_layers, note_recurrent_layers
 from drumline.runtime.state.weights import seeded_model
 
 LAYERS = {"lstm": partial(nn.LSTM, 4, 6), "gru": partial(nn.GRU, 4, 6), "rnn": partial(nn.RNN, 4, 6, 2)}

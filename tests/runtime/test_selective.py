@@ -25,7 +25,7 @@ from drumline.models import Profile
 from drumline.models.recompute_choice import choices
 from drumline.plans import Plan, check
 from drumline.runtime.memory.recompute import recompute
-from drumline.runtime.memory.selective import MOST_LOOKS, SelectiveLayer, recompute_selectively
+from drumline.runtime.memory.selective import MAX_TRACES, SelectiveLayer, recompute_selectively
 from drumline.tracing import trace
 
 WIDE = 96
@@ -178,9 +178,9 @@ def test_gradients_are_the_same_to_the_last_bit(name: str) -> None:
     expected, found = steps(plain, make), steps(model, make)
     for a, b in zip(expected, found, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    assert all(layer.words for layer in layers)
+    assert all(layer.verdicts for layer in layers)
     if "wide" in name:
-        assert all({"kept", "again"} <= set(layer.words) for layer in layers)
+        assert all({"kept", "again"} <= set(layer.verdicts) for layer in layers)
 
 
 class Counting(TorchDispatchMode):
@@ -381,11 +381,11 @@ def test_layers_without_a_backward_are_left_alone() -> None:
     frozen, trained = recompute_selectively(model, "cpu")
     x = torch.randn(2, 6)
     with torch.no_grad():
-        for _ in range(MOST_LOOKS + 1):
+        for _ in range(MAX_TRACES + 1):
             model(x)
-    for _ in range(MOST_LOOKS + 1):
+    for _ in range(MAX_TRACES + 1):
         model(x).sum().backward()
-    assert trained.words and not frozen.words
+    assert trained.verdicts and not frozen.verdicts
     with Counting() as counter:
         model(x)
     assert counter.calls["addmm"] == 4
@@ -490,7 +490,7 @@ def test_on_a_gpu(dtype: torch.dtype) -> None:
         for x, y in zip(a, b, strict=True):
             assert (x - y).abs().max() <= 0.02 * max(x.abs().max(), 1e-3 * max(t.abs().max() for t in a))
     for layer in chosen:
-        assert {"kept", "again"} <= set(layer.words)
+        assert {"kept", "again"} <= set(layer.verdicts)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: attention is another operator there")

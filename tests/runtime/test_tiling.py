@@ -19,7 +19,7 @@ from world import World
 from drumline.core.errors import PlanError
 from drumline.plans import Plan
 from drumline.runtime.memory.tiled_layers import LayerTile
-from drumline.runtime.memory.tiling import choose_layers, tiles_of, tile
+from drumline.runtime.memory.tiling import choose_layers, tile, tiles_of
 from drumline.runtime.state.pieces import ParameterPart
 
 Worlds = Callable[[int], World]
@@ -168,7 +168,7 @@ def test_which_layers() -> None:
     assert set(choice.cut) == {"large", "medium", "same", "words"}
     assert choice.left == {
         "own": "its forward is not torch's",
-        "normed": "its weight is computed, or not there yet",
+        "normed": "its weight is computed, or not initialized yet",
         "bounded": "max_norm looks at all rows at once",
         "often": "scale_grad_by_freq looks at all rows at once",
         "sparse": "sparse looks at all rows at once",

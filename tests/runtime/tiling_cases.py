@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from drumline.runtime.memory.tiling import tiles_of, tile
+from drumline.runtime.memory.tiling import tile, tiles_of
 from drumline.runtime.state.pieces import ParameterPart
 from drumline.tracing.fake import call_model
 

@@ -1,4 +1,4 @@
-"""Every algorithm of the table is proved for p = 1..40, and any one change of any of them is found."""
+"""Every algorithm is proved for p = 1..40, and any single change of it is detected."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from drumline.schedules.spec import even_ranges
 
 NAMES = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]
 REDUNDANT = {("broadcast", "scatter_allgather"), ("barrier", "dissemination")}
-"""Where some ranks are sent what they have already, so that a lost message may do no harm."""
+"""Algorithms that send some ranks what they already have, so that a lost message may be harmless."""
 
 
 def roots(collective: str, p: int) -> list[int]:
-    """All roots of few ranks, the corners of many; one where there is none."""
+    """All roots of few ranks, the corner cases of many; rank 0 without roots."""
     if not collective_schedule(collective, next(iter(ALGORITHMS[collective])), p).contract.rooted:
         return [0]
     return list(range(p)) if p <= 9 else sorted({0, 1, p // 2, p - 1})
@@ -66,14 +66,14 @@ def test_hosts_of_any_size(p: int) -> None:
     assert hierarchical_all_reduce(p) == hierarchical_all_reduce(p, p)
 
 
-def test_an_all_reduce_of_one_host_is_a_ring_and_so_is_one_of_single_ranks() -> None:
+def test_one_host_and_single_rank_hosts_are_a_ring() -> None:
     ring = list(collective_schedule("all_reduce", "ring", 6).rounds)
     for per_node in (None, 6, 7, 1):
         assert list(collective_schedule("all_reduce", "hierarchical", 6, per_node=per_node).rounds) == ring
 
 
 def changes(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
-    """Every schedule that differs by one send: dropped, doubled, to another rank, of another kind."""
+    """Every schedule that differs by one send: dropped, doubled, redirected, flipped."""
     rounds = [list(sends) for sends in schedule.rounds]
     for k, i in itertools.product(range(len(rounds)), range(max(map(len, rounds)))):
         if i >= len(rounds[k]):
@@ -93,7 +93,7 @@ def changes(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
 
 
 def holds(schedule: Schedule) -> bool:
-    """The same question as the checker's, answered by counting in another way: with a bag of ranks for each chunk."""
+    """The question of the checker, answered by counting contributions in multisets."""
     s = schedule
     places = list(itertools.product(range(s.p), range(s.chunks)))
     bags = {place: Counter([place[0]]) if s.contract.before(s, *place) else Counter() for place in places}
@@ -117,7 +117,7 @@ def holds(schedule: Schedule) -> bool:
 
 @pytest.mark.parametrize("p", [4, 5])
 @pytest.mark.parametrize(("collective", "algorithm"), NAMES)
-def test_every_single_change_that_matters_is_found(collective: str, algorithm: str, p: int) -> None:
+def test_every_single_change_that_matters_is_detected(collective: str, algorithm: str, p: int) -> None:
     schedule, found = collective_schedule(collective, algorithm, p, root=1, per_node=2), 0
     assert holds(schedule)
     for what, changed in changes(schedule):
@@ -134,18 +134,18 @@ def test_every_single_change_that_matters_is_found(collective: str, algorithm: s
     assert found
 
 
-def test_lost_messages_of_redundant_ones_are_found_where_they_matter() -> None:
+def test_lost_messages_of_redundant_algorithms_are_detected_where_they_matter() -> None:
     broadcast = collective_schedule("broadcast", "scatter_allgather", 4)
     barrier = collective_schedule("barrier", "dissemination", 4)
     for schedule in (broadcast, barrier):
         lost = dataclasses.replace(schedule, rounds=tuple(schedule.rounds)[1:])
-        with pytest.raises(VerificationError, match=r"does not hold|ends without"):
+        with pytest.raises(VerificationError, match=r"does not have|ends without"):
             prove(lost)
 
 
 @pytest.mark.parametrize("p", range(1, 41))
-def test_the_two_trees_share_the_work(p: int) -> None:
-    """Who has children in one tree has none in the other, nobody has more than two, and levels are few."""
+def test_the_double_tree_balances_work(p: int) -> None:
+    """Inner ranks of one tree are leaves of the other, with at most two children and few levels."""
     up = list(double_tree_all_reduce(p).rounds)[: (p - 1).bit_length()]
     children: dict[tuple[int, int], list[int]] = {}
     for send in itertools.chain(*up):
@@ -156,14 +156,14 @@ def test_the_two_trees_share_the_work(p: int) -> None:
 
 
 @pytest.mark.parametrize("p", range(1, 41))
-def test_halving_needs_no_power_of_two(p: int) -> None:
+def test_halving_works_for_any_number_of_ranks(p: int) -> None:
     schedule = halving_reduce_scatter(p)
     assert schedule.count_rounds() == (p - 1).bit_length()
     assert schedule.fan_in <= 2
     assert (schedule.fan_in == 2) == (p & (p - 1) != 0)
 
 
-def test_the_tree_of_logp_follows_its_numbers() -> None:
+def test_the_logp_tree_follows_its_parameters() -> None:
     """The textbook's eight processors with L=6, o=2, g=4: the root sends four times, its first child twice."""
     sends = [s for group in logp_broadcast(8).rounds for s in group]
     assert [sum(s.src == r for s in sends) for r in range(8)] == [4, 2, 1, 0, 0, 0, 0, 0]
@@ -175,14 +175,14 @@ def test_the_tree_of_logp_follows_its_numbers() -> None:
         logp_broadcast(4, latency=0, overhead=0, gap=0)
 
 
-def test_blocks_of_an_all_to_all_lie_at_the_place_of_their_receiver() -> None:
+def test_all_to_all_blocks_are_at_the_position_of_their_receiver() -> None:
     schedule = collective_schedule("all_to_all", "pairwise", 3)
     assert schedule.ranges(7) == ((0, 3), (3, 5), (5, 7)) * 3
     assert schedule.sizes(12) == (4,) * 9
     assert even_ranges(7, 3) == schedule.ranges(7)[:3]
 
 
-def test_a_barrier_carries_nothing() -> None:
+def test_a_barrier_carries_no_data() -> None:
     for algorithm in ALGORITHMS["barrier"]:
         schedule = collective_schedule("barrier", algorithm, 6)
         assert set(schedule.sizes(1000)) == {0}
@@ -190,13 +190,13 @@ def test_a_barrier_carries_nothing() -> None:
         assert max(t.messages for t in schedule.traffic(1000)) > 0
 
 
-def test_flat_ones_hear_from_everybody_at_once() -> None:
+def test_flat_algorithms_have_full_fan_in() -> None:
     for collective, algorithm in (("reduce", "flat"), ("gather", "flat"), ("all_reduce", "server")):
         assert collective_schedule(collective, algorithm, 9).fan_in == 8
     assert collective_schedule("reduce", "binomial", 9).fan_in == 1
 
 
-def test_wrong_calls() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(InputError, match=r"hosts of 0 ranks\n.*at least one"):
         hierarchical_all_reduce(4, 0)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The checker finds each kind of mistake with rank, round and chunk; what a schedule says of itself."""
+"""The checker reports each kind of mistake with rank, round and chunk; properties of schedules."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from drumline.schedules.spec import even_ranges
 
 
 def mutate(schedule: Schedule, change: Callable[[list[list[Send]]], object]) -> Schedule:
-    """The same schedule with its rounds changed by hand."""
+    """The schedule with other rounds."""
     rounds = [list(sends) for sends in schedule.rounds]
     change(rounds)
     return dataclasses.replace(schedule, rounds=tuple(map(tuple, rounds)))
 
 
 def refused(schedule: Schedule) -> tuple[str, str]:
-    """What the checker says, and where."""
+    """The error of the checker, and its place."""
     with pytest.raises(VerificationError) as caught:
         prove(schedule)
     assert caught.value.exit_code == 4
@@ -42,7 +42,7 @@ def refused(schedule: Schedule) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 7, 8, 9, 33])
-def test_rounds_and_shares_are_those_of_theory(p: int) -> None:
+def test_rounds_and_bytes_match_theory(p: int) -> None:
     m = 12 * p
     assert ring_all_reduce(p).traffic(m) == (Traffic(2 * (p - 1), 2 * (p - 1), 2 * (p - 1) * 12),) * p
     assert ring_all_gather(p).traffic(m) == (Traffic(p - 1, p - 1, (p - 1) * 12),) * p
@@ -52,21 +52,21 @@ def test_rounds_and_shares_are_those_of_theory(p: int) -> None:
     assert sum(t.messages for t in broadcast.traffic(m)) == p - 1
 
 
-def test_a_lost_contribution_is_found() -> None:
+def test_a_lost_contribution_is_detected() -> None:
     broken = mutate(ring_all_reduce(4), lambda rounds: rounds[2].pop(1))
     what, where = refused(broken)
     assert what == "rank 0 ends without rank 0's contribution to chunk 2"
     assert where == "ring_all_reduce p=4: round 4, rank 0, chunk 2"
 
 
-def test_a_contribution_added_twice_is_found() -> None:
+def test_a_contribution_added_twice_is_detected() -> None:
     broken = mutate(ring_all_reduce(4), lambda rounds: rounds[1].append(rounds[1][2]))
     what, where = refused(broken)
     assert what == "rank 3 adds rank 1's contribution to chunk 0 twice"
     assert where == "ring_all_reduce p=4: round 1, rank 3, chunk 0"
 
 
-def test_adding_where_keeping_was_meant_is_found() -> None:
+def test_reducing_instead_of_replacing_is_detected() -> None:
     def change(rounds: list[list[Send]]) -> None:
         rounds[3][0] = dataclasses.replace(rounds[3][0], reduce=True)
 
@@ -75,7 +75,7 @@ def test_adding_where_keeping_was_meant_is_found() -> None:
     assert where == "ring_all_reduce p=4: round 3, rank 1, chunk 0"
 
 
-def test_keeping_where_adding_was_meant_is_found() -> None:
+def test_replacing_instead_of_reducing_is_detected() -> None:
     def change(rounds: list[list[Send]]) -> None:
         rounds[0][0] = dataclasses.replace(rounds[0][0], reduce=False)
 
@@ -83,41 +83,41 @@ def test_keeping_where_adding_was_meant_is_found() -> None:
     assert what == "rank 3 ends without rank 1's contribution to chunk 3"
 
 
-def test_a_chunk_that_is_not_held_is_found() -> None:
+def test_sending_a_missing_chunk_is_detected() -> None:
     broken = mutate(binomial_broadcast(8, root=3), lambda rounds: rounds[0].clear())
     what, where = refused(broken)
-    assert what == "rank 4 sends chunk 0, which it does not hold"
+    assert what == "rank 4 sends chunk 0, which it does not have"
     assert where == "binomial_broadcast p=8: round 1, rank 4, chunk 0"
 
 
-def test_a_rank_left_out_is_found() -> None:
+def test_a_rank_left_out_is_detected() -> None:
     broken = mutate(binomial_broadcast(6), lambda rounds: rounds[-1].pop())
     what, where = refused(broken)
     assert what == "rank 5 ends without chunk 0"
     assert where == "binomial_broadcast p=6: before any round, rank 5, chunk 0"
 
 
-def test_adding_to_nothing_is_found() -> None:
+def test_reducing_into_a_missing_chunk_is_detected() -> None:
     def change(rounds: list[list[Send]]) -> None:
         rounds[0][0] = dataclasses.replace(rounds[0][0], reduce=True)
 
     what, where = refused(mutate(ring_all_gather(3), change))
-    assert what == "rank 1 adds to chunk 0, which it does not hold"
+    assert what == "rank 1 adds to chunk 0, which it does not have"
     assert where.endswith("round 0, rank 1, chunk 0")
 
 
-def test_two_writes_of_one_round_are_found() -> None:
+def test_two_writes_in_one_round_are_detected() -> None:
     broken = mutate(ring_all_gather(3), lambda rounds: rounds[1].append(Send(1, 0, 1, False)))
     what, where = refused(mutate(broken, lambda rounds: rounds[1].append(Send(1, 0, 1, False))))
-    assert what == "rank 0 keeps chunk 1 and is written again in the same round"
+    assert what == "rank 0 receives chunk 1 twice in the same round"
     assert where.endswith("round 1, rank 0, chunk 1")
 
 
-def test_a_round_reads_what_stood_before_it() -> None:
-    """Both rounds of a broadcast at once: rank 1 does not have the chunk yet when the round begins."""
+def test_a_round_reads_the_state_before_it() -> None:
+    """Both rounds of a broadcast at once: rank 1 does not have the chunk when the round begins."""
     s = binomial_broadcast(4)
     merged = dataclasses.replace(s, rounds=(tuple(itertools.chain(*s.rounds)),))
-    assert refused(merged)[0] == "rank 1 sends chunk 0, which it does not hold"
+    assert refused(merged)[0] == "rank 1 sends chunk 0, which it does not have"
 
 
 @pytest.mark.parametrize(
@@ -129,20 +129,20 @@ def test_a_round_reads_what_stood_before_it() -> None:
         (Send(2, 2, 1, False), "rank 2 sends chunk 1 to itself"),
     ],
 )
-def test_what_is_not_there_is_found(send: Send, what: str) -> None:
+def test_unknown_ranks_and_chunks_are_detected(send: Send, what: str) -> None:
     broken = mutate(ring_all_reduce(3), lambda rounds: rounds[1].insert(0, send))
     assert refused(broken)[0] == what
 
 
-def test_surplus_contributions_are_found() -> None:
+def test_surplus_contributions_are_detected() -> None:
     s = binomial_broadcast(2)
     everyone = dataclasses.replace(s.contract, before=lambda s, rank, chunk: True)
     broken = dataclasses.replace(s, contract=everyone, rounds=((Send(0, 1, 0, True),),))
     assert refused(broken)[0] == "rank 1 ends with rank 1's contribution to chunk 0"
 
 
-def test_every_single_change_of_a_ring_is_found() -> None:
-    """Dropping, doubling, turning around or flipping any one send breaks the proof."""
+def test_every_single_change_of_a_ring_is_detected() -> None:
+    """Dropping, doubling, reversing or flipping any send breaks the proof."""
     schedule = ring_all_reduce(5)
     rounds = [list(sends) for sends in schedule.rounds]
     for k, i in itertools.product(range(len(rounds)), range(5)):
@@ -171,8 +171,8 @@ def test_order_of_operands_and_bits() -> None:
     assert not prove(dataclasses.replace(direct, rounds=chain, order="local")).in_rank_order
 
 
-def test_the_order_of_ranks_is_that_of_whole_runs() -> None:
-    """0+1 and 2 is in order, 0+2 and 1 is not, though each addition puts the lower rank first."""
+def test_rank_order_covers_whole_ranges() -> None:
+    """(0+1)+2 is in order, (0+2)+1 is not, although each addition puts the lower rank first."""
     pair = dataclasses.replace(ring_all_reduce(2), chunks=1, rounds=((Send(0, 1, 0, True), Send(1, 0, 0, True)),))
     assert prove(dataclasses.replace(pair, order="rank")).in_rank_order
     three = dataclasses.replace(ring_all_reduce(3), chunks=1, order="rank")
@@ -223,7 +223,7 @@ def test_a_schedule_is_a_value() -> None:
     assert list(ring_all_reduce(3).rounds) == list(ring_all_reduce(3).rounds)
 
 
-def test_it_prints_itself() -> None:
+def test_str() -> None:
     assert str(ring_all_reduce(4)) == (
         "ring_all_reduce p=4: 6 rounds; a rank sends at most 6 messages, 3/2 m bytes (m bytes in 4 chunks)"
     )
@@ -237,7 +237,7 @@ def test_it_prints_itself() -> None:
     assert str(Traffic(1, 2, 3) + Traffic(1, 0, 0)) == "2 rounds, 2 messages, 3 bytes sent"
 
 
-def test_wrong_calls() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(
         InputError, match=r"unknown algorithm 'rign' for all_reduce\n.*known: ring, halving.*\n.*mean 'ring'"
     ):

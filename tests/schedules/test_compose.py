@@ -1,4 +1,4 @@
-"""Segments and other orders of ranks: what they make of any schedule is proved, whatever the schedule."""
+"""Segmented, reordered, embedded and parallel schedules are proved for every algorithm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from drumline.schedules import (
     ring_all_reduce,
     segmented,
 )
-from drumline.schedules.compose import beside, placed
+from drumline.schedules.compose import embedded, in_parallel
 
 NAMES = [(c, a) for c, algorithms in ALGORITHMS.items() for a in algorithms]
 ORDERS = {2: (1, 0), 4: (2, 0, 3, 1), 5: (3, 1, 4, 0, 2), 8: (5, 2, 7, 0, 1, 6, 3, 4)}
@@ -74,17 +74,17 @@ def test_a_segmented_schedule_is_a_value() -> None:
     assert list(schedule.rounds) == list(schedule.rounds)
 
 
-def test_a_lost_segment_is_found() -> None:
+def test_a_lost_segment_is_detected() -> None:
     parts = segmented(chain_broadcast(4), 3)
     rounds = list(parts.rounds)
     rounds[2] = tuple(s for s in rounds[2] if s.chunk != 1)
-    with pytest.raises(VerificationError, match="rank 2 sends chunk 1, which it does not hold"):
+    with pytest.raises(VerificationError, match="rank 2 sends chunk 1, which it does not have"):
         prove(dataclasses.replace(parts, rounds=tuple(rounds)))
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), NAMES)
 @pytest.mark.parametrize("p", ORDERS)
-def test_other_orders_are_proved(collective: str, algorithm: str, p: int) -> None:
+def test_reordered_schedules_are_proved(collective: str, algorithm: str, p: int) -> None:
     schedule = collective_schedule(collective, algorithm, p, root=p - 1)
     if schedule.contract.chunk_names == "line":
         with pytest.raises(InputError, match=r"in another order\n.*ranks keep their places"):
@@ -100,7 +100,7 @@ def test_other_orders_are_proved(collective: str, algorithm: str, p: int) -> Non
         assert tuple(moved) == base.traffic(m)
 
 
-def test_a_ring_goes_round_in_the_given_order() -> None:
+def test_a_ring_follows_the_given_order() -> None:
     sends = next(iter(reordered(ring_all_gather(4), (2, 0, 3, 1)).rounds))
     assert sends == (Send(2, 0, 2, False), Send(0, 3, 0, False), Send(3, 1, 3, False), Send(1, 2, 1, False))
     assert reordered(ring_all_gather(4), (0, 1, 2, 3)) == ring_all_gather(4)
@@ -109,16 +109,16 @@ def test_a_ring_goes_round_in_the_given_order() -> None:
     assert hash(schedule) == hash(reordered(ring_all_gather(4), [2, 0, 3, 1]))
 
 
-def test_schedules_side_by_side_and_in_place() -> None:
-    left = placed([[Send(0, 1, 0, True)], [Send(1, 0, 0, False)]], (4, 5), lambda c: (c, c + 1))
+def test_parallel_and_embedded_schedules() -> None:
+    left = embedded([[Send(0, 1, 0, True)], [Send(1, 0, 0, False)]], (4, 5), lambda c: (c, c + 1))
     right = [[Send(0, 1, 7, False)]]
-    assert list(beside([left, right])) == [
+    assert list(in_parallel([left, right])) == [
         [Send(4, 5, 0, True), Send(4, 5, 1, True), Send(0, 1, 7, False)],
         [Send(5, 4, 0, False), Send(5, 4, 1, False)],
     ]
 
 
-def test_wrong_calls() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(InputError, match=r"ring_all_reduce in 0 segments\n.*at least one"):
         segmented(ring_all_reduce(4), 0)
     with pytest.raises(InputError, match=r"in the order 0, 1, 1, 2\n.*each of the ranks 0 to 3 once"):

@@ -1,4 +1,4 @@
-"""The list of algorithms says what the schedules say, and the document what the list says."""
+"""The list of algorithms matches the schedules, and the document matches the list."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from drumline.schedules import ALGORITHMS, Row, listing
+from drumline.schedules import ALGORITHMS, AlgorithmRow, listing
 from drumline.schedules.listing import HEADS, markdown, pasted
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "collectives.md"
 
 
-def row(collective: str, algorithm: str, p: int) -> Row:
+def row(collective: str, algorithm: str, p: int) -> AlgorithmRow:
     return next(r for r in listing(p) if (r.collective, r.algorithm) == (collective, algorithm))
 
 
@@ -26,21 +26,21 @@ def test_every_algorithm_is_listed(p: int) -> None:
 
 
 def test_rows_by_hand() -> None:
-    assert row("all_reduce", "ring", 8) == Row("all_reduce", "ring", 8, 14, Fraction(7, 4), 14, 1)
-    assert row("all_reduce", "direct", 8) == Row("all_reduce", "direct", 8, 2, Fraction(7, 4), 14, 7)
-    assert row("all_reduce", "doubling", 7) == Row("all_reduce", "doubling", 7, 4, Fraction(3), 3, 1)
-    assert row("reduce", "flat", 7) == Row("reduce", "flat", 7, 1, Fraction(1), 1, 6)
+    assert row("all_reduce", "ring", 8) == AlgorithmRow("all_reduce", "ring", 8, 14, Fraction(7, 4), 14, 1)
+    assert row("all_reduce", "direct", 8) == AlgorithmRow("all_reduce", "direct", 8, 2, Fraction(7, 4), 14, 7)
+    assert row("all_reduce", "doubling", 7) == AlgorithmRow("all_reduce", "doubling", 7, 4, Fraction(3), 3, 1)
+    assert row("reduce", "flat", 7) == AlgorithmRow("reduce", "flat", 7, 1, Fraction(1), 1, 6)
     assert row("all_to_all", "bruck", 8).bytes == Fraction(3, 2)
     assert row("barrier", "central", 8).cells() == ("barrier", "central", "2", "0", "7", "7")
     assert row("broadcast", "chain", 8).cells()[3] == "m"
 
 
-def test_hosts_are_listed_as_they_stand() -> None:
+def test_hosts_are_taken_into_account() -> None:
     inside = next(r for r in listing(8, per_node=4) if r.algorithm == "hierarchical")
     assert (inside.rounds, inside.bytes) == (2 * 3 + 2 * 1, Fraction(7, 4))
 
 
-def test_the_document_has_the_list() -> None:
+def test_the_document_contains_the_list() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     for p in (8, 7):
         assert f"<!-- listing {p} -->\n{markdown(listing(p))}\n<!-- end -->" in text

@@ -1,4 +1,4 @@
-"""Every pipeline order is proved for any ranks, micro-batches and stages a rank, and holds what theory says."""
+"""Every pipeline schedule is proved for many sizes, and keeps the activations of theory."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def ways(p: int) -> Iterator[tuple[int, int]]:
         yield from ((rank, rank), (2 * p - 1 - rank, rank))
 
 
-def test_the_table_has_the_words_of_a_plan() -> None:
+def test_the_table_has_the_names_of_the_plan() -> None:
     assert tuple(ORDERS) == CHOICES["schedule"]
 
 
 @pytest.mark.parametrize(("name", "virtual"), MADE)
 @calm
 @given(p=RANKS, m=MICROS)
-def test_every_order_is_proved(name: str, virtual: int, p: int, m: int) -> None:
+def test_every_schedule_is_proved(name: str, virtual: int, p: int, m: int) -> None:
     order = pipeline_order(name, p, m, virtual)
     proof = prove_pipeline(order)
     assert (order.name, order.stages, order.micros, len(order.lanes)) == (name, p * virtual, m, p)
@@ -43,35 +43,35 @@ def test_every_order_is_proved(name: str, virtual: int, p: int, m: int) -> None:
         assert order.homes() == dict(ways(p))
     else:
         assert order.homes() == {s: s % p for s in range(p * virtual)}
-    assert max(proof.held) <= {"naive": 1, "1f1b": p, "zero-bubble": virtual * p}.get(name, virtual * m)
+    assert max(proof.activations) <= {"naive": 1, "1f1b": p, "zero-bubble": virtual * p}.get(name, virtual * m)
 
 
 @calm
 @given(p=RANKS, m=MICROS)
-def test_what_the_plain_orders_hold(p: int, m: int) -> None:
-    held = {name: prove_pipeline(pipeline_order(name, p, m)).held for name in ORDERS}
-    assert held["naive"] == (1,) * p
-    assert held["gpipe"] == (m,) * p
-    assert held["1f1b"] == held["interleaved"] == tuple(min(p - r, m) for r in range(p))
+def test_activations_of_basic_schedules(p: int, m: int) -> None:
+    activations = {name: prove_pipeline(pipeline_order(name, p, m)).activations for name in ORDERS}
+    assert activations["naive"] == (1,) * p
+    assert activations["gpipe"] == (m,) * p
+    assert activations["1f1b"] == activations["interleaved"] == tuple(min(p - r, m) for r in range(p))
     # Weights that wait take the places that the later stages of 1F1B leave empty.
-    assert held["zero-bubble"] == (min(p, m),) * p
+    assert activations["zero-bubble"] == (min(p, m),) * p
 
 
 @calm
 @given(p=RANKS, m=MICROS, virtual=st.integers(2, 4))
-def test_what_interleaved_holds(p: int, m: int, virtual: int) -> None:
-    """The last stage's group, one action more, and two for each rank behind; never more than there is."""
+def test_activations_of_interleaved(p: int, m: int, virtual: int) -> None:
+    """The group of the last stage, one more action, and two for each later rank; never more than exist."""
     group = -(-m // max(1, m // p))
     expected = tuple(min((virtual - 1) * group + 2 * (p - 1 - r) + 1, virtual * m) for r in range(p))
-    assert prove_pipeline(pipeline_order("interleaved", p, m, virtual)).held == expected
+    assert prove_pipeline(pipeline_order("interleaved", p, m, virtual)).activations == expected
 
 
 @calm
 @given(p=RANKS, m=MICROS)
-def test_ranks_of_the_v_hold_equally_much(p: int, m: int) -> None:
-    held = prove_pipeline(pipeline_order("zero-bubble", p, m, 2)).held
-    assert max(held) <= 2 * p
-    assert m < 2 * p or set(held) == {2 * p}
+def test_ranks_of_the_v_keep_equally_many_activations(p: int, m: int) -> None:
+    activations = prove_pipeline(pipeline_order("zero-bubble", p, m, 2)).activations
+    assert max(activations) <= 2 * p
+    assert m < 2 * p or set(activations) == {2 * p}
 
 
 def test_naive_gpipe_and_h1_as_in_the_papers() -> None:
@@ -92,7 +92,7 @@ def test_interleaved_as_in_the_paper() -> None:
 
 
 def test_interleaved_groups_are_no_smaller_than_the_ranks() -> None:
-    """Seven micro-batches on three ranks: groups of 3 and 4, where groups of 3, 3 and 1 would leave a gap."""
+    """Seven micro-batches on three ranks: groups of 3 and 4; groups of 3, 3 and 1 would leave a gap."""
     lane = [a for a in pipeline_order("interleaved", 3, 7, 2).lanes[2] if a.kind == "F"]
     assert [(a.stage, a.micro) for a in lane] == [
         *((2, i) for i in range(3)),

@@ -21,7 +21,7 @@ from drumline.schedules import (
     segmented,
 )
 from drumline.simulator import bubble, replay, replay_pipeline
-from drumline.theory.alpha_beta import Nodes
+from drumline.theory.alpha_beta import NodeTopology
 from drumline.theory.collective_forms import CLOSED_FORMS, RUNS_AHEAD
 
 LINK = Link(3e-6, 1.1e9)
@@ -93,7 +93,7 @@ def test_several_messages_of_one_rank_follow_each_other() -> None:
 
 
 def test_ranks_of_a_node_share_its_port() -> None:
-    nodes = Nodes(2, Link(1, 1), Link(10, 0.25))
+    nodes = NodeTopology(2, Link(1, 1), Link(10, 0.25))
     rails = (Send(0, 2, 0, True), Send(1, 3, 0, True), Send(2, 0, 0, True), Send(3, 1, 0, True))
     exchange = dataclasses.replace(ring_all_reduce(4), chunks=1, rounds=(rails,))
     assert replay(exchange, 3, nodes).seconds == 10 + 2 * 12 == price(exchange, 3, nodes)

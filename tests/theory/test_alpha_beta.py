@@ -1,4 +1,4 @@
-"""Alpha-beta prices of messages, rounds and schedules, on one link, on pairs and on nodes that share a port."""
+"""Alpha-beta times of messages, rounds and schedules, on one link, on pairs, and on nodes that share a port."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 from drumline.clusters import Link
 from drumline.schedules import Send, binomial_broadcast, ring_all_reduce
-from drumline.theory.alpha_beta import Nodes, as_topology, message_seconds, round_seconds, schedule_seconds
+from drumline.theory.alpha_beta import NodeTopology, as_topology, message_seconds, round_seconds, schedule_seconds
 
 LINK = Link(1.0, 0.5)  # alpha 1 s, beta 2 s per byte
 SLOW = Link(10.0, 0.25)
@@ -23,13 +23,13 @@ def test_sends_of_one_pair_cost_one_alpha() -> None:
     assert round_seconds((), (3, 4), LINK) == 0
 
 
-def test_a_rank_sends_one_message_at_a_time_and_both_ways_at_once() -> None:
+def test_a_rank_sends_and_receives_one_message_at_a_time() -> None:
     assert round_seconds((Send(0, 1, 0, True), Send(0, 2, 0, True)), (3,), LINK) == 2 * 7
     assert round_seconds((Send(1, 0, 0, True), Send(2, 0, 0, True)), (3,), LINK) == 2 * 7
     assert round_seconds((Send(0, 1, 0, True), Send(1, 0, 0, True)), (3,), LINK) == 7
 
 
-def test_pairs_have_links_of_their_own() -> None:
+def test_pairs_have_separate_links() -> None:
     def between(src: int, dst: int) -> Link:
         return SLOW if {src, dst} == {0, 3} else LINK
 
@@ -39,7 +39,7 @@ def test_pairs_have_links_of_their_own() -> None:
 
 
 def test_nodes_share_their_port_to_the_network() -> None:
-    nodes = Nodes(2, LINK, SLOW)
+    nodes = NodeTopology(2, LINK, SLOW)
     assert as_topology(nodes) is nodes
     assert round_seconds((Send(0, 1, 0, True),), (3,), nodes) == message_seconds(3, LINK)
     assert round_seconds((Send(1, 2, 0, True),), (3,), nodes) == message_seconds(3, SLOW)

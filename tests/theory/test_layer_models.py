@@ -1,4 +1,4 @@
-"""Layer models, roofline, and tensor against pipeline in bytes per link: numbers by hand."""
+"""Layer models, roofline, and bytes per link of tensor and pipeline parallelism: numbers by hand."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_roofline() -> None:
         Roofline.of(load("dgx-a100").device, "fp4")
 
 
-def test_a_product_is_the_more_efficient_the_larger_it_is() -> None:
+def test_larger_matmuls_are_more_efficient() -> None:
     device = load("dgx-a100").device
     found = [matmul(device, "bf16", n, n, n) for n in (64, 256, 1024, 4096, 16384)]
     assert [one.efficiency for one in found] == sorted(one.efficiency for one in found)
@@ -91,11 +91,11 @@ def test_a_product_is_the_more_efficient_the_larger_it_is() -> None:
     thin = matmul(device, "bf16", 1, 4096, 4096)
     assert thin.intensity == pytest.approx(1, rel=0.01)
     assert thin.efficiency < 0.01
-    with pytest.raises(InputError, match="a product of 0 x 3"):
+    with pytest.raises(InputError, match="a matmul of 0 x 3"):
         matmul(device, "bf16", 0, 2, 3)
 
 
-def test_tensor_against_pipeline() -> None:
+def test_tensor_and_pipeline_traffic() -> None:
     assert all_reduce_share(8) == 1.75
     one = per_link(1e6, 8, sums=1)
     assert (one.tensor, one.pipeline, one.ratio) == (3.5e6, 2e6, 1.75)

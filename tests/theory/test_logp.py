@@ -1,4 +1,4 @@
-"""LogP: messages, the best broadcast, any schedule; and work and depth."""
+"""LogP: messages, the optimal broadcast, any schedule; and work and depth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from drumline.schedules import (
 )
 from drumline.theory.logp import LogP, logp_seconds
 from drumline.theory.logp_trees import optimal_broadcast_seconds
-from drumline.theory.work_depth import Depth, schedule_depth
+from drumline.theory.work_depth import ScheduleDepth, schedule_depth
 
 MACHINES = [(6, 2, 4), (1, 0, 1), (10, 1, 1), (0, 3, 1), (4, 1, 5), (0, 0, 1), (7, 2, 0)]
 
@@ -42,7 +42,7 @@ def test_the_textbook_broadcast_takes_24_cycles() -> None:
 
 
 @pytest.mark.parametrize(("latency", "overhead", "gap"), MACHINES)
-def test_its_tree_is_as_fast_as_any(latency: int, overhead: int, gap: int) -> None:
+def test_the_logp_schedule_is_optimal(latency: int, overhead: int, gap: int) -> None:
     for p in range(1, 33):
         machine = LogP(latency, overhead, gap, p)
         tree = logp_broadcast(p, p // 3, latency=latency, overhead=overhead, gap=gap)
@@ -53,8 +53,8 @@ def test_its_tree_is_as_fast_as_any(latency: int, overhead: int, gap: int) -> No
 
 
 @pytest.mark.parametrize(("latency", "overhead", "gap"), MACHINES)
-def test_no_tree_at_all_is_faster(latency: int, overhead: int, gap: int) -> None:
-    """Against all trees of up to nine processors, by trying how many of them the root's first child takes along."""
+def test_no_tree_is_faster(latency: int, overhead: int, gap: int) -> None:
+    """Against all trees of up to nine processors, by trying every size of the first subtree."""
     machine = LogP(latency, overhead, gap, 9)
 
     # The root is done when its last message is there: the step behind it does not count.
@@ -71,7 +71,7 @@ def test_no_tree_at_all_is_faster(latency: int, overhead: int, gap: int) -> None
 
 
 def test_a_ring_in_logp() -> None:
-    """Each of the 2(p-1) rounds takes a message: sending and receiving overlap with nothing here."""
+    """Each of the 2(p-1) rounds takes one message: nothing overlaps here."""
     machine = LogP(6, 2, 4, 4)
     assert logp_seconds(ring_all_reduce(4), 4 * 8, machine) == 6 * 10
 
@@ -83,11 +83,11 @@ def test_a_processor_receives_one_message_at_a_time() -> None:
 
 
 def test_work_and_depth() -> None:
-    assert schedule_depth(ring_all_reduce(4), 40) == Depth(6, 60, 4 * 60)
-    assert schedule_depth(flat_broadcast(4), 40) == Depth(1, 40, 120)
-    assert schedule_depth(chain_broadcast(4), 40) == Depth(3, 120, 120)
+    assert schedule_depth(ring_all_reduce(4), 40) == ScheduleDepth(6, 60, 4 * 60)
+    assert schedule_depth(flat_broadcast(4), 40) == ScheduleDepth(1, 40, 120)
+    assert schedule_depth(chain_broadcast(4), 40) == ScheduleDepth(3, 120, 120)
     # Blocks of a pairwise exchange do not need each other, though it takes three rounds.
-    assert schedule_depth(pairwise_all_to_all(4), 40) == Depth(1, 10, 120)
+    assert schedule_depth(pairwise_all_to_all(4), 40) == ScheduleDepth(1, 10, 120)
     assert schedule_depth(pairwise_all_to_all(4), 40).parallelism == 12
     assert schedule_depth(ring_all_reduce(1), 40).parallelism == 0
     assert str(schedule_depth(flat_broadcast(4), 40)) == "depth 1 messages, 40 bytes; work 120 bytes"
@@ -107,7 +107,7 @@ def test_depth_and_work_bound_every_schedule(p: int) -> None:
                 assert 1 <= depth.rounds <= p - 1 + (p - 1).bit_length()
 
 
-def test_wrong_calls() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(InputError, match=r"L=-1(.|\n)*not negative"):
         LogP(-1, 1, 1, 2)
     with pytest.raises(InputError, match="finite"):

@@ -1,4 +1,4 @@
-"""The best trees of LogP and LogGP: the textbook's numbers, against all other trees, and played message by message."""
+"""Optimal trees of LogP and LogGP: textbook numbers, comparison with all trees, and replay message by message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_textbook_summation() -> None:
 
 
 def played(found: Summation, machine: LogP) -> None:
-    """Each child has sent its sum when its parent begins to receive it, and parents fill the rest with their own."""
+    """Each child has sent its sum when its parent starts to receive it; parents add own values in between."""
     for adder in found.adders:
         begun = adder.done - 1 - machine.o  # the last thing is to receive, and to add what came
         for child in reversed(adder.children):
@@ -40,13 +40,13 @@ def played(found: Summation, machine: LogP) -> None:
 
 @pytest.mark.parametrize("machine", [LogP(5, 2, 4, 8), LogP(1, 0, 1, 8), LogP(3, 1, 1, 16), LogP(0, 1, 3, 4)])
 @pytest.mark.parametrize("time", [0, 1, 5, 9, 17, 28, 40])
-def test_a_summation_can_be_played(machine: LogP, time: int) -> None:
+def test_a_summation_can_be_replayed(machine: LogP, time: int) -> None:
     played(summation_tree(machine, time), machine)
 
 
 @pytest.mark.parametrize(("latency", "overhead", "gap"), [(5, 2, 4), (1, 0, 1), (2, 1, 1), (3, 1, 5)])
 def test_no_tree_sums_more(latency: int, overhead: int, gap: int) -> None:
-    """Against every way to share P - 1 processors out to children, each child as late as it may be."""
+    """Against every way to distribute P - 1 processors to children, each as late as possible."""
     late, apart = latency + 2 * overhead + 1, max(gap, overhead + 1)
 
     @cache
@@ -85,15 +85,15 @@ def test_short_messages_are_the_same_in_both_models() -> None:
     assert summation_tree(one, 28) == summation_tree(other, 28)
 
 
-def test_a_long_broadcast_is_best_along_another_tree() -> None:
-    """The longer the message, the later the second one of a sender: the tree becomes binomial."""
+def test_long_messages_have_another_optimal_tree() -> None:
+    """The longer the message, the later the second send: the tree becomes binomial."""
     machine = LogGP(6, 2, 4, 1, 8)
     short, long = broadcast_tree(machine, 1), broadcast_tree(machine, 10_000)
     assert [a.parent for a in short] != [a.parent for a in long]
     assert optimal_broadcast_seconds(machine, 10_000) == pytest.approx(3 * 10_009, rel=1e-3)
 
 
-def test_times_that_cannot_be() -> None:
+def test_invalid_times_are_refused() -> None:
     with pytest.raises(InputError, match="summation until -1"):
         summation_tree(LogP(1, 1, 1, 2), -1)
     with pytest.raises(InputError, match="LogGP with L=1, o=1, g=1, G=-1"):

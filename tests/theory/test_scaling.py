@@ -1,4 +1,4 @@
-"""The table of classic all-reduces: the orders of growth of the textbooks, with exact counts beside."""
+"""The table of classic all-reduces: textbook orders of growth, with exact counts."""
 
 from __future__ import annotations
 

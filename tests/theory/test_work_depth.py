@@ -1,4 +1,4 @@
-"""Work and depth of any graph: the bounds, the greedy order that keeps them, reductions, pipelines."""
+"""Work and depth of graphs: bounds, greedy schedules within them, reductions, pipelines."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from drumline.core.errors import InputError
 from drumline.costs.pipeline_clock import pipeline_seconds
 from drumline.schedules import pipeline_order
-from drumline.theory.work_depth import Graph, greedy, layers, pipeline_graph, reduction
+from drumline.theory.work_depth import TaskGraph, greedy, layers, pipeline_graph, reduction
 
-DIAMOND = Graph((1, 2, 3, 4), ((), (0,), (0,), (1, 2)))
+DIAMOND = TaskGraph((1, 2, 3, 4), ((), (0,), (0,), (1, 2)))
 calm = settings(deadline=None, max_examples=80)
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> Graph:
+def graphs(draw: st.DrawFn) -> TaskGraph:
     n = draw(st.integers(0, 25))
     times = draw(st.lists(st.integers(0, 9), min_size=n, max_size=n))
     needs = [tuple(draw(st.lists(st.integers(0, i - 1), max_size=3))) if i else () for i in range(n)]
     names = draw(st.permutations(range(n)))  # tasks need not come in the order in which they can run
     moved = sorted(range(n), key=lambda i: names[i])
-    return Graph(tuple(times[i] for i in moved), tuple(tuple(names[j] for j in needs[i]) for i in moved))
+    return TaskGraph(tuple(times[i] for i in moved), tuple(tuple(names[j] for j in needs[i]) for i in moved))
 
 
 def test_a_diamond() -> None:
@@ -39,7 +39,7 @@ def test_a_diamond() -> None:
 
 @calm
 @given(graph=graphs(), p=st.integers(1, 6))
-def test_a_greedy_order_keeps_the_bounds(graph: Graph, p: int) -> None:
+def test_greedy_schedules_are_within_the_bounds(graph: TaskGraph, p: int) -> None:
     found = greedy(graph, p)
     least, most = graph.bounds(p)
     assert least - 1e-9 <= found.seconds <= most + 1e-9
@@ -54,7 +54,7 @@ def test_a_greedy_order_keeps_the_bounds(graph: Graph, p: int) -> None:
 
 @calm
 @given(graph=graphs())
-def test_one_processor_takes_the_work_and_many_the_depth(graph: Graph) -> None:
+def test_one_processor_takes_the_work_and_many_the_depth(graph: TaskGraph) -> None:
     assert greedy(graph, 1).seconds == pytest.approx(graph.work)
     assert greedy(graph, max(1, len(graph.times))).seconds == pytest.approx(graph.depth)
 
@@ -87,15 +87,15 @@ def test_layers_are_a_chain() -> None:
     assert layers([1, 2, 3]).depth == layers([1, 2, 3]).work == 6
 
 
-def test_graphs_that_cannot_be() -> None:
-    with pytest.raises(InputError, match=r"task \d needs itself(.|\n)*no circle"):
-        Graph((1, 1), ((1,), (0,)))
+def test_invalid_graphs_are_refused() -> None:
+    with pytest.raises(InputError, match=r"task \d depends on itself(.|\n)*no cycle"):
+        TaskGraph((1, 1), ((1,), (0,)))
     with pytest.raises(InputError, match=r"task 0 needs task 3\n.*tasks 0 to 1"):
-        Graph((1, 1), ((3,), ()))
+        TaskGraph((1, 1), ((3,), ()))
     with pytest.raises(InputError, match=r"task 1 takes -1\n.*not negative"):
-        Graph((1, -1), ((), ()))
-    with pytest.raises(InputError, match="2 times, but the needs of 1"):
-        Graph((1, 1), ((),))
+        TaskGraph((1, -1), ((), ()))
+    with pytest.raises(InputError, match="2 times, but dependencies of 1"):
+        TaskGraph((1, 1), ((),))
     with pytest.raises(InputError, match="0 processors"):
         greedy(DIAMOND, 0)
     with pytest.raises(InputError, match="reduction of 0 values"):

@@ -16,7 +16,7 @@ from ..costs.algorithm_choice import RING_ALGORITHMS, cheapest_algorithm
 from ..costs.collectives import price
 from ..costs.ring_order import ring_order
 from ..schedules import ALGORITHMS, Schedule, collective_schedule, prove, reordered, segmented
-from ..theory.alpha_beta import Links, Nodes, Pairs, as_topology, message_seconds
+from ..theory.alpha_beta import Links, NodeTopology, PairTopology, as_topology, message_seconds
 from .call_check import digest
 
 NATIVE = "native"
@@ -165,14 +165,14 @@ def _links_of(cluster: Cluster | None, p: int, per_node: int | None) -> Links | 
     if cluster.rank_link:
         between = {(pair.src, pair.dst): pair.link for pair in cluster.rank_link}
         if all((a, b) in between for a in range(p) for b in range(p) if a != b):
-            return Pairs(lambda src, dst: between[src, dst])
-    return Nodes.of(cluster) if cluster.network is not None else cluster.node.link
+            return PairTopology(lambda src, dst: between[src, dst])
+    return NodeTopology.of(cluster) if cluster.network is not None else cluster.node.link
 
 
 def _best_ring(links: Links, p: int) -> tuple[int, ...] | None:
     """The best ring order, if each pair of ranks has its own link."""
     topology = as_topology(links)
-    if p < 3 or not isinstance(topology, Pairs):
+    if p < 3 or not isinstance(topology, PairTopology):
         return None
     order = ring_order(lambda a, b: message_seconds(_RING_BYTES / p, topology.link(a, b)), p)
     return None if order == tuple(range(p)) else order
@@ -181,6 +181,6 @@ def _best_ring(links: Links, p: int) -> tuple[int, ...] | None:
 def _links_text(links: Links, p: int) -> str:
     """The links as text; for pairs, all of them."""
     topology = as_topology(links)
-    if not isinstance(topology, Pairs):
+    if not isinstance(topology, PairTopology):
         return str(topology)
     return " ".join(str(topology.link(a, b)) for a in range(p) for b in range(p) if a != b)

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 
 class DrumlineError(Exception):
-    """What happened, where, the violated rule with its numbers, and a fix."""
+    """An error with its subject, its place, the violated rule with its numbers, and a fix."""
 
     exit_code = 1
 

@@ -14,7 +14,7 @@ from itertools import chain
 
 from ..core.errors import InputError
 from ..schedules import ALGORITHMS, IN_RANK_ORDER, Schedule, collective_schedule, messages, reordered
-from ..theory.alpha_beta import Flat, Links, Pairs, Port, Topology, as_topology, message_seconds
+from ..theory.alpha_beta import Links, PairTopology, Port, Topology, UniformTopology, as_topology, message_seconds
 from ..theory.collective_forms import CLOSED_FORMS
 from .ring_order import ring_order
 
@@ -124,7 +124,7 @@ def _candidates(
 
 def _order(collective: str, algorithm: str, p: int, m: int, topology: Topology) -> tuple[int, ...] | None:
     """The order of a ring, if pairs of ranks have their own links."""
-    if not isinstance(topology, Pairs) or algorithm not in RING_ALGORITHMS.get(collective, ()) or p < 3:
+    if not isinstance(topology, PairTopology) or algorithm not in RING_ALGORITHMS.get(collective, ()) or p < 3:
         return None
     part = m if algorithm == "chain" else -(-m // p)
     order = _ring(topology, p, part)
@@ -132,7 +132,7 @@ def _order(collective: str, algorithm: str, p: int, m: int, topology: Topology) 
 
 
 @lru_cache(maxsize=256)
-def _ring(topology: Pairs, p: int, part: int) -> tuple[int, ...]:
+def _ring(topology: PairTopology, p: int, part: int) -> tuple[int, ...]:
     return ring_order(lambda a, b: message_seconds(part, topology.link(a, b)), p)
 
 
@@ -162,8 +162,13 @@ class _Base:
 
 
 def _choice(base: _Base, n: int, m: int, topology: Topology) -> AlgorithmChoice:
-    if n == 1 and base.p >= MANY_RANKS and isinstance(topology, Flat) and (base.per_node or base.p) >= base.p:
-        seconds = CLOSED_FORMS[base.collective, base.algorithm](base.p, m, topology.wire)
+    if (
+        n == 1
+        and base.p >= MANY_RANKS
+        and isinstance(topology, UniformTopology)
+        and (base.per_node or base.p) >= base.p
+    ):
+        seconds = CLOSED_FORMS[base.collective, base.algorithm](base.p, m, topology.single)
     else:
         rounds = _lines(base, n, topology).items()
         seconds = sum(count * max(a + b * m for a, b in lines) for lines, count in rounds)

@@ -17,8 +17,7 @@ from ..clusters.corrections import CorrectionFactor, Corrections
 from .corrections import bounded
 from .observed_runs import COMPUTE, PARTS, ObservedRun
 
-# Tuning constants: chosen so that corrected predictions of repeated runs on shared cores come nearest to the next run
-# (docs/calibration.md). They have no unit unless stated.
+# Tuning constants, explained in docs/calibration.md. They have no unit unless stated.
 
 AGE_DECAY = 0.6
 """The weight of a run relative to the next newer one of the same model and kind of plan. Higher: slower to adapt."""

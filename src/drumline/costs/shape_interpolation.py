@@ -13,7 +13,7 @@ from typing import Any
 from ..clusters import DeviceSpec, ShapeTimes
 from ..theory.roofline import BYTES_PER_VALUE
 
-# Tuning constants, chosen by leaving measured shapes out and predicting them (docs/gpu.md, docs/cost.md).
+# Tuning constants. They have no unit unless stated.
 
 NEAREST = 12
 """Measured shapes that a plane is fitted to. More: smoother, less local."""

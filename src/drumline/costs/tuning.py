@@ -1,12 +1,15 @@
-"""Tuning constants of the operator cost model. Each states its unit, its source, and what moves when it changes."""
+"""Tuning constants of the operator cost model. Each states its unit, its source, and what moves when it changes.
+
+Where no source is given, the value is an assumption.
+"""
 
 from __future__ import annotations
 
 # -- error bounds of an estimate
 
 MEASURED_ERROR = 0.25
-"""Stated bound on the relative error of a step time at measured rates, by the prediction tables of docs/cpu.md and
-docs/gpu.md. Shown with every estimate; no price depends on it."""
+"""Stated bound on the relative error of a step time at measured rates (prediction tables: docs/log/cpu.md,
+docs/log/gpu.md). Shown with every estimate; no price depends on it."""
 
 UNMEASURED_ERROR = 0.5
 """The same at the rates of a data sheet."""
@@ -14,19 +17,19 @@ UNMEASURED_ERROR = 0.5
 # -- kernels
 
 UNMEASURED_MATMUL_EFFICIENCY = 0.7
-"""Share of peak that large matmuls reach where no curve was measured, typical of cuBLAS on data-center GPUs. Compute
-times of catalogue clusters scale inversely with it."""
+"""Share of peak that matmuls reach where no curve was measured. Compute times of catalogue clusters scale inversely with
+it."""
 
 FRESH_MEMORY_BYTES = 2.0**25
 """Bytes of an allocation above which glibc returns memory at once (its largest mmap threshold), so that a CPU faults in
 every page of the next tensor again. Moves the price of large matmul outputs on CPUs."""
 
 LOOP_CALLS = 4
-"""Calls of one operator by a layer beyond which it is called in a loop, whose later calls have no overhead; by GRUs on
-CPUs. Moves the overhead of recurrent layers."""
+"""Calls of one operator by a layer beyond which it is called in a loop, as of a GRU, whose later calls have no overhead.
+Moves the overhead of recurrent layers on CPUs."""
 
 # -- host of a GPU, in calls of one operator: by sixteen models of four libraries on a host whose GPU was almost idle
-#    (benchmarks/gpu_entries.py, docs/gpu.md). They move steps that are bound by launches.
+#    (benchmarks/gpu_entries.py, docs/log/gpu.md). They move steps that are bound by launches.
 
 VIEW_CALLS = 0.2
 """Host time of a view."""
@@ -60,8 +63,8 @@ STATISTICS_BYTES = 4096.0
 """Bytes of a norm's statistics, about. They are small: their start-up time is what counts."""
 
 MOST_DRIFT = 0.3
-"""How far replicas on CPUs drift apart between two messages, at most, as a share of their compute in between; by small
-steps measured with and without messages. Bounds the price of BatchNorm statistics on CPUs."""
+"""How far replicas on CPUs drift apart between two messages, at most, as a share of their compute in between. Bounds the
+price of BatchNorm statistics on CPUs."""
 
 LONG_MESSAGE = 2.0**24
 """Bytes of a message whose start-up time is negligible."""

@@ -101,10 +101,7 @@ def _units(coverage: KeyCoverage) -> dict[str, Any]:
     if not setting.block:
         coverage.notes.append("units: by the model's _no_split_modules; else name fsdp_transformer_layer_cls_to_wrap")
         return {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-    return {
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_transformer_layer_cls_to_wrap": setting.block,
-    }
+    return {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap": setting.block}
 
 
 def _deepspeed(coverage: KeyCoverage) -> dict[str, Any]:

@@ -170,7 +170,5 @@ PIPELINE = {
     "pipe_schedule": "`schedule` is the plan's key",
 }
 
-OPTIMIZER = {
-    "legacy_fusion": "fused where torch can",
-}
+OPTIMIZER = {"legacy_fusion": "fused where torch can"}
 """Keys besides `type` and `params`."""

@@ -8,15 +8,7 @@ from typing import Any
 
 from ..core.errors import InputError, nearest
 from ..plans import Plan
-from . import (
-    accelerate,
-    accelerate_emit,
-    deepspeed,
-    deepspeed_emit,
-    fabric_emit,
-    megatron_emit,
-    torchtitan_emit,
-)
+from . import accelerate, accelerate_emit, deepspeed, deepspeed_emit, fabric_emit, megatron_emit, torchtitan_emit
 from .config_reader import read_table
 from .emission import EmitSettings, EmittedConfig
 from .imported import ImportedConfig

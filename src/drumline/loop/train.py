@@ -183,8 +183,8 @@ def _run_ranks(
     speeds: list[float] = []
 
     def on_event(rank: int, e: dict[str, Any]) -> None:
-        if "said" in e:
-            watch.note(e["said"])
+        if "message" in e:
+            watch.note(e["message"])
         elif (speed := f.speed_of(e)) is not None:
             speeds.append(speed)
             log.predicted = log.predicted / speed if log.predicted else None

@@ -1,1 +1,1 @@
-"""What this machine does per second: kernels, messages, and both at once."""
+"""Measurement of this machine: kernels, messages, synchronisation, host overhead; benchmarks; the doctor."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ..comm import Communicator
 from ..core.errors import VerificationError
-from .timing import Timing, synchronize
+from .timing import Timing, synchronize, timing_of
 
 SHARES = ("all_gather", "gather", "reduce_scatter", "scatter", "all_to_all")
 """Collectives whose buffer has one share per rank."""
@@ -129,21 +128,12 @@ def timed(
             synchronize(device)
             table[i, repeat] = (time.perf_counter() - start) / inner
     comm.all_reduce(table, op="max", algorithm="doubling")
-    return [timing(row) for row in table.tolist()]
+    return [timing_of(row) for row in table.tolist()]
 
 
 def actions_per_timing(once: float) -> int:
     """Number of short actions timed together."""
     return max(1, min(8, int(_SHORT / max(once, 1e-7))))
-
-
-def timing(times: list[float]) -> Timing:
-    """Median, and half of the interquartile range relative to it."""
-    median = statistics.median(times)
-    if len(times) < 2:
-        return Timing(median, 0.0)
-    quarters = statistics.quantiles(times, n=4)
-    return Timing(median, (quarters[2] - quarters[0]) / 2 / median if median else 0.0)
 
 
 def latency_action(

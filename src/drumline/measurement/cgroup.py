@@ -91,10 +91,7 @@ def _groups(listing: Path, root: Path, controller: str) -> Iterator[Path]:
 
 
 def _quota_of(group: Path) -> CpuQuota | None:
-    words = _read(group / "cpu.max").split() or [
-        _read(group / "cpu.cfs_quota_us"),
-        _read(group / "cpu.cfs_period_us"),
-    ]
+    words = _read(group / "cpu.max").split() or [_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")]
     if len(words) != 2 or not all(word.isdigit() and int(word) for word in words):
         return None  # "max" or "-1": no limit
     quota, period = map(int, words)

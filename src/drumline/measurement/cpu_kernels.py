@@ -12,12 +12,12 @@ import torch
 from ..costs.kernel_time import LAYOUT_KINDS
 from ..models.profile import COMPUTE_KINDS
 from ..torchkit.dispatch_modes import DispatchMode
-from ..torchkit.operators import fused_adamw_, log_softmax, log_softmax_backward, softmax, softmax_backward
+from ..torchkit.operators import log_softmax, log_softmax_backward, softmax, softmax_backward
 from ..tracing.op_costs import kind_of_call, size_of, sparsely_read, tensors
 from ..tracing.optimizer import TrafficCounter
 from .cpu_clock import CpuClock
 from .cpu_shapes import measure_cpu_shapes
-from .kernels import KernelPoint, KernelTimings, geometric_mean, points_by_work
+from .kernels import KernelPoint, KernelTimings, adamw_update, geometric_mean, points_by_work
 from .resume_journal import ResumeJournal
 from .speed_probe import PROBE_CURVES, PROBE_SIZES, SpeedProbe, SpeedTracker, probe_rounds, probe_row
 from .timing import RateLimited, Timing, timing_of
@@ -99,21 +99,7 @@ def _update(n: int, clock: CpuClock) -> KernelPoint:
     p, g, m, v, steps = ([torch.zeros(size) for _ in range(many)] for size in (n, n, n, n, 1))
 
     def update() -> None:
-        fused_adamw_(
-            p,
-            g,
-            m,
-            v,
-            [],
-            steps,
-            lr=1e-3,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.01,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-        )
+        adamw_update(p, g, m, v, steps)
 
     with TrafficCounter() as moved:
         update()

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
-from ..torchkit.operators import fused_adamw_, log_softmax_backward
-from .kernels import KernelPoint
+from ..torchkit.operators import log_softmax_backward
+from .kernels import KernelPoint, adamw_update
 from .resume_journal import ResumeJournal
 from .timing import time_gpu
 
@@ -62,21 +62,7 @@ def measure_updates(device: torch.device, dtype: torch.dtype) -> list[KernelPoin
         steps = [torch.zeros((), device=device) for _ in range(32)]
 
         def update(p: Many = p, g: Many = g, m: Many = m, v: Many = v, steps: Many = steps) -> None:
-            fused_adamw_(
-                p,
-                g,
-                m,
-                v,
-                [],
-                steps,
-                lr=1e-3,
-                beta1=0.9,
-                beta2=0.999,
-                weight_decay=0.01,
-                eps=1e-8,
-                amsgrad=False,
-                maximize=False,
-            )
+            adamw_update(p, g, m, v, steps)
 
         moved = 7.0 * n * 32 * p[0].element_size()  # value, gradient and two moments in, all but one out
         points.append(KernelPoint("update", moved, time_gpu(update, budget=0.02)))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..costs.shape_interpolation import UNALIGNED_MATMUL, kernel_values, kernel_work
 from ..models.profile import COMPUTE_KINDS
+from ..torchkit.operators import fused_adamw_
 from .cpu_clock import CpuClock
 from .timing import Timing, synchronize, time_action
 
@@ -83,6 +85,18 @@ def measure_launch(device: torch.device, threads_per_core: float = 1.0) -> float
         time_action(chain, device="cuda") if device.type == "cuda" else CpuClock(threads_per_core)(chain, budget=0.06)
     )
     return timing.seconds / (2 * depth)
+
+
+def adamw_update(
+    p: list[torch.Tensor],
+    g: list[torch.Tensor],
+    m: list[torch.Tensor],
+    v: list[torch.Tensor],
+    steps: list[torch.Tensor],
+) -> None:
+    """AdamW's fused kernel on lists of parameters, gradients and moments."""
+    options: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+    fused_adamw_(p, g, m, v, [], steps, lr=1e-3, amsgrad=False, maximize=False, **options)
 
 
 def geometric_mean(values: list[float]) -> float:

@@ -127,11 +127,7 @@ def _once(action: Callable[[], object], device: torch.device) -> float:
 
 
 def _after_compute(
-    action: Callable[[], object],
-    device: torch.device,
-    size: int,
-    others: torch.Tensor,
-    among: dist.ProcessGroup | None,
+    action: Callable[[], object], device: torch.device, size: int, others: torch.Tensor, among: dist.ProcessGroup | None
 ) -> float:
     """Typical seconds of a message after some compute, as in a step, with caches filled by `others`.
 

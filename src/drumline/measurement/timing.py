@@ -87,8 +87,11 @@ def gpu_event_seconds(action: Callable[[], object], repeats: int, ahead: float) 
 
 
 def timing_of(times: list[float]) -> Timing:
-    quarters = statistics.quantiles(times, n=4)
+    """Median and relative spread of some times."""
     median = statistics.median(times)
+    if len(times) < 2 or not median:
+        return Timing(median, 0.0)
+    quarters = statistics.quantiles(times, n=4)
     return Timing(median, (quarters[2] - quarters[0]) / 2 / median)
 
 

@@ -49,15 +49,7 @@ KINDS = {
 """Kinds of operators, each with its own measured curve."""
 
 COMPUTE_KINDS = frozenset(
-    {
-        "matmul",
-        "attention",
-        "attention_backward",
-        "conv",
-        "conv_backward",
-        "recurrent",
-        "recurrent_backward",
-    }
+    {"matmul", "attention", "attention_backward", "conv", "conv_backward", "recurrent", "recurrent_backward"}
 )
 """Compute-bound kinds; the rest is memory-bound."""
 

@@ -52,12 +52,7 @@ CONFLICTS = (
         "an overflow would stay in the error feedback of PowerSGD",
         "precision=bf16",
     ),
-    Conflict(
-        "static with zero",
-        lambda p: p.static and p.zero > 0,
-        "a static graph is an option of DDP",
-        "zero=0",
-    ),
+    Conflict("static with zero", lambda p: p.static and p.zero > 0, "a static graph is an option of DDP", "zero=0"),
     Conflict(
         "static with micro-batches",
         lambda p: p.static and p.micro > 1,

@@ -14,18 +14,7 @@ from typing import Any
 from ..core import files
 from ..core.errors import PlanError, nearest
 from ..core.mesh import Mesh
-from .keys import (
-    MEASURED,
-    BytesKey,
-    ChoiceKey,
-    CountKey,
-    FlagKey,
-    LayersKey,
-    PatternKey,
-    TileKey,
-    keys_of,
-    plan_key,
-)
+from .keys import MEASURED, BytesKey, ChoiceKey, CountKey, FlagKey, LayersKey, PatternKey, TileKey, keys_of, plan_key
 
 _COUNT, _FLAG = CountKey(), FlagKey()
 

@@ -20,7 +20,7 @@ from ..datasets.stream import RankBatch
 from ..plans import Plan, check
 from .checkpoint import LoadedCheckpoint, Saver, load, saver_for
 from .checkpoint.weights import load_weights
-from .core.batch_slice import batch_slice
+from .core.batch_slice import own_batch_slice
 from .core.engine_core import EngineCore
 from .core.evaluate import evaluate
 from .core.forward_backward import forward_backward, read_sums
@@ -113,7 +113,7 @@ class Engine(EngineCore):
 
         Takes what `data()` yields, or (input, target) of the caller's own loader.
         """
-        batch = batch if isinstance(batch, RankBatch) else batch_slice(self, batch)
+        batch = batch if isinstance(batch, RankBatch) else own_batch_slice(self, batch)
         self.record.begin(batch.step)
         self.buffer_snapshot.save()
         self.note = ""

@@ -40,12 +40,12 @@ def doubling_all_gather(p: int) -> Schedule:
 
 
 def bruck_all_gather(p: int) -> Schedule:
-    """ceil(log2 p) rounds, (p-1)/p m bytes, one message each for any p: send everything to the rank 1, 2, 4, ... positions back."""
+    """ceil(log2 p) rounds, (p-1)/p m bytes, one message each: send everything 1, 2, 4, ... ranks back."""
     return Schedule("bruck_all_gather", ALL_GATHER, p, p, Rounds(_bruck_all_gather, (p,)))
 
 
 def bruck_all_to_all(p: int) -> Schedule:
-    """ceil(log2 p) rounds of about m/2 bytes: a block takes the hops of 1, 2, 4, ... ranks that add up to its distance."""
+    """ceil(log2 p) rounds of about m/2 bytes: a block takes hops of 1, 2, 4, ... ranks that add up to its distance."""
     return Schedule("bruck_all_to_all", ALL_TO_ALL, p, p * p, Rounds(_bruck_all_to_all, (p,)), split=pair_ranges)
 
 

@@ -15,8 +15,8 @@ from .trees import binomial_reduce_rounds
 def hierarchical_all_reduce(p: int, per_node: int | None = None) -> Schedule:
     """Over h hosts of d = per_node neighbouring ranks: 2(d-1) rounds of m/d bytes, 2(h-1) of m/(d h).
 
-    A ring reduce-scatter inside each host; then a ring all-reduce across the hosts for each share, all in parallel; then
-    a ring all-gather inside. Where d does not divide p, the last host is smaller: then each host reduces to its first
+    A ring reduce-scatter inside each host; a ring all-reduce across the hosts for each share, all in parallel; a ring
+    all-gather inside. Where d does not divide p, the last host is smaller: then each host reduces to its first
     rank, the leader, by a binomial tree, the leaders all-reduce around a ring, and they broadcast.
     """
     d = p if per_node is None else min(per_node, p)

@@ -1,6 +1,6 @@
-"""Alpha-beta: the time of a message, of a round and of a schedule, on one link or on a topology of links.
+"""The alpha-beta model: time of a message, a round and a schedule, on one link or a topology of links.
 
-A message of m bytes takes alpha + m beta. A rank sends one message at a time and receives one at a time, both at once.
+A message of m bytes takes alpha + m beta. A rank sends one message and receives one message at a time, in parallel.
 """
 
 from __future__ import annotations
@@ -15,64 +15,64 @@ from ..core.errors import ClusterError
 from ..schedules import Round, Schedule, messages
 
 Port = tuple[str, int]
-"""Something that carries one message at a time, such as ("out", 3)."""
+"""A resource that carries one message at a time, such as ("out", 3)."""
 
 
 class Topology(ABC):
-    """Which link joins two ranks, and what they share with others on the way."""
+    """The link between two ranks, and the ports that they share with others."""
 
     @abstractmethod
     def link(self, src: int, dst: int) -> Link:
-        """The link that a message from `src` to `dst` takes."""
+        """The link from `src` to `dst`."""
 
     def shared(self, src: int, dst: int) -> tuple[Port, ...]:
-        """The ports that it holds while its bytes are on the wire (not while it starts up)."""
+        """Ports that a message occupies during its transfer (not during its latency)."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
-class Flat(Topology):
+class UniformTopology(Topology):
     """The same link between any two ranks."""
 
-    wire: Link
+    single: Link
 
     def link(self, src: int, dst: int) -> Link:
-        """The one link."""
-        return self.wire
+        """The common link."""
+        return self.single
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs(Topology):
-    """A link of its own for each pair of ranks."""
+class PairTopology(Topology):
+    """A separate link for each pair of ranks."""
 
     between: Callable[[int, int], Link]
 
     def link(self, src: int, dst: int) -> Link:
-        """The pair's link."""
+        """The link of the pair."""
         return self.between(src, dst)
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes(Topology):
-    """Nodes of `devices` ranks each, in the order of ranks: all messages that leave a node share its one port."""
+class NodeTopology(Topology):
+    """Nodes of `devices` consecutive ranks; all messages that leave a node share one port."""
 
     devices: int
     inside: Link
     across: Link
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Nodes:
+    def of(cls, cluster: Cluster) -> NodeTopology:
         """The two levels of a cluster."""
         if cluster.network is None:
             return cls(cluster.node.devices, cluster.node.link, cluster.node.link)
         return cls(cluster.node.devices, cluster.node.link, cluster.network.link)
 
     def link(self, src: int, dst: int) -> Link:
-        """The node's link, or the network's between nodes."""
+        """The link of the node, or of the network between nodes."""
         return self.inside if src // self.devices == dst // self.devices else self.across
 
     def shared(self, src: int, dst: int) -> tuple[Port, ...]:
-        """The network port of each of the two nodes; none inside a node."""
+        """The network ports of the two nodes; none inside a node."""
         a, b = src // self.devices, dst // self.devices
         return () if a == b else (("node out", a), ("node in", b))
 
@@ -82,10 +82,10 @@ Links = Link | Topology | Callable[[int, int], Link]
 
 
 def as_topology(links: Links) -> Topology:
-    """The topology that the shorter forms stand for."""
+    """The topology of any of the forms of `Links`."""
     if isinstance(links, Topology):
         return links
-    return Flat(links) if isinstance(links, Link) else Pairs(links)
+    return UniformTopology(links) if isinstance(links, Link) else PairTopology(links)
 
 
 def message_seconds(m: float, link: Link) -> float:
@@ -94,9 +94,9 @@ def message_seconds(m: float, link: Link) -> float:
 
 
 def round_seconds(sends: Round, sizes: Sequence[int], links: Links) -> float:
-    """The time of the busiest port: the sum of its messages. `sizes` are the bytes of each chunk.
+    """Time of the busiest port: the sum of its messages. `sizes` are the bytes of each chunk.
 
-    Of messages that share a node's port the bytes follow each other, while their start-ups pass at the same time.
+    Messages that share the port of a node transfer one after the other, but their latencies overlap.
     """
     topology = as_topology(links)
     ranks: defaultdict[Port, float] = defaultdict(float)
@@ -114,13 +114,13 @@ def round_seconds(sends: Round, sizes: Sequence[int], links: Links) -> float:
 
 
 def schedule_seconds(schedule: Schedule, sizes: Sequence[int], links: Links) -> float:
-    """The sum of its rounds: each begins when all ranks have ended the one before."""
+    """Sum of the rounds: each begins when all ranks have finished the previous one."""
     topology = as_topology(links)
     return sum(round_seconds(sends, sizes, topology) for sends in schedule.rounds)
 
 
 def level(ranks: int, cluster: Cluster) -> Link | None:
-    """The one link between ranks of one node; None when they need more than one node. Refuses more than there are."""
+    """The link between ranks of one node; None if they need several nodes. Refuses more ranks than devices."""
     if ranks <= cluster.node.devices:
         return cluster.node.link
     if cluster.network is None:

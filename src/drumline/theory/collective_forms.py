@@ -1,4 +1,4 @@
-"""What each algorithm costs in closed form, on one link between any two ranks. Exact for every number of ranks.
+"""Closed-form time of every collective algorithm, with one link between any two ranks. Exact for any number of ranks.
 
 Everywhere m is the bytes of the whole buffer: what all-gather ends with, what reduce-scatter begins with. A formula
 is the sum over rounds of the busiest port, where each round begins when all ranks have ended the one before.
@@ -17,7 +17,7 @@ Form = Callable[[int, float, Link], float]
 
 
 def log2_up(p: int) -> int:
-    """ceil(log2 p): the rounds in which one can reach p."""
+    """ceil(log2 p): rounds in which one rank can reach p."""
     return (p - 1).bit_length()
 
 
@@ -95,7 +95,7 @@ def scatter_allgather_broadcast_seconds(p: int, m: float, link: Link) -> float:
 
 
 def logp_broadcast_seconds(p: int, m: float, link: Link) -> float:
-    """R (alpha + m beta), R the rounds of the tree; what it is made for, LogP, is in `cost.logp`."""
+    """R (alpha + m beta), R the rounds of the tree, which is optimal under LogP (`theory.logp`)."""
     return _logp_rounds(p) * message_seconds(m, link)
 
 
@@ -105,12 +105,12 @@ def _logp_rounds(p: int) -> int:
 
 
 def bruck_all_to_all_seconds(p: int, m: float, link: Link) -> float:
-    """ceil(log2 p) alpha + b/p m beta, b the ones in the numbers 1 to p-1: a block goes once for each in its way."""
+    """ceil(log2 p) alpha + b/p m beta, b the one-bits of the numbers 1 to p-1."""
     return log2_up(p) * link.alpha + sum(j.bit_count() for j in range(p)) / p * m * link.beta
 
 
 def dissemination_barrier_seconds(p: int, m: float, link: Link) -> float:
-    """ceil(log2 p) alpha, whatever m: a barrier carries no data."""
+    """ceil(log2 p) alpha, for any m: a barrier carries no data."""
     return log2_up(p) * link.alpha
 
 
@@ -125,10 +125,10 @@ def doubling_exscan_seconds(p: int, m: float, link: Link) -> float:
 
 
 def switch_all_reduce_seconds(p: int, m: float, link: Link) -> float:
-    """2 alpha + (p+1)/p m beta, where the switch adds up what passes: no schedule of ranks alone is so short.
+    """2 alpha + (p+1)/p m beta, where the switch does the sum: no schedule of ranks alone is that short.
 
     The whole buffer of each rank goes to the switch, m, which gives each rank the sum of its share, m/p. Then each rank
-    sends that sum, m/p, and the switch gives all of them to everybody, m.
+    sends that sum, m/p, and the switch sends all of them to every rank, m.
     """
     return 2 * link.alpha + (p + 1) / p * m * link.beta if p > 1 else 0.0
 
@@ -173,8 +173,8 @@ CLOSED_FORMS: dict[tuple[str, str], Form] = {
     ("exscan", "doubling"): doubling_exscan_seconds,
     ("exscan", "linear"): buffers_seconds,
 }
-"""(collective, algorithm) -> (p, m, link) -> seconds: as the tables of schedules name them."""
+"""(collective, algorithm) -> (p, m, link) -> seconds, with the names of the schedules."""
 
 RUNS_AHEAD = frozenset({("all_reduce", "double_tree"), ("all_gather", "doubling"), ("reduce_scatter", "halving")})
-"""Where p is no power of two, ranks of these need not wait for the busiest one of each round: a replay may end before
-the closed form does, which adds up rounds. Of all others the replay on an idle network ends exactly with it."""
+"""Algorithms whose ranks need not wait for the busiest one of each round unless p is a power of two: their replay may
+end before the closed form, which adds up rounds. All others end exactly with it on an idle network."""

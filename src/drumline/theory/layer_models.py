@@ -1,6 +1,6 @@
-"""Layer models: work, bytes and depth of the usual layers as functions of their sizes, from the parts of the zoo.
+"""Layer models: work, bytes and depth of common layers as functions of their sizes, from the zoo.
 
-Work counts a multiplication and an addition as two, of one sample. Bytes are read and written in bf16, weights once.
+A multiplication and an addition count as two operations. Bytes are read and written in bf16, weights once.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class LayerModel:
     """One layer on n samples."""
 
     work: float
-    """W: operations of its forward."""
+    """W: operations of the forward."""
     bytes: float
-    """What its forward reads and writes."""
+    """Bytes that the forward reads and writes."""
     depth: float
-    """D: the longest chain of dependent operations in its forward."""
+    """D: longest chain of dependent operations in the forward."""
     backward_work: float
     backward_bytes: float
     backward_depth: float
     parameters: int
     saved: float
-    """Bytes that it keeps for its backward."""
+    """Bytes kept for the backward."""
 
     @property
     def intensity(self) -> float:
-        """Operations per byte of the forward; for a roofline."""
+        """Operations per byte of the forward, for a roofline."""
         return self.work / self.bytes
 
     @property
@@ -42,7 +42,7 @@ class LayerModel:
 
 
 def linear(rows: int, inputs: int, outputs: int, *, bias: bool = True, n: int = 1) -> LayerModel:
-    """W = 2 rows k n, D = 1 + log2 k (+ 1 for the bias): products at once, then a tree of sums."""
+    """W = 2 rows k n, D = 1 + log2 k (+ 1 for the bias): all products in parallel, then a tree of sums."""
     _sizes(rows=rows, inputs=inputs, outputs=outputs, n=n)
     return _model(parts.linear(rows, inputs, outputs, bias=bias), n)
 
@@ -57,7 +57,7 @@ def convolution(
 
 
 def pooling(channels: int, kernel: int, side: int, *, maximum: bool = True, n: int = 1) -> LayerModel:
-    """Windows of k x k that do not overlap: W = one operation for each value but one a window, D = log2 k^2."""
+    """Windows of k x k without overlap: W = k^2 - 1 operations per window, D = log2 k^2."""
     _sizes(channels=channels, kernel=kernel, side=side, n=n)
     after = side // kernel
     if not after:
@@ -69,7 +69,7 @@ def pooling(channels: int, kernel: int, side: int, *, maximum: bool = True, n: i
 
 
 def attention(tokens: int, width: int, heads: int, *, kv_heads: int | None = None, n: int = 1) -> LayerModel:
-    """Fused: W = 4 s^2 h, D = 5 + log2(h/heads) + 3 log2 s; it keeps its inputs and output, not the s x s scores."""
+    """Fused: W = 4 s^2 h, D = 5 + log2(h/heads) + 3 log2 s; it keeps inputs and output, not the s x s scores."""
     kv = heads if kv_heads is None else kv_heads
     _sizes(tokens=tokens, width=width, heads=heads, kv_heads=kv, n=n)
     if width % heads or heads % kv:
@@ -79,7 +79,7 @@ def attention(tokens: int, width: int, heads: int, *, kv_heads: int | None = Non
 
 
 def normalisation(rows: int, width: int, *, root_mean_square: bool = False, n: int = 1) -> LayerModel:
-    """Layer norm: W = 8 rows h (two sums, one pass to apply), or 4 rows h by the root mean square; D = 5 + 2 log2 h."""
+    """Layer norm: W = 8 rows h (two sums, one pass to apply), or 4 rows h for RMS norm; D = 5 + 2 log2 h."""
     _sizes(rows=rows, width=width, n=n)
     made = _model(parts.norm(rows, width, root_mean_square=root_mean_square), n)
     each = 4 if root_mean_square else 8
@@ -94,7 +94,7 @@ def embedding(tokens: int, rows: int, width: int, *, n: int = 1) -> LayerModel:
 
 
 def recurrence(tokens: int, width: int, *, n: int = 1) -> LayerModel:
-    """An LSTM layer: W = 16 s h^2, D = s (7 + log2 h) + 1 + log2 h: the tokens are a chain, whatever the width."""
+    """An LSTM layer: W = 16 s h^2, D = s (7 + log2 h) + 1 + log2 h: tokens form a chain of any width."""
     _sizes(tokens=tokens, width=width, n=n)
     return _model(recurrent.lstm_layer(tokens, width), n)
 
@@ -110,7 +110,7 @@ def _model(part: LayerPart, n: int) -> LayerModel:
 
 
 def _counted(made: LayerModel, work: float, backward_work: float) -> LayerModel:
-    """With the operations of a layer that is bound by memory, which the zoo has no use for and does not count."""
+    """Add the operations of a memory-bound layer, which the zoo does not count."""
     return LayerModel(
         float(work),
         made.bytes,

@@ -1,7 +1,7 @@
-"""LogP and LogGP: what messages and schedules take when a processor's own time counts beside the wire's.
+"""LogP and LogGP: times of messages and schedules where processor time counts as well as link time.
 
-The letters are the models': latency L, overhead o, gap g, P processors; LogGP adds G, the gap between the bytes of one
-long message, where LogP has a train of short ones. The best trees for both are in `cost.logp_trees`.
+Latency L, overhead o, gap g, P processors; LogGP adds G, the gap between the bytes of one long message, where LogP has
+a train of short ones. The optimal trees for both are in logp_trees.py.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from ..schedules import Schedule, messages
 
 
 class Machine(ABC):
-    """What a schedule is priced by: how long a message of m bytes holds the processors at both of its ends."""
+    """A machine model: how long a message of m bytes occupies the processors at both ends."""
 
     __slots__ = ()
     P: int
 
     @abstractmethod
     def occupies(self, m: int) -> float:
-        """From the start of one message until the same processor may start the next one."""
+        """Time from the start of one message until the same processor may start the next one."""
 
     @abstractmethod
     def busy(self, m: int) -> float:
-        """From the start of a message until its sender can do something else."""
+        """Time from the start of a message until its sender is free."""
 
     @abstractmethod
-    def under_way(self, m: int) -> float:
-        """From the start of a message until its receiver may begin to take it."""
+    def transit(self, m: int) -> float:
+        """Time from the start of a message until its receiver can start to receive it."""
 
     @abstractmethod
-    def taken(self, m: int) -> float:
-        """From when the receiver begins to take a message until it has it."""
+    def receive_time(self, m: int) -> float:
+        """Time that the receiver takes to receive a message."""
 
     def message_seconds(self, m: int) -> float:
-        """From the start of a message until the receiver has it."""
-        return self.under_way(m) + self.taken(m)
+        """Time from the start of a message until the receiver has it."""
+        return self.transit(m) + self.receive_time(m)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class LogP(Machine):
     """A machine in the LogP model; times in seconds, or in any other unit, which is then that of all results."""
 
     L: float
-    """How long the wire takes to carry a short message."""
+    """Time of a short message on the link."""
     o: float
-    """How long a processor is busy with sending or receiving a short message."""
+    """Processor time to send or receive a short message."""
     g: float
-    """How long lies between two short messages of one processor at least."""
+    """Minimum time between two short messages of one processor."""
     P: int
     """Processors."""
     word: int = 8
@@ -63,11 +63,11 @@ class LogP(Machine):
 
     @property
     def step(self) -> float:
-        """Between the starts of two short messages of one processor: the gap, or the overhead where that is longer."""
+        """Time between the starts of two short messages of one processor: the longer of gap and overhead."""
         return max(self.g, self.o)
 
     def words(self, m: int) -> int:
-        """How many short messages m bytes are; an empty one is one, too."""
+        """Number of short messages for m bytes; at least one."""
         return max(1, -(-m // self.word))
 
     def occupies(self, m: int) -> float:
@@ -78,27 +78,27 @@ class LogP(Machine):
         """(k-1) max(g, o) + o: the processor sends each of them."""
         return (self.words(m) - 1) * self.step + self.o
 
-    def under_way(self, m: int) -> float:
-        """o + L: then the first one is there."""
+    def transit(self, m: int) -> float:
+        """o + L: then the first one has arrived."""
         return self.o + self.L
 
-    def taken(self, m: int) -> float:
-        """(k-1) max(g, o) + o: they come one by one."""
+    def receive_time(self, m: int) -> float:
+        """(k-1) max(g, o) + o: they arrive one by one."""
         return (self.words(m) - 1) * self.step + self.o
 
 
 @dataclass(frozen=True, slots=True)
 class LogGP(Machine):
-    """A machine in the LogGP model: a long message is started once, and its bytes follow each other by themselves."""
+    """A machine in the LogGP model: a long message is started once, then its bytes follow without the processor."""
 
     L: float
-    """How long the wire takes to carry a byte."""
+    """Time of one byte on the link."""
     o: float
-    """How long a processor is busy with sending or receiving a message, however long it is."""
+    """Processor time to send or receive a message of any length."""
     g: float
-    """How long lies between two messages of one processor at least."""
+    """Minimum time between two messages of one processor."""
     G: float
-    """How long lies between two bytes of a message: 1 / G is the bandwidth."""
+    """Time between two bytes of a message: 1 / G is the bandwidth."""
     P: int
     """Processors."""
 
@@ -106,18 +106,18 @@ class LogGP(Machine):
         _check(self, "L", "o", "g", "G")
 
     def occupies(self, m: int) -> float:
-        """(m-1) G + max(g, o): the gap begins behind the last byte."""
+        """(m-1) G + max(g, o): the gap begins after the last byte."""
         return self._bytes(m) + max(self.g, self.o)
 
     def busy(self, m: int) -> float:
-        """o: the wire does the rest."""
+        """o: the link does the rest."""
         return self.o
 
-    def under_way(self, m: int) -> float:
-        """o + (m-1) G + L: then the last byte is there."""
+    def transit(self, m: int) -> float:
+        """o + (m-1) G + L: then the last byte has arrived."""
         return self.o + self._bytes(m) + self.L
 
-    def taken(self, m: int) -> float:
+    def receive_time(self, m: int) -> float:
         """o."""
         return self.o
 
@@ -143,14 +143,11 @@ class _Processor:
     send: float = 0.0
     receive: float = 0.0
     arrivals: list[tuple[float, int, int]] = field(default_factory=list)
-    """Of the round: when a message may be taken, who sent it, its bytes."""
+    """Messages of the round: (arrival, sender, bytes)."""
 
 
 def logp_seconds(schedule: Schedule, message_bytes: int, machine: Machine, *, itemsize: int = 1) -> float:
-    """The time of any schedule: each rank sends its messages of a round, then takes those that come, then goes on.
-
-    Ranks wait for nothing but their own messages.
-    """
+    """Time of any schedule: in each round a rank sends its messages, then receives. Ranks do not synchronise."""
     if schedule.p > machine.P:
         raise InputError(f"{schedule.name} over {schedule.p} ranks", rule=f"the machine has P = {machine.P} processors")
     sizes = schedule.sizes(message_bytes, itemsize=itemsize)
@@ -167,13 +164,13 @@ def logp_seconds(schedule: Schedule, message_bytes: int, machine: Machine, *, it
 
 
 def _send(rank: _Processor, m: int, machine: Machine) -> float:
-    """Send a message; when its receiver may begin to take it."""
+    """Send a message; return when its receiver can start to receive it."""
     start = max(rank.free, rank.send)
     rank.free, rank.send = start + machine.busy(m), start + machine.occupies(m)
-    return start + machine.under_way(m)
+    return start + machine.transit(m)
 
 
 def _receive(rank: _Processor, first: float, m: int, machine: Machine) -> None:
-    """Take a message that may be taken from `first` on."""
+    """Receive a message that is available from `first` on."""
     start = max(first, rank.free, rank.receive)
-    rank.free, rank.receive = start + machine.taken(m), start + machine.occupies(m)
+    rank.free, rank.receive = start + machine.receive_time(m), start + machine.occupies(m)

@@ -1,6 +1,6 @@
-"""How the classic all-reduces grow with the ranks: rounds, bytes at the busiest node, fan-in, counted from schedules.
+"""Scaling of the classic all-reduces with the ranks: rounds, bytes at the busiest node, fan-in, from schedules.
 
-N is the bytes of the buffer, P the ranks, as textbooks write this table; elsewhere they are m and p.
+N is the bytes of the buffer and P the ranks, as in textbooks; elsewhere they are m and p.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from ..core.errors import InputError
 from ..schedules import Schedule, collective_schedule, messages
 
 CLASSIC = {"server": "parameter server", "naive": "decentralised, one at a time", "ring": "ring"}
-"""Algorithm -> what the table calls it."""
+"""Algorithm -> name in the table."""
 
 HEADS = ("all-reduce", "rounds", "busiest node, a round", "busiest node, in all", "fan-in")
 
 _POINTS = (64, 128, 256)
-"""Ranks at which the growth is read: three, for the three terms of a P + b + c / P."""
+"""Ranks at which growth is sampled: three, for the three terms of a P + b + c / P."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """What one schedule takes; bytes as shares of N."""
+class ScheduleCounts:
+    """Counts of one schedule; bytes as fractions of N."""
 
     rounds: int
     round_bytes: Fraction
-    """The most that one rank sends, or receives, in one round."""
+    """Most bytes that one rank sends or receives in one round."""
     all_bytes: Fraction
-    """The most that one rank sends, or receives, in all rounds."""
+    """Most bytes that one rank sends or receives in total."""
     fan_in: int
-    """The most messages that one rank receives in one round."""
+    """Most messages that one rank receives in one round."""
 
     def numbers(self) -> tuple[Fraction, ...]:
         """All four, in the order of HEADS."""
@@ -40,14 +40,14 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class GrowthRow:
-    """One algorithm: exact counts for P ranks, and the order of growth of each."""
+    """One algorithm: exact counts for P ranks, and their orders of growth."""
 
     algorithm: str
     name: str
     p: int
-    counts: Counts
+    counts: ScheduleCounts
     growth: tuple[Growth, ...]
-    """Of the counts, in the order of HEADS."""
+    """Growth of each count, in the order of HEADS."""
 
     @property
     def orders(self) -> tuple[str, ...]:
@@ -55,23 +55,23 @@ class GrowthRow:
         return tuple(one.order for one in self.growth)
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text, as HEADS names it: the order, the formula, and the count for P ranks."""
+        """The row as text, in the order of HEADS: order, formula, and count for P ranks."""
         return (self.name, *(one.cell(n) for n, one in zip(self.counts.numbers(), self.growth, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How a count grows: a P + b + c / P, exactly."""
+    """Exact growth of a count: a P + b + c / P."""
 
     a: Fraction
     b: Fraction
     c: Fraction
     letter: str
-    """`N` where the count is a share of the bytes."""
+    """`N` where the count is a fraction of the bytes."""
 
     @classmethod
     def through(cls, numbers: tuple[Fraction, ...], letter: str) -> Growth:
-        """The one that has these values at _POINTS."""
+        """The growth through these values at _POINTS."""
         (x, y, z), (u, v, w) = _POINTS, (n * p for n, p in zip(numbers, _POINTS, strict=True))
         # n P = a P^2 + b P + c, by divided differences
         first, second = (v - u) / (y - x), (w - v) / (z - y)
@@ -85,13 +85,13 @@ class Growth:
 
     @property
     def order(self) -> str:
-        """The term that grows fastest, without its factor."""
+        """The fastest growing term, without its factor."""
         if self.a:
             return f"O({self.letter}{' ' if self.letter else ''}P)"
         return f"O({self.letter or 1})" if self.b else f"O({self.letter or 1}/P)"
 
     def cell(self, number: Fraction) -> str:
-        """Order, formula and the count for some ranks; that once, where it does not depend on them."""
+        """Order, formula, and the count where it depends on the ranks."""
         return f"{self.order}: {self}" + (f" = {self._times(number)}" if self.a or self.c else "")
 
     def __str__(self) -> str:
@@ -102,15 +102,15 @@ class Growth:
         return f"({text}) {self.letter}" if self.letter and len(terms) > 1 else self._times(text)
 
     def _times(self, number: Fraction | str) -> str:
-        """A number of N, or a plain one."""
+        """A multiple of N, or a plain number."""
         if not self.letter:
             return str(number)
         return self.letter if str(number) == "1" else f"{number} {self.letter}"
 
 
-def counts(schedule: Schedule) -> Counts:
-    """Counted send by send."""
-    one = schedule.sizes(schedule.chunks)  # as many elements as chunks: shares of N are exact
+def counts(schedule: Schedule) -> ScheduleCounts:
+    """Count a schedule, send by send."""
+    one = schedule.sizes(schedule.chunks)  # as many elements as chunks: fractions of N are exact
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
     rounds = most = fan_in = 0
@@ -127,11 +127,11 @@ def counts(schedule: Schedule) -> Counts:
         sent += out
         received += into
     whole = max([0, *sent.values(), *received.values()])
-    return Counts(rounds, Fraction(most, schedule.chunks), Fraction(whole, schedule.chunks), fan_in)
+    return ScheduleCounts(rounds, Fraction(most, schedule.chunks), Fraction(whole, schedule.chunks), fan_in)
 
 
 def growth_table(p: int) -> list[GrowthRow]:
-    """The table of parameter server, decentralised and ring for p ranks."""
+    """Parameter server, decentralised and ring all-reduce for p ranks."""
     if not 2 <= p <= 4096:
         raise InputError(f"a table for {p} ranks", rule="from 2 to 4096 ranks")
     rows = []
@@ -139,11 +139,11 @@ def growth_table(p: int) -> list[GrowthRow]:
         here, *points = (counts(collective_schedule("all_reduce", algorithm, n)).numbers() for n in (p, *_POINTS))
         grown = zip(*points, ("", "N", "N", ""), strict=True)
         growth = tuple(Growth.through((x, y, z), letter) for x, y, z, letter in grown)
-        rows.append(GrowthRow(algorithm, name, p, Counts(int(here[0]), here[1], here[2], int(here[3])), growth))
+        rows.append(GrowthRow(algorithm, name, p, ScheduleCounts(int(here[0]), here[1], here[2], int(here[3])), growth))
     return rows
 
 
 def markdown(rows: list[GrowthRow]) -> str:
-    """The rows as a table of a document."""
+    """The rows as a Markdown table."""
     lines = [HEADS, ("---",) * len(HEADS), *(row.cells() for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,6 +1,6 @@
-"""Work and depth of any graph of tasks: the bounds that they set for p processors, and a greedy order that keeps them.
+"""Work and depth of task graphs and schedules: bounds for p processors, and a greedy schedule within them.
 
-W is the time on one processor (T1), D that of the longest chain (T-infinity). No order on p processors ends before
+W is the time on one processor (T1), D that of the longest chain (T-infinity). No schedule on p processors ends before
 max(W/p, D); one in which no processor waits while a task is ready ends by W/p + D.
 """
 
@@ -17,18 +17,20 @@ from ..schedules import Pipeline, Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
-    """Tasks with their times, and the tasks that each of them needs first."""
+class TaskGraph:
+    """Tasks with their times and dependencies."""
 
     times: tuple[float, ...]
-    """Of each task, on one processor."""
+    """Time of each task on one processor."""
     needs: tuple[tuple[int, ...], ...]
-    """Of each task, by number."""
+    """Tasks that each task depends on, by number."""
 
     def __post_init__(self) -> None:
         n = len(self.times)
         if len(self.needs) != n:
-            raise InputError(f"{n} times, but the needs of {len(self.needs)} tasks", rule="one of each for every task")
+            raise InputError(
+                f"{n} times, but dependencies of {len(self.needs)} tasks", rule="one of each for every task"
+            )
         for task, (time, needs) in enumerate(zip(self.times, self.needs, strict=True)):
             if not 0 <= time < float("inf"):
                 raise InputError(f"task {task} takes {time}", rule="times are finite, not negative")
@@ -39,21 +41,21 @@ class Graph:
 
     @property
     def work(self) -> float:
-        """W: the time of all tasks, one after the other."""
+        """W: time of all tasks, one after the other."""
         return sum(self.times)
 
     @property
     def depth(self) -> float:
-        """D: the time of the longest chain of tasks that need each other."""
+        """D: time of the longest chain of dependent tasks."""
         return max(self.ends(), default=0.0)
 
     @property
     def parallelism(self) -> float:
-        """W / D: how many processors it keeps busy on average, if there are as many as it likes."""
+        """W / D: processors that it keeps busy on average, if there is no limit."""
         return self.work / self.depth if self.depth else 0.0
 
     def order(self) -> tuple[int, ...]:
-        """The tasks in an order in which each comes after all that it needs; refuses a circle."""
+        """The tasks in topological order; refuses a cycle."""
         missing = [len(set(needs)) for needs in self.needs]
         users = self.users()
         ready = [task for task, count in enumerate(missing) if not count]
@@ -66,33 +68,33 @@ class Graph:
                     ready.append(user)
         if len(done) < len(self.times):
             stuck = next(task for task, count in enumerate(missing) if count)
-            raise InputError(f"task {stuck} needs itself, perhaps by way of others", rule="tasks form no circle")
+            raise InputError(f"task {stuck} depends on itself, perhaps through others", rule="tasks form no cycle")
         return tuple(done)
 
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """Of each task, the tasks that need it."""
-        found: list[list[int]] = [[] for _ in self.times]
+        """Tasks that depend on each task."""
+        users: list[list[int]] = [[] for _ in self.times]
         for task, needs in enumerate(self.needs):
             for other in set(needs):
-                found[other].append(task)
-        return tuple(map(tuple, found))
+                users[other].append(task)
+        return tuple(map(tuple, users))
 
     def ends(self) -> list[float]:
-        """When each task ends if nothing but its needs holds it up."""
+        """End of each task if nothing but its dependencies delays it."""
         ends = [0.0] * len(self.times)
         for task in self.order():
             ends[task] = self.times[task] + max((ends[other] for other in self.needs[task]), default=0.0)
         return ends
 
     def bounds(self, p: int) -> tuple[float, float]:
-        """(max(W/p, D), W/p + D): what p processors take at least, and what a greedy order takes at most."""
+        """(max(W/p, D), W/p + D): lower bound for p processors, and upper bound of a greedy schedule."""
         _check(p)
         return max(self.work / p, self.depth), self.work / p + self.depth
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
-    """When and where each task ran."""
+class GreedySchedule:
+    """Start, end and processor of each task."""
 
     starts: tuple[float, ...]
     ends: tuple[float, ...]
@@ -100,12 +102,12 @@ class Greedy:
 
     @property
     def seconds(self) -> float:
-        """Tp: when the last task ends."""
+        """Tp: end of the last task."""
         return max(self.ends, default=0.0)
 
 
-def greedy(graph: Graph, p: int) -> Greedy:
-    """An order in which no processor is idle while a task is ready; of ready tasks the lowest number goes first."""
+def greedy(graph: TaskGraph, p: int) -> GreedySchedule:
+    """A schedule in which no processor is idle while a task is ready; ready tasks run by number."""
     _check(p)
     n = len(graph.times)
     missing, users = [len(set(needs)) for needs in graph.needs], graph.users()
@@ -127,38 +129,38 @@ def greedy(graph: Graph, p: int) -> Greedy:
                 missing[user] -= 1
                 if not missing[user]:
                     heapq.heappush(ready, user)
-    return Greedy(tuple(starts), tuple(ends), tuple(places))
+    return GreedySchedule(tuple(starts), tuple(ends), tuple(places))
 
 
-def reduction(n: int, *, associative: bool = True, time: float = 1.0) -> Graph:
-    """The n-1 operations that make one value of n: W = n-1 either way.
+def reduction(n: int, *, associative: bool = True, time: float = 1.0) -> TaskGraph:
+    """The n-1 operations that reduce n values to one: W = n-1.
 
-    If the operation is associative they form a tree, D = ceil(log2 n); else a chain, D = n-1.
+    An associative operation forms a tree, D = ceil(log2 n); any other a chain, D = n-1.
     """
     if n < 1:
         raise InputError(f"a reduction of {n} values", rule="at least one value")
     if not associative:
-        return Graph((time,) * (n - 1), tuple((i - 1,) if i else () for i in range(n - 1)))
+        return TaskGraph((time,) * (n - 1), tuple((i - 1,) if i else () for i in range(n - 1)))
     needs: list[tuple[int, ...]] = []
-    level: list[int | None] = [None] * n  # the operation that made a value; None where it was given
+    level: list[int | None] = [None] * n  # the operation that made a value; None for an input
     while len(level) > 1:
         after: list[int | None] = []
         for left, right in zip(level[::2], level[1::2], strict=False):
             needs.append(tuple(x for x in (left, right) if x is not None))
             after.append(len(needs) - 1)
         level = after + level[len(level) - len(level) % 2 :]
-    return Graph((time,) * len(needs), tuple(needs))
+    return TaskGraph((time,) * len(needs), tuple(needs))
 
 
-def layers(times: Sequence[float]) -> Graph:
-    """Layers one behind the other: a chain, so nothing but what is inside of a layer runs in parallel."""
-    return Graph(tuple(times), tuple((i - 1,) if i else () for i in range(len(times))))
+def layers(times: Sequence[float]) -> TaskGraph:
+    """Layers as a chain: only operations inside a layer run in parallel."""
+    return TaskGraph(tuple(times), tuple((i - 1,) if i else () for i in range(len(times))))
 
 
-def pipeline_graph(pipeline: Pipeline, f: float, b: float, w: float = 0.0, *, lanes: bool = True) -> Graph:
-    """The actions of a pipeline order, with the seconds of one stage; with `lanes` a rank keeps its order, too.
+def pipeline_graph(pipeline: Pipeline, f: float, b: float, w: float = 0.0, *, lanes: bool = True) -> TaskGraph:
+    """The actions of a pipeline schedule, with the seconds of one stage; with `lanes` a rank keeps its order.
 
-    With lanes D is the time of the step. Without them it is that of one micro-batch, and the rest could be parallel.
+    With lanes D is the time of the step. Without them it is that of one micro-batch, and the rest is parallel.
     """
     times = {"F": f, "B": b, "W": w}
     actions = [action for lane in pipeline.lanes for action in lane]
@@ -168,37 +170,37 @@ def pipeline_graph(pipeline: Pipeline, f: float, b: float, w: float = 0.0, *, la
         for lane in pipeline.lanes:
             for before, after in pairwise(lane):
                 needs[number[after]].add(number[before])
-    return Graph(tuple(times[action.kind] for action in actions), tuple(tuple(sorted(found)) for found in needs))
+    return TaskGraph(tuple(times[action.kind] for action in actions), tuple(tuple(sorted(own)) for own in needs))
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
-    """What a schedule takes with as many wires as it likes (depth), and with one (work)."""
+class ScheduleDepth:
+    """Work and depth of a schedule: with one link, and with unlimited links."""
 
     rounds: int
-    """Messages on the longest chain in which each carries what the one before brought: no fewer rounds can do."""
+    """Messages on the longest chain of dependent messages: a lower bound on the rounds."""
     bytes: int
-    """Bytes on the chain that has most of them."""
+    """Bytes on the chain with the most bytes."""
     work: int
-    """Bytes that all ranks send together."""
+    """Bytes that all ranks send."""
 
     @property
     def parallelism(self) -> float:
-        """work / depth: how many wires it keeps busy at best."""
+        """work / depth: links that it keeps busy at best."""
         return self.work / self.bytes if self.bytes else 0.0
 
     def __str__(self) -> str:
         return f"depth {self.rounds} messages, {self.bytes} bytes; work {self.work} bytes"
 
 
-def schedule_depth(schedule: Schedule, message_bytes: int, *, itemsize: int = 1) -> Depth:
-    """Follow each chunk: what a rank holds is as deep as the deepest message that went into it."""
+def schedule_depth(schedule: Schedule, message_bytes: int, *, itemsize: int = 1) -> ScheduleDepth:
+    """Follow each chunk: its depth is that of the deepest message that went into it."""
     sizes = schedule.sizes(message_bytes, itemsize=itemsize)
     hops: defaultdict[tuple[int, int], int] = defaultdict(int)
     load: defaultdict[tuple[int, int], int] = defaultdict(int)
     work = deepest = longest = 0
     for sends in schedule.rounds:
-        # All sends of a round read what stood before it.
+        # all sends of a round read the state before it
         before = [(s, hops[s.src, s.chunk] + 1, load[s.src, s.chunk] + sizes[s.chunk]) for s in sends]
         for s, count, size in before:
             place = (s.dst, s.chunk)
@@ -206,7 +208,7 @@ def schedule_depth(schedule: Schedule, message_bytes: int, *, itemsize: int = 1)
                 count, size = max(count, hops[place]), max(size, load[place])
             hops[place], load[place] = count, size
             deepest, longest, work = max(deepest, count), max(longest, size), work + sizes[s.chunk]
-    return Depth(deepest, longest, work)
+    return ScheduleDepth(deepest, longest, work)
 
 
 def _check(p: int) -> None:

@@ -1,4 +1,4 @@
-"""Sizes of operators: those that set a kernel's time (`Op.shape`, `Op.dtype`), and those to split it by (`Op.dims`).
+"""Sizes of operators: those that set a kernel's time (`shape`, `dtype`), and those to split it by (`dims` of ProfiledOp).
 
 `ProfiledOp.shape`, in the order in which the kernel cost model reads them:
   matmul: matrices in one call, rows, columns, inner dim

@@ -114,7 +114,7 @@ def group_of(plan: Plan, rank: int) -> dist.ProcessGroup | None:
     }
     if len(set(keys.values())) == mesh.size:
         return None
-    groups = {key: kept_groups.group_of([r for r in keys if keys[r] == key]) for key in sorted(set(keys.values()))}
+    groups = {key: kept_groups.process_group([r for r in keys if keys[r] == key]) for key in sorted(set(keys.values()))}
     return groups[keys[rank]]
 
 

@@ -28,7 +28,7 @@ from drumline.partition.stage_cutting import cut_into_stages, graph_operators
 from drumline.runtime.pipeline.channels import PipelineChannels
 from drumline.runtime.pipeline.step import PipelineMicroBatch, PipelineRunner, StepHooks
 from drumline.runtime.pipeline.tied_parameters import sum_tied_gradients, tied_ranks
-from drumline.runtime.state.process_groups import group_of
+from drumline.runtime.state.process_groups import process_group
 from drumline.schedules.pipeline import Action, Kind, Pipeline, one_f_one_b
 
 FACTOR = 0.37
@@ -293,7 +293,7 @@ def other_shapes(order: Pipeline) -> None:
 
 def side_by_side(order: Pipeline, m: int) -> dict[str, Any]:
     """Two pipelines at a time: ranks 0 and 2, ranks 1 and 3."""
-    groups = [group_of([0, 2]), group_of([1, 3])]
+    groups = [process_group([0, 2]), process_group([1, 3])]
     here = Setup("lm", order, [2] * m, group=groups[dist.get_rank() % 2])
     here.runner.train(order, here.micros, FACTOR)
     for leaves in here.leaves:
@@ -310,7 +310,7 @@ def _broken(*_: Any) -> Any:
 def split_over(order: Pipeline, m: int) -> dict[str, float]:
     """Stages whose wide layers are also split over two ranks each: ranks (0, 1) are the first, (2, 3) the second."""
     rank = dist.get_rank()
-    rows, lines = ([group_of(ranks) for ranks in both] for both in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
+    rows, lines = ([process_group(ranks) for ranks in both] for both in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
     axis = Axis("tp", 2, rank % 2, rows[rank // 2])
     here = Setup("lm", order, [2] * m, group=lines[rank % 2])
     graph = captured("lm", 2)

@@ -9,7 +9,7 @@ import sleeping_jobs
 from world import World
 
 from drumline.costs.pipeline_clock import bubble
-from drumline.runtime.pipeline.clock import LaneTiming, order_bubble, measured_bubble
+from drumline.runtime.pipeline.clock import LaneTiming, measured_bubble, order_bubble
 from drumline.schedules.pipeline import pipeline_order
 
 Worlds = Callable[[int], World]

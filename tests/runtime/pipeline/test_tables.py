@@ -11,7 +11,7 @@ import torch
 
 from drumline.core.errors import GaveUp
 from drumline.runtime.pipeline.channels import StepMessages
-from drumline.runtime.pipeline.messages import PipelineMessage, MessageTables, forward_only
+from drumline.runtime.pipeline.messages import MessageTables, PipelineMessage, forward_only
 from drumline.schedules.pipeline import Pipeline, one_f_one_b, pipeline_order
 
 
@@ -98,7 +98,10 @@ def test_a_send_is_let_go_when_its_receiver_is_seen_to_have_read_it() -> None:
     ours.post_receive(grads[0])
     assert len(list(ours.unfinished_sends)) == 2
     ours.wait_for(grads[0])  # the other rank has run F0 and B0, and not F1
-    assert [m.key for m in ours.unfinished_sends] == [values[1].key] and [w.waited for w in wires.works] == [True, False]
+    assert [m.key for m in ours.unfinished_sends] == [values[1].key] and [w.waited for w in wires.works] == [
+        True,
+        False,
+    ]
     ours.finish()
     assert wires.works[1].waited and not list(ours.unfinished_sends)
 

@@ -1,4 +1,4 @@
-"""Collectives on real interconnects: predicted from the types of their links, checked against published measurements."""
+"""Collectives on real interconnects: predicted from their link types, checked against published measurements."""
 
 from .model import Interconnect, interconnect_seconds
 from .validation import CollectivesValidation, ErrorSummary, PredictedCollective, validate_collectives

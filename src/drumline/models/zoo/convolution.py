@@ -137,16 +137,7 @@ def _convolution(
     times = 1 if first else 2  # the gradient of the weight, and of the input
     return LayerPart(
         (
-            op(
-                "convolution",
-                "conv",
-                "forward",
-                flops=work,
-                fixed=read,
-                per_sample=moved,
-                made=VALUE * y,
-                shape=shape,
-            ),
+            op("convolution", "conv", "forward", flops=work, fixed=read, per_sample=moved, made=VALUE * y, shape=shape),
             op(
                 "convolution_backward",
                 "conv_backward",

@@ -45,7 +45,7 @@ GRACE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """What one rank writes in one save."""
+    """One rank's part of one save."""
 
     folder: Path
     temporary: Path

@@ -93,7 +93,7 @@ def _piece_run(entry: str, piece: Piece, tensor: torch.Tensor) -> TensorRun:
 
 
 def own(engine: EngineCore, outline: ModelOutline) -> list[TensorRun]:
-    """What only this rank writes: its random state, and the buffers that it owns."""
+    """Runs that only this rank writes: its random state, and the buffers that it owns."""
     runs = [TensorRun(f"random/{kind}/{engine.rank}", (t.numel(),), 0, t) for kind, t in random_state().items()]
     return runs + [run for run in _buffer_runs(engine, outline) if run.tensor.numel()]
 

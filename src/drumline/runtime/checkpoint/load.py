@@ -123,7 +123,7 @@ def _verified(engine: EngineCore, folder: Path) -> tuple[Manifest | None, Drumli
 # -- restoring
 
 _IMPLEMENTATION_KEYS = ("foreach", "fused", "capturable", "differentiable")
-"""How an optimizer computes, not what: the current job's choice is used."""
+"""Options that select an implementation: the current job's values are used."""
 
 
 @torch.no_grad()

@@ -160,13 +160,13 @@ class Saver:
         self.last = Path(broadcast_text(self.engine, str(self._written) if self.engine.rank == 0 else None))
 
     def _failure(self) -> DrumlineError | None:
-        """What went wrong in this rank's thread."""
+        """The error of this rank's thread, if any."""
         if self._error is not None and not isinstance(self._error, Exception):
             raise self._error
         return None if self._error is None else commit.as_error(self._error, self.step, self.folder)
 
     def _request(self, *, copy: bool) -> tuple[commit.SaveRequest | None, DrumlineError | None]:
-        """What this rank writes; or the error, if something cannot be saved."""
+        """This rank's part of a save; or the error, if something cannot be saved."""
         engine = self.engine
         try:
             if engine.rank == 0:

@@ -1,4 +1,4 @@
-"""A batch of the caller's own loader, made into what `data()` yields: this rank's samples, cut into micro-batches."""
+"""Converts a batch of the caller's own loader to what `data()` yields: this rank's samples, in micro-batches."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .engine_core import EngineCore
 
 
-def batch_slice(engine: EngineCore, batch: Any) -> RankBatch:
-    """(input, target) of this rank's samples, along the first dim; the ranks may have different numbers of them."""
+def own_batch_slice(engine: EngineCore, batch: Any) -> RankBatch:
+    """Cut (input, target), this rank's samples along the first dim; ranks may have different numbers of them."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise JobError(f"a batch is a {type(batch).__name__}", rule="a batch is (input, target), or from data()")
     n = total = _length(batch)
@@ -26,7 +26,7 @@ def batch_slice(engine: EngineCore, batch: Any) -> RankBatch:
     micro = engine.plan.micro
     parts = [part for part in split_range(n, micro) if part]
     if len(parts) < micro:
-        raise JobError(f"{n} samples for {micro=}", rule="each rank gives at least one sample to every micro-batch")
+        raise JobError(f"{n} samples for {micro=}", rule="each rank has at least one sample for every micro-batch")
     micros = [RankMicroBatch(_cut(batch[0], part), _cut(batch[1], part), len(part), 0) for part in parts]
     return RankBatch(engine.steps, tuple(micros), total)
 
@@ -37,7 +37,7 @@ def _length(batch: Any) -> int:
     for item in batch.values() if isinstance(batch, dict) else batch:
         if isinstance(item, torch.Tensor | dict | tuple | list):
             return _length(item)
-    raise JobError("a batch holds no tensor", rule="a batch is (input, target)")
+    raise JobError("a batch has no tensor", rule="a batch is (input, target)")
 
 
 def _cut(value: Any, part: range) -> Any:

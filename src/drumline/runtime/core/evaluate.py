@@ -1,4 +1,4 @@
-"""Exact metrics: every sample counts once, also when the samples do not divide over the ranks."""
+"""Exact metrics: every sample counts once, even if the samples do not divide over the ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The first half of a step: forward and backward of every micro-batch, and what is then known of it on all ranks.
+"""The first half of a step: forward and backward of every micro-batch, and the sums over all ranks.
 
-`run_passes` only tells a GPU what to do; `read` is where the host waits for it. So the update can be told in between.
+`forward_backward` only launches work on a GPU; `read_sums` is where the host waits for it. So the update can be
+launched in between.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepSums:
-    """What is known of a step before its update, perhaps by the device alone."""
+    """Sums over all ranks before the update, on the device."""
 
     values: torch.Tensor
-    """The sums of losses and of their weights, parameters that were not reached, the square of the norm."""
+    """Sum of losses, sum of their weights, number of unreached parameters, squared gradient norm."""
     samples: int | None
-    """Samples of the batch, where the loss has weights of its own."""
+    """Samples of the batch, if the job weights the loss itself."""
     scale: float
-    """What the loss was multiplied by."""
+    """The loss scale."""
 
 
 def forward_backward(engine: EngineCore, batch: RankBatch) -> StepSums:
@@ -72,7 +73,7 @@ def _added(losses: list[MicroLoss], device: torch.device) -> MicroLoss:
 
 
 def read_sums(engine: EngineCore, sums: StepSums) -> tuple[float, float]:
-    """The mean loss, and what the gradients are to be multiplied by. The host waits for a GPU only here."""
+    """The mean loss, and the factor to multiply the gradients by. The host waits for a GPU only here."""
     with engine.phase("communication"):
         loss_sum, weight_sum, unreached, square = engine.read_numbers(sums.values)
         if unreached:

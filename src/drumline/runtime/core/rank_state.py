@@ -16,7 +16,7 @@ from ...torchkit.fake_tensors import with_real_tensors
 from ...torchkit.recurrent import silence_rnn_contiguity_warning
 from ..memory.recompute import recompute
 from ..memory.selective import recompute_selectively
-from ..memory.tiling import untiled_layers, tile
+from ..memory.tiling import tile, untiled_layers
 from ..numerics.batchnorm import SyncedBatchNorm, sync_batchnorms
 from ..numerics.precision import HALVES
 from ..numerics.recurrent import has_recurrent_layers

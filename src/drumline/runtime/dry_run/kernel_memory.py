@@ -83,5 +83,5 @@ class KernelWorkspaces:
 
 
 def _signature(x: Any) -> Any:
-    """What the choice of a kernel depends on."""
+    """The properties that determine the choice of a kernel."""
     return (tuple(x.shape), x.stride(), x.dtype, x.device.type) if isinstance(x, torch.Tensor) else x

@@ -206,7 +206,7 @@ class _StandIn(torch.autograd.Function):
 
 
 def _signature(t: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype, bool]:
-    """What the memory of a layer depends on."""
+    """The properties that determine the memory of a layer."""
     return tuple(t.shape), t.dtype, t.requires_grad
 
 

@@ -47,7 +47,7 @@ class NonFiniteReport:
 
 @dataclass(frozen=True, slots=True)
 class RankObservation:
-    """What one rank observed in its own values."""
+    """One rank's observations of its own values."""
 
     rank: int
     weights: tuple[str, ...] = ()

@@ -1,1 +1,1 @@
-"""Memory for time: what is computed again, cut into parts, or kept in host memory."""
+"""Trades time for memory: recomputation, tiling of large layers, offload to host memory."""

@@ -1,8 +1,8 @@
-"""Cross-entropy over a vocabulary that is cut into parts: no more than one part of the logits is there at a time.
+"""Cross-entropy over a tiled vocabulary: one tile of the logits is in memory at a time.
 
-Each part gives three numbers per token: the log of the sum of the exponentials of its logits, the logit of the target
-if the part has it, and the sum of its logits (for label smoothing). They add up to the loss. The backward computes a
-part's logits again; nothing of the size of the logits is kept between the two.
+Each tile gives three scores per token: the log-sum-exp of its logits, the logit of the target if the tile has it, and
+the sum of its logits (for label smoothing). They combine to the loss. The backward recomputes a tile's logits; nothing
+of the size of the logits is kept between the two.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.autograd.function import once_differentiable
 from ...torchkit.operators import assert_async
 
 Scorer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
-"""(hidden, index, here, total) -> the three numbers per token, shape (3, tokens); what a part of the head does."""
+"""(hidden, index, here, total) -> the three scores per token, shape (3, tokens), of one tile of the head."""
 
 
 class _Scores(torch.autograd.Function):
-    """The three numbers per token, of one part."""
+    """The three scores per token of one tile."""
 
     @staticmethod
     def forward(
@@ -60,7 +60,7 @@ class _Scores(torch.autograd.Function):
         return dh, dw, db, None, None, None, None
 
 
-def scores(
+def part_scores(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -69,7 +69,7 @@ def scores(
     *,
     total: bool,
 ) -> torch.Tensor:
-    """The three numbers per token of one part; `index` is the target's row in it, where it is `here`."""
+    """The three scores per token of one tile; `index` is the target's row in it, where it is `here`."""
     dtype = None
     if torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(hidden.device.type)
@@ -88,17 +88,17 @@ def cross_entropy(
     reduction: str,
     label_smoothing: float,
 ) -> torch.Tensor:
-    """What `F.cross_entropy` gives for the logits of all parts: hidden (tokens, width), target (tokens)."""
+    """`F.cross_entropy` of the logits of all tiles: hidden (tokens, width), target (tokens)."""
     words = parts[-1][0].stop
     counts = target != ignore_index
     chosen = target.masked_fill(~counts, 0)
     assert_async(((chosen >= 0) & (chosen < words)).all(), f"a target is not one of the {words} classes")
-    found = []
+    scores = []
     for rows, scorer in parts:
         here = (chosen >= rows.start) & (chosen < rows.stop)
         index = (chosen - rows.start).clamp(0, len(rows) - 1)
-        found.append(scorer(hidden, index, here, label_smoothing > 0))
-    table = torch.stack(found)
+        scores.append(scorer(hidden, index, here, label_smoothing > 0))
+    table = torch.stack(scores)
     lse = torch.logsumexp(table[:, 0], 0)
     loss = lse - table[:, 1].sum(0)
     if label_smoothing > 0:
@@ -115,7 +115,7 @@ def cross_entropy(
 def _logits(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """Of one part: rounded as the plain layer rounds them, then in float32 at least. The caller may write on them."""
+    """Logits of one tile, rounded as by the plain layer, then at least float32. The caller may overwrite them."""
     kind = dtype or hidden.dtype
     with _plain(hidden):
         made = torch.nn.functional.linear(hidden.to(kind), weight.to(kind), None if bias is None else bias.to(kind))
@@ -123,10 +123,10 @@ def _logits(
 
 
 def _plain(t: torch.Tensor) -> torch.autocast:
-    """No autocast inside: the types are chosen by hand, and are the same in the backward."""
+    """No autocast inside: the types are chosen here, and are the same in the backward."""
     return torch.autocast(t.device.type, enabled=False)
 
 
 def _finite(most: torch.Tensor) -> torch.Tensor:
-    """What is subtracted before the exponential: 0 where every logit is minus infinity."""
+    """The maximum to subtract before the exponential: 0 where every logit is minus infinity."""
     return most.masked_fill(most.isinf(), 0.0)

@@ -1,7 +1,8 @@
-"""The output of a head that is cut into parts: logits that are computed when, and as far as, somebody asks for them.
+"""The lazy output of a tiled head: logits that are computed when, and as far as, they are needed.
 
-`Logits` looks like the tensor (..., vocabulary) and holds the head's input (..., width). Reshapes that keep the last
-dim stay lazy, and `F.cross_entropy` goes part by part. Everything else makes the whole tensor: right, but as large.
+`LazyLogits` looks like the tensor (..., vocabulary) and holds the head's input (..., width). Reshapes that keep the
+last dim stay lazy, and `F.cross_entropy` runs tile by tile. Everything else materializes the whole tensor: correct, but
+as large as without tiling.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ T = torch.Tensor
 
 
 class LogitsHead(Protocol):
-    """A linear layer in parts."""
+    """A tiled linear layer."""
 
-    whole_because: str
+    materialized_by: str
 
     def whole(self, hidden: torch.Tensor) -> torch.Tensor:
         """All logits."""
 
     def scorers(self) -> Sequence[tuple[range, Scorer]]:
-        """The parts, for the loss."""
+        """The tiles, for the loss."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
-    """What held when the head was called: it is computed later, but in the same way."""
+class _CallState:
+    """The modes in which the head was called: it is computed later, under the same modes."""
 
     head: LogitsHead
     grad: bool
     autocast: torch.dtype | None
 
     @contextmanager
-    def again(self, device: torch.device) -> Iterator[None]:
+    def restored(self, device: torch.device) -> Iterator[None]:
         on = self.autocast is not None
         with (
             torch.set_grad_enabled(self.grad and torch.is_grad_enabled()),
@@ -52,9 +53,9 @@ class _Moment:
             yield
 
 
-class _Reach(torch.autograd.Function):
-    """The hidden states as they are. The head's parameters are in their graph, so that DDP does not call them unused;
-    their gradients come another way."""
+class _UseParameters(torch.autograd.Function):
+    """Identity on the hidden states that puts the head's parameters into their graph, so that DDP does not see them as
+    unused; their gradients come another way."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
@@ -67,33 +68,35 @@ class _Reach(torch.autograd.Function):
 
 
 class LazyLogits(torch.Tensor):
-    """Logits that are not there yet. Its memory is that of the hidden states."""
+    """Logits that are not computed yet. Its memory is that of the hidden states."""
 
-    _moment: _Moment
+    _state: _CallState
     _root: LazyLogits | None = None
-    """Of whom it is a view; None when it is its own tensor."""
+    """The tensor that it is a view of; None if it is no view."""
     _step: Callable[[torch.Tensor], torch.Tensor]
-    """From the root's values to its own."""
+    """Computes its values from the root's."""
     _like: torch.Tensor
-    """The tensor that it stands for, without memory: shape, strides and type."""
+    """Shape, strides and type of the logits, as a meta tensor."""
     _full: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, head: LogitsHead, hidden: torch.Tensor, words: int, parameters: Sequence[nn.Parameter]) -> LazyLogits:
-        """The head's output for its input."""
+    def defer(
+        cls, head: LogitsHead, hidden: torch.Tensor, words: int, parameters: Sequence[nn.Parameter]
+    ) -> LazyLogits:
+        """The lazy output of a head for its input."""
         device = hidden.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         dtype = hidden.dtype if autocast is None or hidden.dtype == torch.float64 else autocast
-        moment = _Moment(head, torch.is_grad_enabled(), autocast)
+        state = _CallState(head, torch.is_grad_enabled(), autocast)
         trained = [p for p in parameters if p.requires_grad]
-        if trained and moment.grad:
-            hidden = _Reach.apply(hidden, *trained)  # type: ignore[no-untyped-call]  # torch's own
+        if trained and state.grad:
+            hidden = _UseParameters.apply(hidden, *trained)  # type: ignore[no-untyped-call]  # torch's own
         like = torch.empty(*hidden.shape[:-1], words, dtype=dtype, device="meta")
-        return _made(hidden if moment.grad else hidden.detach(), moment, like)
+        return _lazy_logits(hidden if state.grad else hidden.detach(), state, like)
 
     @property
     def is_whole(self) -> bool:
-        """Whether somebody asked for all of it."""
+        """Whether all of it was computed."""
         root = self if self._root is None else self._root
         return root._full is not None or self._full is not None
 
@@ -102,17 +105,17 @@ class LazyLogits(torch.Tensor):
         kwargs = kwargs or {}
         lazy = _LAZY.get(func)
         if lazy is not None and args and isinstance(args[0], LazyLogits) and not args[0].is_whole:
-            found = lazy(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
+            result = lazy(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         args, kwargs = tree_map(lambda x: _whole(x, func) if isinstance(x, LazyLogits) else x, (args, kwargs))
         return func(*args, **kwargs)
 
 
-def settle(module: nn.Module, args: Any, output: Any) -> Any:
-    """A hook after a model's forward: logits that were made whole inside leave it as plain tensors.
+def materialized_to_plain(module: nn.Module, args: Any, output: Any) -> Any:
+    """Forward hook of a model: logits that were materialized inside leave it as plain tensors.
 
-    What stands around a model (DDP) may look at tensors where Python cannot answer for them.
+    Wrappers of a model (DDP) may read tensors in C++, where Python cannot answer for them.
     """
     whole = [x for x in tree_leaves(output) if isinstance(x, LazyLogits) and x.is_whole]
     if not whole:
@@ -120,10 +123,10 @@ def settle(module: nn.Module, args: Any, output: Any) -> Any:
     return tree_map(lambda x: _whole(x, None) if isinstance(x, LazyLogits) and x.is_whole else x, output)
 
 
-def _made(hidden: torch.Tensor, moment: _Moment, like: torch.Tensor) -> LazyLogits:
+def _lazy_logits(hidden: torch.Tensor, state: _CallState, like: torch.Tensor) -> LazyLogits:
     with without_function_modes():
         new = hidden.as_subclass(LazyLogits)
-    new._moment, new._like = moment, like
+    new._state, new._like = state, like
     return new
 
 
@@ -133,15 +136,15 @@ def _hidden(x: LazyLogits) -> torch.Tensor:
 
 
 def _whole(x: LazyLogits, func: Any) -> torch.Tensor:
-    """All of the values, made once; a view's are a view of its root's, so that writing on one is seen in both."""
+    """All values, computed once; a view's are a view of its root's, so that in-place writes are seen in both."""
     if x._full is None:
         if x._root is not None:
             x._full = x._step(_whole(x._root, func))
         else:
-            hidden, moment = _hidden(x), x._moment
-            moment.head.whole_because = getattr(func, "__qualname__", getattr(func, "__name__", str(func)))
-            with moment.again(hidden.device):
-                x._full = moment.head.whole(hidden).to(x._like.dtype)
+            hidden, state = _hidden(x), x._state
+            state.head.materialized_by = getattr(func, "__qualname__", getattr(func, "__name__", str(func)))
+            with state.restored(hidden.device):
+                x._full = state.head.whole(hidden).to(x._like.dtype)
     return x._full
 
 
@@ -150,7 +153,7 @@ def _whole(x: LazyLogits, func: Any) -> torch.Tensor:
 
 def _view(x: LazyLogits, hidden: torch.Tensor, like: torch.Tensor, step: Callable[[T], T]) -> LazyLogits:
     """A tensor that shares its memory with `x`."""
-    new = _made(hidden, x._moment, like)
+    new = _lazy_logits(hidden, x._state, like)
     before = x._step if x._root is not None else None
     new._root = x if x._root is None else x._root
     new._step = step if before is None else lambda full: step(before(full))
@@ -160,11 +163,11 @@ def _view(x: LazyLogits, hidden: torch.Tensor, like: torch.Tensor, step: Callabl
 def _copy(x: LazyLogits, hidden: torch.Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
     """A tensor with memory of its own."""
     shape = (*hidden.shape[:-1], x._like.shape[-1])
-    return _made(hidden, x._moment, torch.empty(shape, dtype=dtype or x._like.dtype, device="meta"))
+    return _lazy_logits(hidden, x._state, torch.empty(shape, dtype=dtype or x._like.dtype, device="meta"))
 
 
 def _reshaped(func: Any) -> Callable[..., Any]:
-    """A change of shape keeps the order of the numbers: if the last dim stays, the tokens are reshaped and no more."""
+    """A reshape keeps the order of elements: if the last dim stays, only the tokens are reshaped."""
 
     def lazy(x: LazyLogits, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
@@ -181,9 +184,9 @@ def _reshaped(func: Any) -> Callable[..., Any]:
 
 
 def _indexed(x: LazyLogits, index: Any) -> Any:
-    """Tokens are chosen, and each with all of its logits."""
+    """Index tokens, each with all of its logits."""
     items = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(i, list | LazyLogits) for i in items) or not _spares_last(items, x._like.dim()):
+    if any(isinstance(i, list | LazyLogits) for i in items) or not _keeps_last_dim(items, x._like.dim()):
         return NotImplemented
     hidden = _hidden(x)[index]
     if any(isinstance(i, torch.Tensor) for i in items):
@@ -191,8 +194,8 @@ def _indexed(x: LazyLogits, index: Any) -> Any:
     return _view(x, hidden, x._like[index], lambda full: full[index])
 
 
-def _spares_last(items: tuple[Any, ...], dims: int) -> bool:
-    """Whether an index leaves the last dim as it is."""
+def _keeps_last_dim(items: tuple[Any, ...], dims: int) -> bool:
+    """Whether an index keeps the last dim whole."""
     last_is_all = not items or (isinstance(items[-1], slice) and items[-1] == slice(None))
     if any(i is Ellipsis for i in items):
         return items[-1] is Ellipsis or last_is_all
@@ -232,15 +235,15 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    hidden, moment = _hidden(x), x._moment
+    hidden, state = _hidden(x), x._state
     by_class = isinstance(target, torch.Tensor) and not target.is_floating_point() and target.shape == hidden.shape[:-1]
     old = size_average is not None or reduce is not None
     both = weight is not None and label_smoothing > 0
     if hidden.dim() != 2 or not by_class or old or both or reduction not in ("mean", "sum", "none"):
         return NotImplemented
-    with moment.again(hidden.device):
+    with state.restored(hidden.device):
         loss = cross_entropy(
-            moment.head.scorers(),
+            state.head.scorers(),
             hidden,
             target,
             weight=weight,
@@ -248,11 +251,11 @@ def _cross_entropy(
             reduction=reduction,
             label_smoothing=label_smoothing,
         )
-    return loss if moment.autocast is not None else loss.to(x._like.dtype)
+    return loss if state.autocast is not None else loss.to(x._like.dtype)
 
 
 def _hook(x: LazyLogits, hook: Any) -> Any:
-    """FSDP wants to know when the backward begins, and does not look at the gradient; others get that of the logits."""
+    """FSDP's hook only marks the start of the backward; other hooks need the gradient of the logits."""
     if not type(getattr(hook, "__self__", None)).__module__.startswith("torch.distributed.fsdp"):
         return NotImplemented
     with without_function_modes():
@@ -260,7 +263,7 @@ def _hook(x: LazyLogits, hook: Any) -> Any:
 
 
 def _get(name: str) -> Any:
-    """How torch calls the reading of an attribute."""
+    """The function by which torch reads an attribute."""
     return getattr(T, name).__get__
 
 
@@ -278,14 +281,14 @@ _SHAPE = (
     _get("dtype"),
     _get("ndim"),
 )
-"""What the tensor without memory can answer."""
+"""Answered by the meta tensor."""
 
 _PLACE = (
     T.get_device,
     *map(_get, ("device", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_nested")),
     *map(_get, ("requires_grad", "grad_fn", "is_leaf", "is_quantized")),
 )
-"""What the hidden states answer as the logits would."""
+"""Answered by the hidden states as by the logits."""
 
 _LAZY: dict[Any, Callable[..., Any]] = {
     F.cross_entropy: _cross_entropy,

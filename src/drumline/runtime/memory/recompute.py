@@ -1,4 +1,4 @@
-"""Full recomputation: a layer keeps its input alone, and runs its forward again when its backward needs the rest."""
+"""Full recomputation: a layer keeps only its input, and runs its forward again when its backward needs the rest."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ...torchkit.modules import RunningNormBase
 from ...tracing.layers import LayerSpec, layers_of
 
 Contexts = Callable[[], tuple[AbstractContextManager[None], Callable[[], AbstractContextManager[None]]]]
-"""For one forward: what is around it, and what makes the context around each repetition of it."""
+"""For one forward: the context around it, and a factory of the contexts around each repetition."""
 
 
 def recompute(model: nn.Module) -> None:
-    """Make every layer that holds other modules compute its forward again in the backward."""
+    """Make every layer that has submodules recompute its forward in the backward."""
     for spec in recomputed_layers(model, "full"):
         recompute_layer(spec.module, functools.partial(_contexts, spec.module))
 
@@ -31,7 +31,7 @@ def recomputed_layers(model: nn.Module, word: str) -> list[LayerSpec]:
     if not layers:
         raise PlanError(
             f"recompute={word} saves nothing for {type(model).__name__}",
-            rule="a layer that holds other modules keeps less than they do; this model has none",
+            rule="a layer with submodules keeps less than they do; this model has none",
             fix="recompute=none, or group the modules into blocks",
         )
     return layers
@@ -41,47 +41,47 @@ def recompute_layer(module: nn.Module, contexts: Contexts) -> None:
     """Run a layer's forward within the first context, and once more within the second when its backward begins."""
     _keep_no_cache(module)
     module.forward = functools.partial(  # the name of the module must not change
-        checkpoint, module.forward, use_reentrant=False, context_fn=functools.partial(_alike, contexts)
+        checkpoint, module.forward, use_reentrant=False, context_fn=functools.partial(_repeatable, contexts)
     )
 
 
 def _keep_no_cache(module: nn.Module) -> None:
-    """Models of transformers keep keys and values for the next word; the second forward would add to them again."""
+    """Disable the key-value cache of transformers models: the second forward would append to it again."""
     for m in module.modules():
         config = getattr(m, "config", None)
         if getattr(config, "use_cache", None) is True:
             config.use_cache = False  # type: ignore[union-attr]  # it has one
 
 
-def _alike(contexts: Contexts) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _repeatable(contexts: Contexts) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     first, again = contexts()
     return first, reenter_function_modes(again)
 
 
 def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Callable[[], AbstractContextManager[None]]]:
-    moved: list[tuple[torch.Tensor, torch.Tensor]] = []
-    return first_time(module, moved), functools.partial(once_more, moved)
+    saved: list[tuple[torch.Tensor, torch.Tensor]] = []
+    return saving_buffers(module, saved), functools.partial(with_saved_buffers, saved)
 
 
 @contextmanager
-def first_time(module: nn.Module, moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
-    """Remember the buffers that the forward moves (running statistics, vectors of a spectral norm) as they were."""
-    # torch's norms move theirs without counting it as a change
+def saving_buffers(module: nn.Module, saved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+    """Save the buffers that the forward changes (running statistics, vectors of a spectral norm) as they were."""
+    # torch's norms change theirs without a new version
     norms = [m for m in module.modules() if isinstance(m, RunningNormBase) and m.training]
     statistics = {id(b) for m in norms for b in m.buffers(recurse=False)}
     before = [(b, b._version, b.clone()) for b in module.buffers()]
     yield
-    moved += [(b, old) for b, version, old in before if b._version != version or id(b) in statistics]
+    saved += [(b, old) for b, version, old in before if b._version != version or id(b) in statistics]
 
 
 @contextmanager
-def once_more(moved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
-    """The second forward starts from what the first started from, and leaves what the first left."""
-    now = [b.clone() for b, _ in moved]
-    for b, old in moved:
+def with_saved_buffers(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+    """Run the second forward from the buffers of the first, then restore those that the first left."""
+    now = [b.clone() for b, _ in saved]
+    for b, old in saved:
         b.copy_(old)
     try:
         yield
     finally:
-        for (b, _), value in zip(moved, now, strict=True):
+        for (b, _), value in zip(saved, now, strict=True):
             b.copy_(value)

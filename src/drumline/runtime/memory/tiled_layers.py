@@ -1,7 +1,9 @@
-"""Linear and embedding layers in parts of rows. Each part is a module of its own, so that FSDP gathers one at a time.
+"""Tiled linear and embedding layers: a tile is a range of rows, and a module of its own, so FSDP gathers one at a time.
 
-The layer stays the object that it was, with its hooks and its class (a subclass of it): only its forward is another.
-Somebody who reads its weight gets all of it, put together from the parts, with its gradient.
+The layer stays the same object, with its hooks and its class (now a subclass): only its forward changes. Reading its
+weight gives all of it, concatenated from the tiles, with its gradient. State dicts have the layer's own names,
+`fc.weight`, not `fc.parts.0.weight`, so they load strictly into the model as its author wrote it, and the other way
+round. Sharded tiles keep their names: concatenating them would be a message; checkpoints use the strategy's pieces.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ...torchkit.operators import assert_async
-from .chunked_loss import Scorer, scores
+from .chunked_loss import Scorer, part_scores
 from .logits import LazyLogits
 
 
-class _After(torch.autograd.Function):
-    """The parameter as it is. The ticket gets a gradient (of zero) when the parameter has one.
+class _WithTicket(torch.autograd.Function):
+    """Identity on a parameter. The ticket gets a gradient (of zero) when the parameter has one.
 
-    FSDP drops a unit's parameters and sends their gradients when the gradient of one of its inputs is there. Tokens
-    have no gradient, and without a ticket all parts of an embedding would stay until the end of the backward.
+    FSDP frees a unit's parameters and sends their gradients once an input of the unit has its gradient. Tokens have no
+    gradient, and without a ticket all tiles of an embedding would stay in memory until the end of the backward.
     """
 
     @staticmethod
@@ -37,7 +39,7 @@ class _After(torch.autograd.Function):
 
 
 class LayerTile(nn.Module):
-    """Some rows of a layer. Under zero=3 each is a unit of its own."""
+    """Some rows of a layer; under zero=3 a unit of its own."""
 
     def __init__(self, rows: range, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -47,23 +49,23 @@ class LayerTile(nn.Module):
 
     @property
     def rows(self) -> range:
-        """Which rows of the layer's."""
+        """Its rows of the layer."""
         return range(self.start, self.stop)
 
     def forward(self, what: str, x: torch.Tensor | None, ticket: torch.Tensor | None, *more: Any) -> torch.Tensor:
-        """Everything that needs the weight: it is here while this runs."""
+        """Do all work that needs the weight, which is gathered while this runs."""
         weight: torch.Tensor = self.weight
         bias: torch.Tensor | None = self.bias
         if ticket is not None and weight.requires_grad:
-            weight = _After.apply(weight, ticket)  # type: ignore[no-untyped-call]  # torch's own
+            weight = _WithTicket.apply(weight, ticket)  # type: ignore[no-untyped-call]  # torch's own
         elif ticket is not None and bias is not None and bias.requires_grad:
-            bias = _After.apply(bias, ticket)  # type: ignore[no-untyped-call]
-        out = _WORK[what](weight, bias, self.rows, x, *more)
+            bias = _WithTicket.apply(bias, ticket)  # type: ignore[no-untyped-call]
+        out = _OPERATIONS[what](weight, bias, self.rows, x, *more)
         assert isinstance(out, torch.Tensor)
         return out
 
     def call(self, what: str, x: torch.Tensor | None, *more: Any) -> torch.Tensor:
-        """Run it, with a ticket where the input has no gradient."""
+        """Run it, with a ticket if the input has no gradient."""
         ticket = None
         if torch.is_grad_enabled() and (x is None or not x.requires_grad):
             ticket = torch.zeros((), device=self._device(x), requires_grad=True)
@@ -72,8 +74,8 @@ class LayerTile(nn.Module):
         return out
 
     def _device(self, x: torch.Tensor | None) -> torch.device | str:
-        """Where it computes: an offloaded shard lies in host memory, and a ticket there would leave the backward's
-        order to two threads."""
+        """The device it computes on: an offloaded shard is in host memory, and with a ticket there two threads would
+        decide the order of the backward."""
         if x is not None:
             return x.device
         return self.weight.device_mesh.device_type if isinstance(self.weight, DTensor) else self.weight.device
@@ -84,10 +86,10 @@ class LayerTile(nn.Module):
 
 
 class LayerTiles(nn.ModuleList):
-    """The parts of a layer."""
+    """The tiles of a layer."""
 
     inside_a_leaf = True
-    """For `layers_of`: a layer with parts is as simple a layer as without."""
+    """For `layers_of`: a tiled layer is a simple layer, too."""
 
 
 _Bias = torch.Tensor | None
@@ -97,8 +99,8 @@ def _linear(weight: torch.Tensor, bias: _Bias, rows: range, x: torch.Tensor, bia
     return F.linear(x, weight, bias if biased else None)
 
 
-def _look_up(weight: torch.Tensor, bias: _Bias, rows: range, tokens: torch.Tensor, padding: int | None) -> torch.Tensor:
-    """The rows of the tokens that are in this part, and zeros for the others."""
+def _lookup(weight: torch.Tensor, bias: _Bias, rows: range, tokens: torch.Tensor, padding: int | None) -> torch.Tensor:
+    """The rows of the tokens in this tile, and zeros for the others."""
     elsewhere = (tokens < rows.start) | (tokens >= rows.stop)
     index = (tokens - rows.start).clamp(0, len(rows) - 1)
     padding = padding - rows.start if padding is not None and padding in rows else None
@@ -115,7 +117,7 @@ def _scores(
     here: torch.Tensor,
     total: bool,
 ) -> torch.Tensor:
-    return scores(hidden, weight, bias if biased else None, index, here, total=total)
+    return part_scores(hidden, weight, bias if biased else None, index, here, total=total)
 
 
 def _read(weight: torch.Tensor, bias: _Bias, rows: range, x: None, of_bias: bool) -> torch.Tensor:
@@ -124,74 +126,107 @@ def _read(weight: torch.Tensor, bias: _Bias, rows: range, x: None, of_bias: bool
     return value.clone()
 
 
-_WORK: dict[str, Any] = {"linear": _linear, "look up": _look_up, "scores": _scores, "read": _read}
+_OPERATIONS: dict[str, Any] = {"linear": _linear, "lookup": _lookup, "scores": _scores, "read": _read}
 
 
 class TiledLayer:
-    """What both kinds of layers have. Mixed into the class of the layer."""
+    """Mixed into the class of a tiled layer."""
 
     parts: LayerTiles
     has_bias: bool = False
-    """A part may have a bias that is not this layer's, but that of a layer which shares its weight."""
+    """A tile may have a bias that belongs to another layer, which shares this layer's weight."""
     materialized_by: str = ""
-    """Which function asked for all of the logits last, where they were put off."""
+    """The function that last materialized lazy logits."""
 
     @property
-    def _pieces(self) -> list[LayerTile]:
-        """The parts in order."""
+    def _tiles(self) -> list[LayerTile]:
+        """The tiles in order."""
         return [p for p in self.parts if isinstance(p, LayerTile)]
 
     @property
     def weight(self) -> torch.Tensor:
-        """All of it, for whom reads it: right, but as large as without parts."""
-        return torch.cat([p.call("read", None, False) for p in self._pieces])
+        """All of it: correct, but as large as without tiles."""
+        return torch.cat([p.call("read", None, False) for p in self._tiles])
 
 
 class TiledLinear(TiledLayer):
-    """Output features in parts."""
+    """Tiles of output features."""
 
     lazy: bool = False
-    """It gives `Logits`."""
+    """Whether its output is `LazyLogits`."""
     out_features: int
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """As the weight."""
-        return torch.cat([p.call("read", None, True) for p in self._pieces]) if self.has_bias else None
+        """All of it, as `weight`."""
+        return torch.cat([p.call("read", None, True) for p in self._tiles]) if self.has_bias else None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The outputs of the parts side by side."""
+        """The outputs of the tiles, concatenated."""
         if self.lazy and input.dim() > 1 and not torch.compiler.is_compiling():
-            held = [q for p in self._pieces for q in p.parameters() if not isinstance(q, DTensor)]
-            return LazyLogits.of(self, input, self.out_features, held)
+            parameters = [q for p in self._tiles for q in p.parameters() if not isinstance(q, DTensor)]
+            return LazyLogits.defer(self, input, self.out_features, parameters)
         return self.whole(input)
 
     def whole(self, hidden: torch.Tensor) -> torch.Tensor:
         """All outputs."""
         shape = hidden.shape[:-1]
-        flat = hidden.reshape(-1, hidden.shape[-1])  # or a part's output is a view, which FSDP minds
-        return torch.cat([p.call("linear", flat, self.has_bias).view(*shape, -1) for p in self._pieces], -1)
+        flat = hidden.reshape(-1, hidden.shape[-1])  # else a tile's output is a view, which FSDP refuses
+        return torch.cat([p.call("linear", flat, self.has_bias).view(*shape, -1) for p in self._tiles], -1)
 
     def scorers(self) -> Sequence[tuple[range, Scorer]]:
-        """What the loss needs of each part."""
-        return [(p.rows, partial(self._score, p)) for p in self._pieces]
+        """The scores of each tile, for the loss."""
+        return [(p.rows, partial(self._score, p)) for p in self._tiles]
 
     def _score(self, part: LayerTile, hidden: torch.Tensor, *more: Any) -> torch.Tensor:
         return part.call("scores", hidden, self.has_bias, *more)
 
 
 class TiledEmbedding(TiledLayer):
-    """The vocabulary in parts."""
+    """Tiles of the vocabulary."""
 
     padding_idx: int | None
     num_embeddings: int
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Every token is in one part; the others give zeros, which change nothing."""
+        """Every token is in one tile; the others add zeros."""
         inside = ((input >= 0) & (input < self.num_embeddings)).all()
         assert_async(inside, f"a token is not one of the {self.num_embeddings} of the embedding")
-        first, *others = self._pieces
-        out = first.call("look up", input, self.padding_idx)
+        first, *others = self._tiles
+        out = first.call("lookup", input, self.padding_idx)
         for part in others:
-            out = out + part.call("look up", input, self.padding_idx)
+            out = out + part.call("lookup", input, self.padding_idx)
         return out
+
+
+_NAMES = ("weight", "bias")
+
+
+def keep_state_dict_names(layer: nn.Module) -> None:
+    """Give the tiles of a layer the layer's own names in state dicts, saved and loaded."""
+    layer.register_state_dict_post_hook(_join)
+    layer.register_load_state_dict_pre_hook(_split)
+
+
+def _join(layer: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    assert isinstance(layer, TiledLayer)
+    keys = {name: [f"{prefix}parts.{i}.{name}" for i in range(len(layer.parts))] for name in _NAMES}
+    if any(isinstance(state.get(key), DTensor) for key in keys["weight"]):
+        return
+    for name in _NAMES:
+        tiles = [state.pop(key) for key in keys[name] if key in state]
+        if tiles and (name == "weight" or layer.has_bias):
+            state[prefix + name] = torch.cat(tiles)
+
+
+def _split(layer: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
+    assert isinstance(layer, TiledLayer)
+    for name in _NAMES:
+        whole = state.pop(prefix + name, None)
+        for i, part in enumerate(layer.parts):
+            own = getattr(part, name)
+            if isinstance(whole, torch.Tensor):
+                state[f"{prefix}parts.{i}.{name}"] = whole[part.start : part.stop]
+            elif own is not None and name == "bias" and not layer.has_bias:
+                # the bias of a layer that shares this weight, which is loaded under that layer's name
+                state.setdefault(f"{prefix}parts.{i}.{name}", own.detach())

@@ -1,7 +1,7 @@
-"""Memory-centric tiling, `chunk=n`: the largest layers are cut into n parts of rows, and run part by part.
+"""Memory-centric tiling, `chunk=n`: the largest layers are cut into n tiles of rows, and run tile by tile.
 
-With zero=3 each part is gathered, used and dropped before the next, so a layer may be larger than the device. The
-logits of a head are not kept either: the loss takes them part by part (logits.py).
+With zero=3 each tile is gathered, used and freed before the next, so a layer may be larger than the device. The logits
+of a head are not kept either: the loss computes them tile by tile (logits.py).
 """
 
 from __future__ import annotations
@@ -16,29 +16,28 @@ from torch.nn.parameter import UninitializedParameter
 from ...core.errors import PlanError
 from ...datasets.stream import split_range
 from ..state.pieces import ParameterPart
-from .logits import settle
-from .tiled_layers import TiledEmbedding, TiledLinear, LayerTile, LayerTiles
-from .tiled_state import keep_names
+from .logits import materialized_to_plain
+from .tiled_layers import LayerTile, LayerTiles, TiledEmbedding, TiledLinear, keep_state_dict_names
 
 _Layer = nn.Linear | nn.Embedding
 
 
 @dataclass(frozen=True, slots=True)
 class TilingChoice:
-    """What is cut in a model."""
+    """The layers of a model to tile."""
 
     cut: dict[str, _Layer]
-    """The layers by name."""
+    """By name."""
     left: dict[str, str]
-    """Layers that are as large and are left whole, and why."""
+    """Layers that are as large but stay whole, and why."""
 
 
 def choose_layers(model: nn.Module) -> TilingChoice:
-    """The layers to cut: linear and embedding layers whose weight has at least half as many numbers as the largest's.
+    """The layers to tile: linear and embedding layers whose weight is at least half as large as the largest.
 
-    Layers that are tied to each other are cut together. A layer is left whole when somebody else uses its weight, or
-    when its forward is not torch's. Convolutions, recurrent layers and the projection into queries, keys and values of
-    `nn.MultiheadAttention` are never cut.
+    Tied layers are tiled together. A layer stays whole if another module uses its weight, or if its forward is not
+    torch's. Convolutions, recurrent layers and the projection into queries, keys and values of
+    `nn.MultiheadAttention` are never tiled.
     """
     layers = {name: m for name, m in model.named_modules() if isinstance(m, _Layer)}
     reasons = _reasons(model, layers)
@@ -50,10 +49,10 @@ def choose_layers(model: nn.Module) -> TilingChoice:
 
 
 def tile(model: nn.Module, n: int, *, lazy: bool = True) -> dict[str, ParameterPart]:
-    """Cut the largest layers of a model into n parts (of one row at least), in place, on any device.
+    """Tile the largest layers of a model into n tiles (of at least one row), in place, on any device.
 
-    Returns which rows of which parameter of the user's each new parameter is. With `lazy` the head's output is put off
-    until the loss asks for it; not for callers that collect outputs from threads or a compiler.
+    Returns for each new parameter its rows of a parameter of the user's. With `lazy` the head's output is computed when
+    the loss needs it; not for callers that collect outputs from threads or a compiler.
     """
     if n == 1:
         return {}
@@ -77,30 +76,30 @@ def tile(model: nn.Module, n: int, *, lazy: bool = True) -> dict[str, ParameterP
             bias = next((m.bias for m in owners if isinstance(m, nn.Linear) and m.bias is not None), None)
             done[id(weight)] = _parts(weight, bias, n, names, made)
     if heads:
-        model.register_forward_hook(settle)
+        model.register_forward_hook(materialized_to_plain)
     owned = {id(m): done[id(_weight(m))] for m in choice.cut.values()}
     for module in choice.cut.values():
-        _convert(module, owned[id(module)], puts_off=id(module) in heads)
+        _convert(module, owned[id(module)], lazy=id(module) in heads)
     return {name: made[id(p)] for name, p in model.named_parameters() if id(p) in made}
 
 
 def untiled_layers(model: nn.Module) -> dict[str, str]:
-    """The large layers that `tile` would leave whole, and why; to be asked before it has cut."""
+    """The large layers that `tile` would leave whole, and why; call it before `tile`."""
     return choose_layers(model).left
 
 
 def tiles_of(model: nn.Module) -> list[LayerTile]:
-    """The parts of all layers that were cut, each once: what is sharded as units of their own."""
+    """The tiles of all tiled layers, each once: these are sharded as units of their own."""
     return [m for m in model.modules() if isinstance(m, LayerTile)]
 
 
 def materialized_heads(model: nn.Module) -> dict[str, str]:
-    """The heads whose logits somebody asked for, by name, and by which function."""
-    found = ((name, m) for name, m in model.named_modules() if isinstance(m, TiledLinear))
-    return {name: m.materialized_by for name, m in found if m.materialized_by}
+    """The heads whose logits were materialized, by name, and the function that did."""
+    heads = ((name, m) for name, m in model.named_modules() if isinstance(m, TiledLinear))
+    return {name: m.materialized_by for name, m in heads if m.materialized_by}
 
 
-# -- which
+# -- choosing the layers
 
 
 def _weight(module: _Layer) -> nn.Parameter:
@@ -110,20 +109,20 @@ def _weight(module: _Layer) -> nn.Parameter:
 
 
 def _size(module: _Layer) -> int:
-    """Also of a layer whose weight is computed."""
+    """Elements of the weight, even of one that is computed."""
     n = module.in_features * module.out_features if isinstance(module, nn.Linear) else 0
     return n or (module.num_embeddings * module.embedding_dim if isinstance(module, nn.Embedding) else 0)
 
 
 def _reasons(model: nn.Module, layers: Mapping[str, _Layer]) -> dict[str, str]:
-    """Why each layer cannot be cut; nothing for those that can."""
+    """Why each layer cannot be tiled; empty for those that can."""
     reasons = {name: _own_reason(m) for name, m in layers.items()}
     users: dict[int, set[str]] = {}
     for name, module in model.named_modules():
         for p in module._parameters.values():
             if p is not None:
                 users.setdefault(id(p), set()).add(name)
-    for _ in layers:  # what is tied to a layer that stays whole stays whole
+    for _ in layers:  # a layer tied to one that stays whole stays whole
         for name, module in layers.items():
             if not reasons[name]:
                 reasons[name] = _shared_reason(name, module, layers, reasons, users)
@@ -134,9 +133,9 @@ def _own_reason(m: _Layer) -> str:
     weight = m._parameters.get("weight")
     torchs = nn.Linear.forward if isinstance(m, nn.Linear) else nn.Embedding.forward
     if weight is None or isinstance(weight, UninitializedParameter):
-        return "its weight is computed, or not there yet"
+        return "its weight is computed, or not initialized yet"
     if not weight.numel():
-        return "it has no numbers"
+        return "it has no elements"
     if type(m).forward is not torchs or "forward" in vars(m):
         return "its forward is not torch's"
     if isinstance(m, NonDynamicallyQuantizableLinear):
@@ -165,9 +164,9 @@ def _shared_reason(
 
 
 def _heads(model: nn.Module, choice: TilingChoice) -> set[int]:
-    """The cut layers whose output is put off: tied to an embedding, or the last linear layer, and wider than its input.
+    """The tiled layers with lazy output: tied to an embedding, or the last linear layer, and wider than their input.
 
-    A wrong guess costs nothing: an output that something else than the loss uses is made whole at once.
+    A wrong guess costs nothing: an output that anything but the loss uses is materialized at once.
     """
     linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
     tied = {id(_weight(m)) for m in choice.cut.values() if isinstance(m, nn.Embedding)}
@@ -178,13 +177,13 @@ def _heads(model: nn.Module, choice: TilingChoice) -> set[int]:
     }
 
 
-# -- how
+# -- tiling them
 
 
 def _parts(
     weight: nn.Parameter, bias: nn.Parameter | None, n: int, names: Mapping[int, str], made: dict[int, ParameterPart]
 ) -> LayerTiles:
-    """The parts of a weight (and its bias); what they are of the user's parameters goes into `made`."""
+    """The tiles of a weight (and its bias); records in `made` which rows of the user's parameters they are."""
 
     def take(p: nn.Parameter, rows: range) -> nn.Parameter:
         new = nn.Parameter(p.detach()[rows.start : rows.stop].clone(), requires_grad=p.requires_grad)
@@ -195,15 +194,15 @@ def _parts(
     return LayerTiles(LayerTile(r, take(weight, r), None if bias is None else take(bias, r)) for r in cuts)
 
 
-def _convert(module: _Layer, parts: LayerTiles, *, puts_off: bool) -> None:
-    """Give a layer its parts in the place of its parameters; its class becomes a subclass of what it was."""
+def _convert(module: _Layer, parts: LayerTiles, *, lazy: bool) -> None:
+    """Replace a layer's parameters by its tiles; its class becomes a subclass of what it was."""
     kind = TiledLinear if isinstance(module, nn.Linear) else TiledEmbedding
     had_bias = module._parameters.get("bias") is not None
     for name in ("weight", "bias"):
         module._parameters.pop(name, None)
     cls = type(module)
-    module.__class__ = type(f"{cls.__name__}InParts", (kind, cls), {})
+    module.__class__ = type(f"Tiled{cls.__name__}", (kind, cls), {})
     module.parts = parts
     if isinstance(module, TiledLinear):
-        module.has_bias, module.lazy = had_bias, puts_off
-    keep_names(module)
+        module.has_bias, module.lazy = had_bias, lazy
+    keep_state_dict_names(module)

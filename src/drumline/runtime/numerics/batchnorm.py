@@ -1,8 +1,8 @@
 """BatchNorm whose statistics span all data-parallel ranks of a micro-batch, on any device.
 
-Forward: every rank takes the mean and the variance of its slice; one all-gather brings them together, and they are
-combined without losing digits. Backward: one all-reduce of the two sums that the gradient of the input needs.
-A rank that runs a stand-in sample of weight 0 counts nothing.
+Forward: every rank computes mean and variance of its slice; one all-gather collects them, and they are combined without
+cancellation. Backward: one all-reduce of the two sums that the gradient of the input needs. A rank that runs a
+placeholder sample of weight 0 does not count.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class _Normalize(torch.autograd.Function):
         affine = (None, None) if weight is None else (product * invstd, total)
         sums = torch.stack([total, product])
         if not ctx.present:
-            # as zeros that hang on the gradient: a compiler puts what does not into the forward, and there the message
-            # would meet those of other layers
+            # as zeros that depend on the gradient: a compiler would move constants into the forward, and there the
+            # message would mix with those of other layers
             sums = torch.where(count < 0, sums, torch.zeros_like(sums))
         dist.all_reduce(sums, group=ctx.group)
         if not ctx.present:  # its values were not in the statistics, so the others' losses do not depend on them
@@ -62,7 +62,7 @@ class _Normalize(torch.autograd.Function):
 
 
 class SyncedBatchNorm:
-    """What is put in the place of a BatchNorm's forward."""
+    """Replaces the forward of a BatchNorm."""
 
     def __init__(self, module: BatchNormBase, group: dist.ProcessGroup) -> None:
         self.module, self.group, self.present = module, group, True
@@ -72,7 +72,7 @@ class SyncedBatchNorm:
         m._check_input_dim(x)
         if not m.training and m.running_mean is not None:
             return self._evaluate(x)
-        if x.dtype in (torch.bfloat16, torch.float16):  # sums of half precision are kept in float32, as torch's own are
+        if x.dtype in (torch.bfloat16, torch.float16):  # statistics of half precision in float32, as in torch's own
             x = x.float()
         mean, variance, count = self._statistics(x.detach())
         if m.training and m.running_mean is not None and m.running_var is not None:
@@ -90,7 +90,7 @@ class SyncedBatchNorm:
         return out
 
     def _evaluate(self, x: torch.Tensor) -> torch.Tensor:
-        """With the running statistics. A gathered weight may be of half precision, which they are not."""
+        """Normalize with the running statistics, which are never in half precision, as a gathered weight may be."""
         m = self.module
         if m.weight is None or m.running_mean is None or m.weight.dtype == m.running_mean.dtype:
             return type(m).forward(m, x)
@@ -98,7 +98,7 @@ class SyncedBatchNorm:
         return F.batch_norm(x, m.running_mean, m.running_var, weight, bias, False, 0.0, m.eps)
 
     def _statistics(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Mean, variance and count per channel over all ranks: the variances of the slices, and of their means."""
+        """Mean, variance and count per channel over all ranks, from the means and variances of the slices."""
         variance, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
         n = x.new_full((1,), x.numel() / x.shape[1] if self.present else 0.0)
         mine = torch.cat([mean, variance, n])
@@ -113,16 +113,16 @@ class SyncedBatchNorm:
 
 
 def _channels(x: torch.Tensor) -> tuple[int, ...]:
-    """The shape that lays a vector of channels along dim 1."""
+    """The shape of a vector of channels along dim 1."""
     return (1, -1, *([1] * (x.dim() - 2)))
 
 
 def sync_batchnorms(model: nn.Module, group: dist.ProcessGroup) -> list[SyncedBatchNorm]:
-    """Let every BatchNorm of the model see the whole micro-batch."""
-    found = []
+    """Give every BatchNorm of the model the statistics of the whole micro-batch."""
+    synced = []
     for module in model.modules():
         if isinstance(module, BatchNormBase) and not isinstance(module, nn.SyncBatchNorm):
-            spanning = SyncedBatchNorm(module, group)
-            module.forward = spanning  # type: ignore[assignment,method-assign]  # its name must not change
-            found.append(spanning)
-    return found
+            replaced = SyncedBatchNorm(module, group)
+            module.forward = replaced  # type: ignore[assignment,method-assign]  # its name must not change
+            synced.append(replaced)
+    return synced

@@ -1,4 +1,4 @@
-"""Whether an optimizer may be sharded: shown by trying it on a whole tensor and on its halves."""
+"""Checks whether an optimizer can be sharded, by trying it on a whole tensor and on its halves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...torchkit.fake_tensors import with_real_tensors
 
 
 def check_elementwise(job: Job, plan: str) -> None:
-    """Refuse, by name, an optimizer whose update of a number depends on the other numbers (LAMB, Muon, ...)."""
+    """Refuse, by name, an optimizer whose update of an element depends on other elements (LAMB, Muon, ...)."""
     with with_real_tensors():
         name, difference = _difference(job)
     if difference is not None and difference > 1e-9:
@@ -25,7 +25,7 @@ def check_elementwise(job: Job, plan: str) -> None:
 
 
 def _difference(job: Job) -> tuple[str, float | None]:
-    """The largest difference between updating a matrix and updating its two halves; None where it cannot be tried."""
+    """The optimizer's name, and the largest difference between updating a matrix and updating its two halves."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(8, 6, dtype=torch.float64, generator=generator)
     whole = [nn.Parameter(start.clone())]

@@ -1,7 +1,7 @@
-"""The dynamic loss scale of fp16: gradients are computed of a multiple of the loss, so that small ones do not vanish.
+"""The dynamic loss scale of fp16: the loss is multiplied by it, so that small gradients do not underflow.
 
-When a gradient overflows, the scale is halved and the batch is run again; after `window` good steps it is doubled.
-Every rank sees the same norm, so the scale is the same on all of them.
+When a gradient overflows, the scale is halved and the batch runs again; after `window` good steps it is doubled. Every
+rank sees the same gradient norm, so all have the same scale.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from ...core.errors import GaveUp
 
 @dataclass(slots=True)
 class LossScale:
-    """How much the loss is multiplied by before the backward."""
+    """The factor on the loss before the backward."""
 
     scale: float = 2.0**16
     window: int = 1000
     """Good steps before the scale is doubled."""
     least: float = 2.0**-14
     good: int = 0
-    """Good steps since it changed."""
+    """Good steps since the last change."""
     overflows: int = 0
-    """How often gradients overflowed, over the whole run."""
+    """Number of overflows in the whole run."""
 
     def overflowed(self) -> None:
         """Halve it."""

@@ -1,4 +1,4 @@
-"""What a loss or a metric says of a slice of the batch: a sum, and what it weighs among the slices of all ranks."""
+"""Converts a loss or metric of a slice of the batch to a sum and a weight, to be added over the slices of all ranks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ...core.job import Job
 
 
 def weighted_sum(job: Job, loss: Any, value: Any, target: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Sum and weight from what a loss or metric returned, and whether the weight is the job's own.
+    """Sum and weight of what a loss or metric returned, and whether the job gave the weight.
 
-    A slice of no samples weighs nothing.
+    A slice without samples has weight 0.
     """
     if isinstance(loss, tuple | list):
         total, weight, own = loss[0], _number(loss[1], loss[0]), True
     elif job.sample_weight is not None:
         weight, own = _number(job.sample_weight(value, target), loss), True
-        # a mean over nothing is not a number, and counts nothing
+        # a mean over no samples is NaN, and counts nothing
         total = torch.where(weight.to(loss.device) > 0, loss * weight.to(loss.device, loss.dtype), 0.0)
     else:
         weight, own = _number(float(samples), loss), False
@@ -32,9 +32,9 @@ def weighted_sum(job: Job, loss: Any, value: Any, target: Any, samples: int) -> 
     return total.reshape(()), weight.to(total.device).reshape(()), own
 
 
-def _number(value: Any, beside: Any) -> torch.Tensor:
-    """A number where another tensor is. It is made there: the host would wait for a GPU to have copied it."""
-    device = beside.device if isinstance(beside, torch.Tensor) else None
+def _number(value: Any, like: Any) -> torch.Tensor:
+    """A number on the device of `like`, created there: copying it to a GPU would make the host wait."""
+    device = like.device if isinstance(like, torch.Tensor) else None
     if isinstance(value, torch.Tensor):
         return value.to(dtype=torch.float64)
     return torch.full((), float(value), dtype=torch.float64, device=device)

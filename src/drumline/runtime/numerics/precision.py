@@ -1,4 +1,4 @@
-"""The type that a step computes in. Parameters, gradients and optimizer state stay in the type of the model."""
+"""The precision of a step. Parameters, gradients and optimizer state stay in the type of the model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ...tracing.fake import dtype_of
 from .recurrent import LstmWithoutOnednn, RecurrentDtype, has_recurrent_layers, onednn_lacks
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""The precisions that compute in half precision, with full-precision weights."""
+"""Precisions that compute in half precision, with full-precision weights."""
 
 
 @contextmanager
 def compute_precision(precision: str, device: torch.device) -> Iterator[None]:
-    """Around forward and loss: products in the plan's precision."""
+    """Around forward and loss: autocast to the plan's precision."""
     if precision not in HALVES:
         yield
         return
@@ -33,7 +33,7 @@ def compute_precision(precision: str, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def tf32_matmuls(precision: str) -> Iterator[None]:
-    """Around forward and backward: whether a GPU may round the factors of fp32 products to tf32."""
+    """Around forward and backward: allow tf32 in a GPU's fp32 matmuls under `precision=tf32`."""
     if precision != "tf32":
         yield
         return
@@ -48,7 +48,7 @@ def tf32_matmuls(precision: str) -> Iterator[None]:
 
 
 def to_device(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """Move a batch; with a dtype, its floating-point tensors get it too (verification runs in float64)."""
+    """Move a batch; with a dtype, cast its floating-point tensors too (verification runs in float64)."""
     if isinstance(value, torch.Tensor):
         return value.to(device=device, dtype=dtype_of(value, dtype), non_blocking=True)
     if isinstance(value, dict):

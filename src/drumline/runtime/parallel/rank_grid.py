@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch.distributed as dist
 
 from ...plans import Plan
-from ..state.process_groups import group_of
+from ..state.process_groups import process_group
 
 AXES = ("pp", "replica", "shard", "rows", "columns", "cp", "tp")
 """Outermost first, so that tensor parallelism stays inside a host. Rows and columns are those of `tile`."""
@@ -72,7 +72,7 @@ class RankGrid:
         mine = None
         for places in itertools.product(*(range(self.sizes[a]) for a in others)):
             members = self._along(key, dict(zip(others, places, strict=True)))
-            made = group_of(members, use=use)
+            made = process_group(members, use=use)
             if self.rank in members:
                 mine = made
         return mine

@@ -1,7 +1,7 @@
-"""The job's optimizer on what this rank holds of the parameters.
+"""Creates the job's optimizer on this rank's pieces of the parameters.
 
-It is made on stand-ins of the whole shapes, which take no memory, so that it sorts parameters into groups as it does on
-one device (a usual rule is: no weight decay for what has one dim). Then the pieces take the stand-ins' places.
+It is created on placeholders of the whole shapes, which take no memory, so that it groups parameters as on one device
+(a common rule: no weight decay for parameters of one dim). Then the pieces replace the placeholders.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from ...tracing.optimizer import prefer_fused
 from .pieces import ParameterSpec, Piece
 
 
-def make_optimizer(job: Job, pieces: Sequence[Piece], kinds: Mapping[str, ParameterSpec]) -> torch.optim.Optimizer:
-    """Call the job's optimizer(). `pieces` and `kinds` are those of the trained parameters."""
-    if all(p.replicated and p.is_whole for p in pieces) and len(pieces) == len(kinds):
-        return prefer_fused(_made(job, [p.value for p in pieces]))
+def make_optimizer(job: Job, pieces: Sequence[Piece], specs: Mapping[str, ParameterSpec]) -> torch.optim.Optimizer:
+    """Call the job's optimizer(). `pieces` and `specs` are those of the trained parameters."""
+    if all(p.replicated and p.is_whole for p in pieces) and len(pieces) == len(specs):
+        return prefer_fused(_call_optimizer(job, [p.value for p in pieces]))
     device = pieces[0].value.device if pieces else torch.device("cpu")
-    stand_ins = {
-        name: nn.Parameter(torch.zeros((), dtype=kind.dtype, device=device).expand(kind.shape))
-        for name, kind in kinds.items()
+    placeholders = {
+        name: nn.Parameter(torch.zeros((), dtype=spec.dtype, device=device).expand(spec.shape))
+        for name, spec in specs.items()
     }
-    optimizer = _made(job, list(stand_ins.values()))
-    names: dict[torch.Tensor, str] = {p: name for name, p in stand_ins.items()}
+    optimizer = _call_optimizer(job, list(placeholders.values()))
+    names: dict[torch.Tensor, str] = {p: name for name, p in placeholders.items()}
     by_name: dict[str, list[Piece]] = {}
     for piece in pieces:
         by_name.setdefault(piece.name, []).append(piece)
     for group in optimizer.param_groups:
         group["params"] = [piece.value for p in group["params"] for piece in by_name.get(names[p], ())]
         group.pop("param_names", None)
-    began = dict(optimizer.state)
+    initial = dict(optimizer.state)
     optimizer.state.clear()
-    for p, state in began.items():  # Adagrad has a state before its first step
+    for p, state in initial.items():  # Adagrad has a state before its first step
         for piece in by_name.get(names[p], ()):
             optimizer.state[piece.value] = {key: _part(value, piece) for key, value in state.items()}
     return prefer_fused(optimizer)
 
 
-def _made(job: Job, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _call_optimizer(job: Job, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     optimizer = call_user_code(job.optimizer, "the job's optimizer()", parameters)
     if not hasattr(optimizer, "param_groups"):
         raise JobError(
@@ -54,7 +54,7 @@ def _made(job: Job, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _part(value: Any, piece: Piece) -> Any:
-    """What a piece has of a state that was made for the whole parameter."""
+    """A piece's part of a state that was created for the whole parameter."""
     if isinstance(value, torch.Tensor) and tuple(value.shape) == piece.shape:
         return piece.take(value).clone().view(piece.value.shape)
     return value.clone() if isinstance(value, torch.Tensor) else value

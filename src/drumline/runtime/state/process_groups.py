@@ -1,7 +1,7 @@
-"""The process groups of this world, each made once.
+"""Process groups, each created once in a world.
 
-A group has threads and connections of its own, which last as long as the world. Engines that follow each other in one
-process ask for the same ranks again, so they get the same group.
+A group has threads and connections of its own, which last as long as the world. Later engines of a process need groups
+of the same ranks again, and get the same groups.
 """
 
 from __future__ import annotations
@@ -14,55 +14,55 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-_MADE: dict[Any, Any] = {}
+_CACHE: dict[Any, Any] = {}
 _WORLD: list[dist.ProcessGroup] = []
-"""The world that they are of."""
+"""The world of these groups."""
 
 
-def group_of(members: Sequence[int], *, use: str = "") -> dist.ProcessGroup | None:
-    """The group of some ranks; all ranks of the world ask for it together. Groups of another use have other lines."""
-    made = _of_this_world()
+def process_group(members: Sequence[int], *, use: str = "") -> dist.ProcessGroup | None:
+    """The group of some ranks; all ranks of the world call this together. Each `use` has channels of its own."""
+    cache = _cache()
     if len(members) == dist.get_world_size() and not use:
         return dist.group.WORLD
     key = use, tuple(members)
-    if key not in made:
-        made[key] = dist.new_group(list(members))
-    group: dist.ProcessGroup | None = made[key]
+    if key not in cache:
+        cache[key] = dist.new_group(list(members))
+    group: dist.ProcessGroup | None = cache[key]
     return group
 
 
 def group_along(shape: Sequence[int], dim: int, *, use: str = "") -> dist.ProcessGroup | None:
-    """The ranks that differ from this one along one axis of all ranks, counted row by row; None where it is alone."""
+    """The group of ranks that differ from this one along one dim of all ranks in `shape`; None if it is alone."""
     return _along(shape, dim, use) if shape[dim] > 1 else None
 
 
 def mesh_of(kind: str, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    """All ranks as a mesh over these groups, on devices of a kind."""
-    made = _of_this_world()
+    """All ranks as a mesh over these groups, on one kind of device."""
+    cache = _cache()
     key = kind, shape, names
-    if key not in made:
-        if len(shape) == 1:  # torch knows whether the world's own group will do for these devices
-            made[key] = init_device_mesh(kind, shape, mesh_dim_names=names)
+    if key not in cache:
+        if len(shape) == 1:  # torch decides whether the world's own group supports these devices
+            cache[key] = init_device_mesh(kind, shape, mesh_dim_names=names)
         else:
             groups = [_along(shape, dim) for dim in range(len(shape))]
             ranks = torch.arange(math.prod(shape)).view(shape)
-            made[key] = DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=names)
-    mesh: DeviceMesh = made[key]
+            cache[key] = DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=names)
+    mesh: DeviceMesh = cache[key]
     return mesh
 
 
 def _along(shape: Sequence[int], dim: int, use: str = "") -> dist.ProcessGroup:
-    """This rank's group along an axis. All of them are made: making one takes the whole world."""
+    """This rank's group along an axis. All of them are created: creating one takes the whole world."""
     rows = torch.arange(math.prod(shape)).view(*shape).movedim(dim, -1).reshape(-1, shape[dim]).tolist()
-    found = [group for row in rows if (group := group_of(row, use=use)) and dist.get_rank() in row]
-    return found[0]
+    mine = [group for row in rows if (group := process_group(row, use=use)) and dist.get_rank() in row]
+    return mine[0]
 
 
-def _of_this_world() -> dict[Any, Any]:
-    """What was made in this world. Groups end with their world, which may be followed by another one."""
+def _cache() -> dict[Any, Any]:
+    """The groups of the current world. Groups end with their world, and another may follow."""
     world = dist.group.WORLD
     assert world is not None
     if not _WORLD or _WORLD[0] is not world:
-        _MADE.clear()
+        _CACHE.clear()
         _WORLD[:] = [world]
-    return _MADE
+    return _CACHE

@@ -1,4 +1,4 @@
-"""How a forward uses the parameters, found by one step on fake tensors: two of torch's engines need to know before.
+"""How a forward uses the parameters, by one step on fake tensors: two of torch's engines need to know in advance.
 
 DDP must be told whether every trained parameter gets a gradient, or it waits for one that never comes. Under zero=3
 the parameters of a layer are whole only while it runs. So a layer that is read from outside (a head that multiplies by

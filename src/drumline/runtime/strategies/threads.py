@@ -240,8 +240,8 @@ def _join(outputs: list[Any], sizes: list[int], device: torch.device) -> Any:
             )
         return torch.cat([t.to(device) for t in outputs])
     if isinstance(first, dict):
-        joined = {k: _join([o[k] for o in outputs], sizes, device) for k in first}
-        return joined if type(first) is dict else type(first)(**joined)
+        values = {k: _join([o[k] for o in outputs], sizes, device) for k in first}
+        return values if type(first) is dict else type(first)(**values)
     if isinstance(first, tuple | list):
         joined = [_join(list(column), sizes, device) for column in zip(*outputs, strict=True)]
         return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)

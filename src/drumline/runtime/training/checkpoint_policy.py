@@ -29,7 +29,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """Where and how often a run saves checkpoints, and which one it resumes."""
+    """The folder and interval of a run's checkpoints, and the one to resume from."""
 
     folder: str
     every: int = 0

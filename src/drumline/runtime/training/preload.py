@@ -1,4 +1,4 @@
-"""What ranks need before they start; the launcher's server imports it once, and ranks are forked from there."""
+"""Modules that every rank needs: the launcher's fork server imports them once, and ranks are forked from it."""
 
 import torch.distributed.fsdp
 import torch.distributed.tensor

@@ -29,7 +29,7 @@ class ActivationRecorder:
         self.largest: dict[str, torch.Tensor] = {}
         """The largest absolute gradient over all steps, per element of each parameter."""
         self.splits: dict[Key, Mapping[str, Split]] = {}
-        """How an output is split over the ranks that share its samples."""
+        """The split of an output over the ranks that share its samples."""
         self._hooks: ModuleHooks | None = None
         self._strategy: Strategy | None = None
 

@@ -53,9 +53,9 @@ def _one_f_one_b(stages: int, micros: int, stage: int) -> tuple[Action, ...]:
 def interleaved(ranks: int, micros: int, virtual: int) -> Pipeline:
     """1F1B over `virtual` stages per rank, so that the first backward starts sooner; stage s is on rank s mod ranks.
 
-    Micro-batches run in groups of at least `ranks`: a group runs through the first stage of a rank, then its second, and
-    so on. While the first micro-batch of a group is on other ranks, a rank runs the rest of the group. With equal stages
-    the bubble is 1/virtual of that of 1F1B, at the price of more activations and messages.
+    Micro-batches run in groups of at least `ranks`: a group runs through the first stage of a rank, then its second,
+    and so on. While the first micro-batch of a group is on other ranks, a rank runs the rest of the group. With equal
+    stages the bubble is 1/virtual of that of 1F1B, at the price of more activations and messages.
     """
     at_least_one(ranks=ranks, micros=micros, virtual=virtual)
     if virtual == 1:

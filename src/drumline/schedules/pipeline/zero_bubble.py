@@ -1,7 +1,7 @@
 """Zero-bubble schedules: the backward for weights (W), which no other rank needs, fills idle time.
 
-H1 has one stage per rank. V has two, in the shape of a V: stage s is on rank s on the way down and on rank 2p-1-s on the
-way up, so that the last stage is on rank 0, next to the first one, and all ranks need equally much memory.
+H1 has one stage per rank. V has two, in the shape of a V: stage s is on rank s on the way down and on rank 2p-1-s on
+the way up, so that the last stage is on rank 0, next to the first one, and all ranks need equally much memory.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class _Greedy:
     """In every unit of time each rank runs the most urgent action that is ready.
 
     While forwards are left, W runs first, because it frees memory; then F, as long as there is memory, so that a rank
-    has work when others are late; then B; and W when nothing else is ready. The two stages alternate. That costs nothing
-    when all actions are equally long, and otherwise keeps the bubble from growing with the number of micro-batches.
+    has work when others are late; then B; and W when nothing else is ready. The two stages alternate. That costs
+    nothing when all actions are equally long, and otherwise keeps the bubble from growing with the micro-batches.
 
     It cannot deadlock. On the way down a rank leaves one slot free, so the oldest micro-batch finds a slot on its way
     up, and a backward needs none.
