@@ -5,7 +5,7 @@
 A GPT of 10.9 million parameters, AdamW, gradients clipped; the stages of ZeRO one after the other. First the batch is
 chosen at which communication is a third of a step of DDP by hand on gloo; a second case has four times as many samples.
 Blocks of steps take turns in a changing order. Printed are medians, and ratios to Drumline's step with their 95%
-intervals (bootstrap over the blocks); above 1, Drumline is faster. `--paste` writes the tables into docs/log/engines.md.
+intervals (bootstrap over the blocks); above 1, Drumline is faster. `--paste` writes them into docs/log/engines.md.
 Expected before measuring: within 2% of torch by hand and not behind the others on gloo; on shm 1.2x ahead of all where
 communication is a third.
 """

@@ -80,7 +80,8 @@ def main() -> None:
         for i in range(2 * options.rounds):
             keeps = "10"[(i + i // 2) % 2]
             command = [sys.executable, __file__, "--one", "--jobs", name, "--ranks", str(options.ranks)]
-            done = subprocess.run(command, env={**os.environ, SWITCH: keeps}, capture_output=True, text=True, check=True)
+            environment = {**os.environ, SWITCH: keeps}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
             found[keeps].append(tuple(json.loads(done.stdout.splitlines()[-1])))
         lines.append(line_of(name, found))
         print(lines[-1], flush=True)

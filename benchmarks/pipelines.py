@@ -1,12 +1,12 @@
-"""The orders of a pipeline on four ranks whose layers sleep: the step that was predicted, and the measured one.
+"""Pipeline schedules on four ranks whose layers sleep: predicted and measured step times.
 
     python benchmarks/pipelines.py [--blocks 20] [--sleep 20] [--micro 8] [--paste]
 
-Eight equal layers, each of which sleeps in its forward, for its input's gradient and for its weight's, so that four
-stages work at the same time on fewer cores. The engine runs every order, all of them in the same ranks, in turns. The
-prediction is `costs.pipeline_clock.time_pipeline` on the sleeps and on the measured time of a message. Activations are counted where the
-layers keep them. Expected before measuring: each step within 10% of its prediction; zero-bubble ahead of interleaved
-ahead of 1F1B ahead of naive; bytes as `cost.pipeline.peak_bytes` says. `--paste` writes into docs/log/model-parallel.md.
+Eight equal layers sleep in the forward, for the gradient of the input and for that of the weight, so that four stages
+work at the same time on fewer cores. The engine runs every schedule in the same ranks, in turns. The prediction is
+`costs.pipeline_clock.time_pipeline` on the sleeps and the measured time of a message. Activations are counted where the
+layers store them. Expected before measuring: each step within 10% of its prediction; zero-bubble ahead of interleaved
+ahead of 1F1B ahead of naive; bytes as `peak_activation_bytes` predicts. `--paste` writes into docs/log/model-parallel.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the map of all modules into docs/design.md, from the first sentence of each module: `python docs/paste_map.py`."""
+"""Write the map of all modules into docs/design.md, from the first sentence of each: `python docs/paste_map.py`."""
 
 from __future__ import annotations
 

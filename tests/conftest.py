@@ -30,7 +30,7 @@ LONGEST = (
     "test_dry_run_engine",
     "test_rules",
     "test_commands",
-    "test_model_parallel_meaning",
+    "test_model_parallel_semantics",
     "test_examples",
     "test_guides",
 )

@@ -1,7 +1,7 @@
 """Drumline finds the fastest way to train a PyTorch model on the machines you have, and runs it that way.
 
-The loop: `measure` -> `profile` -> `plan` -> `verify` -> `train` -> `report`, each a function of values. This import does
-not load torch: names that need it are loaded on first use.
+The loop: `measure` -> `profile` -> `plan` -> `verify` -> `train` -> `report`, each a function of values. This import
+does not load torch: names that need it are loaded on first use.
 """
 
 from __future__ import annotations

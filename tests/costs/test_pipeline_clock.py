@@ -64,7 +64,7 @@ def test_the_numbers_of_four_ranks_and_eight_micro_batches() -> None:
     assert times["zero-bubble", 1] == 27
     assert times["zero-bubble", 2] == pytest.approx(25.5)
     assert times["naive", 1] > times["gpipe", 1] >= times["1f1b", 1] > times["interleaved", 2] > times["zero-bubble", 1]
-    in_flight = {(name, v): max(prove_pipeline(pipeline_order(name, 4, 8, v)).held) / v for name, v in MADE}
+    in_flight = {(name, v): max(prove_pipeline(pipeline_order(name, 4, 8, v)).activations) / v for name, v in MADE}
     assert (
         in_flight["gpipe", 1]
         == 8
@@ -86,7 +86,7 @@ def test_work_without_time() -> None:
 def test_unknown_schedules_are_refused() -> None:
     with pytest.raises(InputError, match="gpipe with 2 stages per rank"):
         bubble("gpipe", 4, 8, 2, 1, 1, 1)
-    with pytest.raises(InputError, match="unknown pipeline order 'gpip'"):
+    with pytest.raises(InputError, match="unknown pipeline schedule 'gpip'"):
         idle_seconds("gpip", 4, 8, 1, 1, 1, 1)
 
 
@@ -108,7 +108,7 @@ def test_activation_bytes() -> None:
 @given(name=st.sampled_from(MADE), p=RANKS, m=MICROS)
 def test_equal_bytes_times_activations_in_flight(name: tuple[str, int], p: int, m: int) -> None:
     order = pipeline_order(name[0], p, m, name[1])
-    assert peak_activation_bytes(order, (2.0,) * order.stages) == tuple(2.0 * n for n in prove_pipeline(order).held)
+    assert peak_activation_bytes(order, (2.0,) * order.stages) == tuple(2.0 * n for n in prove_pipeline(order).activations)
 
 
 @calm

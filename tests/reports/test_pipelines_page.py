@@ -52,7 +52,7 @@ def test_the_table_of_unequal_times() -> None:
 def test_the_program_prints_what_it_says() -> None:
     order = pipeline_order("zero-bubble", ranks=4, micros=8, virtual=2)
     assert f"# {order}\n" in PAGE
-    assert f"# {prove_pipeline(order).held}\n" in PAGE
+    assert f"# {prove_pipeline(order).activations}\n" in PAGE
 
 
 def test_the_table_reads_in_forty_columns() -> None:

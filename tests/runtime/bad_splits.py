@@ -1,4 +1,4 @@
-"""Jobs and plans that cannot be split as asked, for the tests of what is refused: run on ranks, and from job files."""
+"""Jobs that a plan cannot split, for the tests of refusals: run on ranks, and from job files."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def make(name: str) -> dl.Job:
 
 def refusals(cases: list[tuple[str, str]]) -> list[tuple[str, str, str, str]]:
     """On every rank: what each (job, plan) is refused with: the error's type, what, rule and fix."""
-    found = []
+    results = []
     for name, plan in cases:
         try:
             initialize(make(name), plan)
-            found.append(("runs", "", "", ""))
+            results.append(("runs", "", "", ""))
         except DrumlineError as e:
-            found.append((type(e).__name__, e.what, e.rule, e.fix))
-    return found
+            results.append((type(e).__name__, e.what, e.rule, e.fix))
+    return results
 
 
 def errors(cases: list[tuple[str, str]]) -> list[Any]:

@@ -1,5 +1,5 @@
-"""The cells of the data-parallel parity matrix: every plan with at most two choices beside `dp`, for every job and type. They come from
-the table of what composes with what; here is only told what a CPU does not tell apart, and what it cannot do.
+"""The cells of the data-parallel parity matrix: every plan with `dp` and at most two choices, for every job and type. They come
+from the table of supported combinations; this file adds which choices are the same on a CPU, and what it cannot do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from drumline.runtime.verification.tolerances import COMPUTE_DTYPES
 
 RANKS = (1, 2, 3, 4)
 CHOICES = 2
-"""Keys of a plan that differ from their defaults, beside `dp`."""
+"""Number of keys other than `dp` that differ from their defaults."""
 TRIED: dict[str, tuple[object, ...]] = {**parity.TRIED, "bucket": (256,)}
 """Of the keys that may have any value: these."""
 COMPILED_RANKS = 2
@@ -40,7 +40,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a cell that is not run."""
+    """The outcome of a cell that does not run."""
 
     kind: str
     """`same`, `refused`, `not here` or `not run`."""
@@ -49,7 +49,7 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """A choice that does nothing here that the default does not."""
+    """A choice that has the same effect as the default here."""
 
     holds: Callable[[Plan], bool]
     back: tuple[str, ...]
@@ -74,10 +74,10 @@ SAMES = (
 
 
 def plans(dp: int) -> Iterator[tuple[dict[str, object], Plan | PlanError]]:
-    """Every plan with at most two choices: its table, and the plan, or why it is none."""
+    """Every table with at most two choices, and its plan, or why it is invalid."""
     values = {**TESTED_VALUES, **{key: TRIED.get(key, ()) for key in sorted(UNRESTRICTED_KEYS - {"dp"})}}
-    data = {key: found for key, found in values.items() if key not in parity.SPLITS}
-    chosen = {key: [v for v in found if v != _DEFAULTS[key]] for key, found in data.items()}
+    data = {key: result for key, result in values.items() if key not in parity.SPLITS}
+    chosen = {key: [v for v in result if v != _DEFAULTS[key]] for key, result in data.items()}
     for n in range(CHOICES + 1):
         for keys in itertools.combinations(chosen, n):
             for picked in itertools.product(*(chosen[key] for key in keys)):
@@ -89,20 +89,20 @@ def plans(dp: int) -> Iterator[tuple[dict[str, object], Plan | PlanError]]:
 
 
 def types_of(plan: Plan) -> tuple[str, str]:
-    """What a plan is verified in: float64, and the type of its own precision."""
+    """The types in which a plan is verified: float64, and that of its own precision."""
     return "float64", COMPUTE_DTYPES[plan.precision]
 
 
 def refused(plan: Plan | PlanError) -> str:
-    """Why the engine does not run it, for any job."""
+    """Why the engine refuses it for every job."""
     if isinstance(plan, PlanError):
         return plan.rule or plan.what
-    found = conflict(plan)
-    return found.reason if found else refusal(plan)
+    result = conflict(plan)
+    return result.reason if result else refusal(plan)
 
 
 def same_as(plan: Plan, computed: str) -> tuple[Plan, str]:
-    """The plan that does the same here in this type, and why; itself where it is one of its own."""
+    """The plan that does the same here in this type, and why; itself if there is none."""
     made, reasons = plan, []
     for rule in SAMES:
         if rule.holds(made):
@@ -122,12 +122,12 @@ def not_here(job: str, plan: Plan) -> str:
     if plan.backend == "nccl":
         return "nccl joins GPUs"
     words = [plan.precision, *(["chunk"] if plan.chunk > 1 else [])]
-    found = [parity.NOT_HERE[job, word] for word in words if (job, word) in parity.NOT_HERE]
-    return small_jobs.missing(job) or "; ".join(found)
+    results = [parity.NOT_HERE[job, word] for word in words if (job, word) in parity.NOT_HERE]
+    return small_jobs.missing(job) or "; ".join(results)
 
 
 def fate(cell: Cell) -> Fate | None:
-    """What becomes of a cell of a plan that is one; None: it is run."""
+    """The outcome of a cell of a valid plan that does not run; None: it runs."""
     plan = Plan.parse(cell.plan)
     if why := refused(plan):
         return Fate("refused", why)
@@ -142,5 +142,5 @@ def fate(cell: Cell) -> Fate | None:
 
 
 def world_of(plan: Plan) -> tuple[int, str]:
-    """The ranks that a plan runs on: how many processes, and how they have joined."""
+    """The ranks that a plan runs on: number of processes, and backend."""
     return plan.processes, "shm" if plan.backend == "shm" else "gloo"

@@ -1,4 +1,4 @@
-"""What the tests of the engine run on ranks."""
+"""Functions that the tests of the engine run on ranks."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class OwnLayers(nn.Module):
 
 
 def said_in_training(plan: str, model: type[nn.Module]) -> list[str]:
-    """The sentences that a rank tells its launcher in a run of two steps."""
+    """The messages of a run of two steps."""
     from drumline.runtime.training.train import train
 
-    told: list[dict[str, Any]] = []
-    train(initialize(small_jobs.make("mlp", model=model), plan), told.append, steps=2, evaluate=False)
-    return [e["message"] for e in told if "message" in e]
+    messages: list[dict[str, Any]] = []
+    train(initialize(small_jobs.make("mlp", model=model), plan), messages.append, steps=2, evaluate=False)
+    return [e["message"] for e in messages if "message" in e]
 
 
 class Lamb(torch.optim.Optimizer):
@@ -106,7 +106,7 @@ OPTIMIZERS = {"lamb": Lamb, "muon": Muon, "adam": small_jobs.adam}
 
 
 def refuse(name: str, plan: str, changes: Mapping[str, Any] | None = None) -> None:
-    """Make an engine that may not be."""
+    """Create an engine that must be refused."""
     initialize(small_jobs.make(name, **(changes or {})), plan)
 
 
@@ -128,14 +128,14 @@ def evaluate(name: str, plan: str, samples: int, steps: int = 2) -> dict[str, fl
     job = small_jobs.make(name, evaluate=accuracy, validation=lambda: small_jobs.Samples(kind, samples))
     engine = initialize(job, plan, dtype=DOUBLE)
     losses = [engine.step(b) for b in engine.data(steps)]
-    found = engine.evaluate()
+    result = engine.evaluate()
     assert engine.module.training
     losses += [engine.step(b) for b in engine.data(steps)]
     again = initialize(job, plan, dtype=DOUBLE)
     assert [again.step(b) for b in again.data(2 * steps)] == losses
-    assert found != engine.evaluate()
+    assert result != engine.evaluate()
     given = engine.evaluate(small_jobs.Samples(kind, 3))
-    return {**found, **{f"given {k}": v for k, v in given.items()}}
+    return {**result, **{f"given {k}": v for k, v in given.items()}}
 
 
 def evaluate_batch_statistics(plan: str, samples: int) -> dict[str, float]:
@@ -155,13 +155,13 @@ def evaluate_half(plan: str) -> tuple[float, float]:
 
 
 def evaluate_nothing(plan: str) -> dict[str, float]:
-    """A metric over samples of which none counts."""
+    """A metric over samples of weight 0."""
     job = small_jobs.make("mlp", evaluate=lambda output, target: {"none": (output.sum() * 0, 0)})
     return initialize(job, plan).evaluate()
 
 
 def own_loop(name: str, plan: str, sizes: list[int], kind: str = "vector") -> list[float]:
-    """Batches of the caller's own: `sizes[rank]` samples of this rank, cut from one list of all."""
+    """Train on own batches: `sizes[rank]` samples of this rank, cut from one list of all."""
     engine = initialize(small_jobs.make(name), plan, dtype=DOUBLE)
     start = sum(sizes[: engine.rank])
     losses = []
@@ -177,18 +177,18 @@ def weights_after_initialize(name: str) -> bool:
     buffers = dict(seeded_model(small_jobs.make(name)).named_buffers())
     with mock.patch("drumline.tracing.layers.LEAST_UNIT", 40):
         engine = initialize(small_jobs.make(name), f"dp={dist.get_world_size()},zero=3")
-    found = dict(engine.model.named_parameters())
-    assert list(found) == list(expected)
-    assert all(isinstance(p, DTensor) for p in found.values())
-    assert sum(p.to_local().numel() for p in found.values()) < sum(p.numel() for p in expected.values())
-    assert {k: p.requires_grad for k, p in found.items()} == {k: p.requires_grad for k, p in expected.items()}
+    result = dict(engine.model.named_parameters())
+    assert list(result) == list(expected)
+    assert all(isinstance(p, DTensor) for p in result.values())
+    assert sum(p.to_local().numel() for p in result.values()) < sum(p.numel() for p in expected.values())
+    assert {k: p.requires_grad for k, p in result.items()} == {k: p.requires_grad for k, p in expected.items()}
     for k, b in engine.model.named_buffers():
         assert torch.equal(b, buffers[k])
-    return all(torch.equal(p.full_tensor(), expected[k]) for k, p in found.items())
+    return all(torch.equal(p.full_tensor(), expected[k]) for k, p in result.items())
 
 
 def where_models_are_built(plan: str) -> Counter[str]:
-    """On which device the job's model is made, how often, by this rank."""
+    """The devices on which this rank builds the job's model."""
     built: Counter[str] = Counter()
 
     def model() -> nn.Module:
@@ -212,12 +212,12 @@ def dropout_masks(plan: str) -> list[list[float]]:
 def gradients_with_dropout(plan: str) -> dict[str, torch.Tensor]:
     """The gradients of the first step of a model with dropout."""
     engine = initialize(small_jobs.make("dropout"), plan, dtype=DOUBLE)
-    found: dict[str, torch.Tensor] = {}
-    engine.gradients_ready = lambda: found.update(  # type: ignore[method-assign]  # this is what it is for
+    result: dict[str, torch.Tensor] = {}
+    engine.gradients_ready = lambda: result.update(  # type: ignore[method-assign]  # this is what it is for
         {k: g.clone() for k, g in engine.whole_gradients().items()}
     )
     engine.step(next(engine.data(1)))
-    return found
+    return result
 
 
 def clocked(plan: str) -> tuple[set[str], int]:
@@ -230,7 +230,7 @@ def clocked(plan: str) -> tuple[set[str], int]:
 
 
 def ignoring(plan: str, weighted: bool) -> list[float]:
-    """A mean over what is not ignored, with its weight given apart: a rank may have nothing that counts."""
+    """A mean over targets that are not ignored, with a separate weight: a rank may have none."""
 
     def mean(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=-100)
@@ -248,7 +248,7 @@ def batch_without_weight() -> None:
 
 
 def infinite_loss() -> str:
-    """The loss is not a number on one rank alone; all of them give up, with the weights as they were."""
+    """The loss is NaN on one rank; all ranks stop, with unchanged weights."""
     job = small_jobs.make("mlp", loss=lambda y, t: y.sum() * (float("inf") if dist.get_rank() else 1.0))
     engine = initialize(job, f"dp={dist.get_world_size()}")
     before = {k: p.detach().clone() for k, p in engine.model.named_parameters()}

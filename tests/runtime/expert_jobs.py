@@ -1,4 +1,4 @@
-"""Jobs with mixtures of experts, and what ranks run in the tests of `ep`: functions travel by name."""
+"""Jobs with mixtures of experts, and the functions that ranks run in the tests of `ep`: sent by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Expert(nn.Module):
 
 
 class Block(nn.Module):
-    """A mixture with a router that chooses two experts a token, beside a residual."""
+    """A mixture with a router that chooses two experts a token, and a residual connection."""
 
     def __init__(self, experts: list[Expert], closed: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Uneven(nn.Module):
 
 
 class WithBuffer(Expert):
-    """An expert that keeps more than parameters."""
+    """An expert with more state than parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class WithNorm(Expert):
 
 
 class Listed(nn.Module):
-    """Experts that nobody can know as such."""
+    """Experts that cannot be recognized."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,21 +187,21 @@ def verified(cells: list[tuple[str, str]], steps: int = 4) -> list[Verification 
 
 
 def trained(name: str, plan: str, steps: int) -> dict[str, Any]:
-    """The losses, the norms before clipping, the weights; and how many numbers of parameters and state lie here."""
+    """The losses, norms before clipping and weights; elements of parameters and state on this rank."""
     engine = dl.initialize(make(name), plan, dtype=torch.float64)
     norms = []
     losses = []
     for batch in engine.data(steps):
         losses.append(engine.step(batch))
         norms.append(engine.grad_norm)
-    held = sum(p.numel() for p in engine.model.parameters())
+    elements = sum(p.numel() for p in engine.model.parameters())
     states = [engine.optimizer.state.get(p.value, {}) for p in engine.pieces]
     state = sum(s["exp_avg"].numel() for s in states if s)
     return {
         "losses": losses,
         "norms": norms,
         "weights": engine.whole_parameters(),
-        "held": held,
+        "elements": elements,
         "state": state,
         "evaluated": engine.evaluate()["loss"],
         "names": list(engine.parameter_specs),
@@ -226,7 +226,7 @@ def loaded(name: str, plan: str, folder: str, steps: int) -> list[float]:
 
 
 def refused(name: str, plan: str) -> None:
-    """Make an engine that may not be."""
+    """Create an engine that must be refused."""
     dl.initialize(make(name), plan)
 
 
@@ -236,7 +236,7 @@ def left(name: str, plan: str) -> dict[str, str]:
 
 
 def voted(plan: str, rank: int, which: str) -> str:
-    """One rank's copy of a parameter has a wrong bit: who is named."""
+    """Flip a bit of one rank's copy of a parameter; returns the error."""
     engine = dl.initialize(make("mixture"), plan, guards=dl.Guards(vote=1))
     engine.step(next(engine.data(1)))
     if engine.rank == rank:
@@ -250,19 +250,19 @@ def voted(plan: str, rank: int, which: str) -> str:
 
 
 def originating_ranks(plan: str, rank: int, which: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """An expert's weight is not a number: which rank and which parameter are named."""
+    """Make an expert's weight NaN; returns the ranks and parameters that are named."""
     engine = dl.initialize(make("mixture"), plan)
     batch = next(engine.data(1))
     if engine.rank == rank:
         with torch.no_grad():
             next(p for name, p in engine.model.named_parameters() if name == which).view(-1)[0] = float("nan")
     loss, _ = engine.gradients_of(batch)
-    found = diagnose(engine, batch, loss, engine.grad_norm)
-    return found.ranks, found.names
+    result = diagnose(engine, batch, loss, engine.grad_norm)
+    return result.ranks, result.names
 
 
 def wrong(plan: str) -> Verification | None:
-    """A plan whose owners lose what the other ranks' tokens give them: what `verify` says."""
+    """Verify a plan in which owners lose the gradients of other ranks' tokens."""
     from unittest import mock
 
     from drumline.partition.experts import dispatch

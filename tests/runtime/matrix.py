@@ -1,6 +1,6 @@
 """The whole parity matrix: `make parity`, or a part of it, `make parity ARGS="--jobs gpt --ranks 2"`.
 
-The plans that split the model are a family of their own, `--family split`. A cell ends as `held` with its largest
+The plans that split the model are a family of their own, `--family split`. A cell ends as `passed` with its largest
 error, FAILED, `same` as another cell on a CPU, `refused` by the table of combinations, `not here` or `not run`; each with
 its reason. The table goes to build/parity.txt. With `--log FILE` every result is kept as it comes, and a run that was
 stopped goes on from there: what is in the file is not run again.
@@ -42,7 +42,7 @@ from drumline.runtime.verification.verify import build_engine, run_plan
 
 STEPS = 10
 LIMIT, COMPILE_LIMIT = 120.0, 600.0
-"""Seconds that a cell may take before its ranks are said to hang."""
+"""Seconds that a cell may take before its ranks count as hung."""
 PAGE = Path(__file__).parents[2] / "build" / "parity.txt"
 
 
@@ -51,7 +51,7 @@ class Result:
     """How a cell ended."""
 
     kind: str
-    """`held`, `FAILED`, `same`, `refused`, `not here` or `not run`."""
+    """`passed`, `FAILED`, `same`, `refused`, `not here` or `not run`."""
     error: float = 0.0
     words: str = ""
     seconds: float = 0.0
@@ -103,9 +103,9 @@ def judged(cell: Cell, parts: Mapping[str, float], later: float, rounding: Mappi
         return Result("FAILED", later, f"losses off by {later:.1e}, at most {COMPRESSED[plan.compress]:g}")
     if worst > limits_of(cell.computed, plan)[0]:
         return Result(
-            "held", worst, f"{part} off by {worst:.1e}; one device's own are {rounding[part]:.1e} off float64"
+            "passed", worst, f"{part} off by {worst:.1e}; one device's own are {rounding[part]:.1e} off float64"
         )
-    return Result("held", max(worst, later) if plan.compress != "none" else worst)
+    return Result("passed", max(worst, later) if plan.compress != "none" else worst)
 
 
 def limit_of(plan: Plan) -> float:
@@ -133,12 +133,12 @@ def run_one(world: World, cell: Cell, steps: int, folder: str = "") -> Result:
 
 def units(todo: Sequence[Cell]) -> list[list[Cell]]:
     """The cells of one world each. Few ranks first, which show most in a short time; one rank and the compiler last."""
-    found: dict[tuple[bool, int, str, str], list[Cell]] = {}
+    result: dict[tuple[bool, int, str, str], list[Cell]] = {}
     for cell in todo:
         plan = Plan.parse(cell.plan)
         ranks, backend = cells.world_of(plan)
-        found.setdefault((plan.compile, ranks if ranks > 1 else LARGEST + 1, backend, cell.job), []).append(cell)
-    return [found[key] for key in sorted(found, key=lambda key: (*key[:3], -len(found[key])))]
+        result.setdefault((plan.compile, ranks if ranks > 1 else LARGEST + 1, backend, cell.job), []).append(cell)
+    return [result[key] for key in sorted(result, key=lambda key: (*key[:3], -len(result[key])))]
 
 
 def run_all(todo: Sequence[Cell], steps: int, at_once: int, keep: Callable[[Cell, Result], None]) -> dict[Cell, Result]:
@@ -175,26 +175,26 @@ def run_all(todo: Sequence[Cell], steps: int, at_once: int, keep: Callable[[Cell
 
 
 class Log:
-    """Results as they come, a line each; failures are not kept, so that they are run again."""
+    """Results as they come, a line each; failures are not kept, so that they run again."""
 
     def __init__(self, path: str, steps: int) -> None:
         self._path, self._steps = Path(path) if path else None, steps
         self._lock = threading.Lock()
 
     def known(self) -> dict[Cell, Result]:
-        """What an earlier run has found, with as many steps."""
+        """The results of an earlier run with the same number of steps."""
         if self._path is None or not self._path.exists():
             return {}
         lines = [json.loads(line) for line in self._path.read_text().splitlines()]
         return {Cell(**x["cell"]): Result(**x["result"]) for x in lines if x["steps"] == self._steps}
 
     def keep(self, cell: Cell, result: Result) -> None:
-        """One more."""
+        """Add one."""
         if self._path is None or result.kind == "FAILED":
             return
-        found = {"cell": dataclasses.asdict(cell), "result": dataclasses.asdict(result), "steps": self._steps}
+        outcome = {"cell": dataclasses.asdict(cell), "result": dataclasses.asdict(result), "steps": self._steps}
         with self._lock, self._path.open("a") as f:
-            print(json.dumps(found), file=f)
+            print(json.dumps(outcome), file=f)
 
 
 def _tell(cell: Cell, result: Result, done: int, of: int) -> None:
@@ -210,7 +210,7 @@ class Row:
 
     plan: str
     fate: str
-    """Of the whole row, where it does not depend on the job."""
+    """Of the whole row, if it does not depend on the job."""
     cells: tuple[Cell, ...] = ()
 
 
@@ -254,16 +254,16 @@ def draw(rows: Sequence[Row], jobs: Sequence[str], ranks: int, results: Mapping[
         if row.fate:
             lines.append(f"{row.plan:{width}}  {row.fate}")
             continue
-        found = {cell: results[cell] for cell in row.cells}
-        whole = {(r.kind, r.words) for r in found.values()}
-        if len(whole) == 1 and (r := next(iter(found.values()))).words and r.kind != "FAILED":
+        result = {cell: results[cell] for cell in row.cells}
+        whole = {(r.kind, r.words) for r in result.values()}
+        if len(whole) == 1 and (r := next(iter(result.values()))).words and r.kind != "FAILED":
             lines.append(f"{row.plan:{width}}  {r.kind}: {r.words}")
             continue
-        columns = [" ".join(_short(found[c]) for c in row.cells if c.job == j) for j in jobs]
+        columns = [" ".join(_short(result[c]) for c in row.cells if c.job == j) for j in jobs]
         lines.append(f"{row.plan:{width}}  " + "  ".join(f"{c:>17}" for c in columns))
         notes = dict.fromkeys(
             f"{c.computed} {r.kind}: {r.words}" if r.kind == "same" else f"{c.job} {c.computed} {r.kind}: {r.words}"
-            for c, r in found.items()
+            for c, r in result.items()
             if r.words
         )
         lines += [f"{'':{width}}    {note}" for note in notes]
@@ -273,7 +273,7 @@ def draw(rows: Sequence[Row], jobs: Sequence[str], ranks: int, results: Mapping[
 def _short(result: Result) -> str:
     return (
         f"{result.error:.0e}"
-        if result.kind == "held"
+        if result.kind == "passed"
         else {"not here": "-", "not run": "."}.get(result.kind, result.kind)
     )
 
@@ -295,7 +295,7 @@ FAMILIES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the matrix, or what is asked for; 1 when a cell fails."""
+    """Run the matrix or the selected part; returns 1 when a cell fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--family", default=",".join(FAMILIES), help="data-parallel plans, or those that split the model"
@@ -338,7 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sorted(tables: Mapping[tuple[str, int], tuple[list[str], list[Row]]]) -> tuple[dict[Cell, Result], list[Cell]]:
-    """The cells that are settled already, and those to run."""
+    """The cells whose outcome is known already, and those to run."""
     results: dict[Cell, Result] = {}
     todo = []
     for (family, _), (_, rows) in tables.items():
@@ -352,25 +352,25 @@ def _sorted(tables: Mapping[tuple[str, int], tuple[list[str], list[Row]]]) -> tu
 
 
 def summary(results: Mapping[Cell, Result], refused: int, seconds: float) -> list[str]:
-    """How many cells ended how, and the largest error of each type."""
+    """Number of cells by outcome, and the largest error of each type."""
     counts = Counter(r.kind for r in results.values())
     counts["refused"] += refused
-    kinds = ("held", "FAILED", "same", "refused", "not here", "not run")
+    kinds = ("passed", "FAILED", "same", "refused", "not here", "not run")
     lines = [
         f"{sum(counts.values())} cells: "
         + ", ".join(f"{counts[k]} {k}" for k in kinds)
         + f"; {seconds / 60:.0f} minutes"
     ]
     for computed, bound in BOUNDS.items():
-        held = [
+        errors = [
             r.error
             for c, r in results.items()
-            if r.kind == "held" and c.computed == computed and "compress" not in c.plan
+            if r.kind == "passed" and c.computed == computed and "compress" not in c.plan
         ]
-        if held:
-            over = sum(e > bound for e in held)
-            told = f", or twice the rounding of one device ({over} cells)" if over else ""
-            lines.append(f"{computed}: {len(held)} held, largest error {max(held):.1e}, at most {bound:g}{told}")
+        if errors:
+            over = sum(e > bound for e in errors)
+            more = f", or twice the rounding of one device ({over} cells)" if over else ""
+            lines.append(f"{computed}: {len(errors)} passed, largest error {max(errors):.1e}, at most {bound:g}{more}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Models as people write them: modules used twice, tensors in lists, frozen norms, parametrized weights."""
+"""Unusual models: modules used twice, tensors in lists, frozen norms, parametrized weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Base(nn.Module):
         """Nothing odd."""
 
     def odd(self, x: torch.Tensor) -> torch.Tensor:
-        """What stands before the block."""
+        """Runs before the block."""
         return x
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -62,7 +62,7 @@ class Lists(_Base):
 
 
 class Reads(_Base):
-    """The constructor reads values, so the model cannot be built without memory."""
+    """The constructor reads values, so the model cannot be built on the meta device."""
 
     def more(self) -> None:
         self.rates = [r.item() for r in torch.linspace(0.1, 1, 3)]
@@ -188,9 +188,9 @@ ODD = (Twice, Lists, Reads, Norm1d, FrozenNorm, Pair, Listed, Counting, Encoder,
 
 
 def run(model: type[nn.Module], plan: str) -> tuple[Any, list[str]]:
-    """On every rank: the verification, and what was warned of."""
+    """On every rank: the verification, and the warnings."""
     job = small_jobs.make("mlp", model=model, clip=None, **_CHANGES.get(model, {}))
-    with warnings.catch_warnings(record=True) as told, mock.patch("drumline.tracing.layers.LEAST_UNIT", 40):
+    with warnings.catch_warnings(record=True) as messages, mock.patch("drumline.tracing.layers.LEAST_UNIT", 40):
         warnings.simplefilter("always")
         result = verify(job, Plan.parse(plan), steps=3)
-    return result, [str(w.message) for w in told]
+    return result, [str(w.message) for w in messages]

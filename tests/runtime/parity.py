@@ -1,4 +1,4 @@
-"""The table of what must hold (jobs x plans), a pairwise cover of it, and the function that ranks run for one row."""
+"""The table of parity claims (jobs x plans), a pairwise cover of it, and the function that ranks run for one row."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from drumline.runtime.verification.reference import run_reference
 from drumline.runtime.verification.verify import Verification, verify
 
 SEEDS = 6
-"""Beginnings that are tried for each row of the cover."""
+"""Starting pairs tried for each row of the cover."""
 STEPS = 4
 """Two full batches, a ragged one, and one of the next epoch."""
 
 TRIED: dict[str, tuple[object, ...]] = {"dp": (1, 2, 3, 4), "micro": (1, 2, 3), "shard": (0, 2), "chunk": (1, 3)}
-"""Of the keys that may have any value: these."""
+"""The tried values of keys that may have any value."""
 SAME: dict[str, tuple[object, ...]] = {"offload": ("optimizer", "all"), "precision": ("tf32",)}
-"""Values that do on a CPU what the key's default does: they move nothing there, and round nothing."""
+"""Values that on a CPU do the same as the key's default: nothing to move or round."""
 SPLITS = {"pp", "virtual", "split", "schedule", "tp", "cp", "tile", "halo", "ep"}
 """Keys of plans that split the model: their table is split_cells.py, ep's is test_experts_engine.py, and that of tiles
 without halos is test_no_halo.py."""
 ELSEWHERE = {"backend", "bucket", "compile"} | SPLITS
-"""Held by tests of their own: `nccl` needs CUDA devices, buckets a model larger than one, compiling takes minutes."""
+"""Covered by tests of their own: `nccl` needs CUDA devices, buckets a model larger than one, compiling takes minutes."""
 
 TABLE: dict[str, tuple[object, ...]] = {
     "job": small_jobs.JOBS,
@@ -55,7 +55,7 @@ def rows() -> list[Row]:
 NOT_HERE = {
     ("unet", "chunk"): "it has no layer that is cut, and the engine says so",
 }
-"""Jobs that torch cannot compute on a CPU in a precision, or that a key has nothing to do for."""
+"""Jobs that torch cannot compute on a CPU in a precision, or on which a key has no effect."""
 
 
 @functools.cache
@@ -87,14 +87,14 @@ def pairwise(table: Mapping[str, Sequence[object]] = TABLE) -> list[Row]:
         for y in table[keys[b]]
         if _completed({a: x, b: y}, table)
     }
-    found = []
+    results = []
     while missing:
         made = max(
             (_row(pair, table, missing) for pair in _some(missing)), key=lambda row: len(missing & set(pairs(row)))
         )
-        found.append(made)
+        results.append(made)
         missing -= set(pairs(made))
-    return sorted(found, key=lambda made: (made[keys.index("dp")], repr(made)))
+    return sorted(results, key=lambda made: (made[keys.index("dp")], repr(made)))
 
 
 def _some(missing: set[Any]) -> list[Any]:
@@ -159,7 +159,7 @@ def run_verify(name: str, plan: str, steps: int = STEPS, changes: Mapping[str, A
 
 
 def check(result: Verification) -> None:
-    """The whole claim: in float64 to 1e-10, in the plan's own precision to its bound."""
+    """Check the claim: in float64 to 1e-10, in the plan's own precision to its bound."""
     assert result.passed, result
     assert result.errors["float64"] <= 1e-10, result
     assert set(result.parts["float64"]) == {"losses", "gradients", "last gradients", "parameters"}
@@ -182,7 +182,7 @@ def run_losses(name: str, plan: str, steps: int = STEPS, changes: Mapping[str, A
 
 
 def serial(name: str, *, micro: int = 1, steps: int = STEPS, changes: Mapping[str, Any] | None = None) -> Any:
-    """What one device computes, from the plain loop of the reference."""
+    """The results of one device, by the plain loop of the reference."""
     norms: list[float] = []
 
     def before_update(step: int, model: torch.nn.Module) -> None:

@@ -1,5 +1,5 @@
 """The cells of the parity matrix for plans that split the model: every product of the axes on 2, 4 and 8 ranks, with at
-most one choice beside it, for every job; and a small cover of them for every day.
+most one more choice, for every job; and a small cover of them for every day.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHOICES: tuple[dict[str, object], ...] = (
     {"precision": "bf16"},
     {"recompute": "full"},
 )
-"""Beside the axes and, in a pipeline, its order."""
+"""Besides the axes and, in a pipeline, its order."""
 ORDERS: tuple[dict[str, object], ...] = (
     *({"schedule": str(name)} for name in TESTED_VALUES["schedule"] if name != "1f1b"),
     {"schedule": "interleaved", "virtual": 2},
@@ -60,7 +60,7 @@ def layouts(ranks: int) -> Iterator[dict[str, object]]:
 
 
 def plans(ranks: int) -> Iterator[tuple[dict[str, object], Plan | PlanError]]:
-    """Every layout with at most one choice: its table, and the plan, or why it is none."""
+    """Every layout with at most one choice: its table, and the plan, or why it is invalid."""
     for layout in layouts(ranks):
         base: dict[str, object] = {**layout, "micro": MICRO} if "pp" in layout else layout
         for choice in (*CHOICES, *ORDERS) if ranks < 8 else FEW:
@@ -74,7 +74,7 @@ def plans(ranks: int) -> Iterator[tuple[dict[str, object], Plan | PlanError]]:
 
 
 def unfit(job: str, plan: Plan) -> str:
-    """Why the engine refuses a plan for this job, as its error says it; nothing where it takes it."""
+    """Why the engine refuses a plan for this job, as in its error; empty if it does not."""
     if plan.tile != (1, 1) and job not in small_jobs.IMAGES:
         return "tile for a batch without images"
     if plan.cp > 1 and job in small_jobs.IMAGES:
@@ -94,7 +94,7 @@ def types_of(plan: Plan) -> tuple[str, ...]:
 
 
 def fate(cell: Cell) -> Fate | None:
-    """What becomes of a cell of a plan that is one; None: it is run."""
+    """The outcome of a cell of a valid plan that does not run; None: it runs."""
     plan = plan_of(cell.plan)
     if why := refused(plan):
         return Fate("refused", why)
@@ -108,15 +108,15 @@ def fate(cell: Cell) -> Fate | None:
 
 
 def _asks(cell: Cell, plan: Plan) -> bool:
-    """Whether a cell that is refused is run all the same, to hear the engine refuse it."""
+    """Whether a refused cell runs anyway, to check the engine's refusal."""
     return cell.computed == "float64" and plan.ranks < 8 and len(plan.table()) <= 2 + (plan.pp > 1)
 
 
 def cells_of(ranks: int, jobs: Sequence[str] = small_jobs.SPLIT_JOBS) -> list[Cell]:
-    """Every cell that is run on so many ranks."""
-    held = [plan for _, plan in plans(ranks) if isinstance(plan, Plan) and not refused(plan)]
-    found = [Cell(job, str(plan), computed) for plan in held for job in jobs for computed in types_of(plan)]
-    return [cell for cell in found if fate(cell) is None]
+    """Every cell that runs on that many ranks."""
+    kept = [plan for _, plan in plans(ranks) if isinstance(plan, Plan) and not refused(plan)]
+    results = [Cell(job, str(plan), computed) for plan in kept for job in jobs for computed in types_of(plan)]
+    return [cell for cell in results if fate(cell) is None]
 
 
 # -- the cover
@@ -141,12 +141,12 @@ def cover(cells: Sequence[Cell]) -> list[Cell]:
     """Few cells that hold every pair that some cell holds: always the next that holds most of what is missing."""
     pairs = {cell: wanted(cell) for cell in cells}
     missing = set().union(*pairs.values())
-    found = []
+    results = []
     while missing:
         best = max(cells, key=lambda cell: (len(missing & pairs[cell]), -plan_of(cell.plan).ranks))
-        found.append(best)
+        results.append(best)
         missing -= pairs[best]
-    return sorted(found, key=lambda cell: (plan_of(cell.plan).ranks, cell.job, cell.plan))
+    return sorted(results, key=lambda cell: (plan_of(cell.plan).ranks, cell.job, cell.plan))
 
 
 QUICK = ("gpt", "masked", "groups", "resnet", "huge", "partial")
@@ -154,6 +154,6 @@ QUICK = ("gpt", "masked", "groups", "resnet", "huge", "partial")
 
 
 def quick() -> list[Cell]:
-    """What runs every day."""
+    """The cells that run every day."""
     tried = [cell for ranks in (2, 4) for cell in cells_of(ranks, QUICK)]
     return cover([cell for cell in tried if not unfit(cell.job, plan_of(cell.plan))])

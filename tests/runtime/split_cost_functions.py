@@ -1,4 +1,4 @@
-"""What ranks of a split model send and hold, for tests that compare it with predictions."""
+"""Messages and memory of the ranks of a split model, for tests that compare them with predictions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import small_jobs
 import torch
-from test_memory_share import live
+from test_memory_shares import live
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -56,7 +56,7 @@ def of_name(name: str) -> dl.Job:
 
 
 def sends(plan: str, *sizes: Any) -> tuple[dict[tuple[str, float], int], int]:
-    """The messages of one step by name and bytes, how often each; and the numbers that this rank has."""
+    """The messages of one step by name and bytes, with counts; and the elements on this rank."""
     engine = initialize(job(*sizes) if len(sizes) > 1 else of_name(*sizes), plan)
     seen: Counter[tuple[str, float]] = Counter()
     for batch in engine.data(1):
@@ -68,7 +68,7 @@ def sends(plan: str, *sizes: Any) -> tuple[dict[tuple[str, float], int], int]:
 
 
 class LiveMemory(TorchDispatchMode):
-    """The most bytes at once of all storages that operators have made since it began."""
+    """Peak bytes of all storages that operators have created since it began."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def holds(plan: str, *sizes: Any) -> dict[str, float]:
-    """Bytes of this rank in its third step: states when the gradients are ready, and the most that the step adds."""
+    """Bytes of this rank in its third step: states when the gradients are ready, and the peak that the step adds."""
     given = job(*sizes)
     data = given.data()
     before = live()

@@ -1,4 +1,4 @@
-"""Faults that are put into a split model on purpose, each in one place: what `verify` must find, and name."""
+"""Faults injected into a split model, each in one place, which `verify` must detect and name."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def tied(_: str) -> Any:
 
 @contextmanager
 def scale(where: str) -> Iterator[None]:
-    """One rank's loss counts 1% too much, or as much as is said after the rank."""
+    """One rank's loss is 1% too large, or as much as is given after the rank."""
     plain = split_model.ModelParallel.train_stages
     rank, _, times = where.partition(":")
 

@@ -1,4 +1,4 @@
-"""What the tests of split models run on ranks, beside parity: masks, evaluation, loops of the caller's own."""
+"""Functions that the tests of split models run on ranks: dropout masks, evaluation, own loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOUBLE = torch.float64
 
 
 class Masks(nn.Module):
-    """Gives two masks to whoever watches: one of what every rank of tp has, one of what each has a part of."""
+    """Outputs two dropout masks: of a tensor that every tp rank has, and of one that is split."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,20 +32,20 @@ class Masks(nn.Module):
 def masks(plan: str) -> dict[str, list[torch.Tensor]]:
     """On every rank: the masks of two steps, module by module."""
     engine = initialize(small_jobs.make("mlp", model=Masks), plan)
-    found: dict[str, list[torch.Tensor]] = {"same": [], "own": []}
+    result: dict[str, list[torch.Tensor]] = {"same": [], "own": []}
 
-    def seen(micro: int, shown: Any, t: torch.Tensor) -> None:
-        if shown.module in found:
-            found[shown.module].append((t.detach() > 0).clone())
+    def seen(micro: int, output: Any, t: torch.Tensor) -> None:
+        if output.module in result:
+            result[output.module].append((t.detach() > 0).clone())
 
     engine.strategy.watch_outputs(seen)
     for batch in engine.data(2):
         engine.step(batch)
-    return found
+    return result
 
 
 def whole_on_every_rank(name: str, plan: str) -> float:
-    """On every rank: train with dropout; how far parameters that several ranks have whole have moved apart."""
+    """On every rank: train with dropout; the largest difference between copies of parameters that several ranks have."""
     engine = initialize(small_jobs.make(name), plan)
     assert isinstance(engine.strategy, ModelParallel)
     for batch in engine.data(3):
@@ -68,19 +68,19 @@ def _accuracy(output: Any, target: torch.Tensor) -> dict[str, Any]:
 
 def evaluated(cases: list[tuple[str, str]]) -> list[dict[str, float]]:
     """On every rank: train two steps, evaluate, and train one more, which evaluation must not have changed."""
-    found = []
+    results = []
     for name, plan in cases:
         engine = initialize(small_jobs.make(name, evaluate=_accuracy), plan, dtype=DOUBLE)
         for batch in engine.data(2):
             engine.step(batch)
         metrics = engine.evaluate()
-        found.append({**metrics, "next": engine.step(next(engine.data(1)))})
-    return found
+        results.append({**metrics, "next": engine.step(next(engine.data(1)))})
+    return results
 
 
 def own_loop(cases: list[tuple[str, str]]) -> list[list[float]]:
     """On every rank: losses of steps on batches of the caller's own loader; replicas have slices of them."""
-    found = []
+    results = []
     for name, plan in cases:
         engine = initialize(small_jobs.make(name), plan, dtype=DOUBLE)
         losses = []
@@ -90,5 +90,5 @@ def own_loop(cases: list[tuple[str, str]]) -> list[list[float]]:
             x, y = (torch.stack([torch.as_tensor(s[k]) for s in mine]) for k in (0, 1))
             losses.append(engine.step((x, y)))
             losses.append(engine.grad_norm)
-        found.append(losses)
-    return found
+        results.append(losses)
+    return results

@@ -1,4 +1,4 @@
-"""Jobs at the edge, under every level of sharding: supported and right, or refused by name, and never a hang."""
+"""Edge cases of jobs, under every level of sharding: correct, or refused by name, and never a hang."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def few_samples(plan: str) -> list[float]:
 
 
 def broken_sample(plan: str) -> str:
-    """On every rank: train until a sample raises somewhere; who has it says so, the others are told of the end."""
+    """On every rank: train until a sample raises somewhere; its rank names it, the others report the end."""
     engine = initialize(small_jobs.make("mlp", data=lambda: Broken("vector")), plan)
     for batch in engine.data(3):
         engine.step(batch)
@@ -56,12 +56,12 @@ def test_fewer_samples_than_ranks(world: Worlds, zero: int) -> None:
 
 
 @pytest.mark.parametrize("zero", ZEROS)
-def test_a_sample_that_raises_is_named(world: Worlds, zero: int) -> None:
+def test_failing_sample_is_named(world: Worlds, zero: int) -> None:
     with pytest.raises(JobError, match=r"sample (3|11) of the dataset raised OSError: the disk is gone"):
         world(2).run(broken_sample, f"dp=2,zero={zero}")
 
 
 @pytest.mark.parametrize("zero", ZEROS)
-def test_a_model_that_is_all_frozen(world: Worlds, zero: int) -> None:
+def test_frozen_model(world: Worlds, zero: int) -> None:
     with pytest.raises(JobError, match="has no parameter to train"):
         world(2).run(no_parameters, f"dp=2,zero={zero}")

@@ -1,4 +1,4 @@
-"""Plans that a model cannot be split by: refused with the rule, its numbers and a plan that works, or right; never wrong."""
+"""Plans that cannot split a model: refused with the rule, its numbers and a plan that works, or correct."""
 
 from __future__ import annotations
 
@@ -74,21 +74,21 @@ REFUSED = [
 
 
 def test_refusals(world: Worlds) -> None:
-    """Every rank says the same, and the ranks go on."""
+    """Every rank raises the same error, and the ranks continue."""
     cases = [(job, plan) for job, plan, *_ in REFUSED]
-    for found in world(2).run(bad_splits.refusals, cases, timeout=120):
-        for (job, plan, kind, *words), (error, *said) in zip(REFUSED, found, strict=True):
-            assert error == kind, (job, plan, said)
-            for word, text in zip(words, said, strict=True):
+    for result in world(2).run(bad_splits.refusals, cases, timeout=120):
+        for (job, plan, kind, *words), (error, *messages) in zip(REFUSED, result, strict=True):
+            assert error == kind, (job, plan, messages)
+            for word, text in zip(words, messages, strict=True):
                 assert word in text, (job, plan)
     assert all(e.exit_code == 2 for e in (PlanError, TraceError, InputError))
 
 
 def test_more_tiles_than_rows_and_more_ranks_than_heads(world: Worlds) -> None:
-    found = world(4).run(
+    result = world(4).run(
         bad_splits.refusals, [("cnn", "tile=1x4"), ("gpt", "cp=4"), ("gpt", "tp=4"), ("long", "tile=4x1")]
     )
-    for runs, also, heads, tiles in found:
+    for runs, also, heads, tiles in result:
         assert runs[0] == also[0] == "runs"  # 4 columns, 5 tokens
         assert heads[1:] == (
             "tp=4 cannot share the 2 heads of blocks.0",
@@ -103,7 +103,7 @@ def test_more_tiles_than_rows_and_more_ranks_than_heads(world: Worlds) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_odd_and_right(world: Worlds) -> None:
+def test_unusual_splits_that_work(world: Worlds) -> None:
     """Tiles of two rows under kernels that reach further than the neighbour; a pipeline of one micro-batch."""
     for ranks, cases in {
         2: [

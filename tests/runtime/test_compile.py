@@ -37,8 +37,8 @@ def traced(job: str, plan: str, backend: str) -> tuple[Verification | None, int]
         # Compilers in processes of their own would live as long as the rank, and so would their semaphores.
         mock.patch("torch._inductor.config.compile_threads", 1) if backend == "inductor" else nullcontext(),
     ):
-        found = parity.run_verify(job, plan, 3)
-    return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        result = parity.run_verify(job, plan, 3)
+    return result, torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_graphs_equal_one_device(world: Worlds, job: str, plan: str) -> None:
     assert all(graphs > 0 for _, graphs in results)
 
 
-def test_a_rank_without_samples_sends_when_the_others_do(world: Worlds) -> None:
-    """Its backward sends zeros. Before they hung on the gradient, a compiler moved that message to the forward."""
+def test_rank_without_samples_stays_in_step(world: Worlds) -> None:
+    """Its backward sends zeros, which depend on the gradient: else a compiler moves that message to the forward."""
     results = world(2).run(traced, "cnn", "dp=2,micro=2,compile=true", "aot_eager_decomp_partition")
     parity.check(results[0][0])
 
@@ -72,7 +72,7 @@ def test_compiled_code_equals_one_device(world: Worlds, job: str, plan: str) -> 
 
 
 def test_layers_are_compiled_in_place() -> None:
-    """Names stay; blocks are compiled, not what stands around them; what is inside of them is not looked at."""
+    """Names stay; blocks are compiled, without their wrappers; modules inside them are not observed."""
     made: list[Any] = []
 
     def compiled(forward: Any) -> Any:
@@ -99,8 +99,8 @@ class Scaled(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
-def test_more_layers_than_torch_compiles_versions_of_one_function() -> None:
-    """Without a higher limit torch goes on uncompiled after the eighth."""
+def test_recompile_limit_is_raised() -> None:
+    """Without a higher limit torch continues uncompiled after the eighth."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = nn.Sequential(*(Scaled(width) for width in range(3, 15)))
@@ -113,7 +113,7 @@ def test_more_layers_than_torch_compiles_versions_of_one_function() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 12
 
 
-def test_a_model_without_blocks_is_compiled_as_one() -> None:
+def test_model_without_blocks_is_compiled_whole() -> None:
     made: list[Any] = []
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     with mock.patch("torch.compile", lambda forward: made.append(forward.__self__) or forward):

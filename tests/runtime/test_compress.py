@@ -1,4 +1,4 @@
-"""Compressed gradients: fewer bytes are sent, the bound holds, PowerSGD begins when it says, and what is lost shows."""
+"""Compressed gradients: fewer bytes, errors within the bound, PowerSGD starts when documented, and the loss shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from world import World
 
 from drumline.plans.engine_constants import POWERSGD_RANK
 from drumline.runtime.engine import initialize
-from drumline.runtime.strategies.compress import FIRST_STEP
+from drumline.runtime.strategies.replicate import FIRST_STEP
 
 Worlds = Callable[..., World]
 STEPS = FIRST_STEP + 3
@@ -48,7 +48,7 @@ def steps(compress: str) -> tuple[list[int], list[float], dict[str, torch.Tensor
     return sent, losses, gradients
 
 
-def test_fp16_sends_half(world: Worlds) -> None:
+def test_fp16_halves_the_bytes(world: Worlds) -> None:
     sent, losses, gradients = world(2).run(steps, "fp16")[0]
     assert all(2 * NUMBERS <= n <= 2 * NUMBERS + 256 for n in sent)  # and a few numbers of the engine's own
     _, exact_losses, exact = world(2).run(steps, "none")[0]
@@ -59,7 +59,7 @@ def test_fp16_sends_half(world: Worlds) -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_powersgd_sends_thin_factors_after_its_first_steps(world: Worlds, backend: str) -> None:
+def test_powersgd_sends_low_rank_factors_after_its_first_steps(world: Worlds, backend: str) -> None:
     """The model has several buckets, which must not wait for each other."""
     sent, losses, gradients = world(2, backend).run(steps, "powersgd")[0]
     _, exact_losses, exact = world(2).run(steps, "none")[0]
@@ -74,7 +74,7 @@ def test_powersgd_sends_thin_factors_after_its_first_steps(world: Worlds, backen
 
 @pytest.mark.parametrize("job", ["mlp", "gpt"])
 @pytest.mark.parametrize("plan", ["dp=2,compress=fp16", "dp=3,compress=powersgd", "dp=2,compress=powersgd,micro=2"])
-def test_the_bound_holds(world: Worlds, job: str, plan: str) -> None:
+def test_error_bound(world: Worlds, job: str, plan: str) -> None:
     result = world(parity.Plan.parse(plan).ranks).run(parity.run_verify, job, plan, 6)[0]
     parity.check(result)
     assert any("is approximate: loss error" in note for note in result.notes)

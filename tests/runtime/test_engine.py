@@ -1,4 +1,4 @@
-"""The engine beside its parity: evaluation, own loops, clipping, schedules, dropout, weights, and what it refuses."""
+"""The engine, beyond parity: evaluation, own loops, clipping, schedules, dropout, weights, and refusals."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ def test_evaluation_is_exact(world: Worlds, name: str, samples: int) -> None:
         assert set(one) == {f"{g}{k}" for g in ("", "given ") for k in ("loss", "accuracy", "ones", "rate")}
         assert one["accuracy"] == one["ones"] == one["rate"]
         for plan in ("dp=2", "dp=3") if micro == "micro=1" else ("dp=3,zero=3",):
-            for found in run(world, plan, on_ranks.evaluate, name, f"{plan},{micro}", samples):
-                assert found == pytest.approx(one, rel=1e-12)
+            for result in run(world, plan, on_ranks.evaluate, name, f"{plan},{micro}", samples):
+                assert result == pytest.approx(one, rel=1e-12)
 
 
 @pytest.mark.parametrize("samples", [2, 8])
 def test_evaluation_of_batch_statistics(world: Worlds, samples: int) -> None:
-    """A rank without a sample counts nothing in the statistics of an evaluation either."""
+    """A rank without samples does not count in the statistics of an evaluation."""
     [one] = world(1).run(on_ranks.evaluate_batch_statistics, "dp=1", samples)
     for plan in ("dp=3", "dp=3,zero=3", "dp=4"):
-        for found in run(world, plan, on_ranks.evaluate_batch_statistics, plan, samples):
-            assert found == pytest.approx(one, rel=1e-10)
+        for result in run(world, plan, on_ranks.evaluate_batch_statistics, plan, samples):
+            assert result == pytest.approx(one, rel=1e-10)
 
 
 @pytest.mark.parametrize("plan", ["dp=1", "dp=2", "dp=1,zero=3", "dp=2,zero=3", "dp=2,zero=3,recompute=full"])
 def test_norms_in_half_precision(world: Worlds, plan: str) -> None:
-    """A sharded bf16 plan gathers the weights of norms in bf16 too; they train and evaluate all the same."""
+    """A sharded bf16 plan gathers the weights of norms in bf16 too; they train and evaluate correctly."""
     [(evaluated, loss)] = world(1).run(on_ranks.evaluate_half, "dp=1")
-    for found in run(world, plan, on_ranks.evaluate_half, f"{plan},precision=bf16"):
-        assert found == pytest.approx((evaluated, loss), rel=0.02)
+    for result in run(world, plan, on_ranks.evaluate_half, f"{plan},precision=bf16"):
+        assert result == pytest.approx((evaluated, loss), rel=0.02)
 
 
-def test_a_metric_of_nothing(world: Worlds) -> None:
-    for found in world(2).run(on_ranks.evaluate_nothing, "dp=2"):
-        assert math.isnan(found["none"])
-        assert found["loss"] > 0
+def test_metric_without_samples(world: Worlds) -> None:
+    for result in world(2).run(on_ranks.evaluate_nothing, "dp=2"):
+        assert math.isnan(result["none"])
+        assert result["loss"] > 0
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=3,micro=2"])
 def test_own_loop(world: Worlds, plan: str) -> None:
-    """Ranks may bring different numbers of samples: the loss is the mean over all of them."""
+    """Ranks may have different numbers of samples: the loss is the mean over all of them."""
     [expected] = world(1).run(on_ranks.own_loop, "mlp", "dp=1", [9])
     for losses in world(2).run(on_ranks.own_loop, "mlp", plan, [7, 2]):
         assert losses == pytest.approx(expected, rel=1e-10)
@@ -72,8 +72,8 @@ def test_own_loop(world: Worlds, plan: str) -> None:
         assert losses == pytest.approx(expected, rel=1e-10)
 
 
-def test_own_batches_that_are_none(world: Worlds) -> None:
-    with pytest.raises(JobError, match="1 samples for micro=2\n  rule:  each rank gives at least one sample"):
+def test_invalid_own_batches(world: Worlds) -> None:
+    with pytest.raises(JobError, match="1 samples for micro=2\n  rule:  each rank has at least one sample"):
         world(2).run(on_ranks.own_loop, "mlp", "dp=2,micro=2", [1, 1])
     with pytest.raises(JobError, match=r"a batch is a Tensor\n  rule:  a batch is \(input, target\), or from data\(\)"):
         world(1).run(step_on, torch.zeros(2))
@@ -90,13 +90,13 @@ def test_clip_and_schedule_under_every_plan(world: Worlds) -> None:
     for plan in PLANS:
         free = run(world, plan, parity.run_losses, "gpt", plan, 4, {"clip": None})[0]
         assert free["norms"] == pytest.approx(reference[Plan.parse(plan).micro]["norms"], rel=1e-9)
-        for found in run(world, plan, parity.run_losses, "gpt", plan):
-            assert found["rates"] == [5e-3, 2.5e-3, 1.25e-3, 6.25e-4]
-            assert found["norms"][0] == pytest.approx(free["norms"][0], rel=1e-9)  # before clipping
-            assert found["norms"][0] > 0.1  # so it was clipped
+        for result in run(world, plan, parity.run_losses, "gpt", plan):
+            assert result["rates"] == [5e-3, 2.5e-3, 1.25e-3, 6.25e-4]
+            assert result["norms"][0] == pytest.approx(free["norms"][0], rel=1e-9)  # before clipping
+            assert result["norms"][0] > 0.1  # so it was clipped
 
 
-def test_a_plan_for_another_number_of_ranks(world: Worlds) -> None:
+def test_wrong_number_of_ranks(world: Worlds) -> None:
     with pytest.raises(PlanError) as caught:
         world(2).run(on_ranks.refuse, "mlp", "dp=3,zero=3")
     assert caught.value.what == "the plan dp=3,zero=3 is for 3 ranks, but 2 were started"
@@ -107,14 +107,14 @@ def test_a_plan_for_another_number_of_ranks(world: Worlds) -> None:
 
 
 @pytest.mark.parametrize("key", ["sync=async", "offload=all", "shard"])
-def test_what_no_parity_test_holds(world: Worlds, key: str) -> None:
+def test_untested_combinations_are_refused(world: Worlds, key: str) -> None:
     plan = "dp=2,shard=2" if key == "shard" else f"dp=2,{key}" if "dp" not in key else key
     with pytest.raises(PlanError, match=f"the engine does not run {key.split(',')[0]}"):
         world(2).run(on_ranks.refuse, "mlp", plan)
 
 
 @pytest.mark.parametrize("name", ["lamb", "muon"])
-def test_optimizers_that_are_not_elementwise(world: Worlds, name: str) -> None:
+def test_non_elementwise_optimizers_are_refused(world: Worlds, name: str) -> None:
     with pytest.raises(PlanError, match=f"{name.capitalize()} cannot be sharded\n  where: plan dp=2,zero=3") as caught:
         world(2).run(on_ranks.with_optimizer, name, "dp=2,zero=3")
     assert caught.value.fix == "zero=0, or an element-wise optimizer such as AdamW"
@@ -122,7 +122,7 @@ def test_optimizers_that_are_not_elementwise(world: Worlds, name: str) -> None:
     assert world(2).run(on_ranks.with_optimizer, "adam", "dp=2,zero=3")[0] > 0
 
 
-def test_nothing_to_recompute(world: Worlds) -> None:
+def test_recompute_without_blocks_is_refused(world: Worlds) -> None:
     with pytest.raises(PlanError, match="recompute=full saves nothing for Flat\n.*\n  try:   recompute=none, or group"):
         world(1).run(on_ranks.refuse, "mlp", "recompute=full", {"model": on_ranks.Flat})
 
@@ -136,13 +136,13 @@ def test_nothing_to_recompute(world: Worlds) -> None:
         ({"data": dict}, "the dataset is empty"),
     ],
 )
-def test_jobs_that_do_not_run(world: Worlds, changes: dict[str, Any], words: str) -> None:
+def test_invalid_jobs(world: Worlds, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         world(1).run(on_ranks.refuse, "mlp", "dp=1", changes)
 
 
 @pytest.mark.parametrize("name", small_jobs.JOBS)
-def test_sharded_weights_are_the_serial_ones(world: Worlds, name: str) -> None:
+def test_sharded_weights_equal_serial_weights(world: Worlds, name: str) -> None:
     assert world(3).run(on_ranks.weights_after_initialize, name) == [True] * 3
 
 
@@ -154,7 +154,7 @@ def test_only_the_first_rank_builds_a_sharded_model(world: Worlds) -> None:
     assert all(built["cpu"] >= 1 for built in world(2).run(on_ranks.where_models_are_built, "dp=2"))
 
 
-def test_masks_differ_between_ranks_and_micro_batches(world: Worlds) -> None:
+def test_dropout_masks_differ_between_ranks_and_micro_batches(world: Worlds) -> None:
     masks = [tuple(m) for rank in world(2).run(on_ranks.dropout_masks, "dp=2,micro=3") for m in rank]
     assert len(masks) == len(set(masks)) == 6
     assert world(2).run(on_ranks.dropout_masks, "dp=2,micro=3") == [
@@ -164,7 +164,7 @@ def test_masks_differ_between_ranks_and_micro_batches(world: Worlds) -> None:
 
 
 @pytest.mark.parametrize("plan", ["dp=1", "dp=2", "dp=2,zero=3", "dp=2,micro=2"])
-def test_recomputation_repeats_the_masks(world: Worlds, plan: str) -> None:
+def test_recomputation_repeats_dropout_masks(world: Worlds, plan: str) -> None:
     kept = run(world, plan, on_ranks.gradients_with_dropout, plan)[0]
     again = run(world, plan, on_ranks.gradients_with_dropout, f"{plan},recompute=full")[0]
     assert set(kept) == set(again)
@@ -178,21 +178,21 @@ def test_phases_are_timed(world: Worlds) -> None:
 
 
 @pytest.mark.parametrize("plan", ["dp=1", "dp=2", "dp=4", "dp=3,zero=3,micro=2"])
-def test_a_mean_with_its_weight_apart(world: Worlds, plan: str) -> None:
-    """Ranks whose slice counts nothing have no mean; they must not spoil the others'."""
+def test_mean_loss_with_separate_weight(world: Worlds, plan: str) -> None:
+    """Ranks whose slice has weight 0 have no mean; they must not affect the others."""
     expected = run(world, plan, on_ranks.ignoring, plan, False)
-    for found, pair in zip(run(world, plan, on_ranks.ignoring, plan, True), expected, strict=True):
-        assert found == pytest.approx(pair, rel=1e-10)
+    for result, pair in zip(run(world, plan, on_ranks.ignoring, plan, True), expected, strict=True):
+        assert result == pytest.approx(pair, rel=1e-10)
 
 
-def test_a_batch_that_weighs_nothing(world: Worlds) -> None:
+def test_batch_without_weight(world: Worlds) -> None:
     with pytest.raises(
         JobError, match="step 0: the batch has no weight\n  rule:  the weights of a batch add up to > 0"
     ):
         world(2).run(on_ranks.batch_without_weight)
 
 
-def test_a_loss_that_is_not_finite(world: Worlds) -> None:
+def test_nonfinite_loss(world: Worlds) -> None:
     for text in world(2).run(on_ranks.infinite_loss):
         assert re.match(
             r"the loss is (-?inf|nan) at step 0\n  where: rank 1: the loss is non-finite, all outputs are finite", text

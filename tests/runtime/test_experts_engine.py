@@ -1,7 +1,7 @@
-"""Expert parallelism through the engine: what runs under `ep` equals one device, whatever it is combined with.
+"""Expert parallelism in the engine: runs under `ep` equal one device, in every combination.
 
 `ep` is refused for a model without experts, so it belongs to ELSEWHERE of parity.py, and cells.py has nothing to try:
-its plans are held here. A matrix that takes jobs of expert_jobs.py can offer ep=2 to these, where it divides dp.
+its plans are tested here. A matrix that takes jobs of expert_jobs.py can offer ep=2 to these, where it divides dp.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ IMPORTS = 200.0
 needs_transformers = pytest.mark.skipif(bool(hf_jobs.missing()), reason=hf_jobs.missing() or "it is there")
 
 
-def held(world: Worlds, ranks: int, cells: list[tuple[str, str]]) -> None:
+def check_cells(world: Worlds, ranks: int, cells: list[tuple[str, str]]) -> None:
     for result in world(ranks).run(expert_jobs.verified, cells, timeout=IMPORTS)[0]:
         parity.check(result)
 
 
 def test_two_ranks(world: Worlds) -> None:
     """Batches of 7, 7 and 3; tied, frozen and unused parameters; experts without tokens, and of different sizes."""
-    held(
+    check_cells(
         world,
         2,
         [
@@ -51,14 +51,14 @@ def test_two_ranks(world: Worlds) -> None:
 
 
 @pytest.mark.slow
-def test_more_on_two_ranks(world: Worlds) -> None:
-    held(world, 2, [("frozen", "dp=2,ep=2,zero=1"), ("mixture", "dp=2,ep=2,zero=2,micro=3,bucket=256")])
+def test_more_plans_on_two_ranks(world: Worlds) -> None:
+    check_cells(world, 2, [("frozen", "dp=2,ep=2,zero=1"), ("mixture", "dp=2,ep=2,zero=2,micro=3,bucket=256")])
 
 
 @pytest.mark.slow
 def test_four_ranks(world: Worlds) -> None:
     """Copies of experts, shards of the copies, ranks without samples."""
-    held(
+    check_cells(
         world,
         4,
         [
@@ -73,7 +73,7 @@ def test_four_ranks(world: Worlds) -> None:
 
 @pytest.mark.slow
 def test_more_combinations(world: Worlds) -> None:
-    held(
+    check_cells(
         world,
         4,
         [
@@ -93,7 +93,7 @@ def test_more_combinations(world: Worlds) -> None:
 @needs_transformers
 @pytest.mark.slow
 def test_mixtral(world: Worlds) -> None:
-    held(
+    check_cells(
         world,
         4,
         [("mixtral", "dp=4,ep=2"), ("mixtral", "dp=4,ep=4,zero=1,micro=2"), ("mixtral", "dp=4,ep=2,recompute=full")],
@@ -103,7 +103,7 @@ def test_mixtral(world: Worlds) -> None:
 @pytest.mark.slow
 @needs_transformers
 def test_mixtral_on_two_ranks(world: Worlds) -> None:
-    held(world, 2, [("mixtral", "dp=2,ep=2"), ("mixtral", "dp=2,ep=2,zero=1,micro=2")])
+    check_cells(world, 2, [("mixtral", "dp=2,ep=2"), ("mixtral", "dp=2,ep=2,zero=1,micro=2")])
 
 
 def test_on_shared_memory(world: Worlds) -> None:
@@ -111,14 +111,14 @@ def test_on_shared_memory(world: Worlds) -> None:
 
 
 def test_verify_can_fail(world: Worlds) -> None:
-    """Gradients that are halved on every way to and from experts: the last experts that have any are named."""
+    """Gradients halved on the way to and from experts: the last experts with tokens are named."""
     result = world(2).run(expert_jobs.wrong, "dp=2,ep=2")[0]
     assert not result.passed and result.phase == "backward"
     assert result.first_divergence == "blocks.1.experts.2.down", result
 
 
-def test_numbers_of_a_run(world: Worlds) -> None:
-    """Losses, norms and weights of one device; a rank holds its experts, and of the state its share."""
+def test_losses_norms_weights_and_memory(world: Worlds) -> None:
+    """Losses, norms and weights equal one device; a rank has its experts, and its share of the state."""
     base, own = expert_jobs.JOBS["idle"]
     expected = parity.serial(base, steps=3, changes=own)
     experts = sum(p.numel() for n, p in expected["weights"].items() if ".experts." in n)
@@ -127,15 +127,15 @@ def test_numbers_of_a_run(world: Worlds) -> None:
     evaluated = world(1).run(expert_jobs.trained, "idle", "dp=1", 3)[0]["evaluated"]
     for plan in ("dp=4,ep=2", "dp=4,ep=2,zero=1"):
         results = world(4).run(expert_jobs.trained, "idle", plan, 3)
-        for found in results:
-            assert found["losses"] == pytest.approx(expected["losses"], rel=1e-12)
-            assert found["norms"] == pytest.approx(expected["norms"], rel=1e-12)
-            assert found["names"] == list(expected["weights"]), "also what is away, in the order of the model"
+        for result in results:
+            assert result["losses"] == pytest.approx(expected["losses"], rel=1e-12)
+            assert result["norms"] == pytest.approx(expected["norms"], rel=1e-12)
+            assert result["names"] == list(expected["weights"]), "also what is away, in the order of the model"
             for name, value in expected["weights"].items():
-                torch.testing.assert_close(found["weights"][name], value, rtol=1e-10, atol=1e-13, msg=name)
-            assert found["held"] == whole - experts // 2
-            assert found["evaluated"] == pytest.approx(evaluated, rel=1e-12)
-        states = [found["state"] for found in results]
+                torch.testing.assert_close(result["weights"][name], value, rtol=1e-10, atol=1e-13, msg=name)
+            assert result["elements"] == whole - experts // 2
+            assert result["evaluated"] == pytest.approx(evaluated, rel=1e-12)
+        states = [result["state"] for result in results]
         if "zero" in plan:
             assert sum(states) == trained, "every number of the state lies on one rank"
         else:
@@ -147,8 +147,8 @@ def test_noise_and_own_loops(world: Worlds) -> None:
     assert world(2).run(expert_jobs.noise, "dp=2,ep=2") == pytest.approx(expected, rel=1e-9)
     assert world(2).run(expert_jobs.noise, "dp=2,ep=2,zero=1") == pytest.approx(expected, rel=1e-9)
     losses = world(1).run(expert_jobs.own_loop, "dp=1", [5])[0]
-    for found in world(2).run(expert_jobs.own_loop, "dp=2,ep=2", [4, 1]):
-        assert found == pytest.approx(losses, rel=1e-12)
+    for result in world(2).run(expert_jobs.own_loop, "dp=2,ep=2", [4, 1]):
+        assert result == pytest.approx(losses, rel=1e-12)
 
 
 # -- checkpoints
@@ -167,12 +167,12 @@ def test_noise_and_own_loops(world: Worlds) -> None:
     ],
 )
 def test_checkpoints_fit_any_plan(world: Worlds, tmp_path: Path, name: str, plans: list[str]) -> None:
-    """Each plan saves what the next one loads; each goes on as the one that saved did."""
+    """Each plan loads what the last one saved, and continues as it did."""
     for i, (plan, after) in enumerate(zip(plans, [*plans[1:], plans[0]], strict=True)):
         folder = str(tmp_path / str(i))
         saved = world(Plan.parse(plan).ranks).run(expert_jobs.saved, name, plan, folder, 2, timeout=IMPORTS)[0]
-        for found in world(Plan.parse(after).ranks).run(expert_jobs.loaded, name, after, folder, 2, timeout=IMPORTS):
-            assert found == pytest.approx(saved, rel=1e-10), (plan, after)
+        for result in world(Plan.parse(after).ranks).run(expert_jobs.loaded, name, after, folder, 2, timeout=IMPORTS):
+            assert result == pytest.approx(saved, rel=1e-10), (plan, after)
 
 
 def test_weights_alone(world: Worlds, tmp_path: Path) -> None:
@@ -180,22 +180,22 @@ def test_weights_alone(world: Worlds, tmp_path: Path) -> None:
     weights = parity.serial(base, steps=1, changes=own)["weights"]
     torch.save(weights, tmp_path / "w.pt")
     for plan in ("dp=2,ep=2", "dp=2,ep=2,zero=1"):
-        for found in world(2).run(expert_jobs.weights_loaded, "mixture", plan, str(tmp_path / "w.pt")):
-            assert all(torch.equal(found[name], value) for name, value in weights.items())
+        for result in world(2).run(expert_jobs.weights_loaded, "mixture", plan, str(tmp_path / "w.pt")):
+            assert all(torch.equal(result[name], value) for name, value in weights.items())
 
 
 # -- guards
 
 
-def test_votes_know_who_has_the_same(world: Worlds) -> None:
-    """Of four ranks, 0 and 2 have the first experts: two that differ have no majority. Of the router all four vote."""
-    found = world(4).run(expert_jobs.voted, "dp=4,ep=2", 2, "blocks.0.experts.1.up.weight")
-    assert all("blocks.0.experts.1.up.weight" in text and "ranks 0, 2" in text for text in found), found[0]
-    found = world(4).run(expert_jobs.voted, "dp=4,ep=2", 3, "blocks.0.router.weight")
-    assert all("blocks.0.router.weight" in text and "rank 3" in text for text in found), found[0]
+def test_replica_comparison_knows_expert_copies(world: Worlds) -> None:
+    """Of four ranks, 0 and 2 have the first experts: two that differ have no majority. The router is on all four."""
+    result = world(4).run(expert_jobs.voted, "dp=4,ep=2", 2, "blocks.0.experts.1.up.weight")
+    assert all("blocks.0.experts.1.up.weight" in text and "ranks 0, 2" in text for text in result), result[0]
+    result = world(4).run(expert_jobs.voted, "dp=4,ep=2", 3, "blocks.0.router.weight")
+    assert all("blocks.0.router.weight" in text and "rank 3" in text for text in result), result[0]
 
 
-def test_the_owner_of_a_bad_expert_is_named(world: Worlds) -> None:
+def test_owner_of_a_nonfinite_expert_is_named(world: Worlds) -> None:
     for ranks, names in world(2).run(expert_jobs.originating_ranks, "dp=2,ep=2", 1, "blocks.0.experts.2.up.weight"):
         assert ranks == (1,) and names[0] == "blocks.0.experts.2.up.weight"
 
@@ -231,10 +231,10 @@ def test_ep_divides_the_ranks(text: str, words: str) -> None:
         "tile=1x2",
     ],
 )
-def test_what_does_not_go_with_ep(more: str) -> None:
+def test_combinations_refused_with_ep(more: str) -> None:
     plan = Plan.parse(f"dp=4,ep=2,{more}")
-    found = conflict(plan)
-    assert found is not None and found.choices.startswith("ep with")
+    result = conflict(plan)
+    assert result is not None and result.choices.startswith("ep with")
     with pytest.raises(PlanError, match="the engine does not run ep with"):
         check(plan)
 
@@ -249,14 +249,14 @@ def test_what_does_not_go_with_ep(more: str) -> None:
         ("norm", "an expert keeps statistics of a batch\n.*blocks.0.experts.0.norm"),
     ],
 )
-def test_models_that_cannot_be_spread(world: Worlds, job: str, words: str) -> None:
+def test_models_refused_by_ep(world: Worlds, job: str, words: str) -> None:
     with pytest.raises(PlanError, match=f"(?s){words}"):
         world(4).run(expert_jobs.refused, job, "dp=4,ep=4")
 
 
-def test_what_stays_whole_is_told(world: Worlds) -> None:
-    found = world(2).run(expert_jobs.left, "both", "dp=2,ep=2")[0]
-    assert list(found) == ["other.experts"] and "not known as experts" in found["other.experts"]
+def test_unrecognized_experts_are_reported(world: Worlds) -> None:
+    result = world(2).run(expert_jobs.left, "both", "dp=2,ep=2")[0]
+    assert list(result) == ["other.experts"] and "not known as experts" in result["other.experts"]
 
 
 def test_the_public_name() -> None:

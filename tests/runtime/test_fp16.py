@@ -1,4 +1,4 @@
-"""fp16 with its dynamic loss scale: an overflow halves the scale and runs the batch again; good steps double it."""
+"""fp16 with dynamic loss scaling: an overflow halves the scale and runs the batch again; good steps double it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Normed(nn.Module):
 
 
 def train(plan: str, steep: bool, window: int = 1000, steps: int = 5) -> dict[str, Any]:
-    """What a few steps leave behind."""
+    """The results of a few steps."""
     engine = initialize(small_jobs.make("mlp", model=lambda: Normed(steep), optimizer=small_jobs.sgd), plan)
     assert engine.scaler is not None
     engine.scaler.scale, engine.scaler.window = FIRST, window
@@ -67,56 +67,56 @@ def train(plan: str, steep: bool, window: int = 1000, steps: int = 5) -> dict[st
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,micro=2", "dp=2,zero=1", "dp=2,zero=2,micro=2", "dp=2,zero=3"])
-def test_an_overflow_costs_nothing_but_time(world: Worlds, plan: str) -> None:
+def test_overflow_changes_no_result(world: Worlds, plan: str) -> None:
     """With overflows or without: the same losses, weights, running statistics, steps and data position."""
     plan += ",precision=fp16"
     plain = world(2).run(train, plan, False)[0]
-    for found in world(2).run(train, plan, True):
-        assert found["overflows"] > 0
-        assert found["scales"] == sorted(found["scales"], reverse=True)
-        assert found["scales"][-1] == FIRST / 2 ** found["overflows"] < found["scales"][0]
-        assert found["steps"] == found["position"] == 5
-        assert found["losses"] == pytest.approx(plain["losses"], rel=2e-2)
-        assert int(found["buffers"]["norm.num_batches_tracked"]) == 5 * (2 if "micro" in plan else 1)
+    for result in world(2).run(train, plan, True):
+        assert result["overflows"] > 0
+        assert result["scales"] == sorted(result["scales"], reverse=True)
+        assert result["scales"][-1] == FIRST / 2 ** result["overflows"] < result["scales"][0]
+        assert result["steps"] == result["position"] == 5
+        assert result["losses"] == pytest.approx(plain["losses"], rel=2e-2)
+        assert int(result["buffers"]["norm.num_batches_tracked"]) == 5 * (2 if "micro" in plan else 1)
         for kind in ("buffers", "weights"):
             for name, value in plain[kind].items():
-                torch.testing.assert_close(found[kind][name], value, rtol=2e-2, atol=2e-2, msg=f"{kind} {name}")
+                torch.testing.assert_close(result[kind][name], value, rtol=2e-2, atol=2e-2, msg=f"{kind} {name}")
     assert plain["overflows"] == 0
 
 
-def test_the_scale_is_the_same_on_every_rank(world: Worlds) -> None:
+def test_same_scale_on_every_rank(world: Worlds) -> None:
     one, two = world(2).run(train, "dp=2,precision=fp16", True)
     assert one["scales"] == two["scales"]
 
 
-def test_the_scale_grows_after_good_steps(world: Worlds) -> None:
-    [found] = world(1).run(train, "dp=1,precision=fp16", False, 2)
-    assert found["scales"] == [FIRST, FIRST, 2 * FIRST, 2 * FIRST, 4 * FIRST, 4 * FIRST]
+def test_scale_grows_after_good_steps(world: Worlds) -> None:
+    [result] = world(1).run(train, "dp=1,precision=fp16", False, 2)
+    assert result["scales"] == [FIRST, FIRST, 2 * FIRST, 2 * FIRST, 4 * FIRST, 4 * FIRST]
 
 
-def test_the_scale_alone() -> None:
+def test_loss_scale() -> None:
     assert LossScale().scale == 2.0**16
     scale = LossScale(scale=4.0, window=2, least=1.0)
-    scale.went_well()
-    scale.overflowed()
+    scale.on_good_step()
+    scale.on_overflow()
     assert (scale.scale, scale.good, scale.overflows) == (2.0, 0, 1)
-    scale.went_well()
+    scale.on_good_step()
     assert scale.scale == 2.0
-    scale.went_well()
+    scale.on_good_step()
     assert (scale.scale, scale.good) == (4.0, 0)
     again = LossScale()
     again.load_state_dict(scale.state_dict())
     assert again.state_dict() == scale.state_dict()
     scale.scale = 2.0**24
-    scale.went_well()
-    scale.went_well()
+    scale.on_good_step()
+    scale.on_good_step()
     assert scale.scale == 2.0**24
 
 
-def test_a_scale_that_falls_for_ever() -> None:
+def test_scale_below_the_minimum() -> None:
     scale = LossScale(scale=2.0, least=1.0)
-    scale.overflowed()
+    scale.on_overflow()
     with pytest.raises(
         GaveUp, match="gradients overflow in fp16 even at a loss scale of 0.5\n.*\n  try:   precision=bf16 or fp32"
     ):
-        scale.overflowed()
+        scale.on_overflow()

@@ -1,4 +1,4 @@
-"""Logits that are put off are tensors whatever is done to them, and their loss is that of the whole."""
+"""Lazy logits behave as tensors in every operation, and their loss equals that of the whole."""
 
 from __future__ import annotations
 
@@ -88,21 +88,21 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", [*LAZY, *WHOLE])
 def test_logits_are_tensors(name: str) -> None:
-    """Whatever is done to them; some of it without computing them."""
+    """In every operation; some do not materialize them."""
     head, parted, a, b = made()
     function = {**LAZY, **WHOLE}[name]
     wanted, lazy = function(head(a)), parted(b)
     assert isinstance(lazy, LazyLogits) and isinstance(lazy, torch.Tensor)
-    found = function(lazy)
-    assert isinstance(found, LazyLogits) == (name in LAZY)
+    result = function(lazy)
+    assert isinstance(result, LazyLogits) == (name in LAZY)
     assert (parted.materialized_by == "") == (name in LAZY)
-    assert (found.shape, found.dtype, found.device) == (wanted.shape, wanted.dtype, wanted.device)
-    assert (found.dim(), found.numel(), found.requires_grad) == (wanted.dim(), wanted.numel(), wanted.requires_grad)
-    assert found.is_contiguous() == wanted.is_contiguous()
-    torch.testing.assert_close(found + 0, wanted, **EQUAL)
+    assert (result.shape, result.dtype, result.device) == (wanted.shape, wanted.dtype, wanted.device)
+    assert (result.dim(), result.numel(), result.requires_grad) == (wanted.dim(), wanted.numel(), wanted.requires_grad)
+    assert result.is_contiguous() == wanted.is_contiguous()
+    torch.testing.assert_close(result + 0, wanted, **EQUAL)
     weights = torch.arange(wanted.numel(), dtype=wanted.dtype).view(wanted.shape)
     (wanted * weights).sum().backward()
-    (found * weights).sum().backward()
+    (result * weights).sum().backward()
     torch.testing.assert_close(b.grad, a.grad, **(EQUAL if name != "float" else {}))
 
 
@@ -125,7 +125,7 @@ def test_cross_entropy(reduction: str, more: dict[str, Any], dtype: torch.dtype)
     assert parted.materialized_by == ""
 
 
-def test_cross_entropy_that_needs_all_of_them() -> None:
+def test_cross_entropy_that_materializes() -> None:
     """Probabilities, and classes along another dim."""
     head, parted, a, b = made()
     for function in (
@@ -143,7 +143,7 @@ def test_cross_entropy_that_needs_all_of_them() -> None:
     assert materialized_heads(nn.Sequential(parted)) == {"0": "cross_entropy"}
 
 
-def test_targets_and_tokens_that_are_none() -> None:
+def test_invalid_targets_and_tokens() -> None:
     _, parted, _, b = made()
     with pytest.raises(RuntimeError, match="a target is not one of the 7 classes"):
         F.cross_entropy(parted(b).flatten(0, 1), torch.tensor([0, 1, 2, 3, 4, 7]))
@@ -153,14 +153,14 @@ def test_targets_and_tokens_that_are_none() -> None:
         model(torch.tensor([5]))
 
 
-def test_all_ignored_is_not_a_number() -> None:
+def test_all_targets_ignored_is_nan() -> None:
     """As torch's own."""
     _, parted, _, b = made()
     assert F.cross_entropy(parted(b).flatten(0, 1), torch.full((6,), -100)).isnan()
 
 
-def test_the_moment_of_the_call_counts() -> None:
-    """Logits of a call without gradients, or under autocast, stay such, whenever they are computed."""
+def test_modes_of_the_call_apply() -> None:
+    """Logits of a call without gradients, or under autocast, keep these modes when they are computed later."""
     head, parted, a, b = made(torch.float32)
     with torch.no_grad():
         lazy = parted(b)

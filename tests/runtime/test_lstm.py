@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def lacking() -> object:
-    """Every processor is one that has no such LSTM."""
+    """Pretend that oneDNN has no such LSTM on this processor."""
     with mock.patch.object(precision, "onednn_lacks", lambda _: True):
         yield
 
@@ -34,7 +34,7 @@ def _trained(model: nn.LSTM, x: torch.Tensor, half: str) -> tuple[torch.Tensor, 
 
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("how", [{}, {"bidirectional": True, "num_layers": 2}, {"proj_size": 3}])
-def test_an_lstm_is_computed_by_products(half: str, how: dict[str, int]) -> None:
+def test_lstm_without_onednn(half: str, how: dict[str, int]) -> None:
     torch.manual_seed(0)
     model, x = nn.LSTM(4, 6, batch_first=True, **how), torch.randn(3, 5, 4)  # type: ignore[arg-type]  # of several types
     before = torch._C._get_mkldnn_enabled()
@@ -58,8 +58,8 @@ def test_packed_sequences_keep_their_sizes() -> None:
     assert {out.data.dtype, h.dtype, c.dtype} == {torch.bfloat16}
 
 
-def test_who_leaves_last_gives_onednn_back() -> None:
-    """Replicas in threads compute at once."""
+def test_last_thread_enables_onednn_again() -> None:
+    """Replicas in threads compute at the same time."""
     before = torch._C._get_mkldnn_enabled()
     inside, leave = threading.Event(), threading.Event()
 
@@ -79,6 +79,6 @@ def test_who_leaves_last_gives_onednn_back() -> None:
     assert torch._C._get_mkldnn_enabled() == before
 
 
-def test_nothing_is_in_the_way_where_onednn_has_them() -> None:
+def test_no_override_where_onednn_supports_it() -> None:
     with mock.patch.object(precision, "onednn_lacks", lambda _: False), compute_precision("bf16", CPU):
         assert torch.overrides._get_current_function_mode() is None

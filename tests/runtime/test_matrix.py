@@ -20,8 +20,8 @@ Worlds = Callable[[int], World]
 
 
 @pytest.mark.parametrize("ranks", cells.RANKS)
-def test_every_cell_is_run_or_has_its_reason(ranks: int) -> None:
-    """What is the same as another cell names one that is run, and is of the matrix."""
+def test_every_cell_runs_or_has_a_reason(ranks: int) -> None:
+    """A cell that is the same as another names one that runs, and is in the matrix."""
     names = {str(plan) for _, plan in cells.plans(ranks) if isinstance(plan, Plan)}
     run = 0
     for _, plan in cells.plans(ranks):
@@ -43,7 +43,7 @@ def test_every_cell_is_run_or_has_its_reason(ranks: int) -> None:
     assert run > 80
 
 
-def test_every_choice_is_there() -> None:
+def test_every_choice_is_covered() -> None:
     """Every value that the planner may choose, and every two of them, at some number of ranks."""
     met = {tuple(sorted(table.items())) for table, _ in cells.plans(4)}
     data = {key: values for key, values in TESTED_VALUES.items() if key not in parity.SPLITS}
@@ -53,15 +53,15 @@ def test_every_choice_is_there() -> None:
     assert pairs <= met
 
 
-def test_what_is_judged() -> None:
+def test_judged_parts() -> None:
     cell = Cell("mlp", "dp=2", "float64")
-    assert matrix.judged(cell, {"losses": 1e-12, "gradients": 2e-11}, 1.0, {}) == matrix.Result("held", 2e-11)
+    assert matrix.judged(cell, {"losses": 1e-12, "gradients": 2e-11}, 1.0, {}) == matrix.Result("passed", 2e-11)
     for wrong in (1e-9, math.inf, math.nan):
         failed = matrix.judged(cell, {"losses": 0.0, "gradients": wrong}, 0.0, {"gradients": 1.0})
         assert failed.kind == "FAILED"
         assert failed.words.startswith("gradients off by")
     compressed = Cell("mlp", "dp=2,compress=fp16", "float32")
-    assert matrix.judged(compressed, {"losses": 0.0}, 1e-3, {}).kind == "held"
+    assert matrix.judged(compressed, {"losses": 0.0}, 1e-3, {}).kind == "passed"
     assert matrix.judged(compressed, {"losses": 0.0}, 1e-1, {}).words == "losses off by 1.0e-01, at most 0.01"
 
 
@@ -74,23 +74,23 @@ def test_half_precision_is_judged_by_the_rounding_of_one_device() -> None:
             cell, {"losses": losses, "gradients": gradients}, 0.0, {"losses": 0.0, "gradients": rounding}
         ).kind
 
-    assert kind(0.049, 0.0) == "held" and kind(0.051, 0.0) == "FAILED"
-    assert kind(0.07, 0.036) == "held" and kind(0.07, 0.034) == "FAILED"
+    assert kind(0.049, 0.0) == "passed" and kind(0.051, 0.0) == "FAILED"
+    assert kind(0.07, 0.036) == "passed" and kind(0.07, 0.034) == "FAILED"
     assert kind(0.51, 10.0) == "FAILED" and kind(0.06, math.inf) == kind(0.06, math.nan) == "FAILED"
     assert kind(0.0, 0.2, losses=0.06) == "FAILED"  # what the gradients lose is no excuse for the loss
     assert kind(math.nan, 0.2) == "FAILED"
 
 
-def test_a_cell_that_holds_and_one_that_does_not(world: Worlds) -> None:
+def test_a_passing_and_a_failing_cell(world: Worlds) -> None:
     for computed in ("float64", "float32"):
-        found = matrix.run_one(world(2), Cell("mlp", "dp=2,zero=1", computed), 4)
-        assert (found.kind, found.error < 1e-5) == ("held", True)
-    found = matrix.run_one(world(2), Cell("mlp", "dp=3", "float64"), 4)
-    assert found.kind == "FAILED"
-    assert found.words.startswith("PlanError: the plan dp=3 is for 3 ranks, but 2 were started")
+        result = matrix.run_one(world(2), Cell("mlp", "dp=2,zero=1", computed), 4)
+        assert (result.kind, result.error < 1e-5) == ("passed", True)
+    result = matrix.run_one(world(2), Cell("mlp", "dp=3", "float64"), 4)
+    assert result.kind == "FAILED"
+    assert result.words.startswith("PlanError: the plan dp=3 is for 3 ranks, but 2 were started")
 
 
-def test_the_table_is_drawn_with_its_reasons() -> None:
+def test_the_printed_table_has_reasons() -> None:
     rows = [
         r
         for r in matrix.rows_of(["mlp", "unet"], 2)
@@ -99,7 +99,7 @@ def test_the_table_is_drawn_with_its_reasons() -> None:
     results = {}
     for cell in (c for row in rows for c in row.cells):
         fate = cells.fate(cell)
-        results[cell] = matrix.Result(fate.kind, words=fate.words) if fate else matrix.Result("held", 3e-15)
+        results[cell] = matrix.Result(fate.kind, words=fate.words) if fate else matrix.Result("passed", 3e-15)
     text = "\n".join(matrix.draw(rows, ["mlp", "unet"], 2, results))
     assert "3e-15 3e-15" in text
     assert "zero=1,static=true  refused: a static graph is an option of replication" in text
@@ -107,11 +107,11 @@ def test_the_table_is_drawn_with_its_reasons() -> None:
     assert "unet float64 not here: it has no layer that is cut" in text
     assert (
         matrix.summary(results, 4, 60.0)[0]
-        == "16 cells: 6 held, 0 FAILED, 4 same, 4 refused, 2 not here, 0 not run; 1 minutes"
+        == "16 cells: 6 passed, 0 FAILED, 4 same, 4 refused, 2 not here, 0 not run; 1 minutes"
     )
 
 
-def test_jobs_of_another_library_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cells.fate(Cell("bert", "dp=2", "float64")) == cells.Fate(
         "not here", "transformers is not installed: pip install drumline[hf]"

@@ -1,4 +1,4 @@
-"""Where a split model goes wrong, `verify` names the layer: a halo, a tied gradient, a norm's reduction, a loss scale."""
+"""`verify` names the layer where a split model is wrong: a halo, a tied gradient, a norm's reduction, a loss scale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drumline.runtime.verification.verify import Verification
 Worlds = Callable[[int], World]
 
 
-def found(world: Worlds, fault: str, where: str, job: str, plan: str, **changes: Any) -> Verification:
+def verified(world: Worlds, fault: str, where: str, job: str, plan: str, **changes: Any) -> Verification:
     ranks = split_faults.Plan.parse(plan).ranks
     results = world(ranks).run(split_faults.run, fault, where, job, plan, changes, timeout=120)
     assert isinstance(results[0], Verification)
@@ -26,20 +26,20 @@ def named(result: Verification) -> tuple[bool, str | None, str]:
     return result.passed, result.first_divergence, result.phase
 
 
-def test_a_halo(world: Worlds) -> None:
-    assert named(found(world, "halo", "up.3", "groups", "tile=2x1")) == (False, "up.3", "forward")
+def test_faulty_halo(world: Worlds) -> None:
+    assert named(verified(world, "halo", "up.3", "groups", "tile=2x1")) == (False, "up.3", "forward")
 
 
-def test_a_tied_gradient(world: Worlds) -> None:
-    assert named(found(world, "tied", "", "masked", "pp=2,micro=2", clip=None)) == (False, "token", "backward")
+def test_faulty_tied_gradient(world: Worlds) -> None:
+    assert named(verified(world, "tied", "", "masked", "pp=2,micro=2", clip=None)) == (False, "token", "backward")
 
 
-def test_a_norms_reduction(world: Worlds) -> None:
-    assert named(found(world, "statistics", "bottom.1", "groups", "tile=1x2")) == (False, "bottom.1", "forward")
+def test_faulty_norm_reduction(world: Worlds) -> None:
+    assert named(verified(world, "statistics", "bottom.1", "groups", "tile=1x2")) == (False, "bottom.1", "forward")
 
 
-def test_a_loss_scale(world: Worlds) -> None:
-    assert named(found(world, "scale", "1", "mlp", "pp=2,micro=2", clip=None)) == (False, "(loss)", "backward")
+def test_faulty_loss_scale(world: Worlds) -> None:
+    assert named(verified(world, "scale", "1", "mlp", "pp=2,micro=2", clip=None)) == (False, "(loss)", "backward")
 
 
 @pytest.mark.parametrize("run", [split_faults.run, split_faults.run_beside_float64])
@@ -52,7 +52,7 @@ def test_a_loss_scale(world: Worlds) -> None:
         ("scale", "1:1.2", "mlp", "pp=2,micro=2", ("(loss)", "backward")),
     ],
 )
-def test_in_half_precision(
+def test_faults_in_half_precision(
     world: Worlds, run: Callable[..., Any], fault: str, where: str, job: str, plan: str, name: tuple[str, str]
 ) -> None:
     """The same four, named as well where float64 sees them and where only the run in bfloat16 has them."""
@@ -63,7 +63,7 @@ def test_in_half_precision(
 
 
 def test_without_a_fault(world: Worlds) -> None:
-    assert named(found(world, "", "", "groups", "tile=2x1")) == (True, None, "")
+    assert named(verified(world, "", "", "groups", "tile=2x1")) == (True, None, "")
 
 
 @pytest.mark.slow
@@ -82,5 +82,7 @@ def test_without_a_fault(world: Worlds) -> None:
     ],
 )
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_elsewhere(world: Worlds, fault: str, where: str, job: str, plan: str, name: str, clip: float | None) -> None:
-    assert named(found(world, fault, where, job, plan, clip=clip))[:2] == (False, name)
+def test_faults_in_other_layers(
+    world: Worlds, fault: str, where: str, job: str, plan: str, name: str, clip: float | None
+) -> None:
+    assert named(verified(world, fault, where, job, plan, clip=clip))[:2] == (False, name)

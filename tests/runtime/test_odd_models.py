@@ -1,4 +1,4 @@
-"""Parity of models as people write them, beside the table of test_parity."""
+"""Parity of unusual models, in addition to the table of test_parity."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Worlds = Callable[[int], World]
 def test_odd_models(world: Worlds, model: type[nn.Module], plan: str) -> None:
     results = world(3).run(odd_models.run, model, plan)
     parity.check(results[0][0])
-    told = {text for _, texts in results for text in texts}
+    messages = {text for _, texts in results for text in texts}
     if model is odd_models.Reads and "zero=3" in plan:
-        assert all("every rank held a full copy for a moment" in text for text in told)
-        assert told
+        assert all("every rank holds a full copy for a moment" in text for text in messages)
+        assert messages
     else:
-        assert told == set()
+        assert messages == set()
 
 
-def test_dropout_is_told(world: Worlds) -> None:
+def test_dropout_is_reported(world: Worlds) -> None:
     [[result, _], _] = world(2).run(odd_models.run, odd_models.Encoder, "dp=2")
     assert result.notes == ("dropout was set to 0",)
 
 
-def test_a_single_number_is_not_sharded(world: Worlds) -> None:
+def test_scalar_parameter_is_not_sharded(world: Worlds) -> None:
     parity.check(world(2).run(odd_models.run, odd_models.Scalar, "dp=2")[0][0])
     with pytest.raises(PlanError, match="parameter 'scale' cannot be sharded\n  rule:  zero=3 cuts parameters along"):
         world(2).run(odd_models.run, odd_models.Scalar, "dp=2,zero=3")

@@ -1,4 +1,4 @@
-"""Offload: pieces in host memory, gradients down, values up. A CPU has nothing to move, and the engine moves nothing."""
+"""Offload: pieces in host memory, gradients copied down, values copied up. On a CPU nothing is copied."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pieces() -> list[Piece]:
     return [Piece("a", (2, 3), 0, whole, replicated=True), Piece("b", (5, 2), 3, flat)]
 
 
-def test_a_piece_in_host_memory_is_a_twin() -> None:
+def test_host_piece_is_a_copy() -> None:
     here = pieces()
     for piece, twin in zip(here, HostCopy(here).pieces, strict=True):
         assert (twin.name, twin.shape, twin.start, twin.stop) == (piece.name, piece.shape, piece.start, piece.stop)
@@ -34,7 +34,7 @@ def test_a_piece_in_host_memory_is_a_twin() -> None:
         assert not twin.device_value.requires_grad
 
 
-def test_a_step_through_host_memory_equals_one_on_the_device() -> None:
+def test_offloaded_step_equals_device_step() -> None:
     here, there = pieces(), pieces()
     host = HostCopy(here)
     through = torch.optim.AdamW([t.value for t in host.pieces], lr=0.1)
@@ -57,7 +57,7 @@ def test_a_step_through_host_memory_equals_one_on_the_device() -> None:
             assert torch.equal(a.value, b.value)
 
 
-def test_a_parameter_without_a_gradient() -> None:
+def test_parameter_without_a_gradient() -> None:
     host = HostCopy(pieces())
     host.gradients_down([torch.ones(2, 3), torch.ones(4)])
     host.gradients_down([None, torch.ones(4)])
@@ -69,16 +69,16 @@ def moved(plan: str) -> tuple[bool, bool]:
     """Whether the optimizer works on other memory than the model's."""
     engine = initialize(small_jobs.make("mlp"), plan)
     engine.step(next(engine.data(1)))
-    held = {p.untyped_storage().data_ptr() for p in engine.model.parameters()} if "zero=3" not in plan else set()
+    kept = {p.untyped_storage().data_ptr() for p in engine.model.parameters()} if "zero=3" not in plan else set()
     return all(p.device_value is None for p in engine.pieces), all(
-        p.value.untyped_storage().data_ptr() in held for p in engine.pieces
+        p.value.untyped_storage().data_ptr() in kept for p in engine.pieces
     )
 
 
 @pytest.mark.parametrize("plan", ["dp=2,offload=optimizer", "dp=2,zero=1,offload=optimizer"])
-def test_a_cpu_moves_nothing(world: Worlds, plan: str) -> None:
+def test_no_copies_on_a_cpu(world: Worlds, plan: str) -> None:
     assert world(2).run(moved, plan) == [(True, True)] * 2
 
 
-def test_a_cpu_moves_no_shards(world: Worlds) -> None:
+def test_no_shard_copies_on_a_cpu(world: Worlds) -> None:
     assert [home for home, _ in world(2).run(moved, "dp=2,zero=3,offload=all")] == [True] * 2

@@ -1,4 +1,4 @@
-"""Parity: what runs under a plan equals one device. Rows come from the table of what composes with what."""
+"""Parity: a run under a plan equals one device. Rows come from the table of supported combinations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from drumline.runtime.verification.verify import Verification
 
 Worlds = Callable[[int], World]
 STEPS = 3
-"""Two full batches and a ragged one; what follows in the next epoch is in the tests beside the cover."""
+"""Two full batches and a ragged one; the next epoch is in the other tests."""
 
 
 def title(row: parity.Row) -> str:
     return f"{row[0]}:{parity.plan_of(row)}"
 
 
-def held(world: Worlds, row: parity.Row) -> None:
+def check_row(world: Worlds, row: parity.Row) -> None:
     if why := small_jobs.missing(str(row[0])):
         pytest.skip(why)
     plan = parity.plan_of(row)
@@ -34,16 +34,16 @@ def held(world: Worlds, row: parity.Row) -> None:
 
 @pytest.mark.parametrize("row", parity.cover(), ids=title)
 def test_pairwise(world: Worlds, row: parity.Row) -> None:
-    held(world, row)
+    check_row(world, row)
 
 
-def test_the_table_is_all_that_the_engine_runs() -> None:
+def test_the_table_covers_all_that_the_engine_runs() -> None:
     assert set(parity.TABLE) - {"job"} | set(parity.SAME) == (set(TESTED_VALUES) | UNRESTRICTED_KEYS) - parity.ELSEWHERE
     for key in set(TESTED_VALUES) & set(parity.TABLE):
         assert set(parity.TABLE[key]) | set(parity.SAME.get(key, ())) == set(TESTED_VALUES[key])
 
 
-def test_the_cover_holds_every_pair() -> None:
+def test_the_cover_has_every_pair() -> None:
     chosen = parity.cover()
     met = {pair for row in chosen for pair in parity.pairs(row)}
     assert met == {pair for row in parity.rows() for pair in parity.pairs(row)}
@@ -86,7 +86,7 @@ def test_on_shared_memory(world: Worlds, job: str, plan: str) -> None:
     ],
 )
 def test_losses_and_buffers_step_by_step(world: Worlds, job: str, plan: str) -> None:
-    """Beside what `verify` compares: every rank has the same loss, and BatchNorm's running statistics are right."""
+    """Beyond what `verify` compares: every rank has the same loss, and BatchNorm's running statistics are correct."""
     ranks, micro = parity.Plan.parse(plan).ranks, parity.Plan.parse(plan).micro
     expected = parity.serial(job, micro=micro)
     for result in world(ranks).run(parity.run_losses, job, plan):
@@ -98,6 +98,6 @@ def test_losses_and_buffers_step_by_step(world: Worlds, job: str, plan: str) -> 
 
 
 def test_the_loss_falls(world: Worlds) -> None:
-    """Equal to a reference that does not learn would be worth nothing."""
+    """Equality with a reference that does not learn would prove nothing."""
     losses = world(2).run(parity.run_losses, "mlp", "dp=2", 30)[0]["losses"]
     assert losses[-1] < 0.5 * losses[0]

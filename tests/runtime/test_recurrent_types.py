@@ -18,7 +18,7 @@ LAYERS = {"lstm": partial(nn.LSTM, 4, 6), "gru": partial(nn.GRU, 4, 6), "rnn": p
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_the_type_is_given(layer: str) -> None:
+def test_recurrent_layers_get_the_dtype(layer: str) -> None:
     module, x = LAYERS[layer](), torch.randn(5, 3, 4, requires_grad=True)
     with RecurrentDtype(torch.bfloat16):
         out, _ = module(x)
@@ -28,14 +28,14 @@ def test_the_type_is_given(layer: str) -> None:
     assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in (x, *module.parameters()))
 
 
-def test_float64_and_sizes_stay() -> None:
+def test_float64_and_batch_sizes_are_kept() -> None:
     packed = nn.utils.rnn.pack_sequence([torch.randn(n, 4, dtype=torch.float64) for n in (5, 3)])
     with RecurrentDtype(torch.bfloat16):
         out, _ = nn.LSTM(4, 6, dtype=torch.float64)(packed)
     assert out.data.dtype is torch.float64 and torch.equal(out.batch_sizes, packed.batch_sizes)
 
 
-def test_only_models_that_have_some_pay_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_override_only_for_models_with_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "_known", False)
     note_recurrent_layers(nn.Sequential(nn.Linear(2, 2)))
     assert not has_recurrent_layers()

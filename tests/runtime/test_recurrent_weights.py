@@ -1,4 +1,4 @@
-"""Recurrent layers on a GPU move their weights into one piece; strategies with memory of their own do not let them."""
+"""Recurrent layers on a GPU would move their weights to contiguous memory; strategies that own the memory prevent it."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def _verify(plan: str, model: type[nn.Module]) -> Any:
 
 @pytest.mark.parametrize("model", [small_jobs.Recurrent, Asking])
 @pytest.mark.parametrize("plan", ["dp=1,zero=3", "dp=2,zero=1", "dp=2,zero=2,micro=2", "dp=2,zero=3", "dp=2"])
-def test_they_compute_with_what_was_updated(world: Worlds, plan: str, model: type[nn.Module]) -> None:
+def test_recurrent_layers_use_updated_weights(world: Worlds, plan: str, model: type[nn.Module]) -> None:
     parity.check(world(Plan.parse(plan).ranks).run(_verify, plan, model)[0])

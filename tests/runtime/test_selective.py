@@ -1,4 +1,4 @@
-"""Selective recomputation: the same gradients to the last bit, less memory than none, less work than full."""
+"""Selective recomputation: bitwise equal gradients, less memory than none, less work than full."""
 
 from __future__ import annotations
 
@@ -157,26 +157,26 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
 def steps(model: nn.Module, make: Callable[[], torch.Tensor], n: int = 3) -> list[list[torch.Tensor]]:
     """Gradients and buffers of some steps with the same random numbers."""
     torch.manual_seed(7)
-    found = []
+    results = []
     for _ in range(n):
         model.zero_grad()
         out = model(make())
         (out.square().mean() + out.sum()).backward()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         assert len(gradients) == len(list(model.parameters()))
-        found.append([*gradients, *map(torch.clone, model.buffers())])
-    return found
+        results.append([*gradients, *map(torch.clone, model.buffers())])
+    return results
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_the_same_to_the_last_bit(name: str) -> None:
+def test_gradients_are_bitwise_equal(name: str) -> None:
     build, make = CASES[name]
     torch.manual_seed(1)
     plain = build().double()
     model = copy.deepcopy(plain)
     layers = recompute_selectively(model, "cpu")
-    expected, found = steps(plain, make), steps(model, make)
-    for a, b in zip(expected, found, strict=True):
+    expected, result = steps(plain, make), steps(model, make)
+    for a, b in zip(expected, result, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
     assert all(layer.verdicts for layer in layers)
     if "wide" in name:
@@ -214,7 +214,7 @@ def backward_calls(how: str) -> Counter[str]:
     return counter.calls
 
 
-def test_a_transformer_computes_no_product_again() -> None:
+def test_transformer_recomputes_no_matmul() -> None:
     none, selective, full = (backward_calls(how) for how in ("none", "selective", "full"))
     dear = ("addmm", "mm", "bmm", "_scaled_dot_product_flash_attention_for_cpu")
     assert [selective[name] for name in dear] == [none[name] for name in dear]
@@ -223,7 +223,7 @@ def test_a_transformer_computes_no_product_again() -> None:
 
 
 def peak(how: str) -> int:
-    """The most bytes that the third step takes."""
+    """Peak bytes of the third step."""
     model, _ = gpt(how, blocks=6)
     batch = torch.randint(11, (8, 64))
     for _ in range(2):
@@ -239,12 +239,12 @@ def peak(how: str) -> int:
     return most
 
 
-def test_memory_lies_between_none_and_full() -> None:
+def test_memory_is_between_none_and_full() -> None:
     none, selective, full = (peak(how) for how in ("none", "selective", "full"))
     assert none > 1.2 * selective > 1.2 * full, (none, selective, full)
 
 
-def test_what_is_kept_can_be_seen() -> None:
+def test_choices_are_visible() -> None:
     model, layers = gpt("selective")
     model(torch.randint(11, (8, 64))).square().mean().backward()
     rows = layers[0].choices()
@@ -276,7 +276,7 @@ def traced() -> Profile:
     return trace(small_jobs.make("gpt", batch_size=8, **changes))
 
 
-def test_the_prediction_follows_the_same_choice() -> None:
+def test_prediction_uses_the_same_choice() -> None:
     profile = traced()
     model, layers = gpt("selective", 6)
     model(torch.randint(11, (8, 64))).square().mean().backward()
@@ -295,7 +295,7 @@ def test_the_prediction_follows_the_same_choice() -> None:
 
 
 class Outside(nn.Module):
-    """A layer that keeps its first product and hands it out, to be changed there."""
+    """A layer that keeps its first matmul and returns it, to be changed outside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ class Outside(nn.Module):
         return z + (y.mul_(2.0) if self.change else y)
 
 
-def test_a_change_of_what_is_kept_is_refused() -> None:
+def test_in_place_change_of_a_kept_result_is_refused() -> None:
     model = Outside()
     recompute_selectively(model, "cpu")
     x = torch.randn(4, WIDE)
@@ -330,7 +330,7 @@ def test_a_change_of_what_is_kept_is_refused() -> None:
 
 
 class Later(Outside.Block):
-    """Changes its own product, but not when it is watched."""
+    """Changes its own result in place, but not while it is traced."""
 
     change = False
 
@@ -339,7 +339,7 @@ class Later(Outside.Block):
         return (y.mul_(2.0) if self.change else y), z.exp()
 
 
-def test_a_change_on_another_path_is_refused() -> None:
+def test_in_place_change_on_another_path_is_refused() -> None:
     model = Outside()
     model.block[0] = Later()
     recompute_selectively(model, "cpu")
@@ -351,8 +351,8 @@ def test_a_change_on_another_path_is_refused() -> None:
         model(x).sum().backward()
 
 
-def test_a_second_backward_is_refused() -> None:
-    """What is kept is let go of as soon as it is used: it would be missing."""
+def test_second_backward_is_refused() -> None:
+    """A kept result is freed as soon as it is used: it would be missing."""
     model = small_jobs.MLP(WIDE)
     recompute_selectively(model, "cpu")
     x = torch.randn(4, WIDE)
@@ -364,7 +364,7 @@ def test_a_second_backward_is_refused() -> None:
         loss.backward()
 
 
-def test_full_recomputation_has_as_many_backwards_as_one_likes() -> None:
+def test_full_recomputation_allows_several_backwards() -> None:
     model = small_jobs.CNN()
     recompute(model)
     loss = model(torch.randn(6, 1, 5, 4)).sum()
@@ -374,8 +374,8 @@ def test_full_recomputation_has_as_many_backwards_as_one_likes() -> None:
     assert all(torch.equal(p.grad, 2 * g) for p, g in zip(model.parameters(), once, strict=True) if p.grad is not None)
 
 
-def test_layers_without_a_backward_are_left_alone() -> None:
-    """Evaluation is not counted; a layer of which nothing is trained is watched a few times."""
+def test_layers_without_a_backward_are_traced_a_few_times() -> None:
+    """Evaluation is not counted; a layer without trained parameters is traced a few times."""
     model = nn.Sequential(small_jobs.Residual(6), small_jobs.Residual(6))
     model[0].requires_grad_(False)
     frozen, trained = recompute_selectively(model, "cpu")
@@ -391,8 +391,8 @@ def test_layers_without_a_backward_are_left_alone() -> None:
     assert counter.calls["addmm"] == 4
 
 
-def test_weights_that_were_cast_before() -> None:
-    """Autocast remembers casts; a block that runs twice casts its weights once, but repeats both runs."""
+def test_weights_cast_before_the_block() -> None:
+    """Autocast caches casts; a block that runs twice casts its weights once, but recomputes both runs."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -419,7 +419,7 @@ def test_weights_that_were_cast_before() -> None:
         torch.testing.assert_close(q.grad, p.grad, rtol=0.05, atol=1e-3)
 
 
-def test_a_model_without_blocks_is_refused() -> None:
+def test_model_without_blocks_is_refused() -> None:
     with pytest.raises(PlanError, match="recompute=selective saves nothing for Linear"):
         recompute_selectively(nn.Linear(3, 3), "cpu")
 
@@ -446,7 +446,7 @@ def test_under_the_engine(world: Callable[[int], World], job: str, plan: str) ->
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=3,zero=3,micro=2"])
-def test_statistics_of_all_ranks_are_asked_for_again(world: Callable[[int], World], plan: str) -> None:
+def test_synced_batchnorm_message_is_repeated(world: Callable[[int], World], plan: str) -> None:
     """A wide block keeps its convolution, and every rank repeats the message of its norm."""
     p = Plan.parse(f"{plan},recompute=selective")
     changes = {"model": WideCNN}
@@ -458,7 +458,7 @@ def test_statistics_of_all_ranks_are_asked_for_again(world: Callable[[int], Worl
             torch.testing.assert_close(result["buffers"][name], value, rtol=1e-9, atol=1e-12, msg=name)
 
 
-def test_the_engine_refuses_what_it_cannot_do(world: Callable[[int], World]) -> None:
+def test_unsupported_combinations_are_refused(world: Callable[[int], World]) -> None:
     with pytest.raises(PlanError, match="recompute=selective saves nothing for Linear"):
         world(1).run(parity.run_losses, "mlp", "recompute=selective", 1, {"model": functools.partial(nn.Linear, 6, 3)})
     with pytest.raises(PlanError, match="does not run recompute=selective with compile"):
@@ -466,7 +466,7 @@ def test_the_engine_refuses_what_it_cannot_do(world: Callable[[int], World]) -> 
 
 
 @pytest.mark.parametrize("model", odd_models.ODD, ids=lambda m: m.__name__)
-def test_models_as_people_write_them(world: Callable[[int], World], model: type[nn.Module]) -> None:
+def test_unusual_models(world: Callable[[int], World], model: type[nn.Module]) -> None:
     result, _ = world(2).run(odd_models.run, model, "dp=2,recompute=selective")[0]
     assert result.passed, result
 
@@ -495,17 +495,17 @@ def test_on_a_gpu(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: attention is another operator there")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_computes_no_product_again(dtype: torch.dtype) -> None:
+def test_gpu_recomputes_no_matmul(dtype: torch.dtype) -> None:
     """Whatever release of torch it has, and whichever kernel of attention it takes."""
     torch.manual_seed(1)
     plain = nn.Sequential(*(small_jobs.Attention(512) for _ in range(2))).cuda().to(dtype)
     model = copy.deepcopy(plain)
     recompute_selectively(model, "cuda")
-    found = []
+    results = []
     for m in (plain, model):
         for _ in range(2):
             loss = m(torch.randn(4, 1024, 512, device="cuda", dtype=dtype)).square().mean()
             with Counting() as counter:
                 loss.backward()
-        found.append({k: v for k, v in counter.calls.items() if "attention" in k or k in ("mm", "addmm", "bmm")})
-    assert found[0] == found[1]
+        results.append({k: v for k, v in counter.calls.items() if "attention" in k or k in ("mm", "addmm", "bmm")})
+    assert results[0] == results[1]

@@ -1,4 +1,4 @@
-"""Predictions for plans that split the model, against what ranks send and hold."""
+"""Predicted messages and memory of plans that split the model, compared with real ranks."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ AGREES = Counter({("all_reduce", float(LOSS_MESSAGE_BYTES)): 1, ("all_reduce", 8
 
 
 def predicted(plan: Plan, sizes: Any) -> tuple[Counter[tuple[str, float]], int]:
-    """Messages of one step by collective and bytes, and the numbers that a rank has."""
+    """Messages of one step by collective and bytes, and the elements of a rank."""
     profile = trace(functions.job(*sizes) if len(sizes) > 1 else functions.of_name(*sizes))
     model = OperatorCostModel(profile, CLUSTER, plan.precision)
     rank = model.rank_model(plan)
     n = largest_micro_batch(profile.batch_size, plan)
-    found: Counter[tuple[str, float]] = Counter()
+    result: Counter[tuple[str, float]] = Counter()
     for layer, sent in zip(rank.profile.layers, rank.messages, strict=True):
         for t in sent:
-            found[t.collective, t.size(n, plan.precision, profile)] += layer.repeats * plan.micro
+            result[t.collective, t.size(n, plan.precision, profile)] += layer.repeats * plan.micro
     for message in gradient_collectives(rank.profile, plan, CLUSTER):
-        found[message.collective, message.bytes] += 1
-    return found, rank.profile.parameters
+        result[message.collective, message.bytes] += 1
+    return result, rank.profile.parameters
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def predicted(plan: Plan, sizes: Any) -> tuple[Counter[tuple[str, float]], int]:
         "micro-batches",
     ],
 )
-def test_tp_sends_what_was_predicted(world: Worlds, plan: str, words: int, length: int) -> None:
+def test_tp_messages_match_the_prediction(world: Worlds, plan: str, words: int, length: int) -> None:
     """Every message of the layers: its kind, its bytes, how often."""
     sizes = ("gpt", 8, words, length, 6)
     for sent, numbers in world(2).run(functions.sends, plan, *sizes):
@@ -71,22 +71,22 @@ def test_tp_sends_what_was_predicted(world: Worlds, plan: str, words: int, lengt
         assert numbers == parameters
 
 
-def test_layers_computed_again_send_again(world: Worlds) -> None:
-    """All that a block's forward waits for but its last message: nothing in the block needs what that one brings."""
+def test_recomputed_layers_send_again(world: Worlds) -> None:
+    """All messages of a block's forward but the last, which nothing in the block needs."""
     sizes = ("gpt", 8, 32, 6, 6)
     plain, again = (world(2).run(functions.sends, plan, *sizes)[0][0] for plan in ("tp=2", "tp=2,recompute=full"))
     rank = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").rank_model(Plan.parse("tp=2"))
-    found: Counter[tuple[str, float]] = Counter()
+    result: Counter[tuple[str, float]] = Counter()
     for layer, sent in zip(rank.profile.layers, rank.messages, strict=True):
         if layer.composite:
             resent = [t for t in sent if t.phase == "forward"][:-1]
-            found.update({(t.collective, t.size(6, "fp32", rank.profile)): 0 for t in resent})
+            result.update({(t.collective, t.size(6, "fp32", rank.profile)): 0 for t in resent})
             for t in resent:
-                found[t.collective, t.size(6, "fp32", rank.profile)] += layer.repeats
-    assert Counter(again) - Counter(plain) == found and found
+                result[t.collective, t.size(6, "fp32", rank.profile)] += layer.repeats
+    assert Counter(again) - Counter(plain) == result and result
 
 
-def test_an_mlp_sends_what_was_predicted(world: Worlds) -> None:
+def test_mlp_messages_match_the_prediction(world: Worlds) -> None:
     for sent, numbers in world(2).run(functions.sends, "tp=2", "mlp"):
         messages, parameters = predicted(Plan.parse("tp=2"), ("mlp",))
         assert Counter(sent) - AGREES == messages
@@ -94,49 +94,51 @@ def test_an_mlp_sends_what_was_predicted(world: Worlds) -> None:
 
 
 @pytest.mark.parametrize("plan", ["tile=1x2", "tile=2x1"])
-def test_tiles_send_the_edges_that_were_predicted(world: Worlds, plan: str) -> None:
+def test_halo_messages_match_the_prediction(world: Worlds, plan: str) -> None:
     """Of every convolution of a U-Net, forward and back. Its pools and transposed convolutions need none."""
     messages, parameters = predicted(Plan.parse(plan), ("unet",))
     edges = {size: count for (kind, size), count in messages.items() if kind == "send"}
     for sent, numbers in world(2).run(functions.sends, plan, "unet"):
-        found: Counter[float] = Counter()
+        result: Counter[float] = Counter()
         for (name, size), count in sent.items():
             if name.startswith("halo"):
-                found[size] += count
-        assert found == edges
+                result[size] += count
+        assert result == edges
         assert numbers == parameters
 
 
 @pytest.mark.parametrize("plan", ["pp=2,micro=4", "pp=2,micro=4,split=blocks.1", "pp=2,micro=4,schedule=gpipe"])
-def test_a_stage_holds_what_was_predicted(world: Worlds, plan: str) -> None:
-    """To 5%, on both ranks: states with the tied table twice, and the most that a step adds to them."""
+def test_stage_memory_matches_the_prediction(world: Worlds, plan: str) -> None:
+    """To 5%, on both ranks: states with the tied table twice, and the peak that a step adds."""
     sizes = ("deep", 64, 96, 32, 16)
     memories = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").memory_by_stage(Plan.parse(plan))
-    for found, memory in zip(world(2).run(functions.holds, plan, *sizes), memories, strict=True):
+    for result, memory in zip(world(2).run(functions.holds, plan, *sizes), memories, strict=True):
         states = memory.parameters + memory.gradients + memory.optimizer
-        assert states == pytest.approx(found["states"], rel=0.05)
-        assert memory.activations + memory.communication == pytest.approx(found["step"], rel=0.05)
+        assert states == pytest.approx(result["states"], rel=0.05)
+        assert memory.activations + memory.communication == pytest.approx(result["step"], rel=0.05)
 
 
 @pytest.mark.parametrize("plan", ["pp=2,micro=4,recompute=full", "tp=2,recompute=full"])
-def test_layers_computed_again_hold_what_was_predicted(world: Worlds, plan: str) -> None:
+def test_memory_of_recomputed_layers_matches_the_prediction(world: Worlds, plan: str) -> None:
     sizes = ("deep", 64, 96, 32, 16)
     memories = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").memory_by_stage(Plan.parse(plan))
-    for found, memory in zip(world(2).run(functions.holds, plan, *sizes), memories * (2 // len(memories)), strict=True):
-        assert memory.activations + memory.communication == pytest.approx(found["step"], rel=0.1)
+    for result, memory in zip(
+        world(2).run(functions.holds, plan, *sizes), memories * (2 // len(memories)), strict=True
+    ):
+        assert memory.activations + memory.communication == pytest.approx(result["step"], rel=0.1)
 
 
-def test_a_split_backward_holds_no_more_than_predicted(world: Worlds) -> None:
-    """What the engine lets go between the two halves is not known beforehand: an upper bound, to 20%."""
+def test_memory_of_a_split_backward_is_bounded_by_the_prediction(world: Worlds) -> None:
+    """What the engine frees between the two halves is not predicted: an upper bound, to 20%."""
     plan, sizes = "pp=2,micro=4,schedule=zero-bubble,split=blocks.2", ("deep", 64, 96, 32, 16)
     memories = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").memory_by_stage(Plan.parse(plan))
-    for found, memory in zip(world(2).run(functions.holds, plan, *sizes), memories, strict=True):
-        assert 0.95 * found["step"] <= memory.activations + memory.communication <= 1.2 * found["step"]
+    for result, memory in zip(world(2).run(functions.holds, plan, *sizes), memories, strict=True):
+        assert 0.95 * result["step"] <= memory.activations + memory.communication <= 1.2 * result["step"]
 
 
-def test_tp_holds_what_was_predicted(world: Worlds) -> None:
+def test_tp_memory_matches_the_prediction(world: Worlds) -> None:
     plan, sizes = "tp=2", ("deep", 64, 96, 32, 16)
     (memory,) = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").memory_by_stage(Plan.parse(plan))
-    for found in world(2).run(functions.holds, plan, *sizes):
-        assert memory.parameters + memory.gradients + memory.optimizer == pytest.approx(found["states"], rel=0.05)
-        assert memory.activations == pytest.approx(found["step"], rel=0.05)
+    for result in world(2).run(functions.holds, plan, *sizes):
+        assert memory.parameters + memory.gradients + memory.optimizer == pytest.approx(result["states"], rel=0.05)
+        assert memory.activations == pytest.approx(result["step"], rel=0.05)

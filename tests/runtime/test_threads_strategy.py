@@ -1,4 +1,4 @@
-"""backend=threads: replicas as threads of one process equal one device, and a replica that fails takes all down."""
+"""backend=threads: replicas as threads of one process equal one device, and a failing replica fails the step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Summed(nn.Module):
 
 
 class Chancy(nn.Module):
-    """Computes a part in float32 by its own will, and drops values by a function."""
+    """Computes a part in float32 explicitly, with functional dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,22 +81,22 @@ def test_threads_equal_one_device(world: Worlds, job: str, replicas: int) -> Non
 
 
 @pytest.mark.parametrize("choice", ["micro=3", "precision=bf16", "chunk=3"])
-def test_threads_with_another_choice(world: Worlds, choice: str) -> None:
+def test_threads_with_other_keys(world: Worlds, choice: str) -> None:
     parity.check(world(1).run(parity.run_verify, "gpt", f"dp=3,backend=threads,{choice}")[0])
 
 
-def test_modes_of_the_caller_reach_the_threads(world: Worlds) -> None:
-    """`verify` takes chance and single precision out of a model by modes, and a mode belongs to a thread."""
-    found = world(1).run(parity.run_verify, "mlp", "dp=3,backend=threads", 3, {"model": Chancy})[0]
-    parity.check(found)
+def test_function_modes_reach_the_threads(world: Worlds) -> None:
+    """`verify` removes randomness and float32 from a model by modes, which are per thread."""
+    result = world(1).run(parity.run_verify, "mlp", "dp=3,backend=threads", 3, {"model": Chancy})[0]
+    parity.check(result)
 
 
 def test_running_statistics(world: Worlds) -> None:
     expected = parity.serial("cnn")
-    [found] = world(1).run(parity.run_losses, "cnn", "dp=3,backend=threads")
-    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-10)
+    [result] = world(1).run(parity.run_losses, "cnn", "dp=3,backend=threads")
+    assert result["losses"] == pytest.approx(expected["losses"], rel=1e-10)
     for name, value in expected["buffers"].items():
-        torch.testing.assert_close(found["buffers"][name], value, rtol=1e-9, atol=1e-12, msg=name)
+        torch.testing.assert_close(result["buffers"][name], value, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_fewer_samples_than_threads(world: Worlds) -> None:
@@ -105,18 +105,18 @@ def test_fewer_samples_than_threads(world: Worlds) -> None:
 
 
 @pytest.mark.parametrize("which", [0.0, 3.0, 5.0])
-def test_a_replica_that_raises(world: Worlds, which: float) -> None:
-    """The first, the second or the third of three: the others wait in the norm, and must not wait for ever."""
+def test_failing_replica(world: Worlds, which: float) -> None:
+    """The first, the second or the third of three: the others wait in the norm, and must not wait forever."""
     with pytest.raises(ValueError, match="this replica fails"):
         world(1).run(failing, which)
 
 
-def test_the_replica_that_raises_is_one_of_them(world: Worlds) -> None:
-    """Slices of 7 samples begin at 0, 3 and 5: elsewhere nobody fails."""
+def test_only_a_replica_with_that_slice_fails(world: Worlds) -> None:
+    """Slices of 7 samples begin at 0, 3 and 5: other samples fail in no replica."""
     assert world(1).run(failing, 1.0) == [None]
 
 
-def test_an_output_without_samples(world: Worlds) -> None:
+def test_output_without_samples(world: Worlds) -> None:
     with pytest.raises(JobError, match=r"output of shape \(3,\) does not count samples along its first dim"):
         world(1).run(summing)
 

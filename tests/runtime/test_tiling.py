@@ -1,4 +1,4 @@
-"""Layers in parts compute what whole layers compute, and hold less."""
+"""Tiled layers equal whole layers, and take less memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ EQUAL = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def equal(
-    found: tuple[torch.Tensor, dict[str, torch.Tensor]], wanted: tuple[torch.Tensor, dict[str, torch.Tensor]]
+    result: tuple[torch.Tensor, dict[str, torch.Tensor]], wanted: tuple[torch.Tensor, dict[str, torch.Tensor]]
 ) -> None:
-    torch.testing.assert_close(found[0], wanted[0], **EQUAL)
-    assert set(found[1]) == set(wanted[1])
+    torch.testing.assert_close(result[0], wanted[0], **EQUAL)
+    assert set(result[1]) == set(wanted[1])
     for name, g in wanted[1].items():
-        torch.testing.assert_close(found[1][name], g, **EQUAL, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(result[1][name], g, **EQUAL, msg=lambda m, name=name: f"{name}: {m}")
 
 
 # -- the contract: what comes out is what came out
@@ -40,7 +40,7 @@ def equal(
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 @pytest.mark.parametrize("case", cases.CASES)
-def test_parts_compute_what_the_whole_does(case: str, n: int) -> None:
+def test_tiled_equals_untiled(case: str, n: int) -> None:
     model = cases.build(case)
     names = dict(model.named_parameters())
     parts = tile(model, n)
@@ -90,15 +90,15 @@ RANKS = [
 
 @pytest.mark.parametrize(("case", "how"), RANKS)
 def test_on_ranks(world: Worlds, case: str, how: str) -> None:
-    """Under DDP and FSDP, twice in a row, as the same ranks compute without parts."""
+    """Under DDP and FSDP, two steps, compared with the same ranks without tiles."""
     wanted = world(2).run(cases.on_ranks, case, "ddp", 1)[0][0]
     for rounds in world(2).run(cases.on_ranks, case, how, 3):
-        for found in rounds:
-            equal(found, wanted)
+        for result in rounds:
+            equal(result, wanted)
 
 
 @pytest.mark.parametrize("case", ["gpt", "lstm", "mlp"])
-def test_one_part_at_a_time(world: Worlds, case: str) -> None:
+def test_one_tile_is_gathered_at_a_time(world: Worlds, case: str) -> None:
     assert world(2).run(cases.gathered, case) == [1, 1]
 
 
@@ -108,10 +108,10 @@ def test_half_precision(world: Worlds, how: str) -> None:
     assert world(1).run(cases.in_half, how, 3) == pytest.approx(wanted, rel=3e-3)
 
 
-# -- what is held
+# -- memory
 
 
-def test_a_sharded_layer_takes_the_memory_of_its_parts(world: Worlds) -> None:
+def test_memory_of_a_sharded_tiled_layer(world: Worlds) -> None:
     """Without parts: the layer, its gradient, and both on their way. With them, half of the gradient (the shard's) and
     some parts: how many messages are on their way at once is a matter of time."""
     layer = 4 * 256 * 16384
@@ -122,7 +122,7 @@ def test_a_sharded_layer_takes_the_memory_of_its_parts(world: Worlds) -> None:
         assert parts < 1.75 * layer
 
 
-def test_logits_are_never_whole() -> None:
+def test_logits_are_never_materialized() -> None:
     """Without parts: the logits, their logarithms and a gradient."""
     logits = 4 * 1024 * 4096
     assert memory.peak_of_logits(1) > 2.5 * logits
@@ -132,7 +132,7 @@ def test_logits_are_never_whole() -> None:
 # -- what is cut
 
 
-def test_which_layers() -> None:
+def test_layer_choice() -> None:
     class Own(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return super().forward(input) * 2
@@ -195,7 +195,7 @@ def test_names_and_rows() -> None:
 
 
 @pytest.mark.parametrize("case", ["named", "gpt", "lstm", "mlp", "frozen", "encoder"])
-def test_state_dicts_have_the_names_of_the_model(case: str) -> None:
+def test_state_dict_names(case: str) -> None:
     """Out of a model in parts and strictly into a plain one, and back."""
     plain, parted = cases.build(case), cases.build(case)
     tile(parted, 3)
@@ -227,8 +227,8 @@ def test_one_of_two_tied_layers_has_a_bias() -> None:
         torch.testing.assert_close(new(x), old(x))
 
 
-def test_the_ticket_lies_where_the_part_computes() -> None:
-    """Not where an offloaded weight lies: on a GPU the end of a part's backward would be left to another thread."""
+def test_ticket_is_on_the_compute_device() -> None:
+    """Not on the device of an offloaded weight: on a GPU another thread would end a tile's backward."""
     tickets: list[torch.Tensor] = []
 
     class Stop(Exception):
@@ -246,7 +246,7 @@ def test_the_ticket_lies_where_the_part_computes() -> None:
     assert [t.device.type for t in tickets] == ["meta", "cpu"]
 
 
-def test_hooks_and_copies_stay() -> None:
+def test_hooks_and_deep_copies_survive() -> None:
     model = small_jobs.MLP()
     seen: list[torch.Size] = []
     model.blocks[0].up.register_forward_hook(lambda m, args, out: seen.append(out.shape))
@@ -258,10 +258,10 @@ def test_hooks_and_copies_stay() -> None:
     assert tile(small_jobs.MLP(), 1) == {}
 
 
-def test_nothing_to_cut() -> None:
-    with pytest.raises(PlanError) as told:
+def test_model_without_large_layers_is_refused() -> None:
+    with pytest.raises(PlanError) as messages:
         tile(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Embedding(3, 2, sparse=True)), 4)
-    text = str(told.value)
+    text = str(messages.value)
     assert "chunk=4 cuts nothing in Sequential" in text and "1: sparse looks at all rows at once" in text
     assert "chunk=1" in text
 
@@ -302,13 +302,13 @@ def test_under_the_engine(world: Worlds, job: str, plan: str) -> None:
 
 @pytest.mark.parametrize("plan", ["dp=2,chunk=2", "dp=2,zero=3,chunk=3"])
 def test_evaluation_under_the_engine(world: Worlds, plan: str) -> None:
-    """Metrics look at all of the output, the loss does not."""
+    """Metrics need all of the output, the loss does not."""
     [wanted] = world(1).run(engine_functions.evaluate, "mlp", "dp=1", 11)
-    for found in world(2).run(engine_functions.evaluate, "mlp", plan, 11):
-        assert found == pytest.approx(wanted, rel=1e-12)
+    for result in world(2).run(engine_functions.evaluate, "mlp", plan, 11):
+        assert result == pytest.approx(wanted, rel=1e-12)
 
 
-def test_what_is_left_whole_is_said_once(world: Worlds) -> None:
+def test_untiled_layers_are_reported_once(world: Worlds) -> None:
     words = "chunk=2 leaves whole: layers.1, layers.2, layers.3 and 2 more (its forward is not torch's)"
     for plan in ("dp=2,chunk=2", "dp=2,zero=3,chunk=2"):
         assert world(2).run(engine_functions.said_in_training, plan, engine_functions.OwnLayers) == [[words], []]
@@ -316,6 +316,6 @@ def test_what_is_left_whole_is_said_once(world: Worlds) -> None:
         assert world(2).run(engine_functions.said_in_training, plan, model) == [[], []]
 
 
-def test_an_optimizer_that_sees_whole_tensors_is_refused(world: Worlds) -> None:
+def test_non_elementwise_optimizer_is_refused(world: Worlds) -> None:
     with pytest.raises(PlanError, match="Lamb cannot be sharded"):
         world(1).run(engine_functions.with_optimizer, "lamb", "dp=1,chunk=2")

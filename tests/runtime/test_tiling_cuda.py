@@ -69,7 +69,7 @@ def losses(plan: str) -> list[float]:
     return [engine.step(batch) for batch in engine.data(3)]
 
 
-def test_a_layer_larger_than_the_device(limit: Callable[[float], None]) -> None:
+def test_layer_larger_than_the_device(limit: Callable[[float], None]) -> None:
     """With parts it takes few of them; the losses are those of a device with room. Last, because what ran out of memory
     may keep some."""
     limit(8 * LAYER)
@@ -82,7 +82,7 @@ def test_a_layer_larger_than_the_device(limit: Callable[[float], None]) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_logits_are_never_whole(limit: Callable[[float], None], precision: str) -> None:
+def test_logits_are_never_materialized(limit: Callable[[float], None], precision: str) -> None:
     limit(2**35)
     with torch.device("cuda"):
         peaks = [memory.peak_on_cuda(n, precision) for n in (1, 16)]

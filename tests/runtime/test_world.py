@@ -1,4 +1,4 @@
-"""The worlds that the other tests stand on: errors come back, hangs end, broken worlds are replaced."""
+"""The worlds of ranks that other tests use: errors are returned, hangs end, broken worlds are replaced."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def raises_what_cannot_travel() -> None:
     raise Local("from inside")
 
 
-def test_ranks_are_kept(world: Worlds) -> None:
+def test_ranks_are_reused(world: Worlds) -> None:
     first = world(2).run(who)
     assert [(r, n, threads) for r, n, _, threads in first] == [(0, 2, 1), (1, 2, 1)]
     assert world(2).run(who) == first
 
 
-def test_an_error_of_all_keeps_the_world(world: Worlds) -> None:
+def test_error_on_all_ranks_keeps_the_world(world: Worlds) -> None:
     first = world(2).run(who)
     with pytest.raises(PlanError, match="bad on 0") as caught:
         world(2).run(raises_on, -1)
@@ -59,7 +59,7 @@ def test_an_error_of_all_keeps_the_world(world: Worlds) -> None:
     assert world(2).run(who) == first
 
 
-def test_an_error_of_one_replaces_the_world(world: Worlds) -> None:
+def test_error_on_one_rank_replaces_the_world(world: Worlds) -> None:
     first = world(2).run(who)
     with pytest.raises(PlanError, match="bad on 1"):
         world(2).run(raises_on, 1)
@@ -67,23 +67,23 @@ def test_an_error_of_one_replaces_the_world(world: Worlds) -> None:
     assert {pid for _, _, pid, _ in again}.isdisjoint(pid for _, _, pid, _ in first)
 
 
-def test_a_hang_ends(world: Worlds) -> None:
+def test_hang_times_out(world: Worlds) -> None:
     with pytest.raises(Hang, match=r"hangs: ranks \[0\] of 2 did not answer within 2 s"):
         world(2).run(hangs, timeout=2.0)
     assert len(world(2).run(who)) == 2
 
 
-def test_a_death_is_told(world: Worlds) -> None:
+def test_dead_rank_is_reported(world: Worlds) -> None:
     with pytest.raises(RankFailed, match="rank 1 died with exit code 3"):
         world(2).run(dies)
 
 
-def test_what_cannot_travel_comes_as_text(world: Worlds) -> None:
+def test_unpicklable_results_come_as_text(world: Worlds) -> None:
     with pytest.raises(RankFailed, match="Local: from inside"):
         world(2).run(raises_what_cannot_travel)
 
 
-def test_leaks_are_seen() -> None:
+def test_leaks_are_detected() -> None:
     assert left_behind(set(), set(os.listdir("/dev/shm"))) == []
     before = set(os.listdir("/dev/shm"))
     segment = shared_memory.SharedMemory(create=True, size=16)

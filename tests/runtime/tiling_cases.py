@@ -1,4 +1,4 @@
-"""Models whose layers are cut into parts, the same step with and without, and what ranks run for it."""
+"""Models with tiled layers, the same step with and without tiles, and the functions that ranks run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Story(nn.Module):
 
 
 class Speaker(nn.Module):
-    """As Hugging Face's models: inputs by name, a dict with the loss in it; embedding and head tied, a bias beside."""
+    """As Hugging Face's models: inputs by name, a dict with the loss in it; embedding and head tied, with a bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class Speaker(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         logits = self.head(self.block(self.words(input_ids)))
-        found = {"logits": logits}
+        result = {"logits": logits}
         if labels is not None:
             shifted = (
                 logits.float()[..., :-1, :].contiguous() if logits.dtype == torch.bfloat16 else logits[..., :-1, :]
             )
             shifted = shifted.contiguous().view(-1, logits.size(-1))
-            found["loss"] = F.cross_entropy(shifted, labels[..., 1:].reshape(-1), ignore_index=-100)
-        return found
+            result["loss"] = F.cross_entropy(shifted, labels[..., 1:].reshape(-1), ignore_index=-100)
+        return result
 
 
 class Frozen(nn.Module):
@@ -74,7 +74,7 @@ class Frozen(nn.Module):
 
 
 class Reader(nn.Module):
-    """Reads the weight of its layers by itself: a tied head without a module, and a penalty."""
+    """Reads the weights of its layers itself: a tied head without a module, and a penalty."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,10 +210,10 @@ def build(case: str) -> nn.Module:
     return CASES[case][0]().double().train()
 
 
-def assembled(parts: Mapping[str, ParameterPart], found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def assembled(parts: Mapping[str, ParameterPart], result: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Whole tensors by the user's names, from those of a model with parts."""
     out: dict[str, torch.Tensor] = {}
-    for name, t in found.items():
+    for name, t in result.items():
         part = parts.get(name, ParameterPart(name, tuple(t.shape), 0))
         flat = out.setdefault(part.name, torch.full(part.shape, float("nan"), dtype=t.dtype)).view(-1)
         flat[part.start : part.start + t.numel()] = t.detach().flatten()
@@ -222,11 +222,11 @@ def assembled(parts: Mapping[str, ParameterPart], found: Mapping[str, torch.Tens
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     """By name, whole where they are sharded."""
-    found = {}
+    result = {}
     for name, p in model.named_parameters():
         if p.grad is not None:
-            found[name] = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
-    return found
+            result[name] = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+    return result
 
 
 def plain(case: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -261,10 +261,10 @@ def shard(model: nn.Module, *, offload: bool = False, bf16: bool = False) -> Non
     fully_shard(model, **more)
 
 
-def _averaged(loss: torch.Tensor, found: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def _averaged(loss: torch.Tensor, result: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     loss = loss.detach().clone()
     dist.all_reduce(loss)
-    return loss / dist.get_world_size(), {k: g.clone() for k, g in found.items()}
+    return loss / dist.get_world_size(), {k: g.clone() for k, g in result.items()}
 
 
 def on_ranks(case: str, how: str, n: int) -> Any:

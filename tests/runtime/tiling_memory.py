@@ -1,4 +1,4 @@
-"""What a step holds, with layers in parts and without."""
+"""Memory of a step, with tiled layers and without."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Wide(nn.Module):
 
 
 class Words(nn.Module):
-    """A vocabulary that is large beside everything else."""
+    """A vocabulary much larger than everything else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Words(nn.Module):
 
 
 def peak(step: Callable[[], Any]) -> float:
-    """The most bytes that a step had taken at once, beyond what was there, as the allocator tells the profiler."""
+    """Peak bytes that a step allocates, from the profiler's allocator events."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     most, base = 0.0, None

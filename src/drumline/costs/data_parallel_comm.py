@@ -116,7 +116,7 @@ def prefetches(plan: Plan, cluster: Cluster) -> tuple[bool, bool]:
 def exposed_communication(
     times: Sequence[LayerTime], sent: LayerCollectives, plan: Plan, cluster: Cluster
 ) -> tuple[float, float]:
-    """(exposed, hidden) seconds: collectives run behind the remaining compute, at the share `overlap` of their speed."""
+    """(exposed, hidden) seconds: collectives run behind the remaining compute, at `overlap` of their speed."""
     total = sum(sent.reduce)
     if not total:
         return 0.0, 0.0

@@ -17,16 +17,16 @@ UNMEASURED_ERROR = 0.5
 # -- kernels
 
 UNMEASURED_MATMUL_EFFICIENCY = 0.7
-"""Share of peak that matmuls reach where no curve was measured. Compute times of catalogue clusters scale inversely with
-it."""
+"""Share of peak that matmuls reach where no curve was measured. Compute times of catalogue clusters scale inversely
+with it."""
 
 FRESH_MEMORY_BYTES = 2.0**25
 """Bytes of an allocation above which glibc returns memory at once (its largest mmap threshold), so that a CPU faults in
 every page of the next tensor again. Moves the price of large matmul outputs on CPUs."""
 
 LOOP_CALLS = 4
-"""Calls of one operator by a layer beyond which it is called in a loop, as of a GRU, whose later calls have no overhead.
-Moves the overhead of recurrent layers on CPUs."""
+"""Calls of one operator by a layer beyond which it is called in a loop, as of a GRU, whose later calls have no
+overhead. Moves the overhead of recurrent layers on CPUs."""
 
 # -- host of a GPU, in calls of one operator: by sixteen models of four libraries on a host whose GPU was almost idle
 #    (benchmarks/gpu_entries.py, docs/log/gpu.md). They move steps that are bound by launches.
@@ -63,8 +63,8 @@ STATISTICS_BYTES = 4096.0
 """Bytes of a norm's statistics, about. They are small: their start-up time is what counts."""
 
 MOST_DRIFT = 0.3
-"""How far replicas on CPUs drift apart between two messages, at most, as a share of their compute in between. Bounds the
-price of BatchNorm statistics on CPUs."""
+"""How far replicas on CPUs drift apart between two messages, at most, as a share of their compute in between. Bounds
+the price of BatchNorm statistics on CPUs."""
 
 LONG_MESSAGE = 2.0**24
 """Bytes of a message whose start-up time is negligible."""

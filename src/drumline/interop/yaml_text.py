@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_DEPTH = 20
+_DIRECTIVES = "directives are not supported"
 _Event = Any
 """An event of ruamel.yaml's parser; their base class declares no attributes."""
 _WORDS: dict[str, bool | None] = {
@@ -33,6 +34,8 @@ def parse(text: str) -> Any:
         return _Builder(_yaml().parse(io.StringIO(text))).document()
     except _UnsupportedYaml as e:
         line, rule = e.line, e.rule
+        if rule == _DIRECTIVES:  # the parser marks the document, not the directive
+            line = next(i for i, text_line in enumerate(text.splitlines()) if text_line.startswith("%"))
     except MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         line, rule = mark.line if mark else 0, str(e.problem or e.context)
@@ -60,8 +63,8 @@ def _yaml() -> Any:
 
 
 class _UnsupportedYaml(Exception):
-    def __init__(self, event: _Event, rule: str) -> None:
-        self.line, self.rule = event.start_mark.line, rule
+    def __init__(self, event: _Event, rule: str, offset: int = 0) -> None:
+        self.line, self.rule = event.start_mark.line + offset, rule
 
 
 class _Builder:
@@ -80,7 +83,7 @@ class _Builder:
                 if documents > 1:
                     raise _UnsupportedYaml(event, "a config is one document")
                 if event.version or event.tags:
-                    raise _UnsupportedYaml(event, "directives are not supported")
+                    raise _UnsupportedYaml(event, _DIRECTIVES)
             elif kind == "DocumentEndEvent" and event.explicit:
                 raise _UnsupportedYaml(event, "a config is one document")
             elif kind not in ("StreamStartEvent", "StreamEndEvent", "DocumentEndEvent"):
@@ -133,8 +136,10 @@ class _Builder:
 def _scalar(event: _Event) -> Any:
     """A string, a number, true or false, or None."""
     text = event.value
-    if event.style in ("|", ">") or event.start_mark.line != event.end_mark.line:
+    if event.style in ("|", ">"):
         raise _UnsupportedYaml(event, "multi-line text is not supported")
+    if event.start_mark.line != event.end_mark.line:
+        raise _UnsupportedYaml(event, "a value is one line, and a table has its own key", offset=1)
     if event.style in ("'", '"'):
         return text
     if text.lower() in _WORDS:

@@ -52,10 +52,10 @@ def search(
     profile = _with_shared_operators(profile)
     base = Plan(precision=precision or default_precision(cluster))
     model = cost_model(profile, cluster, base.precision)
-    stream = _score_candidates(profile, cluster, base, model, score, objective, brief=brief)
-    scored, interrupted = _collect(stream.plans)
-    interrupted = interrupted or stream.interrupted
-    if stream.count and not interrupted and not any(e.fits for _, e in scored):
+    scoring = _score_candidates(profile, cluster, base, model, score, objective, brief=brief)
+    scored, interrupted = _collect(scoring.plans)
+    interrupted = interrupted or scoring.interrupted
+    if scoring.count and not interrupted and not any(e.fits for _, e in scored):
         # the approximate memory may have missed the plan that comes closest
         scored.append(suggestions.closest_plan(profile, cluster, base))
     fitting = drop_failed(sorted((s for s in scored if s[1].fits), key=order), dry_run)
@@ -72,8 +72,8 @@ def search(
         Candidate(plan, e.step_seconds, e.memory_bytes, e.fits, reason(e, best, plan, objective)) for plan, e in ranked
     )
     families = () if brief else compare_families(profile, cluster, ranked, objective, break_even=break_even)
-    count = stream.count or len(ranked)
-    too_large = stream.too_large if stream.count else len(others)
+    count = scoring.count or len(ranked)
+    too_large = scoring.too_large if scoring.count else len(others)
     text = explain(
         profile,
         cluster,
@@ -84,12 +84,12 @@ def search(
         too_large=f"{too_large:,} of {count:,}" if too_large else "",
     )
     seconds = time.perf_counter() - start
-    answer = Answer(rows, seconds, text, objective, families, interrupted, count, stream.source)
+    answer = Answer(rows, seconds, text, objective, families, interrupted, count, scoring.source)
     return answer, {e.plan: e for _, e in ranked}
 
 
 @dataclass(frozen=True, slots=True)
-class _ScoredStream:
+class _Scoring:
     """Candidates with their estimates, as they are computed."""
 
     plans: Iterator[Scored]
@@ -111,7 +111,7 @@ def _score_candidates(
     objective: str,
     *,
     brief: bool,
-) -> _ScoredStream:
+) -> _Scoring:
     """The finalists of the whole space where the cost model scores it at once, else every candidate."""
     save_memory = objective == "memory"
     if score is None and model.scores_whole_space:
@@ -119,12 +119,12 @@ def _score_candidates(
 
         space = score_space(profile, cluster, base, model)
         finalists = Finalists(space, model, base, objective).scored(cluster, save_memory=save_memory, brief=brief)
-        return _ScoredStream(finalists, len(space.seconds), space.too_large, model.source, space.interrupted)
+        return _Scoring(finalists, len(space.seconds), space.too_large, model.source, space.interrupted)
     plans = candidates(profile, cluster, base, model, save_memory=save_memory)
     if score is not None:
-        return _ScoredStream((plan, score(profile, plan, cluster)) for plan in plans)
+        return _Scoring((plan, score(profile, plan, cluster)) for plan in plans)
     plans, same = itertools.tee(plans)
-    return _ScoredStream(zip(plans, model.estimates(same), strict=True), source=model.source)
+    return _Scoring(zip(plans, model.estimates(same), strict=True), source=model.source)
 
 
 def _with_shared_operators(profile: Profile) -> Profile:
@@ -133,11 +133,11 @@ def _with_shared_operators(profile: Profile) -> Profile:
     return replace(profile, layers=tuple(replace(x, ops=known.setdefault(x.ops, x.ops)) for x in profile.layers))
 
 
-def _collect(stream: Iterable[Scored]) -> tuple[list[Scored], bool]:
+def _collect(plans: Iterable[Scored]) -> tuple[list[Scored], bool]:
     """Every candidate with its estimate, and whether the user stopped it before the end."""
     scored: list[Scored] = []
     try:
-        for one in stream:
+        for one in plans:
             scored.append(one)
     except KeyboardInterrupt:
         return scored, True

@@ -75,10 +75,9 @@ class SearchSpace:
         self._profile, self._cluster, self._base, self._model = profile, cluster, base, model
         self._exhaustive = exhaustive
         self._devices, self._node = cluster.devices, min(cluster.devices, cluster.node.devices)
-        self._recomputations = list(recomputations(profile))
         # stages are cut between blocks; the coarse space does not know which layers are blocks
         self._layers = sum(x.repeats for x in profile.layers if (_is_block(x) if exhaustive else x.parameters))
-        self._allowed: dict[tuple[object, ...], bool] = {}
+        self._allowed: dict[tuple[object, ...], list[str]] = {}
 
     def layouts(self) -> Iterator[Layout]:
         """Every layout: replicas first, then split models."""
@@ -90,19 +89,21 @@ class SearchSpace:
         for dp in replicas(self._profile, self._devices):
             for zero, shard in shardings(dp, self._cluster):
                 for micro in self._micro_batches(self._profile.batch_size // dp, 1):
-                    for recompute in self._recomputations:
-                        yield from self._checked(Layout(dp, shard, zero, 1, 1, 1, 1, "none", micro, recompute))
+                    for recompute in self._recomputations(Layout(dp, shard, zero, 1, 1, 1, 1, "none", micro, "none")):
+                        yield Layout(dp, shard, zero, 1, 1, 1, 1, "none", micro, recompute)
 
     def split(self) -> Iterator[Layout]:
         """Models whose ranks share layers, tokens, images or stages."""
         for dp, tp, cp, pp, tile in self.meshes():
+            first = "1f1b" if pp > 1 else "none"
             for zero in (0, 1, 2, 3) if dp > 1 else (0,):
+                if not self._recomputations(Layout(dp, 0, zero, tp, cp, pp, 1, first, 1, "none", tile)):
+                    continue
                 for micro in self._micro_batches(self._profile.batch_size // dp, pp):
                     for schedule, virtual in self._schedules(pp, micro):
-                        for recompute in self._recomputations:
-                            yield from self._checked(
-                                Layout(dp, 0, zero, tp, cp, pp, virtual, schedule, micro, recompute, tile)
-                            )
+                        layout = Layout(dp, 0, zero, tp, cp, pp, virtual, schedule, micro, "none", tile)
+                        for recompute in self._recomputations(layout):
+                            yield Layout(dp, 0, zero, tp, cp, pp, virtual, schedule, micro, recompute, tile)
 
     def meshes(self) -> Iterator[tuple[int, int, int, int, tuple[int, int]]]:
         """(dp, tp, cp, pp, tile) that use as many devices as they can. Ranks that share a layer share a node."""
@@ -121,14 +122,14 @@ class SearchSpace:
                             for dp in self._replicas_of(self._devices // (inner * pp)):
                                 yield dp, tp, cp, pp, tile
 
-    def _checked(self, layout: Layout) -> Iterator[Layout]:
-        """The layout, if the engine runs it; layouts that differ in sizes alone have the same answer."""
-        _, shard, zero, tp, cp, pp, virtual, schedule, micro, recompute, tile = layout
-        key = (shard > 0, zero, tp > 1, cp > 1, pp > 1, virtual > 1, schedule, micro > 1, recompute, tile != (1, 1))
+    def _recomputations(self, layout: Layout) -> list[str]:
+        """Kinds of recomputation with which the engine runs a layout. Layouts that differ in sizes alone are alike."""
+        _, shard, zero, tp, cp, pp, virtual, schedule, micro, _, tile = layout
+        key = (shard > 0, zero, tp > 1, cp > 1, pp > 1, virtual > 1, schedule, micro > 1, tile)
         if key not in self._allowed:
-            self._allowed[key] = not refusal(layout.plan(self._base))
-        if self._allowed[key]:
-            yield layout
+            kinds = recomputations(self._profile)
+            self._allowed[key] = [k for k in kinds if not refusal(layout._replace(recompute=k).plan(self._base))]
+        return self._allowed[key]
 
     def _divides(self, plan: Plan) -> bool:
         """Whether the model has what the plan divides: heads, tokens, images."""

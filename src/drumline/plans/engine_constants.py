@@ -6,13 +6,13 @@ FIRST_BUCKET_BYTES = 2**20
 """Bytes of the gradient bucket that is filled first: small, so that reduction begins early in the backward."""
 
 REDUCE_BUCKETS_IN_FLIGHT = 2
-"""Buckets of zero=2 whose gradients may be reduced at once. More of them take more memory and hide longer messages."""
+"""Buckets of zero=2 whose gradients may be reduced at once. More take more memory and hide longer messages."""
 
 POWERSGD_RANK = 4
 """Columns of the two factors that compress=powersgd sends of every matrix. Messages grow in proportion."""
 
 LOSS_MESSAGE_BYTES = 24
-"""Bytes of the all-reduce that ends every step: the loss, its weight, and the count of unused parameters, in float64."""
+"""Bytes of the all-reduce that ends every step: loss, its weight and the count of unused parameters, in float64."""
 
 UNPAIRED_MATMUL_SHARE = 50
 """tp splits a weight without a matching row-parallel one if it has at least 1 / this of the model's parameters; its

@@ -22,7 +22,6 @@ from .checkpoint import LoadedCheckpoint, Saver, load, saver_for
 from .checkpoint.weights import load_weights
 from .core.batch_slice import own_batch_slice
 from .core.engine_core import EngineCore
-from .core.evaluate import evaluate
 from .core.forward_backward import forward_backward, read_sums
 from .guards.guard import Guards, StepGuard
 from .numerics.loss_scale import LossScale
@@ -142,7 +141,7 @@ class Engine(EngineCore):
                 self.update.apply(factor, self.grad_norm, self.gradients_ready)
             self.update.finish()
         if self.scaler:
-            self.scaler.went_well()
+            self.scaler.on_good_step()
         self.steps += 1
         self.note = self.guard.spike(loss)
 
@@ -172,18 +171,14 @@ class Engine(EngineCore):
         """The gradients overflowed because the fp16 scale was too large: lower it, and run the batch again."""
         self.strategy.drop_gradients()
         self.buffer_snapshot.restore()
-        scaler.overflowed()
-
-    def evaluate(self, dataset: Any = None) -> dict[str, float]:
-        """The loss and the job's metrics, exact however the samples divide over the ranks."""
-        return evaluate(self, dataset)
+        scaler.on_overflow()
 
     # -- checkpoints
 
     def save(self, folder: str | Path, *, keep: int = 2, wait: bool = True) -> Path | None:
         """Save everything to a new checkpoint in `folder`, all ranks together; the newest `keep` stay there.
 
-        Without `wait` this returns when everything is copied, and training goes on while it is written; errors of the
+        Without `wait` this returns when everything is copied, and training continues while it is written; errors of the
         writing are raised by the next save, or by `finish_saves`.
         """
         return self.saver_for(folder, keep=keep).save(wait=wait)

@@ -100,17 +100,17 @@ def round_seconds(sends: Round, sizes: Sequence[int], links: Links) -> float:
     """
     topology = as_topology(links)
     ranks: defaultdict[Port, float] = defaultdict(float)
-    wires: defaultdict[Port, float] = defaultdict(float)
-    starts: defaultdict[Port, float] = defaultdict(float)
+    transfers: defaultdict[Port, float] = defaultdict(float)
+    latencies: defaultdict[Port, float] = defaultdict(float)
     for (src, dst), parts in messages(sends).items():
         link, m = topology.link(src, dst), sum(sizes[s.chunk] for s in parts)
         for port in (("out", src), ("in", dst)):
             ranks[port] += message_seconds(m, link)
         for port in topology.shared(src, dst):
-            wires[port] += m * link.beta
-            starts[port] = max(starts[port], link.alpha)
+            transfers[port] += m * link.beta
+            latencies[port] = max(latencies[port], link.alpha)
     busiest = max(ranks.values(), default=0.0)
-    return max(busiest, max((starts[port] + wires[port] for port in wires), default=0.0))
+    return max(busiest, max((latencies[port] + transfers[port] for port in transfers), default=0.0))
 
 
 def schedule_seconds(schedule: Schedule, sizes: Sequence[int], links: Links) -> float:

@@ -1,4 +1,4 @@
-"""Sizes of operators: those that set a kernel's time (`shape`, `dtype`), and those to split it by (`dims` of ProfiledOp).
+"""Sizes of operators: those that set a kernel's time (`shape`, `dtype`), and those to split it by (`dims`).
 
 `ProfiledOp.shape`, in the order in which the kernel cost model reads them:
   matmul: matrices in one call, rows, columns, inner dim

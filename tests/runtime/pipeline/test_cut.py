@@ -1,10 +1,10 @@
-"""Cutting a graph into stages: what each holds, gets and gives, and what cannot be cut."""
+"""Cutting a graph into stages: parameters, inputs and outputs of each, and what cannot be cut."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pipe_functions as on
+import pipeline_functions as on
 import pytest
 import torch
 from torch import nn
@@ -42,7 +42,7 @@ def graph_of(run: Any, *leaves: torch.Tensor, model: nn.Module | None = None) ->
     return on.graph_of(model or Plain(), lambda m, given: run(m, *given), list(leaves))
 
 
-def test_every_operator_is_in_one_stage_and_every_parameter_somewhere() -> None:
+def test_stages_cover_all_operators_and_parameters() -> None:
     graph = on.captured("lm", 3)
     made = on.even_cut(graph, 4)
     names = {n for s in made.stages for n in s.params}
@@ -61,20 +61,20 @@ def test_values_go_directly_to_each_reader() -> None:
     assert all(p.readers == (2,) for p in made.stages[1].outputs)
 
 
-def test_leaves_are_read_where_they_are_needed() -> None:
+def test_batch_inputs_are_read_where_needed() -> None:
     made = on.even_cut(on.captured("lm", 3), 3)
     assert {name: p.readers for name, p in made.batch_inputs.items()} == {"0": (0,), "1": (2,)}
     assert made.batch_inputs["1"].dtype == torch.int64 and BatchInput("1") in made.stages[2].inputs
 
 
-def test_what_needs_no_batch_is_computed_again() -> None:
+def test_values_independent_of_the_batch_are_recomputed() -> None:
     """The mask of the language model is made in the first stage and read in all: it is never sent."""
     made = on.even_cut(on.captured("lm", 3), 3)
     assert all("triu.default" in targets(made, t) for t in (0, 1, 2))
     assert all(p.shape != (5, 5) for s in made.stages for p in s.outputs)
 
 
-def test_a_view_of_a_parameter_is_made_again_and_chance_is_not() -> None:
+def test_parameter_views_are_recomputed_but_random_values_are_not() -> None:
     def run(m: Any, x: torch.Tensor) -> Any:
         turned, noise = m.weight.t(), torch.rand(4)
         return (((x @ turned).tanh() + noise) @ turned * noise).sum(), x.sum()
@@ -85,7 +85,7 @@ def test_a_view_of_a_parameter_is_made_again_and_chance_is_not() -> None:
     assert made.shared == {"weight": (0, 1)}
 
 
-def test_parts_of_a_result_stay_with_it() -> None:
+def test_parts_of_a_tuple_stay_with_it() -> None:
     def run(m: Any, x: torch.Tensor) -> Any:
         value, where = (x @ m.weight).max(-1)
         return (value * where).sum(), x.sum()
@@ -113,7 +113,7 @@ def test_regions_without_gradients_are_closed_in_every_stage(name: str) -> None:
     assert given == {"mul": [True], "exp": [True, False], "add": [True, False]}[name]
 
 
-def test_the_mode_is_put_back_when_a_stage_fails() -> None:
+def test_grad_mode_is_restored_when_a_stage_fails() -> None:
     def run(m: Any, x: torch.Tensor) -> Any:
         with torch.no_grad():
             y = x @ m.weight
@@ -127,7 +127,7 @@ def test_the_mode_is_put_back_when_a_stage_fails() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_a_port_keeps_the_layout_in_memory() -> None:
+def test_port_keeps_the_memory_layout() -> None:
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     port = port_of(x)
     room = port.receive_buffer(torch.device("cpu"))
@@ -146,7 +146,7 @@ def test_boundaries_out_of_order_are_refused() -> None:
             cut_into_stages(graph.graph, wrong)
 
 
-def test_a_buffer_that_is_written_is_read_in_one_stage() -> None:
+def test_written_buffer_is_used_in_one_stage() -> None:
     class Moving(Plain):
         def __init__(self) -> None:
             super().__init__()
@@ -163,7 +163,7 @@ def test_a_buffer_that_is_written_is_read_in_one_stage() -> None:
         at(graph, "mul_")
 
 
-def test_a_number_from_the_batch_does_not_travel() -> None:
+def test_python_number_from_the_batch_is_refused() -> None:
     graph = on.captured("mlp", 3)
     # as a graph that asks for a number would have it
     first = graph_operators(graph.graph)[0]

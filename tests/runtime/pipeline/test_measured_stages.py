@@ -1,10 +1,10 @@
-"""Stages that are cut by measured times: what the counts cannot see decides, and all ranks decide alike."""
+"""Stages balanced by measured times, which counted work does not show; all ranks choose alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import pipe_functions as on
+import pipeline_functions as on
 import pytest
 import sleeping_jobs
 import torch
@@ -26,10 +26,10 @@ SLOW_LAST = (0.001, 0.001, 0.001, 0.02)
 
 
 @pytest.mark.alone
-def test_times_decide_and_counts_do_not_see_them(world: Worlds) -> None:
+def test_measured_times_decide(world: Worlds) -> None:
     plans = ["pp=2,micro=2", "pp=2,micro=2,split=auto", "pp=2,micro=2,split=measured"]
-    for found in world(2).run(sleeping_jobs.begins, SLOW_LAST, plans):
-        assert found[0] == found[1] != found[2] == ("layers.3",)
+    for result in world(2).run(sleeping_jobs.begins, SLOW_LAST, plans):
+        assert result[0] == result[1] != result[2] == ("layers.3",)
 
 
 class Three(nn.Module):
@@ -43,7 +43,7 @@ class Three(nn.Module):
         return self.c(torch.tanh(self.b(torch.tanh(self.a(x))))).sum()  # type: ignore[no-any-return]  # a tensor
 
 
-def test_prices_decide() -> None:
+def test_boundary_prices_decide() -> None:
     captured = on.graph_of(Three(), lambda m, given: m(given[0]), [torch.zeros(2, 1)])
     holders = modules_with_parameters(list(captured.placeholders("parameter")))
     assert [e.key[0] for e in stage_entries(captured.graph, holders)] == ["b", "c"]
@@ -73,7 +73,7 @@ class Moving(nn.Module):
         return self.d(y).sum()  # type: ignore[no-any-return]  # a tensor
 
 
-def test_stages_begin_where_they_can() -> None:
+def test_stages_begin_at_allowed_places() -> None:
     """A buffer is written and read in one stage: where the prices would cut, no stage can begin."""
     captured = on.graph_of(Moving(), lambda m, given: m(given[0]), [torch.zeros(2, 4)])
     holders = modules_with_parameters(list(captured.placeholders("parameter")))
@@ -83,7 +83,7 @@ def test_stages_begin_where_they_can() -> None:
     assert balanced_boundaries(captured.graph, 2, holders, BoundaryPrices((1.0,) * 5, 0.0)) == [("d", 0)]
 
 
-def test_the_notation() -> None:
+def test_plan_notation() -> None:
     assert Plan.parse("pp=2,split=auto") == Plan(pp=2)
     measured = Plan.parse("pp=2,split=measured")
     assert str(measured) == "dp=1,pp=2,split=measured" and measured.begins == ()

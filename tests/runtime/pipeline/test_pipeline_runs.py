@@ -1,10 +1,10 @@
-"""Pipelines on ranks against plain autograd: every order, models of all shapes, and what a rank sees and holds."""
+"""Pipelines on ranks compared with plain autograd: every order, models of all shapes, messages and memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pipe_functions as on
+import pipeline_functions as on
 import pytest
 import torch
 
@@ -51,11 +51,11 @@ def test_two_ranks(world: Any, name: str, order: str) -> None:
     ],
 )
 def test_orders_of_plans(world: Any, order: str, virtual: int, ranks: int) -> None:
-    """What the checker proves of an order is what its run holds."""
+    """A run keeps as many forwards as the checker computes for the order."""
     made = pipeline_order(order, ranks, 5, virtual)
     results = world(ranks).run(on.train, "lm", made, [2, 3, 2, 1, 2])
     check(results)
-    assert tuple(r["peak"] for r in results) == prove_pipeline(made).held
+    assert tuple(r["peak"] for r in results) == prove_pipeline(made).activations
 
 
 @pytest.mark.parametrize("order", ["1f1b", "vee", "weights last"])
@@ -69,8 +69,8 @@ def test_only_the_first_stage_reads(world: Any, order: str) -> None:
     check(world(2).run(on.train, "lm", on.ORDERS[order](2, 3), [3, 2, 3], "first"))
 
 
-def test_steps_follow_each_other(world: Any) -> None:
-    check(world(2).run(on.train, "lm", on.apart(2, 3), [2, 2, 1], "all", 3), steps=3)
+def test_several_steps(world: Any) -> None:
+    check(world(2).run(on.train, "lm", on.separate_weights(2, 3), [2, 2, 1], "all", 3), steps=3)
 
 
 def test_one_rank_is_the_general_case(world: Any) -> None:
@@ -84,14 +84,14 @@ def test_more_ranks_than_micro_batches(world: Any) -> None:
     check(world(4).run(on.train, "skip", one_f_one_b(4, 1), [3]))
 
 
-def test_tied_weights_are_summed_over_their_holders(world: Any) -> None:
+def test_tied_gradients_are_summed(world: Any) -> None:
     first, last = world(2).run(on.train, "lm", one_f_one_b(2, 2), [3, 3])
     assert first["shared"] == last["shared"] == ["embed.weight"]
     # without the sum both were wrong
     assert min(first["changed"]["embed.weight"], last["changed"]["embed.weight"]) > 1e-3
 
 
-def test_a_value_goes_directly_and_once(world: Any) -> None:
+def test_values_are_sent_once_and_directly(world: Any) -> None:
     """The skip is read by two later stages of the other rank: one message there, two gradients back."""
     m, value = 2, 3 * 6 * 8
     first, last = world(2).run(on.train, "skip", on.rounds(2, m), [3] * m)
@@ -106,25 +106,25 @@ def test_a_value_goes_directly_and_once(world: Any) -> None:
     assert first["bytes"] + last["bytes"] == m * value * (there + back)
 
 
-def test_peak_of_held_forwards(world: Any) -> None:
-    """GPipe holds all, 1F1B as many as there are stages behind, naive one; W keeps what B would free."""
+def test_peak_of_waiting_forwards(world: Any) -> None:
+    """GPipe keeps all, 1F1B one for each later stage, naive one; W keeps what B would free."""
     peaks = {n: [r["peak"] for r in world(2).run(on.train, "mlp", on.ORDERS[n](2, 4), [2] * 4)] for n in on.ORDERS}
     assert peaks == {
         "gpipe": [4, 4],
         "naive": [1, 1],
         "1f1b": [2, 1],
-        "apart": [3, 2],
+        "separate_weights": [3, 2],
         "weights last": [4, 4],
         "rounds": [8, 8],
         "vee": [8, 8],
     }
 
 
-def test_chance_depends_on_stage_and_micro_batch_alone(world: Any) -> None:
-    orders = [on.gpipe(2, 3), on.backwards(2, 3), on.apart(2, 3)]
-    for found in world(2).run(on.chance, orders, 3, "micro"):
-        for other in found[1:]:
-            assert all(torch.allclose(found[0][n], other[n], rtol=1e-12, atol=1e-13) for n in found[0])
+def test_random_numbers_depend_on_stage_and_micro_batch(world: Any) -> None:
+    orders = [on.gpipe(2, 3), on.backwards(2, 3), on.separate_weights(2, 3)]
+    for result in world(2).run(on.chance, orders, 3, "micro"):
+        for other in result[1:]:
+            assert all(torch.allclose(result[0][n], other[n], rtol=1e-12, atol=1e-13) for n in result[0])
     unseeded = world(2).run(on.chance, orders[:2], 3, "nothing")[0]
     assert any(not torch.allclose(unseeded[0][n], unseeded[1][n]) for n in unseeded[0])
 
@@ -138,7 +138,7 @@ def test_evaluation(world: Any) -> None:
 
 
 def test_hooks_see_every_action(world: Any) -> None:
-    first, last = world(2).run(on.record, on.apart(2, 2), 2)
+    first, last = world(2).run(on.record, on.separate_weights(2, 2), 2)
     assert first == [
         "+F0",
         "seed 0 0",
@@ -160,31 +160,31 @@ def test_hooks_see_every_action(world: Any) -> None:
 
 
 @pytest.mark.parametrize("order", ["1f1b", "weights last"])
-def test_nothing_is_left_of_a_step(world: Any, order: str) -> None:
+def test_no_memory_is_left_after_a_step(world: Any, order: str) -> None:
     assert world(2).run(on.leftovers, on.ORDERS[order](2, 3), 3) == [0, 0]
 
 
-def test_a_rank_that_fails_does_not_hold_the_others(world: Any) -> None:
+def test_failing_rank_does_not_block_the_others(world: Any) -> None:
     waiting, broken = world(2).run(on.fails, one_f_one_b(2, 2), 2)
     assert broken == "ValueError: this stage is broken"
     assert "did not receive grad 0 0 0 1 from rank 1 to rank 0" in waiting and "see what rank 1 says" in waiting
 
 
-def test_two_pipelines_side_by_side(world: Any) -> None:
+def test_two_pipelines_at_once(world: Any) -> None:
     for r in world(4).run(on.side_by_side, one_f_one_b(2, 3), 3):
         assert r["error"] < TOLERANCE
         assert r["seen"] in (["shared", "value"], ["grad", "shared"])
 
 
 @pytest.mark.parametrize("order", ["1f1b", "weights last", "vee"])
-def test_stages_that_are_split_over_ranks(world: Any, order: str) -> None:
-    """Messages inside a stage and between stages, also with weights apart."""
+def test_stages_split_over_ranks(world: Any, order: str) -> None:
+    """Messages inside a stage and between stages, also with separate weight backwards."""
     for errors in world(4).run(on.split_over, on.ORDERS[order](2, 3), 3):
         assert len(errors) > 10 and max(errors.values()) < TOLERANCE, errors
 
 
 def test_on_our_own_process_group(world: Any) -> None:
-    check(world(2, "shm").run(on.train, "lm", on.apart(2, 3), [3, 2, 3]))
+    check(world(2, "shm").run(on.train, "lm", on.separate_weights(2, 3), [3, 2, 3]))
 
 
 def test_wrong_orders_are_refused(world: Any) -> None:

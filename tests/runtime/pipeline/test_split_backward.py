@@ -1,4 +1,4 @@
-"""A backward in two parts, inputs first and weights later, against plain autograd: the same numbers, the same work."""
+"""A split backward, inputs first and weights later, compared with plain autograd: same gradients, same work."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import copy
 from collections import Counter
 from typing import Any
 
-import pipe_functions as on
+import pipeline_functions as on
 import pytest
 import torch
 import torch.nn.functional as F
-from pipe_models import MODELS, squares, vectors
+from pipeline_models import MODELS, squares, vectors
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,7 +34,7 @@ class Count(TorchDispatchMode):
 def through(cut: StagedGraph, leaves: list[torch.Tensor], *, split: bool) -> float:
     """All stages here: every forward, then every backward, then every backward for weights."""
     values: dict[tuple[int, int], torch.Tensor] = {}
-    held, inputs = [], []
+    kept, inputs = [], []
     for stage in cut.stages:
         given = [
             values[s.stage, s.output].detach() if isinstance(s, StageInput) else leaves[int(s.name)]
@@ -43,22 +43,22 @@ def through(cut: StagedGraph, leaves: list[torch.Tensor], *, split: bool) -> flo
         for x, s in zip(given, stage.inputs, strict=True):
             if isinstance(s, StageInput):
                 x.requires_grad_(cut.stages[s.stage].outputs[s.output].grad)
-        held.append(StagePass(stage, given, split=split))
+        kept.append(StagePass(stage, given, split=split))
         inputs.append(given)
-        outputs = held[-1].forward()
+        outputs = kept[-1].forward()
         values.update({(stage.index, k): v for k, v in enumerate(outputs)})
     back: dict[tuple[int, int], torch.Tensor] = {}
     for stage in reversed(cut.stages):
         last = stage.index == len(cut.stages) - 1
         ones = {0: torch.ones_like(values[stage.index, 0])}
         gradients = ones if last else {k: back[stage.index, k] for k, p in enumerate(stage.outputs) if p.grad}
-        for s, g in zip(stage.inputs, held[stage.index].backward(gradients), strict=True):
+        for s, g in zip(stage.inputs, kept[stage.index].backward(gradients), strict=True):
             if isinstance(s, StageInput) and cut.stages[s.stage].outputs[s.output].grad:
                 key, port = (s.stage, s.output), cut.stages[s.stage].outputs[s.output]
                 g = torch.zeros(port.shape, dtype=port.dtype) if g is None else g
                 back[key] = back[key] + g if key in back else g
     if split:
-        for h in held:
+        for h in kept:
             h.weight_gradients()
     return values[len(cut.stages) - 1, 0].item()
 
@@ -202,8 +202,8 @@ def test_nothing_is_computed_twice() -> None:
     assert counts[0] == counts[1] and counts[0]["aten.mm.default"] > 20
 
 
-def test_what_the_weights_do_not_need_is_let_go_before_them() -> None:
-    """Between its two parts a backward keeps what layers with weights read, and not what tanh or attention saved."""
+def test_tensors_unneeded_by_weight_gradients_are_freed() -> None:
+    """Between its two parts a backward keeps the inputs of layers with weights, not what tanh or attention saved."""
     model, _, batches = MODELS["lm"]
     graph = on.captured("lm", 3)
     bound = on.even_cut(graph, 3).bind(range(3), model().double(), graph.constants)
@@ -211,18 +211,18 @@ def test_what_the_weights_do_not_need_is_let_go_before_them() -> None:
     assert first.module is not None
     given = first.module(batches(3, 0)[0])
     values = [x.detach().requires_grad_(p.grad) for x, p in zip(given, first.outputs, strict=True)]
-    held = StagePass(bound.stages[1], values, split=True)
-    outputs = held.forward()
-    assert held._deferred is not None
-    cells = list(held._deferred._cells)
+    kept = StagePass(bound.stages[1], values, split=True)
+    outputs = kept.forward()
+    assert kept._deferred is not None
+    cells = list(kept._deferred._cells)
     assert len(cells) > 10 and all(cell[0] is not None for cell in cells)
-    held.backward({k: torch.ones_like(y) for k, y in enumerate(outputs)})
+    kept.backward({k: torch.ones_like(y) for k, y in enumerate(outputs)})
     assert all(cell[0] is None for cell in cells)
-    held.weight_gradients()
+    kept.weight_gradients()
 
 
-def test_hooks_of_parameters_see_the_gradients() -> None:
-    """Whoever waits for a gradient, to reduce it, is told in both ways."""
+def test_parameter_hooks_run() -> None:
+    """Hooks that wait for a gradient, to reduce it, run in both modes."""
     model, _, batches = MODELS["mlp"]
     graph, seen = on.captured("mlp", 3), Counter[str]()
     here = model().double()
@@ -233,7 +233,7 @@ def test_hooks_of_parameters_see_the_gradients() -> None:
     assert seen == Counter(name for name, _ in here.named_parameters())
 
 
-def test_a_module_that_was_not_cut_cannot_be_split() -> None:
+def test_uncut_module_is_refused() -> None:
     port = Port((1,), torch.float64, True, (), (0,))
     stage = Stage(1, (BatchInput("0"),), (port,), module=nn.Linear(1, 1))
     with pytest.raises(PlanError, match="an order with W actions needs stages that were cut from a graph"):

@@ -14,7 +14,7 @@ from ...core import files
 from ...core.errors import InputError, nearest
 from .constants import MEMORY_CONSTANTS, OLD_NAMES, PRIOR, TIME_CONSTANTS, Constants
 
-SHIPPED = Path(__file__).parents[2] / "clusters" / "catalogue" / "profiles" / "closed.toml"
+SHIPPED = Path(__file__).parents[2] / "clusters" / "catalogue" / "profiles" / "fitted.toml"
 REFERENCE_MATMUL = 0.87
 """Fraction of peak of the best published matmul that the shared `matmul` constant refers to."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

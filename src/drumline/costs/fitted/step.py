@@ -116,10 +116,10 @@ def _update(layouts: LayoutColumns, machines: MachineColumns, c: Constants, size
 def _replicas(
     layouts: LayoutColumns, t: StepTraffic, c: Constants, compute: Array, p: LayerSeconds, sizes: StageSizes
 ) -> tuple[Array, Array]:
-    """(what replicas send each other of parameters and gradients, what the step waits for of it).
+    """(communication of parameters and gradients between replicas, its exposed part).
 
-    zero=3 gathers twice and scatters once a micro-batch; others send once a step, or gradients in every micro-batch,
-    beside the backward or after it.
+    zero=3 gathers twice and reduce-scatters once per micro-batch. Otherwise gradients are reduced once per step, or in
+    every micro-batch, during the backward or after it.
     """
     m = layouts.micro
     sharded, often = layouts.zero >= 3, (layouts.zero >= 3) | (layouts.reduce_every_micro_batch > 0)

@@ -5,15 +5,17 @@ Guards and checkpoints work on this class; the engine adds them to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ...comm.environment import RankInfo
 from ...core.job import Job, call_user_code
-from ...datasets.stream import RankBatch, RankMicroBatch, Stream
+from ...datasets.stream import RankBatch, RankMicroBatch, Stream, check_dataset, split_range
 from ...plans import Plan
 from ...torchkit.profiler import spans_are_recorded
 from ..numerics.elementwise import check_elementwise
@@ -149,6 +151,35 @@ class EngineCore:
 
     def gradients_ready(self) -> None:
         """Called when the gradients are final and before they are applied; `verify` replaces it."""
+
+    @torch.no_grad()
+    def evaluate(self, dataset: Any = None) -> dict[str, float]:
+        """The loss and the job's metrics over a dataset (the job's validation data, else its training data).
+
+        Exact: every sample counts once, even if the samples do not divide over the ranks.
+        """
+        job = self.job
+        if dataset is None:
+            dataset = (
+                call_user_code(job.validation, "the job's validation()") if job.validation else self.stream.dataset
+            )
+        stream = Stream(job, check_dataset(dataset), dp=self.data_ranks, index=self.data_index, micro=self.plan.micro)
+        sums: dict[str, torch.Tensor] = {}
+        self.module.eval()
+        try:
+            for part in split_range(len(dataset), -(-len(dataset) // job.batch_size)):
+                micros = stream.cut(list(part), self.steps).micros
+                for measured in self.strategy.evaluate(micros):
+                    for name, pair in measured.items():
+                        sums[name] = sums.get(name, torch.zeros_like(pair)) + pair
+        finally:
+            self.module.train()
+        names = sorted(sums)
+        table = torch.stack([sums[name] for name in names])
+        if self.ranks > 1:
+            dist.all_reduce(table, group=self.group)
+        pairs = zip(names, table.tolist(), strict=True)
+        return {name: total / weight if weight else math.nan for name, (total, weight) in pairs}
 
     # -- whole tensors
 

@@ -134,7 +134,7 @@ class DeepSpeedEngine:
         self.skipped_steps += 1
         self._skipped_in_a_row += 1
         if engine.scaler is not None and math.isfinite(self.mean_loss):
-            engine.scaler.overflowed()
+            engine.scaler.on_overflow()
         elif guards.nonfinite != "skip" or self._skipped_in_a_row > guards.patience:
             raise GaveUp(
                 f"loss {self.mean_loss:.4g}, gradient norm {engine.grad_norm:.4g} at step {engine.steps}",

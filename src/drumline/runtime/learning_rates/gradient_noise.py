@@ -173,7 +173,7 @@ def _gradients(engine: Engine, samples: list[int], step: int) -> float:
         engine.strategy.drop_gradients()
         if engine.scaler is None:
             raise GaveUp(f"the gradient norm is {engine.grad_norm}", rule="noise is measured on finite gradients")
-        engine.scaler.overflowed()
+        engine.scaler.on_overflow()
 
 
 def estimate_scale(norms: Sequence[GradientNorms], batch_size: int) -> NoiseScale:

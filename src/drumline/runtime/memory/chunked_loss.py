@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from ...torchkit.operators import assert_async
 
 Scorer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
-"""(hidden, index, here, total) -> the three scores per token, shape (3, tokens), of one tile of the head."""
+"""(hidden, index, in_tile, total) -> the three scores per token, shape (3, tokens), of one tile of the head."""
 
 
 class _Scores(torch.autograd.Function):
@@ -29,16 +29,16 @@ class _Scores(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         index: torch.Tensor,
-        here: torch.Tensor,
+        in_tile: torch.Tensor,
         dtype: torch.dtype | None,
         total: bool,
     ) -> torch.Tensor:
         logits = _logits(hidden, weight, bias, dtype)
-        picked = logits.gather(1, index[:, None]).squeeze(1).masked_fill(~here, 0.0)
+        picked = logits.gather(1, index[:, None]).squeeze(1).masked_fill(~in_tile, 0.0)
         added = logits.sum(1) if total else torch.zeros_like(picked)
         most = _finite(logits.amax(1))
         lse = logits.sub_(most[:, None]).exp_().sum(1).log_().add_(most)
-        ctx.save_for_backward(hidden, weight, bias, index, here, lse)
+        ctx.save_for_backward(hidden, weight, bias, index, in_tile, lse)
         ctx.dtype, ctx.total = dtype, total
         return torch.stack([lse, picked, added])
 
@@ -46,9 +46,9 @@ class _Scores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         (g,) = gradients
-        hidden, weight, bias, index, here, lse = ctx.saved_tensors
+        hidden, weight, bias, index, in_tile, lse = ctx.saved_tensors
         slope = _logits(hidden, weight, bias, ctx.dtype).sub_(_finite(lse)[:, None]).exp_().mul_(g[0][:, None])
-        slope.scatter_add_(1, index[:, None], g[1].masked_fill(~here, 0.0)[:, None])
+        slope.scatter_add_(1, index[:, None], g[1].masked_fill(~in_tile, 0.0)[:, None])
         if ctx.total:
             slope.add_(g[2][:, None])
         kind = ctx.dtype or hidden.dtype
@@ -65,15 +65,15 @@ def part_scores(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     index: torch.Tensor,
-    here: torch.Tensor,
+    in_tile: torch.Tensor,
     *,
     total: bool,
 ) -> torch.Tensor:
-    """The three scores per token of one tile; `index` is the target's row in it, where it is `here`."""
+    """The three scores per token of one tile; `index` is the target's row in it, where it is `in_tile`."""
     dtype = None
     if torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(hidden.device.type)
-    out = _Scores.apply(hidden, weight, bias, index, here, dtype, total)  # type: ignore[no-untyped-call]  # torch's
+    out = _Scores.apply(hidden, weight, bias, index, in_tile, dtype, total)  # type: ignore[no-untyped-call]  # torch's
     assert isinstance(out, torch.Tensor)
     return out
 
@@ -95,9 +95,9 @@ def cross_entropy(
     assert_async(((chosen >= 0) & (chosen < words)).all(), f"a target is not one of the {words} classes")
     scores = []
     for rows, scorer in parts:
-        here = (chosen >= rows.start) & (chosen < rows.stop)
+        in_tile = (chosen >= rows.start) & (chosen < rows.stop)
         index = (chosen - rows.start).clamp(0, len(rows) - 1)
-        scores.append(scorer(hidden, index, here, label_smoothing > 0))
+        scores.append(scorer(hidden, index, in_tile, label_smoothing > 0))
     table = torch.stack(scores)
     lse = torch.logsumexp(table[:, 0], 0)
     loss = lse - table[:, 1].sum(0)
@@ -123,7 +123,7 @@ def _logits(
 
 
 def _plain(t: torch.Tensor) -> torch.autocast:
-    """No autocast inside: the types are chosen here, and are the same in the backward."""
+    """No autocast inside: the types are chosen explicitly, and are the same in the backward."""
     return torch.autocast(t.device.type, enabled=False)
 
 

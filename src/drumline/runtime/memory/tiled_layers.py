@@ -114,10 +114,10 @@ def _scores(
     hidden: torch.Tensor,
     biased: bool,
     index: torch.Tensor,
-    here: torch.Tensor,
+    in_tile: torch.Tensor,
     total: bool,
 ) -> torch.Tensor:
-    return part_scores(hidden, weight, bias if biased else None, index, here, total=total)
+    return part_scores(hidden, weight, bias if biased else None, index, in_tile, total=total)
 
 
 def _read(weight: torch.Tensor, bias: _Bias, rows: range, x: None, of_bias: bool) -> torch.Tensor:

@@ -24,7 +24,7 @@ class LossScale:
     overflows: int = 0
     """Number of overflows in the whole run."""
 
-    def overflowed(self) -> None:
+    def on_overflow(self) -> None:
         """Halve it."""
         self.scale, self.good, self.overflows = self.scale / 2, 0, self.overflows + 1
         if self.scale < self.least:
@@ -34,7 +34,7 @@ class LossScale:
                 fix="precision=bf16 or fp32, or a smaller learning rate: the model may have diverged",
             )
 
-    def went_well(self) -> None:
+    def on_good_step(self) -> None:
         """Count a good step."""
         self.good += 1
         if self.good >= self.window:

@@ -127,7 +127,7 @@ def keep_in_place(model: nn.Module) -> None:
     """Stop recurrent layers from moving their weights.
 
     On a GPU torch lays them out contiguously, for cuDNN, whenever it finds other tensors in their places than before. A
-    strategy that updates or gathers weights in memory of its own would go on to fill the old places, and the layer
+    strategy that updates or gathers weights in memory of its own would still fill the old places, and the layer
     would compute with its first weights. Here cuDNN copies them at each call instead.
     """
     layers = [m for m in model.modules() if isinstance(m, nn.RNNBase)]

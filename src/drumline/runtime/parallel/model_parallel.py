@@ -8,31 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Graph
 
 from ...comm.gloo_fallbacks import backend_of
-from ...core.errors import PlanError
 from ...core.job import Job
 from ...datasets.stream import RankBatch, RankMicroBatch
-from ...partition.capture import CapturedGraph, flatten
-from ...partition.program import ParameterHolder, splits_of
-from ...partition.recompute import recompute_layers
+from ...partition.capture import CapturedGraph
+from ...partition.program import ParameterHolder
 from ...partition.sharding.layout import Split
-from ...partition.sharding.redistribution import gathered, part_of
-from ...partition.stage import StagedGraph, StageProgram
+from ...partition.sharding.redistribution import gathered
 from ...partition.stage_boundaries import FLOPS_PER_BYTE, BoundaryPrices
-from ...partition.stage_cutting import cut_into_stages, graph_operators
 from ...plans import Plan
 from ...plans.keys import MEASURED
 from ...reports.split_summary import split_summary
 from ...schedules.pipeline import Action
 from ..memory.recompute import recomputed_layers
-from ..numerics.precision import compute_precision, tf32_matmuls, to_device
+from ..numerics.precision import compute_precision, tf32_matmuls
 from ..pipeline.channels import PipelineChannels
 from ..pipeline.clock import LaneTiming, PipelineClock
 from ..pipeline.step import PipelineMicroBatch, PipelineRunner, StepHooks
@@ -42,27 +36,13 @@ from ..strategies.buckets import GradientGroups
 from ..strategies.flat_shard import FlatShard
 from ..strategies.module_outputs import OutputSeen
 from ..strategies.strategy import MicroLoss, StepContext
-from .graph_partition import GraphPartitioner, PartitionedGraph
+from .graph_partition import GraphPartitioner
 from .initial_weights import InitialWeights
 from .job_capture import JobCapture
 from .placement import Placement, stage_modules
+from .programs import MicroBatchProgram, MicroBatchPrograms
 from .rank_grid import DATA_AXES, SAMPLE_AXES, RankGrid
 from .segment_timing import measured_prices
-
-
-@dataclass(frozen=True, eq=False)
-class MicroBatchProgram:
-    """Runs micro-batches of one shape."""
-
-    partitioned: PartitionedGraph
-    program: StageProgram | None
-    """Without a pipeline: the whole graph."""
-    stages: StagedGraph | None
-    """With a pipeline: all stages; this rank's have their programs."""
-    own_weight: bool
-    """Whether the job weights the loss itself."""
-    names: tuple[str, ...] = ("loss",)
-    """Its results, each a sum and a weight."""
 
 
 class ModelParallel(FlatShard):
@@ -88,13 +68,7 @@ class ModelParallel(FlatShard):
         self._capture = JobCapture(job, plan, device, dtype)
         self.template = self._capture.template
         """The user's module on fake tensors: this is captured."""
-        self.recomputed_layers = (
-            frozenset(spec.name for spec in recomputed_layers(self.template, "full"))
-            if plan.recompute == "full"
-            else frozenset()
-        )
-        """The layers that are recomputed in the backward."""
-        self._programs: dict[Any, MicroBatchProgram] = {}
+        layers = recomputed_layers(self.template, "full") if plan.recompute == "full" else []
         self._seen: OutputSeen | None = None
         self._count = 0
         self.peak = 0
@@ -116,8 +90,12 @@ class ModelParallel(FlatShard):
         """This rank's graph of the first batch: it shows what could not be split, and creates all groups."""
         self.root = ParameterHolder()
         """This rank's parameters and buffers."""
-        self._weights = InitialWeights(self._capture, self.placement, self.root)
-        self._weights.broadcast(first)
+        weights = InitialWeights(self._capture, self.placement, self.root)
+        weights.broadcast(first)
+        recomputed = frozenset(spec.name for spec in layers)
+        self._programs = MicroBatchPrograms(
+            self._capture, self.partitioner, self.placement, weights, self.root, recomputed
+        )
         if self.partitioner.shared_gradients:  # parameters that tp ranks have whole and use on different parts
             self.sum_separately(
                 self.partitioner.shared_gradients, GradientGroups(shard, grid.group(["replica", *SAMPLE_AXES, "tp"]))
@@ -153,7 +131,7 @@ class ModelParallel(FlatShard):
 
     def loss_of(self, micro: RankMicroBatch) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """Run a micro-batch: sum and weight of its loss, and whether the job gave the weight."""
-        entry, tensors = self.program_for(micro)
+        entry, tensors = self._programs.of(micro)
         assert entry.program is not None
         self._observe(entry, self._count)
         self._count += 1
@@ -164,7 +142,7 @@ class ModelParallel(FlatShard):
         self, micros: Sequence[RankMicroBatch], factor: float, step: StepContext
     ) -> tuple[Sequence[tuple[torch.Tensor, ...]], bool]:
         """Run all micro-batches through the stages, forwards and backwards; returns the losses that this rank has."""
-        runs = [self.program_for(m) for m in micros]
+        runs = [self._programs.of(m) for m in micros]
         batches = [self._micro_batch(r, t) for r, t in runs]
 
         def before(stage: int, micro: int) -> None:
@@ -180,7 +158,7 @@ class ModelParallel(FlatShard):
     @torch.no_grad()
     def evaluate(self, micros: Sequence[RankMicroBatch]) -> list[dict[str, torch.Tensor]]:
         """(sum, weight) of the loss and of each metric over all micro-batches; zeros if another rank counts them."""
-        runs = [self.program_for(m, training=False) for m in micros]
+        runs = [self._programs.of(m, training=False) for m in micros]
         names = runs[0][0].names
         if self.placement.pipelined:
             runner = self._configured_runner(lambda stage, micro: None, None)
@@ -223,12 +201,12 @@ class ModelParallel(FlatShard):
 
     def unwatch_outputs(self) -> None:
         self._seen = None
-        for entry in self._programs.values():
-            for program in _stage_programs(entry, self.placement.stages):
+        for entry in self._programs.all():
+            for program in self._programs.stage_programs(entry):
                 program.observe(None)
 
     def _observe(self, entry: MicroBatchProgram, micro: int) -> None:
-        for program in _stage_programs(entry, self.placement.stages):
+        for program in self._programs.stage_programs(entry):
             program.observe(self._observer(micro) if self._seen else None)
 
     def _observer(self, micro: int) -> Callable[[Any, Any], Any]:
@@ -250,81 +228,3 @@ class ModelParallel(FlatShard):
     def stages_after(self, name: str) -> int:
         mine = [s for s in self.placement.stages_of[name] if s in self.placement.stages]
         return self.placement.order.stages - 1 - max(mine) if self.placement.pipelined else 0
-
-    # -- programs
-
-    def program_for(self, micro: RankMicroBatch, training: bool = True) -> tuple[MicroBatchProgram, list[torch.Tensor]]:
-        """The program for a micro-batch, and this rank's part of its tensors."""
-        batch = (to_device(micro.input, self.device, self.dtype), to_device(micro.target, self.device, self.dtype))
-        leaves, _ = flatten(batch)
-        key = (
-            training,
-            micro.samples,
-            *((tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else repr(v) for v in leaves),
-        )
-        if key not in self._programs:
-            with self._capture.mode:
-                fake = [
-                    torch.empty(v.shape, dtype=v.dtype, device=v.device) if isinstance(v, torch.Tensor) else v
-                    for v in leaves
-                ]
-            self._programs[key] = self._make_program(flatten(batch)[1](fake), micro.samples, training)
-        entry = self._programs[key]
-        return entry, self._own_part([v for v in leaves if isinstance(v, torch.Tensor)], entry)
-
-    def _own_part(self, tensors: list[torch.Tensor], entry: MicroBatchProgram) -> list[torch.Tensor]:
-        """This rank's tiles or tokens of a batch."""
-        heads = [n for n in entry.partitioned.graph.nodes if n.op == "placeholder" and n.meta["role"] == "batch"]
-        own = []
-        for node, t in zip(heads, tensors, strict=True):
-            for axis, split in splits_of(node).items():
-                t = part_of(t, split, self.grid.coordinates[axis])
-            own.append(t.contiguous())
-        return own
-
-    def _make_program(self, batch: Any, samples: int, training: bool) -> MicroBatchProgram:
-        captured, own, names = self._capture.capture(batch, samples, training=training)
-        with compute_precision(self.plan.precision, self.device):
-            partitioned = self.partitioner.partition(captured, present=samples > 0)
-        constants = self._weights.constants(captured.constants)
-        if not self.placement.pipelined:
-            program = StageProgram(self._recompute(partitioned.graph, constants), self.root, constants)
-            return MicroBatchProgram(partitioned, program, None, own, names)
-        starts = self.placement.boundaries(captured)
-        nodes = graph_operators(partitioned.graph)
-        at = [next((i for i, n in enumerate(nodes) if n.meta.get("origin", -1) >= s), len(nodes)) for s in starts]
-        stages = cut_into_stages(partitioned.graph, at)
-        missing = [name for name in _names_read(stages, self.placement.stages) if not self.placement.has(name)]
-        if missing:
-            raise PlanError(
-                f"a micro-batch of this shape needs {missing[0]} in another stage than the first one",
-                rule="a stage has the parameters that the first batch needs there",
-                fix="split= at other modules",
-            )
-        if self.recomputed_layers:
-            recomputed = [
-                replace(s, graph=self._recompute(s.graph, constants)) if s.graph else s for s in stages.stages
-            ]
-            stages = replace(stages, stages=tuple(recomputed))
-        bound = stages.bind(self.placement.stages, self.root, constants)
-        return MicroBatchProgram(partitioned, None, bound, own, names)
-
-    def _recompute(self, graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
-        return recompute_layers(graph, self.recomputed_layers, constants) if self.recomputed_layers else graph
-
-
-def _names_read(stages: StagedGraph, mine: frozenset[int]) -> list[str]:
-    """The parameters and buffers that these stages read: evaluation does not read some, such as a norm's count."""
-    graphs = [g for s in sorted(mine) if (g := stages.stages[s].graph) is not None]
-    heads = [n for g in graphs for n in g.nodes if n.op == "placeholder"]
-    return [n.meta["name"] for n in heads if n.meta.get("role") in ("parameter", "buffer")]
-
-
-def _stage_programs(entry: MicroBatchProgram, mine: frozenset[int]) -> Iterator[StageProgram]:
-    if entry.program is not None:
-        yield entry.program
-    if entry.stages is not None:
-        for s in mine:
-            module = entry.stages.stages[s].module
-            if isinstance(module, StageProgram):
-                yield module

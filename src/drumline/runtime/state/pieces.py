@@ -35,7 +35,7 @@ class ParameterSlice:
         return (*whole[:dim], self.split.length(self.index), *whole[dim + 1 :])
 
     def runs(self, whole: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Elements start .. stop of the flattened slice as runs of the flattened whole: (start there, start here, n)."""
+        """Elements start .. stop of the flattened slice, as runs of the flattened whole: (its start, our start, n)."""
         dim = self.split.dim
         inner = math.prod(whole[dim + 1 :])
         row, mine = whole[dim] * inner, self.split.length(self.index) * inner

@@ -51,7 +51,7 @@ class ExpertParallel(FlatShard):
         copy = plan.shards if plan.zero else plan.dp
         shape = (plan.dp // copy, copy // plan.ep, plan.ep)
         replica, same = group_along(shape, 0), group_along(shape, 1)
-        # a group of its own: gradients sent while tokens travel may be sent at another moment on another rank
+        # a group of its own: another rank may send gradients before tokens, or after them
         ep = group_along(shape, 2, use="ep")
         assert ep is not None, "ep > 1"
         self._ep = ep

@@ -52,7 +52,7 @@ class FullyShard(Strategy):
         self.gradient_divisor = mesh.size()
         self._policy = MixedPrecisionPolicy()
         if plan.precision in HALVES:
-            # autocast decides what is computed in half precision; here only the gathered copy is, and inputs stay
+            # autocast decides what is computed in half precision; this casts the gathered copy only, not the inputs
             self._policy = MixedPrecisionPolicy(
                 param_dtype=HALVES[plan.precision], reduce_dtype=torch.float32, cast_forward_inputs=False
             )
@@ -193,8 +193,8 @@ def _explained(forward: Callable[..., Any]) -> Callable[..., Any]:
             raise PlanError(
                 "the model reads a weight while the layer that holds it does not run",
                 where=user_line(e),
-                rule="under zero=3 a layer's weights are there while it runs, and are shards at other times",
-                fix="zero=2; or give initialize() the data as well: such reads are then seen before, and allowed",
+                rule="under zero=3 a layer's weights are whole while it runs, and shards at other times",
+                fix="zero=2; or pass the data to initialize(): such reads are then detected, and allowed",
             ) from e
 
     return run

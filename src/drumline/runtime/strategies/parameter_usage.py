@@ -1,6 +1,6 @@
 """How a forward uses the parameters, by one step on fake tensors: two of torch's engines need to know in advance.
 
-DDP must be told whether every trained parameter gets a gradient, or it waits for one that never comes. Under zero=3
+DDP must know whether every trained parameter gets a gradient, or it waits for one that never comes. Under zero=3
 the parameters of a layer are whole only while it runs. So a layer that is read from outside (a head that multiplies by
 the embedding's weight, a table without a forward) must not be a unit of its own: it is gathered with the model's root,
 which stays through the whole forward.

@@ -25,7 +25,7 @@ from ...datasets.stream import split_range
 from ...torchkit.dispatch_modes import function_modes
 from ...torchkit.modules import BatchNormBase
 from ...tracing.op_costs import tensors
-from .whole import WholeModel
+from .replicate import WholeModel
 
 
 class ThreadReplicas(WholeModel):

@@ -27,9 +27,7 @@ def train(
     engine: Engine, emit: Emit, *, steps: int, evaluate: bool, saves: CheckpointPolicy | None = None
 ) -> dict[str, Any]:
     """Run one rank's whole training; the first rank calls `emit` with a record of every step."""
-    checkpoints = (
-        TrainingCheckpoints(engine, saves, lambda text: emit({"message": text})) if saves else None
-    )
+    checkpoints = TrainingCheckpoints(engine, saves, lambda text: emit({"message": text})) if saves else None
     if checkpoints is not None:
         checkpoints.begin()
     left = steps_left(engine, steps)

@@ -1,4 +1,4 @@
-"""The update that a device decides on: the same numbers as when the host decides, and none where something is bad."""
+"""The early update, decided on the device: the same as when the host decides, and skipped after a bad step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def job(clip: float | None = None, spoil: bool = False, weighted: bool = False) 
 
 @pytest.fixture(autouse=True)
 def _leaves() -> Iterator[None]:
-    """One rank alone has a process group too."""
+    """A single rank has a process group too."""
     yield
     disconnect()
 
@@ -55,7 +55,7 @@ def ahead(engine: Engine) -> Engine:
 @pytest.mark.parametrize("clip", [None, 0.05, 1e6])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("plan", ["dp=1", "dp=1,zero=1", "dp=1,micro=2"])
-def test_it_is_the_same_update(clip: float | None, weighted: bool, plan: str) -> None:
+def test_early_update_equals_normal_update(clip: float | None, weighted: bool, plan: str) -> None:
     first, second = initialize(job(clip, weighted=weighted), plan), initialize(job(clip, weighted=weighted), plan)
     assert first.update.decides_on_device == torch.cuda.is_available()  # a CPU gains nothing
     first.update._on_gpu = False
@@ -67,7 +67,7 @@ def test_it_is_the_same_update(clip: float | None, weighted: bool, plan: str) ->
     assert second.steps == first.steps == 4
 
 
-def test_a_bad_step_leaves_everything_as_it_was() -> None:
+def test_bad_step_changes_nothing() -> None:
     engine = ahead(initialize(job(spoil=True), "dp=1", guards=dl.Guards(nonfinite="skip")))
     before = {k: v.clone() for k, v in engine.whole_parameters().items()}
     after = trained(engine, 2)
@@ -77,7 +77,7 @@ def test_a_bad_step_leaves_everything_as_it_was() -> None:
     assert engine.optimizer.param_groups[0]["lr"] == 0.1  # the schedule has not moved
 
 
-def test_the_host_reads_first_where_somebody_looks_at_gradients() -> None:
+def test_no_early_update_with_gradients_ready() -> None:
     engine = ahead(initialize(job(), "dp=1"))
     assert engine._may_update_early()
     seen = []
@@ -87,7 +87,7 @@ def test_the_host_reads_first_where_somebody_looks_at_gradients() -> None:
     assert seen == [0, 1]
 
 
-def test_the_host_reads_first_where_replicas_vote() -> None:
+def test_no_early_update_when_replicas_are_compared() -> None:
     engine = ahead(initialize(job(), "dp=1", guards=dl.Guards(vote=2)))
     assert [engine.guard.compares(steps) for steps in range(4)] == [False, True, False, True]
     assert engine._may_update_early()

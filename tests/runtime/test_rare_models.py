@@ -1,4 +1,4 @@
-"""Parity of what few models have: complex weights, numbers drawn in the forward, tensors in lists."""
+"""Parity of models with rare features: complex weights, random numbers in the forward, tensors in lists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import parity
 import pytest
-import strange_models
+import rare_models
 import torch
 from torch import nn
 from world import World
@@ -19,45 +19,45 @@ NOTE = "random draws of the model were replaced by the middle of their range"
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=2,micro=2", "tp=2", "pp=2,micro=2"])
-def test_complex_weights_keep_both_of_their_parts(world: Worlds, plan: str) -> None:
-    parity.check(world(2).run(strange_models.run, strange_models.Spectral, plan)[0])
+def test_complex_weights(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(rare_models.run, rare_models.Spectral, plan)[0])
 
 
-def test_parameters_of_two_types_in_one_layer_are_not_gathered(world: Worlds) -> None:
+def test_two_dtypes_in_one_layer_are_refused(world: Worlds) -> None:
     with pytest.raises(PlanError, match="'first.weight' is float64 and 'weight' is complex128, and they are of one"):
-        world(2).run(strange_models.run, strange_models.Spectral, "dp=2,zero=3")
+        world(2).run(rare_models.run, rare_models.Spectral, "dp=2,zero=3")
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=3,recompute=full", "tp=2", "pp=2,micro=2"])
-def test_a_model_that_draws_is_compared_without_chance(world: Worlds, plan: str) -> None:
-    result = world(2).run(strange_models.run, strange_models.Drawing, plan)[0]
+def test_random_draws_are_made_deterministic(world: Worlds, plan: str) -> None:
+    result = world(2).run(rare_models.run, rare_models.Drawing, plan)[0]
     parity.check(result)
     assert result.notes == (NOTE,)
 
 
-def test_what_is_computed_again_is_computed_alike(world: Worlds) -> None:
-    """In a block that is recomputed, too, dropout does nothing and float32 becomes float64."""
-    result = world(2).run(strange_models.run, strange_models.Again, "dp=2,recompute=full")[0]
+def test_modes_apply_to_recomputation(world: Worlds) -> None:
+    """In a recomputed block dropout is off and float32 becomes float64, too."""
+    result = world(2).run(rare_models.run, rare_models.Again, "dp=2,recompute=full")[0]
     parity.check(result)
 
 
 @pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2"])
-def test_a_mask_without_values_is_taken_as_it_is(world: Worlds, plan: str) -> None:
-    parity.check(world(2).run(strange_models.run, strange_models.Causal, plan)[0])
+def test_mask_on_fake_tensors(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(rare_models.run, rare_models.Causal, plan)[0])
 
 
 @pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2"])
-def test_tensors_in_lists_are_found(world: Worlds, plan: str) -> None:
-    parity.check(world(2).run(strange_models.run, strange_models.Listed, plan)[0])
+def test_tensors_in_lists(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(rare_models.run, rare_models.Listed, plan)[0])
 
 
-def test_a_parameter_in_a_list_is_refused(world: Worlds) -> None:
+def test_parameter_in_a_list_is_refused(world: Worlds) -> None:
     with pytest.raises(TraceError, match="uses a tensor that is no parameter, buffer or attribute"):
-        world(2).run(strange_models.run, strange_models.Alias, "tp=2")
+        world(2).run(rare_models.run, rare_models.Alias, "tp=2")
 
 
-def test_what_is_drawn_is_the_middle() -> None:
-    """Of a step, not of the data; and a generator of one's own is left alone."""
+def test_draws_are_replaced_by_the_middle() -> None:
+    """In a step, not in the data; a user's own generator is not touched."""
     x = torch.ones(4)
     with without_randomness(nn.Linear(2, 2)) as randomness:
         assert not torch.randn_like(x).eq(0).any()

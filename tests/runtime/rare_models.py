@@ -1,4 +1,4 @@
-"""Models with what few models have: complex weights, numbers drawn in the forward, tensors in lists."""
+"""Models with rare features: complex weights, random numbers in the forward, tensors in lists."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Spectral(nn.Module):
 
 
 class Draws(nn.Module):
-    """Draws as people do: noise, steps of a diffusion, a path that is left out, Gumbel's choice."""
+    """Random draws: noise, diffusion steps, a skipped path, Gumbel sampling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Drawing(nn.Module):
 
 
 class Single(nn.Module):
-    """Computes in float32 whatever comes, as the norms of many models do, and drops out by a function."""
+    """Computes in float32 for any input, as many norms do, with functional dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Listed(nn.Module):
 
 
 class Alias(nn.Module):
-    """A parameter that is also in a plain list, where nobody can see that it is one."""
+    """A parameter that is also in a plain list, where it cannot be recognized."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Messages from rank to rank by way of the host's memory: plans that send them compute the same."""
+"""Point-to-point messages through host memory: plans that use them compute the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Worlds = Callable[[int], World]
 
 
 def _verify(job: str, plan: str) -> tuple[Any, int]:
-    """As on GPUs over gloo; and how many messages went that way."""
+    """As on GPUs over gloo; returns the number of messages through host memory."""
     with mock.patch.object(gloo_fallbacks, "via_host_memory", return_value=True) as asked:
         return parity.run_verify(job, plan, 2), asked.call_count
 
@@ -41,7 +41,7 @@ def test_plans_compute_the_same(world: Worlds, job: str, plan: str) -> None:
 def _exchange() -> list[torch.Tensor]:
     """Over the host and not, by two calls and in a batch."""
     other = 1 - dist.get_rank()
-    found = []
+    results = []
     for through in (True, False):
         with mock.patch.object(gloo_fallbacks, "via_host_memory", return_value=through):
             sent, room, rooms = torch.arange(4.0) + other, torch.zeros(4), torch.zeros(2, 3)
@@ -54,17 +54,17 @@ def _exchange() -> list[torch.Tensor]:
             there = [dist.P2POp(dist.irecv, rooms, peer=other), dist.P2POp(dist.isend, torch.ones(2, 3), peer=other)]
             for work in gloo_fallbacks.batch_isend_irecv(there):
                 work.wait()
-            found += [room, rooms]
-    return found
+            results += [room, rooms]
+    return results
 
 
-def test_both_ways_bring_the_same(world: Worlds) -> None:
+def test_host_and_direct_messages_are_equal(world: Worlds) -> None:
     for rank, (room, rooms, plain, plains) in enumerate(world(2).run(_exchange)):
         assert room.tolist() == plain.tolist() == [rank + i for i in range(4)]
         assert rooms.tolist() == plains.tolist() == [[1.0] * 3] * 2
 
 
-def test_a_cpu_sends_as_it_is(world: Worlds) -> None:
+def test_cpu_sends_directly(world: Worlds) -> None:
     assert world(2).run(_direct) == [True, True]
 
 

@@ -1,4 +1,4 @@
-"""Before a rank is started: what the engine would refuse is refused, and `auto` chooses something else and says so."""
+"""The trial split before any rank is started: refuses as the engine would; `auto` chooses another plan and reports it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_refused_as_by_the_engine(job: str, plan: str, words: str) -> None:
 @pytest.mark.parametrize(
     "plan", ["tp=2", "pp=2,micro=2", "cp=2", "pp=2,dp=2,tp=2,micro=2", "pp=2,split=measured,micro=2"]
 )
-def test_what_runs_is_not_refused(plan: str) -> None:
+def test_valid_plans_pass(plan: str) -> None:
     division = try_split(small_jobs.make("gpt"), Plan.parse(plan))
     assert bool(division.left) == ("tp" in plan) and bool(division.stages) == ("pp" in plan)
 
@@ -63,27 +63,27 @@ def answer(*plans: str) -> Answer:
     return Answer(tuple(Candidate(Plan.parse(p), 1.0, 1.0, not p.startswith("dp=9"), "") for p in plans), 0.0, "")
 
 
-def test_auto_passes_over_what_cannot_be_captured() -> None:
+def test_auto_skips_models_that_cannot_be_captured() -> None:
     job = small_jobs.make("mlp", model=Hooked)
     chosen, why = best_runnable(job, answer("dp=1,pp=2", "dp=1,tp=2", "dp=2", "dp=1"))
     assert str(chosen) == "dp=2"
     assert why.startswith("no plan that splits the model was chosen: ") and "\n" not in why
 
 
-def test_auto_passes_over_one_plan_that_the_engine_refuses() -> None:
+def test_auto_skips_a_refused_plan() -> None:
     chosen, why = best_runnable(bad_splits.make("heads"), answer("dp=1,tp=2", "dp=1,pp=2", "dp=2"))
     assert str(chosen) == "dp=1,pp=2"
     assert why == "dp=1,tp=2 was not chosen: tp=2 cannot share the 3 heads of block"
 
 
-def test_auto_with_nothing_left() -> None:
+def test_auto_without_a_valid_plan() -> None:
     with pytest.raises(TraceError):
         best_runnable(small_jobs.make("mlp", model=Hooked), answer("dp=1,pp=2", "dp=9"))
     with pytest.raises(PlanError, match="3 heads"):
         best_runnable(bad_splits.make("heads"), answer("dp=1,tp=2"))
 
 
-def test_a_plan_that_can_be_is_taken_as_it_is() -> None:
+def test_valid_plan_is_kept() -> None:
     assert best_runnable(small_jobs.make("mlp"), answer("dp=1,pp=2", "dp=2")) == (Plan(pp=2), "")
     assert best_runnable(small_jobs.make("mlp", model=Hooked), answer("dp=2", "dp=1,pp=2")) == (Plan(dp=2), "")
 

@@ -1,4 +1,4 @@
-"""Engines that follow each other in one process use the same process groups: no thread is added by the second one."""
+"""Later engines of a process use the same process groups: the second adds no threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def threads() -> int:
 
 def counted(kind: str, job: str, plan: str, more: int) -> list[int]:
     """This rank's threads after the first engine, and after each of the next."""
-    found = []
+    results = []
     for _ in range(1 + more):
         made = expert_jobs.make(job) if kind == "experts" else small_jobs.make(job)
         engine = initialize(made, plan)
@@ -32,8 +32,8 @@ def counted(kind: str, job: str, plan: str, more: int) -> list[int]:
         del engine
         gc.collect()
         dist.barrier()
-        found.append(threads())
-    return found
+        results.append(threads())
+    return results
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted by /proc")
@@ -49,11 +49,9 @@ def counted(kind: str, job: str, plan: str, more: int) -> list[int]:
         pytest.param("dense", "groups", "tile=2x2", marks=pytest.mark.slow),
     ],
 )
-def test_further_engines_have_the_threads_of_the_first(
-    world: Worlds, kind: str, job: str, plan: str, more: int
-) -> None:
-    for rank, found in enumerate(world(4).run(counted, kind, job, plan, more, timeout=200)):
-        assert max(found) == found[0], f"rank {rank}: {found}"
+def test_later_engines_add_no_threads(world: Worlds, kind: str, job: str, plan: str, more: int) -> None:
+    for rank, result in enumerate(world(4).run(counted, kind, job, plan, more, timeout=200)):
+        assert max(result) == result[0], f"rank {rank}: {result}"
 
 
 def whom() -> list[object]:
@@ -74,7 +72,7 @@ def whom() -> list[object]:
 
 
 def test_groups_along_axes(world: Worlds) -> None:
-    for rank, found in enumerate(world(4).run(whom)):
+    for rank, result in enumerate(world(4).run(whom)):
         row, column = divmod(rank, 2)
         over, beside = [column, column + 2], [2 * row, 2 * row + 1]
-        assert found == [[over, None, beside], [over, beside], True, True, True, column, row]
+        assert result == [[over, None, beside], [over, beside], True, True, True, column, row]

@@ -1,11 +1,11 @@
-"""The messages of a step: their order between each pair of ranks, and when sends are known to be done."""
+"""The messages of a step: their order between each pair of ranks, and when sends are known to have arrived."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import pipe_functions as on
+import pipeline_functions as on
 import pytest
 import torch
 
@@ -23,7 +23,7 @@ def tables(order: Pipeline, name: str = "skip", reads: Any = "all") -> MessageTa
 @pytest.mark.parametrize(
     ("order", "virtual"), [("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2)]
 )
-def test_both_sides_know_the_sequence(order: str, virtual: int) -> None:
+def test_sender_and_receiver_agree_on_the_order(order: str, virtual: int) -> None:
     made = tables(pipeline_order(order, 3, 4, virtual), reads="first")
     listed = 0
     for (src, dst), messages in made.sequences.items():
@@ -37,7 +37,7 @@ def test_both_sides_know_the_sequence(order: str, virtual: int) -> None:
     assert {m.key[0] for ms in made.sequences.values() for m in ms} == {"value", "grad", "leaf"}
 
 
-def test_a_forward_has_no_gradients_to_send() -> None:
+def test_forward_only_has_no_gradient_messages() -> None:
     made = tables(forward_only(one_f_one_b(2, 2)))
     assert {m.key[0] for ms in made.sequences.values() for m in ms} == {"value"} and (1, 0) not in made.sequences
 
@@ -53,7 +53,7 @@ class Work:
 
 
 class FakeWires:
-    """Notes what is asked of it."""
+    """Records its calls."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.device = rank, torch.device("cpu")
@@ -79,7 +79,7 @@ def messages(made: MessageTables, rank: int, kind: str) -> Sequence[PipelineMess
     return [m for ms in made.sends[rank] for m in ms if m.key[0] == kind]
 
 
-def test_receives_are_asked_for_in_the_order_of_the_sender() -> None:
+def test_receives_are_posted_in_sender_order() -> None:
     made = tables(on.gpipe(2, 3))
     line = made.sequences[0, 1]
     ours, wires = exchange(made, 1)
@@ -89,7 +89,7 @@ def test_receives_are_asked_for_in_the_order_of_the_sender() -> None:
     assert wires.asked == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
-def test_a_send_is_let_go_when_its_receiver_is_seen_to_have_read_it() -> None:
+def test_send_is_released_when_its_receiver_has_read_it() -> None:
     made = tables(one_f_one_b(2, 4), "mlp")
     ours, wires = exchange(made, 0)
     values, grads = made.sequences[0, 1], made.sequences[1, 0]
@@ -106,7 +106,7 @@ def test_a_send_is_let_go_when_its_receiver_is_seen_to_have_read_it() -> None:
     assert wires.works[1].waited and not list(ours.unfinished_sends)
 
 
-def test_who_waits_in_vain_says_for_what() -> None:
+def test_missing_message_is_named() -> None:
     made = tables(one_f_one_b(2, 2), "mlp")
     ours, wires = exchange(made, 0)
     wires.broken = RuntimeError("connection closed\nfar away")
@@ -120,8 +120,8 @@ def test_who_waits_in_vain_says_for_what() -> None:
         ours.finish()
 
 
-def test_a_peer_that_has_died_is_named_where_a_message_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend may notice it when it is given a message, before anybody waits."""
+def test_dead_peer_is_named_when_a_message_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend may raise when a message is started, before any wait."""
 
     def refused(*_: object) -> None:
         raise RuntimeError("Connection reset by peer\nfar away")

@@ -1,4 +1,4 @@
-"""Models as others write them: weights that are read from elsewhere, layers dropped by chance, grouped products, scripts."""
+"""Models as in popular libraries: weights read outside their layer, layer drop, grouped matmuls, scripted functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = hf_jobs.WORDS
 
 
 class Reading(nn.Module):
-    """The head multiplies by the embedding's weight, and a table is read that nobody calls."""
+    """The head multiplies by the embedding's weight, and a table without a forward is read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Reading(nn.Module):
 
 
 class Dropping(nn.Module):
-    """Draws for every layer whether it is left out, whatever the share is."""
+    """Draws for every layer whether to skip it, whatever the rate."""
 
     def __init__(self, layerdrop: float = 0.0) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Moments(nn.Module):
 
 
 def mixtral() -> nn.Module:
-    """Mixtral as the library makes it: with grouped products, and keys and values kept."""
+    """Mixtral from transformers: with grouped matmuls and a key-value cache."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     return MixtralForCausalLM(
@@ -150,7 +150,7 @@ def mixtral() -> nn.Module:
 
 
 def llama() -> nn.Module:
-    """Llama as the library makes it: it keeps keys and values for the next word, and does norms in float32."""
+    """Llama from transformers: with a key-value cache, and norms in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(

@@ -1,4 +1,4 @@
-"""What a split model means, beside what `verify` compares: norms and rates step by step, buffers, masks, evaluation."""
+"""Semantics of split models beyond what `verify` compares: norms and rates of every step, buffers, masks, evaluation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Worlds = Callable[[int], World]
         ("mlp", "dp=2,pp=2,micro=3,zero=1"),
     ],
 )
-def test_step_by_step(world: Worlds, job: str, plan: str) -> None:
+def test_losses_norms_and_rates_of_every_step(world: Worlds, job: str, plan: str) -> None:
     """Loss, norm before clipping and rate of every step are one device's, on every rank; so are weights and buffers."""
     ranks, micro = Plan.parse(plan).ranks, Plan.parse(plan).micro
     # Adam divides the rounding of gradients that are zero, such as a key's bias, by itself: no two runs agree there
@@ -52,7 +52,7 @@ def test_step_by_step(world: Worlds, job: str, plan: str) -> None:
 
 
 @pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2", "cp=2"])
-def test_clipping_is_by_the_norm_of_the_whole_model(world: Worlds, plan: str) -> None:
+def test_clipping_uses_the_norm_of_the_whole_model(world: Worlds, plan: str) -> None:
     """A norm far above the bound: with a wrong one the second step would differ."""
     changes, micro = {"clip": 1e-3, "optimizer": torch.optim.SGD}, Plan.parse(plan).micro
     expected = parity.serial("gpt", micro=micro, changes=changes)["losses"]
@@ -61,8 +61,8 @@ def test_clipping_is_by_the_norm_of_the_whole_model(world: Worlds, plan: str) ->
         assert min(result["norms"]) > 1e-2
 
 
-def test_masks_under_tensor_parallelism(world: Worlds) -> None:
-    """What all ranks have whole has one mask; parts have their own; replicas and steps have others."""
+def test_dropout_masks_under_tensor_parallelism(world: Worlds) -> None:
+    """Tensors that all ranks have share one mask; parts, replicas and steps have masks of their own."""
     a, b, c, d = world(4).run(on_ranks.masks, "dp=2,tp=2")
     for first, second in ((a, b), (c, d)):
         assert all(torch.equal(x, y) for x, y in zip(first["same"], second["same"], strict=True))
@@ -72,7 +72,7 @@ def test_masks_under_tensor_parallelism(world: Worlds) -> None:
     assert not any(torch.equal(x[:3], y[:3]) for x, y in zip(a["same"], c["same"], strict=True))  # slices of 4 and 3
 
 
-def test_masks_under_a_pipeline(world: Worlds) -> None:
+def test_dropout_masks_under_a_pipeline(world: Worlds) -> None:
     """Each micro-batch has its own, whatever the order."""
     orders = [world(2).run(on_ranks.masks, f"pp=2,micro=3{order}") for order in ("", ",schedule=gpipe")]
     for key in ("same", "own"):
@@ -83,7 +83,7 @@ def test_masks_under_a_pipeline(world: Worlds) -> None:
 
 
 @pytest.mark.parametrize("plan", ["tp=2", "cp=2", "tp=2,recompute=full"])
-def test_dropout_leaves_no_rank_behind(world: Worlds, plan: str) -> None:
+def test_dropout_keeps_ranks_in_step(world: Worlds, plan: str) -> None:
     assert world(2).run(on_ranks.whole_on_every_rank, "dropout", plan) == [0.0, 0.0]
 
 
@@ -105,17 +105,17 @@ def test_evaluation(world: Worlds) -> None:
     once = list(dict.fromkeys(serial.values()))
     expected = dict(zip(once, world(1).run(on_ranks.evaluated, once, timeout=120)[0], strict=True))
     for ranks, tried in cases.items():
-        for found in world(ranks).run(on_ranks.evaluated, tried, timeout=300):
-            for case, mine in zip(tried, found, strict=True):
+        for result in world(ranks).run(on_ranks.evaluated, tried, timeout=300):
+            for case, mine in zip(tried, result, strict=True):
                 assert mine == pytest.approx(expected[serial[case]], rel=1e-9), case
 
 
-def test_a_loop_of_the_callers_own(world: Worlds) -> None:
+def test_own_loop(world: Worlds) -> None:
     expected = {job: world(1).run(on_ranks.own_loop, [(job, "dp=1")])[0][0] for job in ("mlp", "gpt", "groups")}
     for ranks, plans in {
         2: [("gpt", "tp=2"), ("mlp", "tp=2,micro=3"), ("mlp", "pp=2,micro=3"), ("gpt", "cp=2"), ("groups", "tile=2x1")],
         4: [("mlp", "dp=2,pp=2,micro=2"), ("gpt", "dp=2,tp=2")],
     }.items():
-        for found in world(ranks).run(on_ranks.own_loop, plans, timeout=200):
-            for case, losses in zip(plans, found, strict=True):
+        for result in world(ranks).run(on_ranks.own_loop, plans, timeout=200):
+            for case, losses in zip(plans, result, strict=True):
                 assert losses == pytest.approx(expected[case[0]], rel=1e-9), case

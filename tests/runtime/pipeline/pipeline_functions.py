@@ -1,4 +1,4 @@
-"""What the ranks of the pipeline tests run, and orders made by hand."""
+"""Functions that the ranks of the pipeline tests run, and hand-written orders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pipe_models import MODELS
+from pipeline_models import MODELS
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -36,7 +36,7 @@ FACTOR = 0.37
 
 @cache
 def captured(name: str, n: int) -> CapturedGraph:
-    """A model of pipe_models with its loss, for n samples, as a graph: written down once in a process."""
+    """A model of pipeline_models with its loss, for n samples, as a graph: written down once in a process."""
     model, loss, batches = MODELS[name]
     return graph_of(model().double(), loss, batches(n, 0))
 
@@ -75,7 +75,7 @@ def naive(p: int, m: int) -> Pipeline:
     return Pipeline("naive", p, m, lanes)
 
 
-def apart(p: int, m: int) -> Pipeline:
+def separate_weights(p: int, m: int) -> Pipeline:
     """1F1B whose weights' backwards lag one behind."""
     lanes = []
     for lane in one_f_one_b(p, m).lanes:
@@ -88,7 +88,7 @@ def apart(p: int, m: int) -> Pipeline:
                 if len(waiting) > 1:
                     new.append(waiting.pop(0))
         lanes.append(tuple(new + waiting))
-    return Pipeline("apart", p, m, tuple(lanes))
+    return Pipeline("separate_weights", p, m, tuple(lanes))
 
 
 def weights_last(p: int, m: int) -> Pipeline:
@@ -114,7 +114,7 @@ def rounds(p: int, m: int) -> Pipeline:
 
 
 def vee(p: int, m: int) -> Pipeline:
-    """Two stages on each rank, there and back, weights apart: the turn is a handover on one rank."""
+    """Two stages on each rank, there and back, separate weight backwards: the turn is a handover on one rank."""
     return _several("vee", p, m, lambda r: (r, 2 * p - 1 - r), split=True)
 
 
@@ -122,7 +122,7 @@ ORDERS: dict[str, Callable[[int, int], Pipeline]] = {
     "gpipe": gpipe,
     "naive": naive,
     "1f1b": one_f_one_b,
-    "apart": apart,
+    "separate_weights": separate_weights,
     "weights last": weights_last,
     "rounds": rounds,
     "vee": vee,
@@ -130,7 +130,7 @@ ORDERS: dict[str, Callable[[int, int], Pipeline]] = {
 
 
 class Setup:
-    """A model in stages on this rank, beside its serial twin."""
+    """A model in stages on this rank, and its serial twin."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ def evaluate(name: str, order: Pipeline, sizes: Sequence[int]) -> dict[str, Any]
 
 def chance(orders: Sequence[Pipeline], m: int, by: str) -> list[dict[str, torch.Tensor]]:
     """Gradients of a model with dropout under several orders; `by` says what seeds the random numbers."""
-    found = []
+    results = []
     for order in orders:
         seeds: dict[str, Callable[[int, int], None]] = {
             "micro": lambda stage, micro: torch.manual_seed(100 * stage + micro) and None,
@@ -240,8 +240,8 @@ def chance(orders: Sequence[Pipeline], m: int, by: str) -> list[dict[str, torch.
         torch.manual_seed(0)
         here = Setup("dropping", order, [3] * m, hooks=StepHooks(seed=seeds[by]))
         here.runner.train(order, here.micros, FACTOR)
-        found.append({n: p.grad for n, p in here.model.named_parameters() if p.grad is not None})
-    return found
+        results.append({n: p.grad for n, p in here.model.named_parameters() if p.grad is not None})
+    return results
 
 
 def record(order: Pipeline, m: int) -> list[str]:

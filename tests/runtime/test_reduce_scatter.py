@@ -37,7 +37,7 @@ def _pair(op: str, dtype: torch.dtype, size: int, inside: bool, async_op: bool) 
 @pytest.mark.parametrize("op", ["SUM", "AVG"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("inside", "async_op"), [(True, True), (False, False)])
-def test_it_gives_the_ranks_shares_of_the_sum(
+def test_reduce_scatter_equals_torch(
     world: Worlds, p: int, op: str, dtype: torch.dtype, inside: bool, async_op: bool
 ) -> None:
     for ours, expected in world(p).run(_pair, op, dtype, 1000, inside, async_op):
@@ -52,5 +52,5 @@ def _largest() -> tuple[float, float]:
     return output[0].item(), output[1].item()
 
 
-def test_other_operators_go_torchs_way(world: Worlds) -> None:
+def test_other_operators_use_torch(world: Worlds) -> None:
     assert world(2).run(_largest) == [(2.0, 4.0), (6.0, 8.0)]

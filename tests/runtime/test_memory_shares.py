@@ -38,14 +38,14 @@ class Lopsided(nn.Module):
 def live() -> dict[int, int]:
     """Bytes of every storage that some tensor keeps alive."""
     gc.collect()
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor):
             tensor = thing.to_local() if isinstance(thing, DTensor) else thing
             if tensor.device.type == "cpu" and type(tensor) in (torch.Tensor, nn.Parameter):
-                found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    found.pop(0, None)
-    return found
+                result[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    result.pop(0, None)
+    return result
 
 
 def holds(plan: str) -> dict[str, float]:
@@ -69,8 +69,8 @@ def holds(plan: str) -> dict[str, float]:
 
 
 def _storages(tensors: Iterable[Any]) -> set[int]:
-    found = [t.to_local() if isinstance(t, DTensor) else t for t in tensors if isinstance(t, torch.Tensor)]
-    return {t.untyped_storage().data_ptr() for t in found}
+    results = [t.to_local() if isinstance(t, DTensor) else t for t in tensors if isinstance(t, torch.Tensor)]
+    return {t.untyped_storage().data_ptr() for t in results}
 
 
 @pytest.mark.parametrize(
@@ -81,19 +81,19 @@ def _storages(tensors: Iterable[Any]) -> set[int]:
         ("zero=3", 0.25, 0.25),
     ],
 )
-def test_shares_are_what_theory_gives(world: Worlds, plan: str, parameters: float, gradients: float) -> None:
+def test_memory_shares_match_theory(world: Worlds, plan: str, parameters: float, gradients: float) -> None:
     """To 5%, on every rank: also the one that a large embedding would have fallen to."""
-    for found in world(RANKS).run(holds, f"dp={RANKS},{plan}"):
-        shares = {k: v / found["whole"] for k, v in found.items()}
+    for result in world(RANKS).run(holds, f"dp={RANKS},{plan}"):
+        shares = {k: v / result["whole"] for k, v in result.items()}
         assert shares["optimizer"] == pytest.approx(2 * 0.25, rel=0.05)  # AdamW has two numbers for each
         assert shares["parameters"] == pytest.approx(parameters, rel=0.05)
         assert shares["gradients"] == pytest.approx(gradients, rel=0.05)
 
 
-def test_replicas_hold_all_of_it(world: Worlds) -> None:
-    """So the count counts."""
-    for found in world(2).run(holds, "dp=2"):
-        shares = {k: v / found["whole"] for k, v in found.items()}
+def test_replicas_have_everything(world: Worlds) -> None:
+    """Checks the count itself."""
+    for result in world(2).run(holds, "dp=2"):
+        shares = {k: v / result["whole"] for k, v in result.items()}
         assert shares["optimizer"] == pytest.approx(2.0, rel=0.05)
         assert shares["parameters"] == pytest.approx(1.0, rel=0.05)
         assert shares["gradients"] == pytest.approx(1.0, rel=0.05)
@@ -103,7 +103,7 @@ def test_replicas_hold_all_of_it(world: Worlds) -> None:
 
 
 def grouped(parameters: Any) -> torch.optim.Optimizer:
-    """Weight decay for matrices alone, told by their dims."""
+    """Weight decay for matrices only, by their dims."""
     parameters = list(parameters)
     return torch.optim.AdamW(
         [
@@ -156,7 +156,7 @@ def sometimes(plan: str, rows: list[int]) -> tuple[list[float], dict[str, torch.
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3"])
-def test_a_parameter_unused_on_one_rank_only(world: Worlds, plan: str) -> None:
+def test_parameter_unused_on_one_rank(world: Worlds, plan: str) -> None:
     """Every rank ends with the same weights, and the layer is trained from what one rank saw of it."""
     one, two = world(2).run(sometimes, plan, [3, 4])
     assert one[0] == two[0]

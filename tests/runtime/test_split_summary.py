@@ -1,4 +1,4 @@
-"""What a plan that splits the model could not split is said: by the engine, by `train`, by `verify`, in few lines."""
+"""The summary of what a plan could not split: by the engine, by `train` and by `verify`, in few lines."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def summing_job() -> Any:
     return small_jobs.make("convnet", model=Summing)
 
 
-def told(name: str, plan: str) -> tuple[list[str], SplitSummary, Any]:
-    """On every rank: what `train` says at its beginning, what the engine knows, and what `train` gives."""
-    said: list[str] = []
+def trained(name: str, plan: str) -> tuple[list[str], SplitSummary, Any]:
+    """On every rank: the first messages of `train`, the engine's summary, and the result of `train`."""
+    messages: list[str] = []
     engine = initialize(summing_job() if name == "summing" else small_jobs.make(name), plan)
-    result = train(engine, lambda e: said.append(e["message"]) if "message" in e else None, steps=1, evaluate=False)
+    result = train(engine, lambda e: messages.append(e["message"]) if "message" in e else None, steps=1, evaluate=False)
     assert engine.strategy.summary is not None
-    return said, engine.strategy.summary, result
+    return messages, engine.strategy.summary, result
 
 
 def proved(name: str, plan: str) -> Any:
@@ -53,33 +53,33 @@ def proved(name: str, plan: str) -> Any:
     return verify(summing_job() if name == "summing" else bad_splits.make(name), Plan.parse(plan), steps=2)
 
 
-def test_what_is_gathered_is_said(world: Worlds) -> None:
-    (said, division, result), (silent, same, _) = world(2).run(told, "summing", "tile=2x1")
+def test_gathered_tensors_are_reported(world: Worlds) -> None:
+    (messages, division, result), (silent, same, _) = world(2).run(trained, "summing", "tile=2x1")
     assert list(division.gathered) == ["rows"] and not division.left and not division.stages
     assert division.gathered["rows"] == {"aten.cumsum.default": ("",)}
-    assert said == ["tile rows gathers tensors for cumsum (the model)"]
+    assert messages == ["tile rows gathers tensors for cumsum (the model)"]
     assert silent == [] and same == division == result["division"]
 
 
-def test_what_tp_leaves_whole_is_said(world: Worlds) -> None:
-    (said, division, _), _ = world(2).run(told, "gpt", "tp=2")
+def test_unsplit_parameters_are_reported(world: Worlds) -> None:
+    (messages, division, _), _ = world(2).run(trained, "gpt", "tp=2")
     assert division.left["norm.weight"] and "place.weight" in division.left
-    assert said[0].startswith(f"tp keeps {len(division.left)} parameters whole: ") and len(said) == 1
+    assert messages[0].startswith(f"tp keeps {len(division.left)} parameters whole: ") and len(messages) == 1
 
 
-def test_where_stages_begin_is_said(world: Worlds) -> None:
-    (said, division, result), _ = world(2).run(told, "mlp", "pp=2,micro=2")
-    assert said == [f"stages begin at {division.stages[0]}"]
+def test_stage_starts_are_reported(world: Worlds) -> None:
+    (messages, division, result), _ = world(2).run(trained, "mlp", "pp=2,micro=2")
+    assert messages == [f"stages begin at {division.stages[0]}"]
     assert len(result["lanes"]) == 1 and result["lanes"][0].seconds >= result["lanes"][0].busy > 0
 
 
-def test_verify_has_it_too(world: Worlds) -> None:
+def test_verify_reports_the_summary(world: Worlds) -> None:
     result = world(2).run(proved, "summing", "tile=2x1", timeout=120)[0]
     assert result.passed and list(result.division.gathered) == ["rows"]
     assert json.loads(json.dumps(dataclasses.asdict(result)))["division"]["gathered"]["rows"]
 
 
-def test_tiles_without_a_halo_are_held_to_a_stated_bound(world: Worlds) -> None:
+def test_tiles_without_a_halo_have_a_stated_bound(world: Worlds) -> None:
     """Exact in float64 with halos; without, losses are close and the note says how close."""
     result = world(2).run(proved, "convnet", "tile=2x1,halo=false", timeout=120)[0]
     assert result.passed and result.errors["float64"] <= 1e-10
@@ -89,7 +89,7 @@ def test_tiles_without_a_halo_are_held_to_a_stated_bound(world: Worlds) -> None:
     assert not Plan.parse(result.plan).exact
 
 
-def test_few_lines_however_much_there_is() -> None:
+def test_summary_is_short() -> None:
     left = {f"blocks.{i}.norm.weight": "no matmul is split by it" for i in range(40)} | {
         "words.weight": "a table of 11 rows",
         "odd.weight": "7 outputs: 7 % 2 != 0",
@@ -122,5 +122,5 @@ def test_few_lines_however_much_there_is() -> None:
         ),
     ],
 )
-def test_the_line_of_the_bubble(bubble: dict[str, float], line: str) -> None:
+def test_bubble_line(bubble: dict[str, float], line: str) -> None:
     assert SplitSummary(bubble=bubble).bubble_line() == line

@@ -1,4 +1,4 @@
-"""Parity of models as others write them, each with what once broke a plan."""
+"""Parity of models as in popular libraries, each with a feature that once broke a plan."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import hf_jobs
+import library_models
 import parity
 import pytest
-import strangers
 import torch
 import torch.nn.functional as F
 from world import World
@@ -23,65 +23,65 @@ needs_transformers = pytest.mark.skipif(bool(hf_jobs.missing()), reason=hf_jobs.
 
 
 @pytest.mark.parametrize("plan", ["dp=2,zero=3", "dp=2,zero=3,recompute=full,micro=2"])
-def test_weights_that_are_read_from_elsewhere_are_gathered(world: Worlds, plan: str) -> None:
-    parity.check(world(2).run(strangers.run, strangers.Reading, plan)[0])
+def test_weights_read_outside_their_layer_are_gathered(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(library_models.run, library_models.Reading, plan)[0])
 
 
 @pytest.mark.parametrize("plan", ["tp=2", "pp=2,micro=2"])
-def test_a_share_of_nought_drops_no_layer(world: Worlds, plan: str) -> None:
-    parity.check(world(2).run(strangers.run, strangers.Dropping, plan)[0])
+def test_layer_drop_rate_zero(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(library_models.run, library_models.Dropping, plan)[0])
 
 
-def test_a_model_that_drops_layers_is_refused_with_the_line(world: Worlds) -> None:
+def test_layer_drop_is_refused_with_the_line(world: Worlds) -> None:
     with pytest.raises(TraceError) as e:
-        world(2).run(strangers.run_dropping, "tp=2")
+        world(2).run(library_models.run_dropping, "tp=2")
     assert "torch.rand([]) < self.layerdrop" in e.value.where
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "tp=2", "pp=2,micro=2"])
-def test_grouped_products(world: Worlds, plan: str) -> None:
-    parity.check(world(2).run(strangers.run, strangers.Grouped, plan)[0])
+def test_grouped_matmuls(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(library_models.run, library_models.Grouped, plan)[0])
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "tp=2"])
 def test_scripted_functions_compute_in_float64_too(world: Worlds, plan: str) -> None:
-    parity.check(world(2).run(strangers.run, strangers.Scripted, plan)[0])
+    parity.check(world(2).run(library_models.run, library_models.Scripted, plan)[0])
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=3", "tp=2"])
-def test_an_output_that_leads_nowhere_has_no_gradient(world: Worlds, plan: str) -> None:
-    parity.check(world(2).run(strangers.run, strangers.Moments, plan)[0])
+def test_unused_output_has_no_gradient(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(library_models.run, library_models.Moments, plan)[0])
 
 
-def test_a_bias_after_a_sum_over_channels(world: Worlds) -> None:
-    parity.check(world(2).run(strangers.run, strangers.Sound, "tp=2")[0])
+def test_bias_after_a_split_channel_sum(world: Worlds) -> None:
+    parity.check(world(2).run(library_models.run, library_models.Sound, "tp=2")[0])
 
 
-def test_a_constructor_that_copies_warns_of_nothing(world: Worlds) -> None:
-    parity.check(world(2).run(strangers.run, strangers.Copies, "tp=2")[0])
+def test_copying_constructor_does_not_warn(world: Worlds) -> None:
+    parity.check(world(2).run(library_models.run, library_models.Copies, "tp=2")[0])
 
 
 @needs_transformers
 @pytest.mark.parametrize("plan", ["dp=2,recompute=full", "dp=2,zero=3,recompute=full"])
-def test_keys_that_are_kept_are_not_added_to_again(world: Worlds, plan: str) -> None:
-    parity.check(world(2).run(strangers.run, strangers.llama, plan)[0])
+def test_recomputation_does_not_extend_the_key_cache(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(library_models.run, library_models.llama, plan)[0])
 
 
 @needs_transformers
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=3,recompute=full", "tp=2", "pp=2,micro=2"])
-@pytest.mark.parametrize("model", [strangers.mixtral, strangers.bart])
-def test_models_of_the_library(world: Worlds, model: Any, plan: str) -> None:
-    parity.check(world(2).run(strangers.run, model, plan, timeout=120)[0])
+@pytest.mark.parametrize("model", [library_models.mixtral, library_models.bart])
+def test_transformers_models(world: Worlds, model: Any, plan: str) -> None:
+    parity.check(world(2).run(library_models.run, model, plan, timeout=120)[0])
 
 
-def test_what_one_device_cannot_do_is_told_by_its_micro_batch(world: Worlds) -> None:
+def test_failure_of_the_reference_names_its_micro_batch(world: Worlds) -> None:
     with pytest.raises(JobError, match="one device, in micro-batch 1 of step 3, which has 1 sample, raised ValueError"):
-        world(2).run(strangers.run_single, "dp=2,micro=3")
+        world(2).run(library_models.run_single, "dp=2,micro=3")
 
 
-def test_a_grouped_product_is_torchs_own() -> None:
-    """Groups that are empty, and rows of no group; the gradients as well; without values, its shape."""
+def test_grouped_matmul_equals_torch() -> None:
+    """With empty groups and rows of no group; gradients too; on fake tensors the shape."""
     rows, matrices = torch.randn(7, 4, requires_grad=True), torch.randn(3, 4, 5, requires_grad=True)
     ends = torch.tensor([2, 2, 6], dtype=torch.int32)
     made = GroupedMatmul.apply(rows, matrices, ends)
@@ -99,15 +99,15 @@ def test_a_grouped_product_is_torchs_own() -> None:
     assert fake.shape == (7, 5)
 
 
-def test_exact_leaves_scripts_as_they_were() -> None:
-    assert strangers.scripted_scale(6, 3).dtype == torch.float32
+def test_float64_mode_restores_scripts() -> None:
+    assert library_models.scripted_scale(6, 3).dtype == torch.float32
     with Float64Mode(), Float64Mode():
-        assert strangers.scripted_scale(6, 3).dtype == torch.float64
-    assert strangers.scripted_scale(6, 3).dtype == torch.float32
+        assert library_models.scripted_scale(6, 3).dtype == torch.float64
+    assert library_models.scripted_scale(6, 3).dtype == torch.float32
 
 
 class _Rounds(torch.optim.Optimizer):
-    """Computes in float32 by its own will."""
+    """Computes in float32 explicitly."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
@@ -118,7 +118,7 @@ class _Rounds(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
-def test_exact_leaves_the_steps_that_torchs_optimizers_count(base: type[torch.optim.Optimizer]) -> None:
+def test_float64_mode_keeps_optimizer_step_counters(base: type[torch.optim.Optimizer]) -> None:
     """A GPU's fused kernels read them as float32, whatever they are."""
     mine = type("Mine", (base,), {"step": lambda self: base.step(self)})
     for kind in (base, mine):
@@ -131,7 +131,7 @@ def test_exact_leaves_the_steps_that_torchs_optimizers_count(base: type[torch.op
         assert optimizer.state[p]["step"].dtype == torch.float32
 
 
-def test_exact_reaches_the_optimizer_of_a_user() -> None:
+def test_float64_mode_applies_to_user_optimizers() -> None:
     p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
     p.grad = torch.full_like(p, 1 / 3)
     with Float64Mode():
