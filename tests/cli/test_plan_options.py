@@ -75,7 +75,11 @@ def test_fit_in_text() -> None:
     text = here("plan", "gpt:7b", "--batch", 32, *FOUR, "--fit", "--top", 1).stdout
     head = text.splitlines()[0]
     assert head.startswith("dp=4,precision=bf16 does not fit: ") and " too much" in head
-    assert "Single changes that make it fit (+) or do not (-):" in text and "\n  + offload=all" in text and "\n  - zero=1" in text
+    assert (
+        "Single changes that make it fit (+) or do not (-):" in text
+        and "\n  + offload=all" in text
+        and "\n  - zero=1" in text
+    )
 
 
 def test_fit_when_nothing_fits() -> None:

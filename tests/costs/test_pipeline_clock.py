@@ -108,7 +108,9 @@ def test_activation_bytes() -> None:
 @given(name=st.sampled_from(MADE), p=RANKS, m=MICROS)
 def test_equal_bytes_times_activations_in_flight(name: tuple[str, int], p: int, m: int) -> None:
     order = pipeline_order(name[0], p, m, name[1])
-    assert peak_activation_bytes(order, (2.0,) * order.stages) == tuple(2.0 * n for n in prove_pipeline(order).activations)
+    assert peak_activation_bytes(order, (2.0,) * order.stages) == tuple(
+        2.0 * n for n in prove_pipeline(order).activations
+    )
 
 
 @calm

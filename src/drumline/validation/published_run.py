@@ -1,4 +1,4 @@
-"""One published run with every number that its prediction needs, read from the row of its row."""
+"""One published run with every number that its prediction needs, read from one row of a table."""
 
 from __future__ import annotations
 

@@ -59,8 +59,23 @@ class RunColumns:
 
 def run_columns(runs: Sequence[PublishedRun]) -> RunColumns:
     """One row per run."""
-    recompute = [recompute_fractions(r.recompute) for r in runs]
-    models = ModelColumns.of(
+    return RunColumns(
+        _models(runs),
+        _layouts(runs),
+        _machines(runs),
+        seconds=_or_nan([r.seconds for r in runs]),
+        memory=_or_nan([r.memory for r in runs]),
+        memory_kind=np.array([float(MEMORY_KINDS.index(r.memory_kind)) for r in runs]),
+        sources=tuple(r.source for r in runs),
+        chips=tuple(r.sheet.chip for r in runs),
+        best=np.array([r.sheet.best for r in runs]),
+        context=np.array([r.sheet.context for r in runs]),
+        first_rank=np.array([float(r.first_rank) for r in runs]),
+    )
+
+
+def _models(runs: Sequence[PublishedRun]) -> ModelColumns:
+    return ModelColumns.of(
         layers=[r.layers for r in runs],
         hidden=[r.hidden for r in runs],
         heads=[r.heads for r in runs],
@@ -75,7 +90,11 @@ def run_columns(runs: Sequence[PublishedRun]) -> RunColumns:
         experts=1.0,
         active_experts=1.0,
     )
-    layouts = LayoutColumns.of(
+
+
+def _layouts(runs: Sequence[PublishedRun]) -> LayoutColumns:
+    recompute = [recompute_fractions(r.recompute) for r in runs]
+    return LayoutColumns.of(
         tp=[r.tp for r in runs],
         pp=[r.pp for r in runs],
         virtual=[r.virtual for r in runs],
@@ -107,7 +126,10 @@ def run_columns(runs: Sequence[PublishedRun]) -> RunColumns:
         reduce_scatter=[r.software.overlap_dp for r in runs],
         reduce_every_micro_batch=0.0,
     )
-    machines = MachineColumns.of(
+
+
+def _machines(runs: Sequence[PublishedRun]) -> MachineColumns:
+    return MachineColumns.of(
         peak=[r.sheet.peaks[r.software.precision] for r in runs],
         peak16=[r.sheet.peaks["fp16" if r.software.fp8 else r.software.precision] for r in runs],
         bandwidth=[r.sheet.bandwidth for r in runs],
@@ -118,19 +140,6 @@ def run_columns(runs: Sequence[PublishedRun]) -> RunColumns:
         link_startup=0.0,
         network_startup=0.0,
         power_fraction=[r.sheet.power for r in runs],
-    )
-    return RunColumns(
-        models,
-        layouts,
-        machines,
-        seconds=_or_nan([r.seconds for r in runs]),
-        memory=_or_nan([r.memory for r in runs]),
-        memory_kind=np.array([float(MEMORY_KINDS.index(r.memory_kind)) for r in runs]),
-        sources=tuple(r.source for r in runs),
-        chips=tuple(r.sheet.chip for r in runs),
-        best=np.array([r.sheet.best for r in runs]),
-        context=np.array([r.sheet.context for r in runs]),
-        first_rank=np.array([float(r.first_rank) for r in runs]),
     )
 
 
