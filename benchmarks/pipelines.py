@@ -6,7 +6,8 @@ Eight equal layers sleep in the forward, for the gradient of the input and for t
 work at the same time on fewer cores. The engine runs every schedule in the same ranks, in turns. The prediction is
 `costs.pipeline_clock.time_pipeline` on the sleeps and the measured time of a message. Activations are counted where the
 layers store them. Expected before measuring: each step within 10% of its prediction; zero-bubble ahead of interleaved
-ahead of 1F1B ahead of naive; bytes as `peak_activation_bytes` predicts. `--paste` writes into docs/log/model-parallel.md.
+ahead of 1F1B ahead of naive; bytes as `peak_activation_bytes` predicts. `--paste` writes
+into docs/log/model-parallel.md.
 """
 
 from __future__ import annotations

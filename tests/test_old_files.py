@@ -44,7 +44,8 @@ def test_the_plans_have_the_prices_of_before(folder: Path) -> None:
     before = json.loads((OLD / "plan.json").read_text())["plans"]
     now = drumline(folder, "plan", "profile.json", "--cluster", "cluster.toml", "--no-corrections")["plans"]
     seconds = {row["plan"]: row["step_seconds"] for row in now}  # type: ignore[attr-defined]
-    assert seconds == pytest.approx({row["plan"]: row["step_seconds"] for row in before})
+    # 1%: release 0.1 priced the loss message of model-parallel plans too low
+    assert seconds == pytest.approx({row["plan"]: row["step_seconds"] for row in before}, rel=0.01)
 
 
 def test_a_run_folder_is_reported(folder: Path) -> None:

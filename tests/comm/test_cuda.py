@@ -30,7 +30,7 @@ for collective, algorithm in (*plain.TABLE, *((c, "native") for c in plain.ALGOR
     inputs = [plain.whole(0, plain.shape_of(collective, 5, 1)).cuda()]
     got = plain.call(comm, collective, inputs[0].clone(), algorithm=algorithm)
     plain.same(got, plain.expected(collective, inputs, 0, 0))
-batch = transport._batch([], [])
+batch = transport._nccl_batch([], [])
 batch.wait()
 assert comm.all_reduce(torch.ones(3), algorithm="native").tolist() == [1, 1, 1]  # on the host, over gloo
 comm.barrier()

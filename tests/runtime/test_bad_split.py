@@ -63,12 +63,12 @@ REFUSED = [
         "pp(2) x virtual(2) - 1 = 3",
         "dp=1,pp=2,virtual=2,schedule=interleaved",
     ),
-    ("mlp", "tile=2x1", "PlanError", "tile for a batch without images", "the plan splits what is there", "dp=2"),
+    ("mlp", "tile=2x1", "PlanError", "tile for a batch without images", "axis splits this dim of the input", "dp=2"),
     ("groups", "cp=2", "PlanError", "cp=2 for 1 tokens", "every rank has a token", "cp=1"),
     ("lstm", "tp=2", "PlanError", "no layer of this model can be split over 2 ranks", "body.lstm", "dp or pp"),
-    ("mlp", "tp=2,zero=3", "PlanError", "zero=3 with a split model", "whole", "zero=1 or 2"),
+    ("mlp", "tp=2,zero=3", "PlanError", "zero=3 with a split model", "captured graph", "zero=1 or 2"),
     ("mlp", "tp=2,micro=9", "PlanError", "micro=9 for batches of 7", "at least one sample", "micro=7 or less"),
-    ("mlp", "virtual=2,tp=2", "PlanError", "without pp", "how a pipeline runs", "pp=2 or more"),
+    ("mlp", "virtual=2,tp=2", "PlanError", "without pp", "configure a pipeline", "pp=2 or more"),
     ("gpt", "tp=2,compile=true", "PlanError", "a split model with", "captured graph", "leave it out"),
 ]
 

@@ -77,7 +77,7 @@ def test_invalid_own_batches(world: Worlds) -> None:
         world(2).run(on_ranks.own_loop, "mlp", "dp=2,micro=2", [1, 1])
     with pytest.raises(JobError, match=r"a batch is a Tensor\n  rule:  a batch is \(input, target\), or from data\(\)"):
         world(1).run(step_on, torch.zeros(2))
-    with pytest.raises(JobError, match="a batch holds no tensor"):
+    with pytest.raises(JobError, match="a batch has no tensor"):
         world(1).run(step_on, (1, 2))
 
 

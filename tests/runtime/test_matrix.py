@@ -102,7 +102,7 @@ def test_the_printed_table_has_reasons() -> None:
         results[cell] = matrix.Result(fate.kind, words=fate.words) if fate else matrix.Result("passed", 3e-15)
     text = "\n".join(matrix.draw(rows, ["mlp", "unet"], 2, results))
     assert "3e-15 3e-15" in text
-    assert "zero=1,static=true  refused: a static graph is an option of replication" in text
+    assert "zero=1,static=true  refused: a static graph is an option of DDP" in text
     assert "offload=optimizer   same: dp=2: a CPU's memory is the host's: nothing moves" in text
     assert "unet float64 not here: it has no layer that is cut" in text
     assert (

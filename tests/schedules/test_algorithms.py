@@ -118,7 +118,7 @@ def holds(schedule: Schedule) -> bool:
 @pytest.mark.parametrize("p", [4, 5])
 @pytest.mark.parametrize(("collective", "algorithm"), NAMES)
 def test_every_single_change_that_matters_is_detected(collective: str, algorithm: str, p: int) -> None:
-    schedule, found = collective_schedule(collective, algorithm, p, root=1, per_node=2), 0
+    schedule, detected = collective_schedule(collective, algorithm, p, root=1, per_node=2), 0
     assert holds(schedule)
     for what, changed in changes(schedule):
         try:
@@ -130,8 +130,8 @@ def test_every_single_change_that_matters_is_detected(collective: str, algorithm
         assert not proved or holds(changed), f"{what}: proved, and wrong"
         if (collective, algorithm) not in REDUNDANT and what.startswith("dropped"):
             assert not proved, f"{what}: still proved"
-        found += not proved
-    assert found
+        detected += not proved
+    assert detected
 
 
 def test_lost_messages_of_redundant_algorithms_are_detected_where_they_matter() -> None:
@@ -150,7 +150,7 @@ def test_the_double_tree_balances_work(p: int) -> None:
     children: dict[tuple[int, int], list[int]] = {}
     for send in itertools.chain(*up):
         children.setdefault((send.dst, send.chunk), []).append(send.src)
-    assert all(len(found) <= 2 for found in children.values())
+    assert all(len(own) <= 2 for own in children.values())
     assert not any((rank, 0) in children and (rank, 1) in children for rank in range(p))
     assert double_tree_all_reduce(p).count_rounds() == 2 * (p - 1).bit_length()
 

@@ -84,10 +84,10 @@ def test_the_roofline() -> None:
 
 def test_larger_matmuls_are_more_efficient() -> None:
     device = load("dgx-a100").device
-    found = [matmul(device, "bf16", n, n, n) for n in (64, 256, 1024, 4096, 16384)]
-    assert [one.efficiency for one in found] == sorted(one.efficiency for one in found)
-    assert found[0].seconds == pytest.approx(device.launch, rel=2)
-    assert found[-1].efficiency == pytest.approx(271 / 312, rel=0.02)
+    costs = [matmul(device, "bf16", n, n, n) for n in (64, 256, 1024, 4096, 16384)]
+    assert [one.efficiency for one in costs] == sorted(one.efficiency for one in costs)
+    assert costs[0].seconds == pytest.approx(device.launch, rel=2)
+    assert costs[-1].efficiency == pytest.approx(271 / 312, rel=0.02)
     thin = matmul(device, "bf16", 1, 4096, 4096)
     assert thin.intensity == pytest.approx(1, rel=0.01)
     assert thin.efficiency < 0.01

@@ -20,19 +20,19 @@ def test_the_textbook_broadcast() -> None:
 
 
 def test_the_textbook_summation() -> None:
-    found = summation_tree(LogP(L=5, o=2, g=4, P=8), 28)
-    assert found.values == 79
-    assert sorted((adder.values for adder in found.adders), reverse=True) == [17, 13, 12, 11, 9, 7, 5, 5]
-    assert found.adders[0].children == (5, 3, 2, 1)  # the last to be received has had the most time
-    assert [adder.done for adder in found.adders[:4]] == [28, 18, 14, 10]
+    tree = summation_tree(LogP(L=5, o=2, g=4, P=8), 28)
+    assert tree.values == 79
+    assert sorted((adder.values for adder in tree.adders), reverse=True) == [17, 13, 12, 11, 9, 7, 5, 5]
+    assert tree.adders[0].children == (5, 3, 2, 1)  # the last to be received has had the most time
+    assert [adder.done for adder in tree.adders[:4]] == [28, 18, 14, 10]
 
 
-def played(found: Summation, machine: LogP) -> None:
+def played(tree: Summation, machine: LogP) -> None:
     """Each child has sent its sum when its parent starts to receive it; parents add own values in between."""
-    for adder in found.adders:
+    for adder in tree.adders:
         begun = adder.done - 1 - machine.o  # the last thing is to receive, and to add what came
         for child in reversed(adder.children):
-            assert found.adders[child].done + machine.o + machine.L == begun
+            assert tree.adders[child].done + machine.o + machine.L == begun
             begun -= max(machine.g, machine.o + 1)
         assert len(adder.children) * (machine.o + 1) + adder.values - 1 == adder.done
         assert adder.values >= 1

@@ -40,15 +40,15 @@ def test_a_diamond() -> None:
 @calm
 @given(graph=graphs(), p=st.integers(1, 6))
 def test_greedy_schedules_are_within_the_bounds(graph: TaskGraph, p: int) -> None:
-    found = greedy(graph, p)
+    schedule = greedy(graph, p)
     least, most = graph.bounds(p)
-    assert least - 1e-9 <= found.seconds <= most + 1e-9
-    assert found.seconds <= (graph.work - graph.depth) / p + graph.depth + 1e-9  # what the bound says more exactly
+    assert least - 1e-9 <= schedule.seconds <= most + 1e-9
+    assert schedule.seconds <= (graph.work - graph.depth) / p + graph.depth + 1e-9  # what the bound says more exactly
     for task, needs in enumerate(graph.needs):
-        assert all(found.ends[other] <= found.starts[task] for other in needs)
+        assert all(schedule.ends[other] <= schedule.starts[task] for other in needs)
     for place in range(p):
-        own = (t for t in range(len(graph.times)) if found.processors[t] == place)
-        spans = sorted((found.starts[t], found.ends[t]) for t in own)
+        own = (t for t in range(len(graph.times)) if schedule.processors[t] == place)
+        spans = sorted((schedule.starts[t], schedule.ends[t]) for t in own)
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
 
 

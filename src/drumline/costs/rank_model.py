@@ -60,7 +60,7 @@ def not_split(rank: RankModel, key: str, what: str) -> RankModel:
     """Where a profile does not show what a plan splits. A trace leaves that to the engine; a formula knows."""
     name = rank.profile.name
     if rank.profile.origin != "traced":
-        raise PlanError(f"{key} for {name}, which has no {what}", rule="the plan splits what is there")
+        raise PlanError(f"{key} for {name}, which has no {what}", rule="a plan can only split what the model has")
     note = f"{key} is priced as if it divided nothing: the trace of {name} shows no {what}"
     return replace(rank, notes=(*rank.notes, note))
 

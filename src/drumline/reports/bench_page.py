@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..core.units import format_bytes, format_rate, format_seconds
 from .bench_results import BenchResult, groups
@@ -38,88 +39,99 @@ def page(results: Sequence[BenchResult], *, title: str, notes: Sequence[str] = (
     return html_document(title, header, tag("main", *sections), style=STYLE + _EXTRA_STYLE)
 
 
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Positions on a chart with logarithmic axes: percent of the width by size, pixels by seconds."""
+
+    low: int
+    high: int
+    """Powers of ten of the seconds."""
+    first: float
+    last: float
+    """Powers of two of the sizes."""
+
+    @classmethod
+    def of(cls, rows: Sequence[BenchResult]) -> _Scale:
+        times = [t for r in rows for t in (r.seconds, r.predicted_seconds) if t]
+        low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
+        first, last = (math.log2(max(size, 1)) for size in (min(r.bytes for r in rows), max(r.bytes for r in rows)))
+        return cls(low, max(high, low + 1), first, last)
+
+    def x(self, size: int) -> float:
+        if self.last == self.first:
+            return 50.0
+        return 2 + 96 * (math.log2(max(size, 1)) - self.first) / (self.last - self.first)
+
+    def y(self, seconds: float) -> float:
+        return 6 + (_HEIGHT - _FOOT - 12) * (1 - (math.log10(seconds) - self.low) / (self.high - self.low))
+
+    @property
+    def ticks(self) -> list[float]:
+        return [10.0**k for k in range(self.low, self.high + 1)]
+
+
 def _chart(sizes: dict[int, list[BenchResult]], collective: str) -> Html:
     rows = [r for results in sizes.values() for r in results]
     labels = sorted({r.label for r in rows}, key=lambda x: (x == "auto", x))
-    times = [t for r in rows for t in (r.seconds, r.predicted_seconds) if t]
-    low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
-    high = max(high, low + 1)
-    first, last = math.log2(max(min(sizes), 1)), math.log2(max(max(sizes), 1))
-
-    def px(size: int) -> float:
-        return 50.0 if last == first else 2 + 96 * (math.log2(max(size, 1)) - first) / (last - first)
-
-    def py(seconds: float) -> float:
-        return 6 + (_HEIGHT - _FOOT - 12) * (1 - (math.log10(seconds) - low) / (high - low))
-
-    drawn = [
-        tag("line", x1=0, x2="100%", y1=f"{py(10.0**k):.1f}", y2=f"{py(10.0**k):.1f}", class_="grid")
-        for k in range(low, high + 1)
-    ]
-    curves: list[Html] = []
-    for label in labels:
-        mine = [r for r in rows if r.label == label]
-        kind = _kind(label, labels)
-        curves.append(_polyline([(px(r.bytes), py(r.seconds)) for r in mine], f"line {kind}"))
-        priced = [(px(r.bytes), py(r.predicted_seconds)) for r in mine if r.predicted_seconds]
-        curves.append(_polyline(priced, f"line priced {kind}"))
-        drawn += [
-            tag(
-                "circle",
-                tag("title", _tip(r)),
-                cx=f"{px(r.bytes):.2f}%",
-                cy=f"{py(r.seconds):.1f}",
-                r=3,
-                class_=f"point {kind}",
-            )
-            for r in mine
-        ]
-    stretched = tag(
-        "svg", *curves, viewBox=f"0 0 100 {_HEIGHT}", preserveAspectRatio="none", width="100%", height=_HEIGHT
-    )
-    axis = [
-        tag(
-            "text",
-            format_bytes(size),
-            x=f"{px(size):.2f}%",
-            y=_HEIGHT - 8,
-            text_anchor="start" if px(size) < 5 else "end" if px(size) > 95 else "middle",
-        )
-        for size in _marks(list(sizes))
-    ]
+    scale = _Scale.of(rows)
     description = f"{collective}: from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}, {', '.join(labels)}."
-    points = [[round(px(size), 3), "\n".join(_tip(r) for r in results[:6])] for size, results in sizes.items()]
+    tips = [[round(scale.x(size), 3), "\n".join(_tip(r) for r in results[:6])] for size, results in sizes.items()]
     plot = tag(
         "svg",
         tag("title", f"Time of {collective} over size"),
         tag("desc", description),
-        *drawn[: high - low + 1],
-        stretched,
-        *drawn[high - low + 1 :],
-        *axis,
+        *_grid(scale),
+        *_curves(rows, labels, scale),
+        *_size_labels(list(sizes), scale),
         tag("line", x1=0, x2=0, y1=6, y2=_HEIGHT - _FOOT, class_="cursor"),
         width="100%",
         height=_HEIGHT,
         role="img",
-        data_points=json.dumps(points),
+        data_points=json.dumps(tips),
     )
     left = tag(
         "svg",
-        *(
-            tag("text", format_seconds(10.0**k), x=52, y=f"{py(10.0**k) + 4:.1f}", text_anchor="end")
-            for k in range(low, high + 1)
-        ),
+        *(tag("text", format_seconds(t), x=52, y=f"{scale.y(t) + 4:.1f}", text_anchor="end") for t in scale.ticks),
         width=60,
         height=_HEIGHT,
         aria_hidden="true",
     )
-    legend = tag(
-        "ul",
-        *(tag("li", tag("span", class_=f"key {_kind(label, labels)}"), label) for label in labels),
-        class_="legend",
-    )
+    keys = (tag("li", tag("span", class_=f"key {_kind(label, labels)}"), label) for label in labels)
     caption = "Solid: measured, median of the slowest rank. Dashed: predicted from the links."
-    return tag("figure", tag("div", left, tag("div", plot), class_="pair"), legend, tag("figcaption", caption))
+    pair = tag("div", left, tag("div", plot), class_="pair")
+    return tag("figure", pair, tag("ul", *keys, class_="legend"), tag("figcaption", caption))
+
+
+def _grid(scale: _Scale) -> list[Html]:
+    heights = [f"{scale.y(t):.1f}" for t in scale.ticks]
+    return [tag("line", x1=0, x2="100%", y1=y, y2=y, class_="grid") for y in heights]
+
+
+def _curves(rows: Sequence[BenchResult], labels: Sequence[str], scale: _Scale) -> list[Html]:
+    """Measured and predicted lines, stretched to the width, and a point for each measurement."""
+    lines: list[Html] = []
+    points: list[Html] = []
+    for label in labels:
+        own, kind = [r for r in rows if r.label == label], _kind(label, labels)
+        measured = [(scale.x(r.bytes), scale.y(r.seconds)) for r in own]
+        predicted = [(scale.x(r.bytes), scale.y(r.predicted_seconds)) for r in own if r.predicted_seconds]
+        lines += [_polyline(measured, f"line {kind}"), _polyline(predicted, f"line priced {kind}")]
+        points += [
+            tag("circle", tag("title", _tip(r)), cx=f"{x:.2f}%", cy=f"{y:.1f}", r=3, class_=f"point {kind}")
+            for r, (x, y) in zip(own, measured, strict=True)
+        ]
+    box = f"0 0 100 {_HEIGHT}"
+    stretched = tag("svg", *lines, viewBox=box, preserveAspectRatio="none", width="100%", height=_HEIGHT)
+    return [stretched, *points]
+
+
+def _size_labels(sizes: list[int], scale: _Scale) -> list[Html]:
+    texts = []
+    for size in _marks(sizes):
+        x = scale.x(size)
+        anchor = "start" if x < 5 else "end" if x > 95 else "middle"
+        texts.append(tag("text", format_bytes(size), x=f"{x:.2f}%", y=_HEIGHT - 8, text_anchor=anchor))
+    return texts
 
 
 def _kind(label: str, labels: Sequence[str]) -> str:
