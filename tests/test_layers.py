@@ -1,4 +1,4 @@
-"""The one-way order of the rooms: a room imports only from rooms before it, and torch begins at `torchkit`."""
+"""The one-way order of the packages: each imports only from those before it, and torch begins at `torchkit`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ ORDER = [
 TORCH_BEGINS = "torchkit"
 ARRAYS = ("costs/fitted", "costs/plan_columns.py", "validation", "planner/finalists.py")
 """Where numpy is imported at once before torch begins; elsewhere there, only where it is used."""
-LEVEL = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
+LEVEL = {package: i for i, packages in enumerate(ORDER) for package in packages}
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
@@ -53,31 +53,31 @@ def at_start(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_a_room_imports_only_from_rooms_before_it(path: Path) -> None:
-    room = room_of(path)
-    if room in ("__init__", "__main__"):
+def test_a_package_imports_only_from_packages_before_it(path: Path) -> None:
+    package = package_of(path)
+    if package in ("__init__", "__main__"):
         return
     for item in imports(path):
         parts = item.module.split(".")
         if parts[0] != "drumline" or len(parts) < 2 or parts[1] not in LEVEL:
             continue
         other = parts[1]
-        assert other == room or LEVEL[other] <= LEVEL[room], f"{room} imports {other}"
+        assert other == package or LEVEL[other] <= LEVEL[package], f"{package} imports {other}"
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_torch_begins_at_torchkit(path: Path) -> None:
-    room = room_of(path)
-    if room in LEVEL and LEVEL[room] < LEVEL[TORCH_BEGINS]:
+    package = package_of(path)
+    if package in LEVEL and LEVEL[package] < LEVEL[TORCH_BEGINS]:
         heavy = [i.module for i in imports(path) if i.module.split(".")[0] == "torch" and not i.typing_only]
         if not path.relative_to(SOURCE).as_posix().startswith(ARRAYS):
             heavy += [m for m in at_start(path) if m.split(".")[0] == "numpy"]
         assert not heavy, f"{path} imports {heavy}"
 
 
-def test_every_room_is_in_the_order() -> None:
-    rooms = {room_of(p) for p in files()} - {"__init__", "__main__"}
-    assert rooms == set(LEVEL)
+def test_every_package_is_in_the_order() -> None:
+    packages = {package_of(p) for p in files()} - {"__init__", "__main__"}
+    assert packages == set(LEVEL)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ _LAZY = {
     "train": "loop.train.train",
     "verify": "loop.verify.verify",
 }
-"""Where each name is defined. None of them is the name of a room, which would hide it."""
+"""Where each name is defined. None of them is the name of a package, which would hide it."""
 
 
 def __getattr__(name: str) -> Any:

@@ -2,8 +2,9 @@
 
 A profile has the operators in the order in which they run, with their sizes, but not the graph of values. So the groups
 that the engine finds in its graph are inferred from order and sizes: a matmul whose inputs are the outputs of the
-matmuls before it (through attention, or elementwise operators) is their row. A norm over features ends a search, and so
-does a residual around the layer in which the row would be.
+matmuls before it (through attention, or elementwise operators) is the row-parallel layer that closes their
+column-parallel group. A norm over features ends a search, and so does a residual around the layer in which the row
+would be.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ COLUMN, ROW, INSIDE, OUTSIDE, HEAD, LOSS, TABLE, ALONE = (
     "table",
     "alone",
 )
-"""INSIDE: between columns and row; HEAD: a column whose row is the LOSS; ALONE: a column whose output is gathered."""
+"""INSIDE: between columns and row; HEAD: the column-parallel LM head, reduced in the LOSS; ALONE: a column-parallel
+layer whose output is gathered."""
 
 SPLIT = (COLUMN, ROW, HEAD, ALONE)
 """Matmuls whose weight is divided."""

@@ -106,7 +106,7 @@ class SplitProbe:
         self.taken = {str(n.target): split for n, split in self._pass.taken_parts() if is_parameter(n)}
         if not isinstance(arrived, ShardedValue) or arrived.layout is None or arrived.layout.dim != row.input_dim:
             return None
-        # a value that was communicated, or parts of unequal size, make no partner
+        # a value that was communicated, or parts of unequal size, cannot form a column-row pair
         moved = any(n.target in COMMUNICATION for n in self._pass.new.nodes)
         uneven = len({arrived.split.length(r) for r in range(self._pass.axis.size)}) > 1
         return None if moved or uneven else arrived.split

@@ -1,4 +1,4 @@
-"""The table of collective algorithms by name. To add one, write a generator, a function, and a line in the table."""
+"""The table of collective algorithms by name. docs/collectives.md tells how to add one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam between the engine and the ways to hold and run one model on many ranks."""
+"""The interface of a parallelism strategy (DDP, flat shards, FSDP2, model parallelism, ...) below the engine."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def gather_gradients(self) -> None:
-        """Give every piece's value its gradient; zeros, or None, where no rank has one."""
+        """Set the reduced gradient of every piece; zeros, or None, where no rank has one."""
 
     def drop_unreached(self) -> None:  # noqa: B027  # most strategies have nothing to do
         """Give parameters that no rank has reached None for a gradient."""
