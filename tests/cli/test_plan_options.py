@@ -199,7 +199,8 @@ def test_ctrl_c_prints_the_best_so_far(tmp_path: Path) -> None:
     """A real process gets a real signal in the middle of a slowed-down search."""
     program = tmp_path / "slow.py"
     program.write_text(
-        "import sys, time\nfrom drumline.costs.fitted import FittedCostModel\nfrom drumline.cli import main\n"
+        "import signal, sys, time\nfrom drumline.costs.fitted import FittedCostModel\nfrom drumline.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the shell ignores it\n"
         "whole, seen = FittedCostModel.estimate, []\n"
         "def estimate(self, plan):\n"
         "    seen.append(plan)\n"
