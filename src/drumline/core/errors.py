@@ -9,6 +9,8 @@ DrumlineError              1
 ├── DoesNotFit             3   no plan fits into memory
 ├── VerificationError      4   the result differs from the reference
 ├── GaveUp                 5   a rank failed and the run could not continue
+│   ├── StoppedByGuard         all ranks agreed to stop: numbers that are not finite
+│   └── RankFailed             the rank that failed first, with its traceback
 └── CorruptFile            6   a damaged file that a program wrote
 """
 
@@ -80,6 +82,37 @@ class GaveUp(DrumlineError):
     """A rank failed and the run could not continue."""
 
     exit_code = 5
+
+
+class StoppedByGuard(GaveUp):
+    """All ranks agreed to stop before an update, because its numbers are not finite. The weights are good."""
+
+
+class RankFailed(GaveUp):
+    """A rank raised an exception, was killed, or hangs. The text ends with a traceback, or the stacks of all ranks."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        rule: str = "",
+        fix: str = "",
+        rank: int = -1,
+        kind: str = "",
+        trace: str = "",
+    ) -> None:
+        super().__init__(what, where=where, rule=rule, fix=fix)
+        self.rank = rank
+        """The rank that failed; -1 if none can be named."""
+        self.kind = kind
+        """`exception`, `signal`, `exit` or `hang`."""
+        self.trace = trace
+        """Its traceback, or the stacks of all ranks."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}\n{self.trace.rstrip()}" if self.trace else text
 
 
 class CorruptFile(DrumlineError):

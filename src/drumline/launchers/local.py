@@ -1,31 +1,45 @@
 """Run functions on ranks that are processes of this machine, with a file store in a private folder: no port is opened.
 
 Ranks are forked from a server process that has already imported torch, so a second start is cheap. If one rank fails,
-the others are terminated and its own error is raised, not the follow-up errors of its peers.
+the others are killed and its own error is raised, not the follow-up errors of its peers. A rank leads a process group
+of its own, so whatever it has started ends with it.
+
+Schedulers send TERM and USR1 to all processes of a job. The server and the ranks have these signals blocked: only the
+launcher is stopped by them, unless the task of a rank handles them itself (training does).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import pickle
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
-import traceback
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from ..core.errors import DrumlineError, GaveUp, InputError
+from ..comm.rank_status import STATUS
+from ..core.errors import InputError
+from .failures import RankEnd, died, error_message, raised, root_cause
+from .hang_watch import HangWatch, stack_path, status_path
 
 GRACE = 5.0
-"""Seconds between SIGTERM and SIGKILL."""
+"""Seconds that a rank may take to end by itself."""
+GROUP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Sent by schedulers and terminals to all processes of a job."""
+_LOOK = 0.25
+"""Seconds between two looks at the ranks' progress."""
 MOST_RANKS = 512
 
 Emit = Callable[[dict[str, Any]], None]
@@ -43,8 +57,14 @@ def run_ranks(
     ranks: int,
     threads: int | None = None,
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
+    watch: HangWatch | None = None,
+    handles_signals: bool = False,
 ) -> list[Any]:
-    """Run `function(emit, *arguments)` on local ranks. `on_event(rank, record)` receives the records they emit."""
+    """Run `function(emit, *arguments)` on local ranks. `on_event(rank, record)` receives the records they emit.
+
+    A `watch` ends ranks that hang. With `handles_signals`, TERM and USR1 stay blocked in the ranks until the function
+    has its own handlers.
+    """
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
     try:
@@ -59,26 +79,39 @@ def run_ranks(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's C++ warnings are for torch developers
     threads = threads or max(1, (os.cpu_count() or 1) // ranks)
-    with tempfile.TemporaryDirectory(prefix="drumline-") as folder:
-        store = os.path.join(folder, "store")
+    with tempfile.TemporaryDirectory(prefix="drumline-", ignore_cleanup_errors=True) as folder:
         pipes: list[Any] = []
         processes: list[Any] = []
+        done = False
         try:
             for rank in range(ranks):
                 receiver, sender = context.Pipe(duplex=False)
                 pipes.append(receiver)
-                process = context.Process(
-                    target=_rank_main, args=(sender, payload, rank, ranks, threads, store), daemon=True
-                )
-                with contextlib.nullcontext() if b"__main__" in payload else _without_main():
+                place = (rank, ranks, threads, folder, multiprocessing.util.get_temp_dir(), handles_signals)
+                process = context.Process(target=_rank_main, args=(sender, payload, *place), daemon=True)
+                with _signals_blocked(), contextlib.nullcontext() if b"__main__" in payload else _without_main():
                     process.start()
                 processes.append(process)
                 sender.close()
-            return _collect(pipes, processes, on_event)
+            if watch is not None:
+                watch.begin(Path(folder), {rank: process.pid for rank, process in enumerate(processes)})
+            results = _collect(pipes, processes, on_event, watch, Path(folder))
+            done = True
+            return results
         finally:
-            _terminate(processes)
+            _end(processes, wait=GRACE if done else 0.0)
             for pipe in pipes:
                 pipe.close()
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Start a process with signals for the whole job blocked. They stay pending here, none is lost."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -92,133 +125,93 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _collect(pipes: list[Any], processes: list[Any], on_event: Any) -> list[Any]:
+def _collect(pipes: list[Any], processes: list[Any], on_event: Any, watch: HangWatch | None, folder: Path) -> list[Any]:
     """Wait for every rank's result, or for the first failure."""
     results: dict[int, Any] = {}
-    ended: dict[int, Exception] = {}
-    open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
-    while open_pipes:
-        for pipe in _ready(open_pipes):
-            rank = open_pipes[pipe]
+    ends: list[RankEnd] = []
+    waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
+    deadline: float | None = None
+    while waiting and (deadline is None or time.monotonic() < deadline):
+        ready = multiprocessing.connection.wait(list(waiting), _LOOK if watch or deadline else None)
+        for pipe in ready:
+            rank = waiting[pipe]  # type: ignore[index]
             try:
-                kind, value = pipe.recv()
+                kind, value = pipe.recv()  # type: ignore[union-attr]
             except (EOFError, ConnectionResetError):
-                del open_pipes[pipe]
-                if rank not in results:
+                del waiting[pipe]  # type: ignore[arg-type]
+                if rank not in results and all(end.rank != rank for end in ends):
                     processes[rank].join(GRACE)
-                    ended[rank] = _death(rank, processes[rank].exitcode)
+                    ends.append(died(rank, processes[rank].exitcode, time.monotonic(), _crash(folder, rank)))
                 continue
-            if kind == "event":
-                if on_event is not None:
-                    on_event(rank, value)
+            if kind == "error":
+                ends.append(raised(rank, value))
             elif kind == "result":
                 results[rank] = value
-            else:
-                ended[rank] = _failure(rank, value)
-        if ended:
-            _collect_late_failures(open_pipes, processes, results, ended)
-            raise _root_cause(ended)
+            elif on_event is not None and deadline is None:
+                on_event(rank, value)
+        if ends and deadline is None:
+            # a broken connection may be noticed before the failure that caused it
+            deadline = time.monotonic() + 0.5
+        elif watch is not None and deadline is None and (report := watch.check()):
+            raise watch.failure(report)
+    if ends:
+        raise root_cause(ends)
     return [results[rank] for rank in range(len(pipes))]
 
 
-def _ready(pipes: dict[Any, int], timeout: float | None = None) -> list[Any]:
-    """The pipes with data."""
-    return list(multiprocessing.connection.wait(list(pipes), timeout))
+def _crash(folder: Path, rank: int) -> str:
+    """The stack that a rank wrote when it crashed."""
+    try:
+        return stack_path(folder, rank).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
-def _collect_late_failures(open_pipes: Any, processes: list[Any], results: Any, ended: dict[int, Exception]) -> None:
-    """Wait briefly for other ranks: a broken connection may be noticed before the failure that caused it."""
-    end = time.monotonic() + 0.5
-    waiting = {pipe: rank for pipe, rank in open_pipes.items() if rank not in ended and rank not in results}
-    while waiting and (left := end - time.monotonic()) > 0:
-        for pipe in multiprocessing.connection.wait(list(waiting), timeout=left):
-            rank = waiting[pipe]
-            try:
-                kind, value = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]  # noqa: S301  # our own rank
-            except (EOFError, ConnectionResetError):
-                kind, value = "death", None
-            if kind == "event":
-                continue
-            del waiting[pipe]
-            if kind == "error":
-                ended[rank] = _failure(rank, value)
-            elif kind == "death":
-                processes[rank].join(GRACE)
-                ended[rank] = _death(rank, processes[rank].exitcode)
-
-
-def _root_cause(ended: dict[int, Exception]) -> Exception:
-    """The failure that explains the others: death by a signal first, then other errors, then follow-up errors."""
-
-    def weight(item: tuple[int, Exception]) -> tuple[int, int]:
-        rank, e = item
-        if isinstance(e, GaveUp):
-            return (0 if "signal" in e.what else 2 if _is_follow_up(e) else 1), rank
-        return 1, rank
-
-    return min(ended.items(), key=weight)[1]
-
-
-def _is_follow_up(e: GaveUp) -> bool:
-    """Whether an error is a consequence of another rank's failure."""
-    symptoms = (
-        "Connection reset",
-        "Connection closed",
-        "Broken pipe",
-        "connectFullMesh",
-        "Timed out",
-        "Socket",
-        "which has died",
-        "which has left",
-    )
-    return any(symptom in e.what for symptom in symptoms)
-
-
-def _failure(rank: int, value: tuple[Any, str, str]) -> Exception:
-    error, text, details = value
-    if isinstance(error, DrumlineError):
-        return error
-    failed = GaveUp(f"rank {rank} failed: {text}", fix="DRUMLINE_DEBUG=1 shows its traceback")
-    failed.__notes__ = [details]
-    return failed
-
-
-def _death(rank: int, code: int | None) -> GaveUp:
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        more = "; the kernel ends processes so when memory runs out" if -code == signal.SIGKILL else ""
-        return GaveUp(f"rank {rank} was ended by signal {name}{more}")
-    return GaveUp(f"rank {rank} ended with exit code {code} before it was done")
-
-
-def _terminate(processes: list[Any]) -> None:
-    """Terminate processes that still run; kill those that do not end."""
+def _end(processes: list[Any], *, wait: float) -> None:
+    """End all processes of all ranks: those that have results may first end by themselves."""
+    end = time.monotonic() + wait
     for process in processes:
-        if process.is_alive():
-            process.join(0.2)
-        if process.is_alive():
-            process.terminate()
-    for process in processes:
-        process.join(GRACE)
+        process.join(max(0.0, end - time.monotonic()))
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever the rank has started
         if process.is_alive():
             process.kill()
-            process.join()
+    for process in processes:
+        process.join()
         process.close()
 
 
-def _rank_main(pipe: Any, payload: bytes, rank: int, ranks: int, threads: int, store: str) -> None:
+def _rank_main(
+    pipe: Any,
+    payload: bytes,
+    rank: int,
+    ranks: int,
+    threads: int,
+    folder: str,
+    launcher_folder: str,
+    handles_signals: bool,
+) -> None:
     """The main function of a rank's process."""
     die_with_parent()
-    _die_with_launcher()
+    os.setpgid(0, 0)
+    _die_with_launcher(folder, launcher_folder)
+    if not handles_signals:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(ranks),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(ranks),
-        DRUMLINE_STORE=store,
-        GLOO_SOCKET_IFNAME="lo",
-        OMP_NUM_THREADS=str(threads),
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "DRUMLINE_STORE": os.path.join(folder, "store"),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": str(threads),
+            STATUS: str(status_path(Path(folder), rank)),
+        }
     )
+    stacks = stack_path(Path(folder), rank).open("w")  # stays open: it is written to when this process crashes
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGUSR2, stacks)
     import torch
 
     torch.set_num_threads(threads)
@@ -232,8 +225,7 @@ def _rank_main(pipe: Any, payload: bytes, rank: int, ranks: int, threads: int, s
         _send(pipe, "result", result)
     except BaseException as e:
         code = 1
-        text = f"{type(e).__name__}: {(str(e).strip().splitlines() or [''])[0]}"
-        _send(pipe, "error", (e if isinstance(e, DrumlineError) else None, text, traceback.format_exc()))
+        _send(pipe, "error", error_message(e, time.monotonic()))
     finally:
         pipe.close()
         sys.stdout.flush()
@@ -253,8 +245,11 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def _die_with_launcher() -> None:
-    """Kill this process when the launcher ends: the fork server, its parent, may outlive the launcher."""
+def _die_with_launcher(*folders: str) -> None:
+    """Kill this process and what it has started when the launcher ends, and remove the launcher's folders.
+
+    The fork server, the parent of this process, may outlive the launcher.
+    """
     launcher = multiprocessing.parent_process()
     if launcher is None:
         return
@@ -262,7 +257,9 @@ def _die_with_launcher() -> None:
 
     def watch() -> None:
         multiprocessing.connection.wait([gone])
-        os.kill(os.getpid(), signal.SIGKILL)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
 

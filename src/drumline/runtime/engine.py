@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..comm.environment import RankInfo, connect, device_of
+from ..comm.rank_status import rank_status
 from ..core.errors import PlanError
 from ..core.job import Job
 from ..datasets.loader import Loader
@@ -113,6 +114,7 @@ class Engine(EngineCore):
         Takes what `data()` yields, or (input, target) of the caller's own loader.
         """
         batch = batch if isinstance(batch, RankBatch) else own_batch_slice(self, batch)
+        rank_status().step(batch.step)
         self.record.begin(batch.step)
         self.buffer_snapshot.save()
         self.note = ""

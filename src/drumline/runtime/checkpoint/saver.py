@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ...comm.rank_status import rank_status
 from ...core.errors import DrumlineError, InputError
 from ..core.agreement import broadcast_text, first_error, raise_together
 from ..core.engine_core import EngineCore
@@ -88,6 +89,7 @@ class Saver:
     def save(self, *, wait: bool = True) -> Path | None:
         """Save the current state. With `wait`, returns its path; else it is written while training continues."""
         start = time.perf_counter()
+        rank_status().place("saving")
         self._finish_pending()
         request, error = self._request(copy=not wait)
         raise_together(self.engine, error)
@@ -97,6 +99,7 @@ class Saver:
         self._thread.start()
         if wait:
             self._finish_pending()
+        rank_status().place("training")
         self.stall = time.perf_counter() - start
         return self.last if wait else None
 

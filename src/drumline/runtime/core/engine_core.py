@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...comm.environment import RankInfo
+from ...comm.rank_status import rank_status
 from ...core.job import Job, call_user_code
 from ...datasets.stream import RankBatch, RankMicroBatch, Stream, check_dataset, split_range
 from ...plans import Plan
@@ -141,7 +142,8 @@ class EngineCore:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a part of the step, and name it in traces."""
+        """Time a part of the step, and name it in traces and in this rank's status."""
+        rank_status().phase(name)
         named = torch.profiler.record_function(f"drumline:{name}") if spans_are_recorded() else nullcontext()
         with named, self.record.phase(name):
             yield
@@ -169,6 +171,7 @@ class EngineCore:
         try:
             for part in split_range(len(dataset), -(-len(dataset) // job.batch_size)):
                 micros = stream.cut(list(part), self.steps).micros
+                rank_status().phase("evaluation")
                 for measured in self.strategy.evaluate(micros):
                     for name, pair in measured.items():
                         sums[name] = sums.get(name, torch.zeros_like(pair)) + pair

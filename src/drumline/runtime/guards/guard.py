@@ -10,7 +10,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from ...core.errors import GaveUp, InputError, PlanError, nearest
+from ...core.errors import GaveUp, InputError, PlanError, StoppedByGuard, nearest
 from ...datasets.stream import RankBatch
 from ...plans import Plan
 from ..core.engine_core import EngineCore
@@ -86,7 +86,7 @@ class StepGuard:
         if self.guards.nonfinite == "skip":
             rule = f"at most patience={self.guards.patience} steps in a row are skipped"
             fix = "a lower learning rate, gradient clipping, or removing the samples named"
-        raise GaveUp(report.what, where=report.where, rule=rule, fix=fix)
+        raise StoppedByGuard(report.what, where=report.where, rule=rule, fix=fix)
 
     def spike(self, loss: float) -> str:
         """A note on a finite loss far above the recent ones; usually empty."""

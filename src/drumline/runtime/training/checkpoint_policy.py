@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ...core.errors import GaveUp, InputError
+from ...core.errors import DrumlineError, GaveUp, InputError
 from ..checkpoint.saver import Saver, check_keep
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class CheckpointPolicy:
 
     folder: str
     every: int = 0
-    """Steps between saves; 0 saves only when the run is asked to stop."""
+    """Steps between saves; 0 saves only when the run is asked to stop, and at the end of one that was resumed."""
     keep: int = 2
     resume: str | None = None
     """The checkpoint, or the folder of checkpoints, to resume from."""
@@ -62,9 +62,16 @@ class TrainingCheckpoints:
         if policy.resume is not None:
             loaded = engine.load(policy.resume)
             self._say(f"resumed: {loaded.path}, step {loaded.step}, saved under {loaded.plan}")
-        self._saver().check()
+        if self._saves_work:
+            self._saver().check()
         if threading.current_thread() is threading.main_thread():
             self._old_handlers = {s: signal.signal(s, self._on_signal) for s in SIGNALS}
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the launcher starts ranks with these blocked
+
+    @property
+    def _saves_work(self) -> bool:
+        """Whether the end of the run is saved, also if it is not asked to stop."""
+        return bool(self._policy.every) or self._policy.resume is not None
 
     def _on_signal(self, number: int, _: object) -> None:
         if self._stop_requested:
@@ -84,11 +91,11 @@ class TrainingCheckpoints:
 
     def end(self) -> str:
         """Save what is not saved yet, and wait for it. Returns the newest checkpoint."""
-        saver = self._saver()
+        last = None
         try:
-            if self.preempted or self._policy.every:
+            if self.preempted or self._saves_work:
                 self._save(wait=False)
-            last = saver.finish()
+                last = self._saver().finish()
         finally:
             for number, handler in self._old_handlers.items():
                 signal.signal(number, handler)
@@ -98,6 +105,18 @@ class TrainingCheckpoints:
         if last is not None:
             self._say(f"saved: {last}")
         return str(last or "")
+
+    def save_good_weights(self) -> None:
+        """Save before an error that all ranks raise together ends the run: its weights are those of the last good step.
+
+        A failure to save does not hide that error.
+        """
+        try:
+            if self._saves_work and self._engine.steps:
+                self._save(wait=True)
+                self._say(f"saved before the run stops: {self._saver().last}")
+        except DrumlineError as e:
+            self._say(f"the last good step is not saved: {e.what}")
 
     def _saver(self) -> Saver:
         return self._engine.saver_for(self._policy.folder, keep=self._policy.keep)

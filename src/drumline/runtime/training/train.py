@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ...comm.rank_status import rank_status
+from ...core.errors import StoppedByGuard
 from ...datasets.stream import RankBatch
 from ...tracing.op_costs import tensors
 from ..engine import Engine
@@ -41,7 +43,12 @@ def train(
     for i, batch in enumerate(engine.data(left)):
         waits.append(time.perf_counter() - requested)
         start = time.perf_counter()
-        loss = profiler.run(batch) if i == probed else engine.step(batch)
+        try:
+            loss = profiler.run(batch) if i == probed else engine.step(batch)
+        except StoppedByGuard:
+            if checkpoints is not None:
+                checkpoints.save_good_weights()
+            raise
         seconds.append(time.perf_counter() - start)
         numbers = engine.record.steps[-EVERY:] if i % EVERY == EVERY - 1 else ()
         slow = slowest_rank(engine, [n for n in numbers if n != first + probed]) if numbers else None
@@ -66,6 +73,7 @@ def train(
         if checkpoints is not None and checkpoints.after_step():
             break
         requested = time.perf_counter()
+    rank_status().place("ending")
     preempted = checkpoints is not None and checkpoints.preempted
     if checkpoints is not None:
         checkpoints.end()

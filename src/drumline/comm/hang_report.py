@@ -1,0 +1,103 @@
+"""Name the ranks that a hang waits for, from the status of every rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .call_check import ranks_text
+from .rank_status import StatusReading
+
+STOPPED = ("T", "t")
+"""States of a stopped process, as in /proc/PID/stat."""
+ENDED = ("Z", "X", "ended")
+"""States of a process that has ended."""
+_NO_STATES: Mapping[int, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class HangReport:
+    """Which ranks the others wait for, and what every rank does."""
+
+    suspects: tuple[int, ...]
+    """The ranks that keep the others waiting; empty if the statuses do not tell."""
+    text: str
+    """One sentence about the suspects, then one line for each rank."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def hang_report(
+    readings: Mapping[int, StatusReading], *, states: Mapping[int, str] = _NO_STATES, silent_for: float
+) -> HangReport:
+    """Find the ranks that keep the others waiting for `silent_for` seconds.
+
+    `readings` has the status of each rank that has one, `states` the state of its process, if known: a letter of
+    /proc/PID/stat or `ended`. The first of these rules that finds ranks decides: a process has ended or is stopped; a
+    rank has no status; it has started fewer collectives than others; it is in another collective than most; it is
+    outside of the collective that the others are in.
+    """
+    ranks = sorted({*readings, *states})
+    reason, suspects = _suspects(ranks, readings, states)
+    head = f"no progress for {silent_for:.0f} s"
+    if suspects:
+        verb = "is" if len(suspects) == 1 else "are"
+        head += f": {ranks_text(suspects)} {reason.format(verb=verb)}"
+    elif any(status.in_collective for status in readings.values()):
+        head += ": all ranks are in the same operation, so none can be named"
+    else:
+        head += ": no rank is in a collective"
+    lines = [f"rank {rank}{_state_text(states.get(rank, ''))}: {_line(readings.get(rank))}" for rank in ranks]
+    return HangReport(tuple(suspects), "\n  ".join([head, *lines]))
+
+
+def _suspects(
+    ranks: list[int], readings: Mapping[int, StatusReading], states: Mapping[int, str]
+) -> tuple[str, list[int]]:
+    """Why ranks are suspects, and which."""
+    rules: list[tuple[str, Iterable[int]]] = [
+        ("{verb} gone: the process has ended", (r for r in ranks if states.get(r, "") in ENDED)),
+        ("{verb} stopped (state T)", (r for r in ranks if states.get(r, "") in STOPPED)),
+        ("{verb} silent: no status", (r for r in ranks if r not in readings)),
+    ]
+    rules += _by_calls(ranks, readings)
+    for reason, found in rules:
+        if suspects := list(found):
+            return reason, suspects
+    return "", []
+
+
+def _by_calls(ranks: list[int], readings: Mapping[int, StatusReading]) -> list[tuple[str, Iterable[int]]]:
+    known = {r: readings[r] for r in ranks if r in readings}
+    if not any(status.in_collective for status in known.values()):
+        return []
+    most = max(status.calls for status in known.values())
+    (usual, count), *_ = Counter(status.collective for status in known.values()).most_common()
+    majority = 2 * count > len(known)
+    return [
+        (
+            "{verb} missing: fewer collectives started than elsewhere",
+            (r for r, status in known.items() if status.calls < most),
+        ),
+        (
+            "{verb} in another collective than the others" if majority else "{verb} in different collectives",
+            (r for r, status in known.items() if status.collective != usual or not majority),
+        ),
+        (
+            "{verb} missing: outside of the collective that the others wait in",
+            (r for r, status in known.items() if not status.in_collective),
+        ),
+    ]
+
+
+def _state_text(state: str) -> str:
+    if state in ENDED:
+        return " (ended)"
+    return " (stopped)" if state in STOPPED else ""
+
+
+def _line(status: StatusReading | None) -> str:
+    return "no status" if status is None else str(status)

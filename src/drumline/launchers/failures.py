@@ -1,0 +1,95 @@
+"""Why ranks ended, and which of them ended first: the others fail because it is gone."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import DrumlineError, RankFailed
+
+_SYMPTOMS = (
+    "Connection reset",
+    "Connection closed",
+    "Connection refused",
+    "Broken pipe",
+    "connectFullMesh",
+    "Timed out",
+    "timed out",
+    "Socket",
+    "which has died",
+    "which has left",
+    "has died",
+    "has left",
+    "is not done after",
+    "was destroyed",
+    "NCCL communicator was aborted",
+)
+"""Parts of the errors that a rank raises because another rank is gone."""
+_SEEN_LATE = 0.2
+"""Seconds by which the end of a killed rank may be seen later than the errors of its peers."""
+_LINES = 40
+"""Lines of a traceback that are shown at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank failed."""
+
+    rank: int
+    when: float
+    """By `time.monotonic`, which all processes of a machine share."""
+    error: DrumlineError
+    follow_up: bool = False
+    """Whether it failed because another rank was gone."""
+
+
+def root_cause(ends: Iterable[RankEnd]) -> DrumlineError:
+    """The failure that came first and is not the consequence of another."""
+    return min(ends, key=lambda end: (end.follow_up, end.when, end.rank)).error
+
+
+def error_message(error: BaseException, when: float) -> tuple[float, DrumlineError | None, str, str, bool]:
+    """What a rank tells its launcher about an exception: when, an error of ours, a line, the traceback, follow-up."""
+    text = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    ours = error if isinstance(error, DrumlineError) else None
+    return when, ours, text, traceback.format_exc(), is_follow_up(error)
+
+
+def is_follow_up(error: BaseException) -> bool:
+    """Whether an exception says that another rank is gone."""
+    text = str(error)
+    return any(symptom in text for symptom in _SYMPTOMS)
+
+
+def raised(rank: int, message: tuple[float, DrumlineError | None, str, str, bool]) -> RankEnd:
+    """The end of a rank that raised an exception."""
+    when, ours, text, details, follow_up = message
+    error = ours or RankFailed(
+        f"rank {rank} failed: {text}", rank=rank, kind="exception", trace=f"traceback of rank {rank}:\n{_last(details)}"
+    )
+    return RankEnd(rank, when, error, follow_up)
+
+
+def died(rank: int, code: int | None, when: float, trace: str = "") -> RankEnd:
+    """The end of a process without a word: by a signal, or by its own exit."""
+    trace = f"stack of rank {rank} when it crashed:\n{_last(trace)}" if trace.strip() else ""
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        more = "; the kernel ends processes so when memory runs out" if -code == signal.SIGKILL else ""
+        what, kind = f"rank {rank} was ended by signal {name}{more}", "signal"
+    else:
+        what, kind = f"rank {rank} ended with exit code {code} before it was done", "exit"
+    return RankEnd(rank, when - _SEEN_LATE, RankFailed(what, rank=rank, kind=kind, trace=trace))
+
+
+def _last(text: str) -> str:
+    lines = text.strip().splitlines()
+    return "\n".join(lines if len(lines) <= _LINES else [*lines[:4], "  ...", *lines[4 - _LINES :]])
+
+
+def is_program_error(error: Any) -> bool:
+    """Whether a failure is an exception of the user's program, which may come again."""
+    return isinstance(error, RankFailed) and error.kind == "exception"

@@ -1,0 +1,139 @@
+"""Watches ranks from outside: finds those that make no progress, by a limit that is learnt from their own steps.
+
+Ranks write what they do to status files (comm/rank_status.py). A rank that is stopped, dead-locked or busy in a call
+that never returns cannot report itself, so the launcher reads these files and the states of the processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..comm.hang_report import HangReport, hang_report
+from ..comm.rank_status import StatusReading, read_status
+from ..core.errors import RankFailed
+
+FACTOR = 5.0
+"""Warm steps of the slowest kind that may pass without progress."""
+SHORTEST = 10.0
+"""Seconds of silence that are always allowed."""
+START = 300.0
+"""Seconds of silence allowed before the steps are warm, in a save, and after the last step."""
+WARM = 3
+"""Steps that do not count: they compile, allocate and record."""
+_STACKS = 0.5
+"""Seconds in which ranks write their stacks."""
+_LINES = 30
+"""Lines of a rank's stack that are shown."""
+_STOPPED = ("T", "t")
+
+
+class HangWatch:
+    """Tells when ranks make no progress. One watch serves one run; a restart makes it more patient."""
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self._fixed = timeout
+        """Seconds, if the user chose them."""
+        self._patience = 1.0
+        self._folder = Path()
+        self._pids: Mapping[int, int] = {}
+        self._slowest = 0.0
+        self._step, self._since = -1, 0.0
+        self._stopped: dict[int, float] = {}
+
+    def begin(self, folder: Path, pids: Mapping[int, int]) -> None:
+        """Watch the ranks whose status files are in `folder`."""
+        self._folder, self._pids = folder, pids
+        self._step, self._since = -1, time.monotonic()
+        self._stopped.clear()
+
+    def be_patient(self) -> None:
+        """Allow twice the silence from now on: the last alarm may have been false."""
+        self._patience *= 2
+
+    @property
+    def limit(self) -> float:
+        """Seconds of silence allowed in warm steps."""
+        return self._fixed or self._patience * max(SHORTEST, FACTOR * self._slowest)
+
+    def check(self) -> HangReport | None:
+        """A report if the ranks hang. Called a few times a second."""
+        now = time.monotonic()
+        readings = {rank: status for rank in self._pids if (status := read_status(status_path(self._folder, rank)))}
+        states = {rank: process_state(pid) for rank, pid in self._pids.items()}
+        self._learn(readings, now)
+        for rank, state in states.items():
+            if state not in _STOPPED:
+                self._stopped.pop(rank, None)
+            elif now - self._stopped.setdefault(rank, now) > self.limit:
+                return hang_report(readings, states=states, silent_for=now - self._stopped[rank])
+        working = [status for status in readings.values() if status.place != "ended"]
+        if not working:
+            return None
+        silence = now - max(status.changed for status in working)
+        warm = all(s.place == "training" for s in working) and self._step >= WARM
+        if silence > (self.limit if warm else max(START, self.limit)):
+            return hang_report(readings, states=states, silent_for=silence)
+        return None
+
+    def _learn(self, readings: Mapping[int, StatusReading], now: float) -> None:
+        """Note how long the steps take."""
+        step = max((status.step for status in readings.values()), default=-1)
+        if step > self._step:
+            if self._step >= WARM:
+                self._slowest = max(self._slowest, (now - self._since) / (step - self._step))
+            self._step, self._since = step, now
+
+    def failure(self, report: HangReport) -> RankFailed:
+        """The error for a hang, with the stack of every rank that can still write one."""
+        for rank, pid in self._pids.items():
+            if process_state(pid) not in (*_STOPPED, "", "Z"):
+                _send(pid, signal.SIGUSR2, rank)
+        time.sleep(_STACKS)
+        stacks = [text for rank in sorted(self._pids) if (text := self._stack(rank))]
+        rank = report.suspects[0] if len(report.suspects) == 1 else -1
+        return RankFailed(
+            report.text,
+            rule=f"a step may be silent for {self.limit:.0f} s ({'as asked' if self._fixed else 'learnt'})",
+            fix="--hang-timeout allows more",
+            rank=rank,
+            kind="hang",
+            trace="\n".join(stacks),
+        )
+
+    def _stack(self, rank: int) -> str:
+        try:
+            lines = stack_path(self._folder, rank).read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        more = ["  ..."] if len(lines) > _LINES else []
+        return "\n".join([f"stack of rank {rank}:", *lines[-_LINES:], *more]) if lines else ""
+
+
+def status_path(folder: Path, rank: int) -> Path:
+    """The status file of a rank."""
+    return folder / f"status-{rank}"
+
+
+def stack_path(folder: Path, rank: int) -> Path:
+    """Where a rank writes its stack, on request or when it crashes."""
+    return folder / f"stack-{rank}"
+
+
+def process_state(pid: int) -> str:
+    """The letter of a process's state on Linux; empty if it has ended, or elsewhere."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return text[text.rindex(")") + 2]
+
+
+def _send(pid: int, number: signal.Signals, rank: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:  # it has just ended
+        return

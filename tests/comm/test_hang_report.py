@@ -1,0 +1,44 @@
+"""The hang report: which rank the others wait for, by status and process state."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline.comm.hang_report import hang_report
+from drumline.comm.rank_status import StatusReading
+
+
+def status(calls: int, *, inside: bool = True, call: str = "all_reduce f32 (8)", line: int = 3) -> StatusReading:
+    return StatusReading(100.0, "training", 7, "backward", calls, inside, call, f"job.py:{line}")
+
+
+def test_a_rank_behind_is_named_and_every_rank_has_a_line() -> None:
+    report = hang_report({0: status(12), 1: status(11, inside=False, line=9), 2: status(12)}, silent_for=10.2)
+    assert report.suspects == (1,)
+    assert report.text.splitlines() == [
+        "no progress for 10 s: rank 1 is missing: fewer collectives started than elsewhere",
+        "  rank 0: training, step 7, backward; waits in collective 12: all_reduce f32 (8) at job.py:3",
+        "  rank 1: training, step 7, backward; last finished collective 11: all_reduce f32 (8) at job.py:9",
+        "  rank 2: training, step 7, backward; waits in collective 12: all_reduce f32 (8) at job.py:3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("readings", "states", "suspects", "words"),
+    [
+        ({0: status(5), 1: status(5), 2: status(5)}, {0: "S", 1: "S", 2: "T"}, (2,), "is stopped (state T)"),
+        ({0: status(5), 1: status(4)}, {0: "ended", 1: "S"}, (0,), "process has ended"),
+        ({0: status(5), 2: status(5)}, {0: "S", 1: "S", 2: "S"}, (1,), "no status"),
+        ({0: status(5), 1: status(5, call="barrier"), 2: status(5)}, {}, (1,), "another collective"),
+        ({0: status(5), 1: status(5, call="barrier")}, {}, (0, 1), "ranks 0 and 1 are in different collectives"),
+        ({0: status(5), 1: status(5, inside=False)}, {}, (1,), "outside of the collective"),
+        ({0: status(5), 1: status(3), 2: status(4)}, {}, (1, 2), "ranks 1 and 2 are missing"),
+        ({0: status(5), 1: status(5)}, {0: "R", 1: "S"}, (), "none can be named"),
+        ({0: status(5, inside=False), 1: status(4, inside=False)}, {}, (), "no rank is in a collective"),
+        ({}, {}, (), "no progress"),
+    ],
+)
+def test_suspects(readings, states, suspects, words) -> None:
+    report = hang_report(readings, states=states, silent_for=12.0)
+    assert report.suspects == suspects
+    assert words in report.text
