@@ -130,7 +130,7 @@ def test_preemption(folder: Path, number: signal.Signals) -> None:
             process.kill()
             process.communicate()
     assert process.returncode == 0, out + err
-    assert "preempted: go on with --resume auto" in err
+    assert "preempted: continue with --resume auto" in err
     [name] = checkpoints(folder)
     steps = int(name[5:])
     assert len(losses(folder)) == steps >= 2

@@ -38,11 +38,18 @@ def train(
         None, "--resume", metavar="auto|PATH", help="Resume from the newest checkpoint, or PATH."
     ),
     mtbf: str = typer.Option("24h", "--mtbf", help="Mean time between failures, for advice on --save-every."),
+    restarts: int = typer.Option(3, "--restarts", metavar="N", help="Restarts without a new step (0: none)."),
+    min_ranks: int = typer.Option(
+        None, "--min-ranks", metavar="N", help="If a rank does not come back, continue with fewer, at least N."
+    ),
+    hang_timeout: str = typer.Option(None, "--hang-timeout", help="Silence that counts as a hang (default: learnt)."),
+    chaos: str = typer.Option("", "--chaos", metavar="FAULTS", help="Inject faults, such as `kill:1@5` (docs/faults)."),
     no_corrections: NoCorrections = False,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document at the end."),
 ) -> None:
     """Train a job; compare it with its prediction."""
     from ..loop.checkpoints import CheckpointOptions
+    from ..loop.restarts import FaultOptions
     from ..loop.train import RecordSinks
     from ..loop.train import train as run
     from ..runtime.guards.guard import Guards
@@ -61,6 +68,7 @@ def train(
             corrections=not no_corrections,
             guards=Guards(nonfinite=on_nonfinite, vote=vote),
             checkpoints=CheckpointOptions(save_every, keep, resume, mtbf),
+            faults=FaultOptions(restarts, hang_timeout, min_ranks, chaos=chaos),
             sinks=RecordSinks(tensorboard, wandb, trace),
             observer=Screen(quiet=as_json, form=log_format, every=log_every),
             progress=progress,

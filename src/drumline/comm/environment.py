@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ..core.errors import DrumlineError, InputError
+from .fault_injection import inject_from
 from .malloc_settings import keep_freed_memory
 
 _LAUNCHERS = {
@@ -95,6 +96,7 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> RankInfo:
         if device.type != "cuda":
             raise InputError("backend=nccl on a machine without CUDA", rule="nccl joins GPUs", fix="backend=gloo")
         backend = "cpu:gloo,cuda:nccl"
+    inject_from(os.environ, rank=where.rank, ranks=where.size)
     wait = timedelta(seconds=timeout)
     atexit.register(_leave)
     if where.size == 1 and "MASTER_ADDR" not in os.environ:

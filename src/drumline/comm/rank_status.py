@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,26 +68,36 @@ class RankStatus:
             finally:
                 os.close(descriptor)
         self._writes, self._step, self._started, self._ended, self._place = 0, -1, 0, 0, 0
+        self.listener: Callable[[str, str], None] | None = None
+        """Called after each change with (`place`, name), (`step`, number), (`phase`, name) or (`collective`, text)."""
         self._write()
 
     def place(self, name: str) -> None:
         """Enter another part of the run: `starting`, `training`, `saving`, `ending`, `ended`."""
         self._place = _PLACES.index(name)
         self._write()
+        if self.listener is not None:
+            self.listener("place", name)
 
     def step(self, number: int) -> None:
         """Begin a step."""
         self._step, self._place = number, _PLACES.index("training")
         self._write()
+        if self.listener is not None:
+            self.listener("step", str(number))
 
     def phase(self, name: str) -> None:
         """Begin a part of a step."""
         self._write({_PHASE: name})
+        if self.listener is not None:
+            self.listener("phase", name)
 
     def collective_started(self, text: str, site: str = "") -> None:
         """A collective was called."""
         self._started += 1
         self._write({_COLLECTIVE: text, _SITE: site})
+        if self.listener is not None:
+            self.listener("collective", text)
 
     def collective_ended(self) -> None:
         """The oldest collective in progress has ended."""

@@ -106,7 +106,7 @@ class RankFailed(GaveUp):
         self.rank = rank
         """The rank that failed; -1 if none can be named."""
         self.kind = kind
-        """`exception`, `signal`, `exit` or `hang`."""
+        """`exception`, `memory`, `signal`, `exit` or `hang`."""
         self.trace = trace
         """Its traceback, or the stacks of all ranks."""
 

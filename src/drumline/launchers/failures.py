@@ -6,7 +6,6 @@ import signal
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from ..core.errors import DrumlineError, RankFailed
 
@@ -28,6 +27,8 @@ _SYMPTOMS = (
     "NCCL communicator was aborted",
 )
 """Parts of the errors that a rank raises because another rank is gone."""
+_NO_MEMORY = ("MemoryError", "can't allocate memory", "out of memory", "Cannot allocate memory")
+"""Parts of the errors that a rank raises when memory runs out."""
 _SEEN_LATE = 0.2
 """Seconds by which the end of a killed rank may be seen later than the errors of its peers."""
 _LINES = 40
@@ -67,15 +68,16 @@ def is_follow_up(error: BaseException) -> bool:
 def raised(rank: int, message: tuple[float, DrumlineError | None, str, str, bool]) -> RankEnd:
     """The end of a rank that raised an exception."""
     when, ours, text, details, follow_up = message
+    kind = "memory" if any(symptom in text for symptom in _NO_MEMORY) else "exception"
     error = ours or RankFailed(
-        f"rank {rank} failed: {text}", rank=rank, kind="exception", trace=f"traceback of rank {rank}:\n{_last(details)}"
+        f"rank {rank} failed: {text}", rank=rank, kind=kind, trace=f"traceback of rank {rank}:\n{_last(details)}"
     )
     return RankEnd(rank, when, error, follow_up)
 
 
 def died(rank: int, code: int | None, when: float, trace: str = "") -> RankEnd:
     """The end of a process without a word: by a signal, or by its own exit."""
-    trace = f"stack of rank {rank} when it crashed:\n{_last(trace)}" if trace.strip() else ""
+    trace = f"stack of rank {rank} when it crashed:\n{_last(_crashed_thread(trace))}" if trace.strip() else ""
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         more = "; the kernel ends processes so when memory runs out" if -code == signal.SIGKILL else ""
@@ -85,11 +87,13 @@ def died(rank: int, code: int | None, when: float, trace: str = "") -> RankEnd:
     return RankEnd(rank, when - _SEEN_LATE, RankFailed(what, rank=rank, kind=kind, trace=trace))
 
 
+def _crashed_thread(trace: str) -> str:
+    """The part of faulthandler's text about the thread that crashed."""
+    blocks = trace.strip().split("\n\n")
+    current = [block for block in blocks if block.startswith("Current thread")]
+    return "\n".join((blocks[0], *current)) if current else trace
+
+
 def _last(text: str) -> str:
     lines = text.strip().splitlines()
     return "\n".join(lines if len(lines) <= _LINES else [*lines[:4], "  ...", *lines[4 - _LINES :]])
-
-
-def is_program_error(error: Any) -> bool:
-    """Whether a failure is an exception of the user's program, which may come again."""
-    return isinstance(error, RankFailed) and error.kind == "exception"

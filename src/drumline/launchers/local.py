@@ -15,6 +15,7 @@ import ctypes
 import faulthandler
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
 import pickle
@@ -108,6 +109,8 @@ def run_ranks(
 def _signals_blocked() -> Iterator[None]:
     """Start a process with signals for the whole job blocked. They stay pending here, none is lost."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    multiprocessing.resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # again: starting the tracker unblocks SIGTERM
     try:
         yield
     finally:
@@ -129,16 +132,16 @@ def _collect(pipes: list[Any], processes: list[Any], on_event: Any, watch: HangW
     """Wait for every rank's result, or for the first failure."""
     results: dict[int, Any] = {}
     ends: list[RankEnd] = []
-    waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
+    waiting: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pipes)}
     deadline: float | None = None
     while waiting and (deadline is None or time.monotonic() < deadline):
-        ready = multiprocessing.connection.wait(list(waiting), _LOOK if watch or deadline else None)
+        ready: list[Any] = multiprocessing.connection.wait(list(waiting), _LOOK if watch or deadline else None)
         for pipe in ready:
-            rank = waiting[pipe]  # type: ignore[index]
+            rank = waiting[pipe]
             try:
-                kind, value = pipe.recv()  # type: ignore[union-attr]
+                kind, value = pipe.recv()
             except (EOFError, ConnectionResetError):
-                del waiting[pipe]  # type: ignore[arg-type]
+                del waiting[pipe]
                 if rank not in results and all(end.rank != rank for end in ends):
                     processes[rank].join(GRACE)
                     ends.append(died(rank, processes[rank].exitcode, time.monotonic(), _crash(folder, rank)))

@@ -24,7 +24,7 @@ class CheckpointOptions:
     """When to save, and what to resume from."""
 
     every: int = 0
-    """Steps between two checkpoints; 0 saves none."""
+    """Steps between two checkpoints; 0 saves only when the run is asked to stop, or was resumed."""
     keep: int = 2
     """Checkpoints that stay on disk."""
     resume: str | None = None
@@ -70,10 +70,8 @@ class CheckpointOptions:
             raise InputError(f"--mtbf {self.mtbf}", rule="more than no time")
         return seconds
 
-    def policy(self, job: str, folder: Path, notify: Notify) -> CheckpointPolicy | None:
-        """Instructions for the ranks of a run in `folder`; none if neither saving nor resuming was asked for."""
-        if not self.every and self.resume is None:
-            return None
+    def policy(self, job: str, folder: Path, notify: Notify) -> CheckpointPolicy:
+        """Instructions for the ranks of a run in `folder`."""
         from ..runtime.training.checkpoint_policy import CheckpointPolicy
 
         resume = self.resume
@@ -84,9 +82,9 @@ class CheckpointOptions:
         return CheckpointPolicy(str(folder / FOLDER), self.every, self.keep, resume)
 
 
-def continues(saves: CheckpointPolicy | None, folder: Path) -> bool:
+def continues(saves: CheckpointPolicy, folder: Path) -> bool:
     """Whether the run continues the one in its own run folder, not a copy or another run."""
-    if saves is None or saves.resume is None:
+    if saves.resume is None:
         return False
     return Path(saves.resume).resolve().is_relative_to(folder.resolve())
 
@@ -102,20 +100,24 @@ def _newest(job: str, folder: Path) -> str | None:
 
 
 @contextmanager
-def stop_on_signal(saves: CheckpointPolicy | None) -> Iterator[None]:
+def stop_on_signal(saves: CheckpointPolicy) -> Iterator[None]:
     """During a run: the first SIGTERM or SIGUSR1 asks the ranks to save and end, a second one ends at once.
 
     Python handles signals in the main thread only: a training started from another thread leaves them alone.
     """
-    if saves is None or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     from ..runtime.training.checkpoint_policy import SIGNALS, STOP
 
     stop = Path(saves.folder) / STOP
+    asked = False
 
     def ask(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt(signal.Signals(number).name)
+        asked = True
         stop.parent.mkdir(parents=True, exist_ok=True)
         stop.touch()
 

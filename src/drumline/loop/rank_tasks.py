@@ -10,6 +10,7 @@ from ..core.job import Job
 
 if TYPE_CHECKING:
     from ..clusters import DeviceSpec
+    from ..launchers.hang_watch import HangWatch
     from ..runtime.guards.guard import Guards
     from ..runtime.training.checkpoint_policy import CheckpointPolicy
     from ..runtime.verification.verify import Verification
@@ -25,12 +26,26 @@ def run_job_ranks(
     ranks: int,
     threads: int | None = None,
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
+    watch: HangWatch | None = None,
+    handles_signals: bool = False,
 ) -> list[Any]:
-    """Run `task(emit, job, *arguments)` on local ranks. One rank of a job that only this process has runs here."""
+    """Run `task(emit, job, *arguments)` on local ranks. One rank of a job that only this process has runs here.
+
+    `watch` ends ranks that hang; with `handles_signals` the task handles TERM and USR1 itself.
+    """
     from ..launchers import run_ranks
 
     if job.sent is not None:
-        return run_ranks(task, job.sent, *arguments, ranks=ranks, threads=threads, on_event=on_event)
+        return run_ranks(
+            task,
+            job.sent,
+            *arguments,
+            ranks=ranks,
+            threads=threads,
+            on_event=on_event,
+            watch=watch,
+            handles_signals=handles_signals,
+        )
     if ranks > 1:
         assert job.problem is not None
         raise job.problem
@@ -59,13 +74,23 @@ def train_rank(
     guards: Guards,
     saves: CheckpointPolicy | None = None,
     flops_per_byte: float | None = None,
+    chaos: str = "",
+    attempt: int = 0,
 ) -> dict[str, Any]:
-    """Set up the job, report the machine's speed now relative to when it was `measured`, and train."""
+    """Set up the job, report the machine's speed now relative to when it was `measured`, and train.
+
+    `chaos` are faults to inject, `attempt` is the number of restarts before this one.
+    """
+    import os
+
+    from ..comm.fault_injection import ATTEMPT, CHAOS
     from ..measurement.host_overhead import host_slowdown
     from ..measurement.speed_probe import ROUNDS_AFTER, current_speed, expected_speed, speed_during_run
     from ..runtime.engine import initialize
     from ..runtime.training.train import train
 
+    if chaos:
+        os.environ.update({CHAOS: chaos, ATTEMPT: str(attempt)})
     engine = initialize(load_sent_job(sent), plan, guards=guards, flops_per_byte=flops_per_byte)
     if measured is None:
         return train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)

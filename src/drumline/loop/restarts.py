@@ -1,24 +1,29 @@
-"""Restarts a training after a fault, from its newest complete checkpoint, until it ends or makes no progress."""
+"""Restarts a training after a fault, from its newest complete checkpoint, until it ends or makes no progress.
+
+With `min_ranks`, a rank that fails again before a new step is given up: the run continues with fewer replicas, the same
+global batch and the same samples, and tries its full size again later.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..core.errors import InputError, RankFailed
+from ..core.errors import InputError, PlanError, RankFailed
 from .callbacks import Notify
 
 if TYPE_CHECKING:
     from ..launchers.hang_watch import HangWatch
+    from ..plans import Plan
     from ..runtime.training.checkpoint_policy import CheckpointPolicy
 
 RESTARTS = 3
 """Restarts without a new step after which a run gives up."""
-
-Attempt = Callable[["CheckpointPolicy", int], list[Any]]
-"""Runs the ranks under a checkpoint policy; the second argument is the number of restarts so far."""
+REGROW = 60.0
+"""Seconds until a run that lost ranks tries its full size again; doubled after each failed try."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,16 +34,24 @@ class FaultOptions:
     """Restarts without a new step; 0 never restarts."""
     hang_timeout: str | None = None
     """How long ranks may make no progress; none: learnt from the steps."""
+    min_ranks: int | None = None
+    """Continue with fewer ranks, but not fewer than these, if a rank does not come back; none: never."""
+    regrow: float = REGROW
+    """Seconds until a run that lost ranks tries its full size again."""
     chaos: str = ""
-    """Faults to inject, for tests (runtime/training/chaos.py)."""
+    """Faults to inject, for tests (comm/fault_injection.py)."""
 
     def check(self) -> None:
         """Refuse bad values before anything is measured or started."""
         if self.restarts < 0:
             raise InputError(f"--restarts {self.restarts}", rule="a number of restarts, or 0")
+        if self.min_ranks is not None and self.min_ranks < 1:
+            raise InputError(f"--min-ranks {self.min_ranks}", rule="at least one rank")
+        if not self.regrow > 0:
+            raise InputError(f"regrow={self.regrow}", rule="a time above 0")
         self.watch()
         if self.chaos:
-            from ..runtime.training.chaos import parse_faults
+            from ..comm.fault_injection import parse_faults
 
             parse_faults(self.chaos)
 
@@ -54,66 +67,167 @@ class FaultOptions:
         except ValueError as e:
             raise InputError(f"--hang-timeout {self.hang_timeout}", rule=str(e)) from None
         if not seconds > 0:
-            raise InputError(f"--hang-timeout {self.hang_timeout}", rule="more than no time")
+            raise InputError(f"--hang-timeout {self.hang_timeout}", rule="a time above 0")
         return HangWatch(seconds)
 
 
-def run_with_restarts(
-    attempt: Attempt,
-    saves: CheckpointPolicy,
-    options: FaultOptions,
-    *,
-    watch: HangWatch,
-    steps_done: Callable[[], int],
-    notify: Notify,
-) -> tuple[list[Any], tuple[str, ...]]:
-    """The results of the ranks, and the faults that were survived.
+class Attempt(Protocol):
+    """Runs the ranks once."""
+
+    def __call__(self, plan: Plan, saves: CheckpointPolicy, number: int) -> list[Any]:
+        """The results of the ranks; `number` is the number of restarts so far."""
+
+
+class RestartLoop:
+    """Runs a training until it ends, through the faults of its ranks.
 
     Only a failed rank is worth a restart: input errors and guards end the run at once. So does an exception of the
     user's program before the first step, or twice after the same step: it would come again.
     """
-    faults: list[str] = []
-    best, useless = 0, 0
-    last: tuple[str, int] | None = None
-    policy = saves
-    while True:
-        try:
-            return attempt(policy, len(faults)), tuple(faults)
-        except RankFailed as e:
-            done = steps_done()
-            useless = 0 if done > best else useless + 1
-            best = max(best, done)
-            again = e.kind == "exception" and (last == (e.what, done) or not done)
-            if not options.restarts or again:
-                raise
-            if useless >= options.restarts:
-                raise RankFailed(
-                    f"gave up after {len(faults)} restarts, {useless} of them without a new step: {e.what}",
-                    rule=f"at most {options.restarts} restarts without a new step",
-                    fix="--restarts allows more",
-                    rank=e.rank,
-                    kind=e.kind,
-                    trace=e.trace,
-                ) from None
-            last = (e.what, done)
-            if e.kind == "hang":
-                watch.be_patient()
-            faults.append(e.what.splitlines()[0])
-            policy = _resumed(saves)
-            notify(_restart_note(e, policy, saves))
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        plan: Plan,
+        saves: CheckpointPolicy,
+        options: FaultOptions,
+        *,
+        watch: HangWatch,
+        steps_done: Callable[[], int],
+        notify: Notify,
+    ) -> None:
+        self._attempt, self._saves, self._options = attempt, saves, options
+        self._watch, self._steps_done, self._notify = watch, steps_done, notify
+        self._full = self.plan = plan
+        """The plan of the current attempt, smaller than the full one while ranks are lost."""
+        self.faults: list[str] = []
+        """The faults that were survived."""
+        self._number = 0
+        self._best, self._useless = 0, 0
+        self._last: tuple[str, int, int] | None = None
+        """Message, rank and step of the last failure."""
+        self._shrinks = 0
+        own = saves.resume is not None and Path(saves.resume).resolve() == Path(saves.folder).resolve()
+        self._old = frozenset() if own else frozenset(_checkpoints(saves.folder))
+        """Checkpoints of another run in the same folder."""
+
+    def run(self) -> list[Any]:
+        """The results of the ranks."""
+        policy = self._saves
+        while True:
+            try:
+                with _StopLater(policy, self._regrow()) as stop:
+                    results = self._attempt(self.plan, policy, self._number)
+                if not (stop.asked and results[0]["preempted"]):
+                    return results
+                self.plan = self._full
+                self._notify(f"trying all {self.plan.ranks} ranks again: {self.plan}")
+            except RankFailed as e:
+                self._after(e)
+                self._notify(f"{e}\nrestarting {self.plan} from {self._start()}")
+            self._number += 1
+            policy = self._resumed()
+
+    def _after(self, e: RankFailed) -> None:
+        """Decide how the next attempt runs; raise if there is none."""
+        done = self._steps_done()
+        self._useless = 0 if done > self._best else self._useless + 1
+        self._best = max(self._best, done)
+        before, self._last = self._last, (e.what, e.rank, done)
+        stuck = before is not None and before[1:] == (e.rank, done)
+        smaller = self._smaller() if stuck and e.rank >= 0 else None
+        if not self._options.restarts:
+            raise e
+        if smaller is not None:
+            self._shrinks += self.plan == self._full
+            self.plan, self._useless, self._last = smaller, 0, None
+            self.faults.append(f"{_first_line(e)}; continued with {smaller}")
+            return
+        if e.kind == "exception" and (not done or before == self._last):
+            raise e
+        if self._useless >= self._options.restarts:
+            raise RankFailed(
+                f"gave up after {self._number} restarts, {self._useless} of them without a new step: {e.what}",
+                where=e.where,
+                rule=f"at most {self._options.restarts} restarts without a new step",
+                fix="--restarts allows more" + ("; --min-ranks N continues with fewer ranks" if stuck else ""),
+                rank=e.rank,
+                kind=e.kind,
+                trace=e.trace,
+            ) from None
+        if e.kind == "hang":
+            self._watch.be_patient()
+        self.faults.append(_first_line(e))
+
+    def _smaller(self) -> Plan | None:
+        """The plan with the most replicas below the current one; none if fewer ranks are not allowed."""
+        from ..plans import check
+
+        for dp in range(self.plan.dp - 1, 0, -1):
+            try:
+                plan = dataclasses.replace(self.plan, dp=dp)
+                check(plan)
+            except PlanError:
+                continue
+            if plan.ranks >= (self._options.min_ranks or self._full.ranks):
+                return plan
+        return None
+
+    def _regrow(self) -> float | None:
+        """Seconds until the full size is tried again; none if no rank is lost."""
+        return self._options.regrow * 2 ** (self._shrinks - 1) if self.plan != self._full else None
+
+    def _resumed(self) -> CheckpointPolicy:
+        """The policy of the next attempt: from this run's own newest checkpoint, if it has one."""
+        new = [path for path in _checkpoints(self._saves.folder) if path not in self._old]
+        if not new:
+            return self._saves
+        # the folder, where possible: if its newest checkpoint is damaged, the one before is used
+        return dataclasses.replace(self._saves, resume=str(new[0]) if self._old else self._saves.folder)
+
+    def _start(self) -> str:
+        """Where the next attempt begins, in words."""
+        policy = self._resumed()
+        if policy is not self._saves:
+            return "the newest checkpoint"
+        if policy.resume is not None:
+            return policy.resume
+        return "step 0, because there is no checkpoint" + ("" if policy.every else " (--save-every N saves some)")
 
 
-def _resumed(saves: CheckpointPolicy) -> CheckpointPolicy:
-    """The policy of the next attempt: from this run's own newest checkpoint, if it has one."""
+class _StopLater:
+    """Asks the ranks to save and stop after some seconds, unless they end before."""
+
+    def __init__(self, saves: CheckpointPolicy, seconds: float | None) -> None:
+        from ..runtime.training.checkpoint_policy import STOP
+
+        self._file = Path(saves.folder) / STOP
+        self._timer = threading.Timer(seconds, self._ask) if seconds else None
+        self.asked = False
+
+    def _ask(self) -> None:
+        self.asked = True
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.touch()
+
+    def __enter__(self) -> _StopLater:
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+            self._file.unlink(missing_ok=True)
+
+
+def _checkpoints(folder: str) -> list[Path]:
     from ..runtime.checkpoint.folder import complete_checkpoints
 
-    folder = Path(saves.folder)
-    return dataclasses.replace(saves, resume=saves.folder) if complete_checkpoints(folder) else saves
+    return complete_checkpoints(Path(folder))
 
 
-def _restart_note(error: RankFailed, policy: CheckpointPolicy, saves: CheckpointPolicy) -> str:
-    if policy.resume is not None:
-        start = "the newest checkpoint"
-    else:
-        start = "step 0, because there is no checkpoint" + ("" if saves.every else " (--save-every N saves some)")
-    return f"{error}\nrestarting from {start}"
+def _first_line(error: RankFailed) -> str:
+    return error.what.splitlines()[0]

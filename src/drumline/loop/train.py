@@ -1,4 +1,4 @@
-"""`dl.train`: plan if asked, predict, run the job on local ranks, write the run folder and its report page."""
+"""`dl.train`: plan if asked, predict, run the job on local ranks through their faults, write the run folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import InputError
+from ..core.errors import DrumlineError, GaveUp, InputError
 from .callbacks import Progress, ignore_progress, log_note
 from .checkpoints import CheckpointOptions, continues, stop_on_signal
 from .corrections import keep_run
@@ -16,14 +16,15 @@ from .forecast import AUTO, Forecast, forecast
 from .inputs import JOB_RULE, describe, load_job
 from .main_guard import RankJob, rank_job
 from .rank_tasks import run_job_ranks, train_rank
+from .restarts import FaultOptions, RestartLoop
 from .training import RankReports, make_run, prepare_folder, write_last_step
+from .training_events import TrainingEvents
 
 if TYPE_CHECKING:
     from ..costs import Estimate
     from ..plans import Plan
     from ..reports import Run, StepRecord
     from ..runtime.guards.guard import Guards
-    from ..runtime.telemetry.log import StepLog
     from ..runtime.telemetry.sinks import Sink
     from ..runtime.training.checkpoint_policy import CheckpointPolicy
     from .inputs import ClusterInput, JobInput, PlanInput
@@ -86,6 +87,7 @@ def train(
     corrections: bool = True,
     guards: Guards | None = None,
     checkpoints: CheckpointOptions | None = None,
+    faults: FaultOptions | None = None,
     sinks: RecordSinks | None = None,
     on_step: Callable[[StepRecord], None] | None = None,
     observer: TrainObserver | None = None,
@@ -97,16 +99,17 @@ def train(
     `plan` is `auto` (search for the fastest), or the plan to run. A given plan is priced; `compare` also searches, so
     that the report ranks it among the others. `cluster` is what to predict with (default: this machine). `output` is
     the run folder (default: runs/JOB-DATE). With `corrections`, earlier runs on this machine correct the prediction,
-    and this run is recorded for later ones. `on_step` gets a record after each step.
+    and this run is recorded for later ones. `faults` says what happens when a rank fails (default: the run restarts
+    from its newest checkpoint). `on_step` gets a record after each step.
     """
     from ..reports.page import write_page
     from ..reports.step_records import STEPS, earlier_steps
     from ..runtime.guards.guard import Guards
-    from ..runtime.telemetry.log import RunFacts, StepLog
 
     _check_counts(ranks, steps)
-    if checkpoints:
-        checkpoints.check()
+    checkpoints, faults = checkpoints or CheckpointOptions(), faults or FaultOptions()
+    checkpoints.check()
+    faults.check()
     watch = observer or (_StepCallback(on_step) if on_step else TrainObserver())
     loaded = load_job(job, rule=f"{JOB_RULE}; zoo models can only be planned")
     sent = rank_job(job, loaded)
@@ -116,8 +119,8 @@ def train(
     if sent.problem is not None and f.plan.processes > 1:
         raise sent.problem
     folder = Path(output) if output else Path("runs") / f"{loaded.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    saves = checkpoints.policy(loaded.name, folder, watch.note) if checkpoints else None
-    prepare_folder(folder, overwrite=overwrite or bool(saves and saves.resume))
+    saves = checkpoints.policy(loaded.name, folder, watch.note)
+    prepare_folder(folder, overwrite=overwrite or saves.resume is not None)
     count = steps or loaded.steps
     earlier = earlier_steps(folder / STEPS) if continues(saves, folder) else ()
     targets = _open_sinks(
@@ -125,19 +128,26 @@ def train(
     )
     watch.note(f.skipped)
     watch.start(describe(loaded), f.plan, f.estimate, count)
-    log = StepLog(RunFacts.of(count, f.plan, f.profile, f.cluster, f.estimate))
-    reports = _run_ranks(sent, f, count, guards or Guards(), log, targets, watch, saves)
-    command = command or (f"drumline.train({describe(loaded)!r}, {str(f.plan)!r})",)
-    run = make_run(folder, loaded, f, reports, earlier, tuple(command))
+    command = tuple(command or (f"drumline.train({describe(loaded)!r}, {str(f.plan)!r})",))
+    events = TrainingEvents(f, count, targets, watch)
+    try:
+        reports = _run_ranks(sent, f, count, guards or Guards(), events, saves, faults)
+    except (DrumlineError, KeyboardInterrupt) as e:
+        if events.records or isinstance(e, GaveUp):
+            failure = e.what if isinstance(e, DrumlineError) else "interrupted"
+            failed = make_run(folder, loaded, f, events.reports([]), earlier, command, failure=failure)
+            failed.save(folder)
+            watch.note(f"report: {write_page(failed, folder)}")
+        raise
+    run = make_run(folder, loaded, f, reports, earlier, command)
     run.save(folder)
     page = write_page(run, folder)
     if sinks and sinks.trace:
         write_last_step(sinks.trace, reports)
     first = reports.first
     watch.end(run, page, first["seconds_by_phase"], taken=len(reports.records))
-    if checkpoints:
-        watch.note(checkpoints.advice(first["save_stall"], run.step_seconds))
-    if corrections:
+    watch.note(checkpoints.advice(first["save_stall"], run.step_seconds))
+    if corrections and not reports.faults:
         own = [r["own_by_phase"] for r in reports.results]
         watch.note(keep_run(f.file, run, f.speed_of(first), own, first["counted"], drift=first.get("drift", 0.0)))
     if first["preempted"]:
@@ -170,58 +180,49 @@ def _run_ranks(
     f: Forecast,
     steps: int,
     guards: Guards,
-    log: StepLog,
-    sinks: list[Sink],
-    watch: TrainObserver,
-    saves: CheckpointPolicy | None,
+    events: TrainingEvents,
+    saves: CheckpointPolicy,
+    faults: FaultOptions,
 ) -> RankReports:
-    """Start the ranks; show and write what they report."""
+    """Run the ranks, through their faults, until the training ends; show and write what they report."""
     from ..costs.collectives import flops_per_byte
 
-    plan, device = f.plan, f.cluster.device
-    records: list[StepRecord] = []
-    speeds: list[float] = []
+    device = f.cluster.device
+    hang_watch = faults.watch()
 
-    def on_event(rank: int, e: dict[str, Any]) -> None:
-        if "message" in e:
-            watch.note(e["message"])
-        elif (speed := f.speed_of(e)) is not None:
-            speeds.append(speed)
-            log.predicted = log.predicted / speed if log.predicted else None
-            watch.note(_speed_note(e, speed, log.predicted))
-        else:
-            records.append(log.record(e))
-            for sink in sinks:
-                sink.write(records[-1])
-            watch.step(records[-1], profiled=e["probed"])
+    def attempt(plan: Plan, saves: CheckpointPolicy, number: int) -> list[Any]:
+        events.begin(plan)
+        return run_job_ranks(
+            train_rank,
+            job,
+            str(plan),
+            steps,
+            bool(job.job.evaluate or job.job.validation),
+            device if f.cluster.measured and not number else None,
+            guards,
+            saves,
+            flops_per_byte(plan, f.cluster) if plan.pp > 1 else None,
+            faults.chaos,
+            number,
+            ranks=plan.processes,
+            threads=device.threads or None,
+            on_event=events,
+            watch=hang_watch,
+            handles_signals=True,
+        )
 
+    loop = RestartLoop(
+        attempt,
+        f.plan,
+        saves,
+        faults,
+        watch=hang_watch,
+        steps_done=lambda: events.steps_done,
+        notify=events.observer.warn,
+    )
+    events.faults = loop.faults
     try:
         with stop_on_signal(saves):
-            results = run_job_ranks(
-                train_rank,
-                job,
-                str(plan),
-                steps,
-                bool(job.job.evaluate or job.job.validation),
-                device if f.cluster.measured else None,
-                guards,
-                saves,
-                flops_per_byte(plan, f.cluster) if plan.pp > 1 else None,
-                ranks=plan.processes,
-                threads=device.threads or None,
-                on_event=on_event,
-            )
+            return events.reports(loop.run())
     finally:
-        watch.close()
-        for sink in sinks:
-            sink.close()
-    return RankReports(records, results, speeds[0] if speeds else None)
-
-
-def _speed_note(event: dict[str, Any], speed: float, predicted: float | None) -> str:
-    from ..core.units import format_seconds
-
-    now = f"; predicted {format_seconds(predicted)} a step" if predicted else ""
-    if "pace" in event:
-        return f"the GPU's host now takes {event['pace']:.2f} times as long as when it was measured{now}"
-    return f"the machine now runs at {speed:.2f} of its measured speed{now}"
+        events.close()

@@ -6,12 +6,13 @@ import dataclasses
 import datetime
 import os
 import platform
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import InputError
+from ..core.errors import DrumlineError, InputError
 from .corrections import predicted_timeline
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class RankReports:
     """One for each rank, at the end."""
     speed: float | None
     """The machine's speed at the start, relative to when it was measured."""
+    faults: tuple[str, ...] = ()
+    """The faults that were survived."""
 
     @property
     def first(self) -> dict[str, Any]:
@@ -49,7 +52,7 @@ class RankReports:
 
 def prepare_folder(folder: Path, *, overwrite: bool) -> None:
     """Create the run folder, or refuse it: before the training, not after it."""
-    if (folder / "run.json").exists() and not overwrite:
+    if not overwrite and has_ended_well(folder):
         raise InputError(f"{folder} already contains a run", fix="--output with another name, or remove it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,6 +63,19 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
     (folder / "run.json").unlink(missing_ok=True)  # the run that it describes is about to be overwritten
 
 
+def has_ended_well(folder: Path) -> bool:
+    """Whether a folder has a run that did not fail."""
+    from ..core import files
+
+    if not (folder / "run.json").exists():
+        return False
+    try:
+        document = files.read_json(folder / "run.json")
+    except DrumlineError:  # not ours to judge, and not ours to remove
+        return True
+    return not (isinstance(document, dict) and document.get("failure"))
+
+
 def make_run(
     folder: Path,
     job: Job,
@@ -67,14 +83,15 @@ def make_run(
     reports: RankReports,
     earlier: Iterable[StepRecord],
     command: tuple[str, ...],
+    *,
+    failure: str = "",
 ) -> Run:
-    """The run; `earlier` are the steps of the run that it continues."""
-    from ..core.timeline import Timeline
+    """The run; `earlier` are the steps of the run that it continues. A run that failed has no results of its ranks."""
     from ..reports import Run
 
-    f, records, results, first, speed = forecast, reports.records, reports.results, reports.first, reports.speed
+    f, records, speed = forecast, reports.records, reports.speed
     predicted = f.estimate if speed is None else f.estimate.at_speed(speed)
-    return Run(
+    run = Run(
         name=folder.name,
         job=job.source or "in memory",
         digest=job.digest,
@@ -83,15 +100,31 @@ def make_run(
         machine=_machine(),
         versions=_versions(),
         ranks=f.plan.ranks,
-        device=first["device"],
+        device=f.cluster.device.kind,
         batch_size=job.batch_size,
         plan=f.plan,
         cluster=f.cluster,
         profile=f.profile,
         estimate=predicted,
         answer=f.answer,
-        steps=(*(s for s in earlier if s.step < records[0].step), *records),
+        steps=(*(s for s in earlier if not records or s.step < records[0].step), *records),
         predicted=predicted_timeline(f.profile, f.plan, f.cluster, predicted, speed or 1.0),
+        step_seconds=statistics.median(r.seconds for r in records) if records else 0.0,
+        faults=reports.faults,
+        failure=failure,
+        folder=folder,
+    )
+    return run if failure else _with_results(run, f, reports)
+
+
+def _with_results(run: Run, f: Forecast, reports: RankReports) -> Run:
+    """Add what only ranks that ended well can report."""
+    from ..core.timeline import Timeline
+
+    results, first = reports.results, reports.first
+    return dataclasses.replace(
+        run,
+        device=first["device"],
         measured=Timeline(
             "measured",
             tuple(s for r in results for s in r["spans"]),
@@ -101,8 +134,7 @@ def make_run(
         peak_bytes=max(r["peak_bytes"] for r in results),
         memory_parts=max(results, key=lambda r: r["peak_bytes"])["parts"],
         evaluation=first["evaluation"],
-        division=_split_summary(f.profile, f.plan, f.cluster, results),
-        folder=folder,
+        division=_split_summary(f.profile, f.plan, f.cluster, results) if len(results) == f.plan.processes else None,
     )
 
 

@@ -68,6 +68,10 @@ def _headline(run: Run, sections: list[str]) -> Html:
         ("Machine", cut(run.machine, 160)),
         ("Command", tag("code", cut(shlex.join(run.command), 400))),
     ]
+    if run.failure:
+        facts.insert(0, ("Failed", tag("strong", f"{_stopped_after(run)}: {cut(run.failure, 600)}")))
+    if run.faults:
+        facts.insert(1, (f"Survived {len(run.faults)}", tag("ul", *(tag("li", cut(f, 200)) for f in run.faults[:20]))))
     return tag(
         "header",
         tag("h1", tag("b", cut(run.name, 60)), " · ", cut(run.profile.name, 40), f" · batch of {run.batch_size}"),
@@ -75,6 +79,10 @@ def _headline(run: Run, sections: list[str]) -> Html:
         tag("dl", *((tag("dt", key), tag("dd", value)) for key, value in facts), class_="facts"),
         tag("nav", *(tag("a", key, href=f"#{key.lower()}") for key in sections), aria_label="Sections"),
     )
+
+
+def _stopped_after(run: Run) -> str:
+    return f"after step {run.steps[-1].step + 1}" if run.steps else "before the first step"
 
 
 def _ranks(n: int) -> str:

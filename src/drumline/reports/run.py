@@ -72,6 +72,10 @@ class Run:
     evaluation: dict[str, float] = field(default_factory=dict)
     division: SplitSummary | None = None
     """How the plan split the model, and the bubble of its pipeline; none if it splits nothing."""
+    faults: tuple[str, ...] = ()
+    """The faults that it survived, in order."""
+    failure: str = ""
+    """Why it ended before its last step; empty if it did not, or was asked to."""
     folder: Path | None = field(default=None, compare=False)
     """Where it is saved."""
 
@@ -201,6 +205,8 @@ class _Head:
     evaluation: dict[str, float]
     files: dict[str, str]
     division: SplitSummary | None = None
+    faults: tuple[str, ...] = ()
+    failure: str = ""
 
 
 def _read_head(folder: Path) -> _Head:

@@ -34,7 +34,7 @@ class JsonLinesFile(Sink):
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
-        self._path, self._truncate = path, resume
+        self._path, self._last = path, math.inf if resume else -1
         try:
             self._file: TextIO = path.open("a" if resume else "w", encoding="utf-8", buffering=1)
         except OSError as e:
@@ -43,9 +43,9 @@ class JsonLinesFile(Sink):
     def write(self, record: StepRecord) -> None:
         """Write one line; a full disk must not end the training."""
         try:
-            if self._truncate:  # only now is the first step of the resumed run known
+            if record.step <= self._last:  # the run was resumed or restarted, and this is its first step
                 self._file.truncate(length_before(self._path, record.step))
-                self._truncate = False
+            self._last = record.step
             self._file.write(step_line(record))
         except OSError:
             return

@@ -1,0 +1,179 @@
+"""Injects faults into chosen ranks, to see that a run survives them: `kill:1@5` kills rank 1 in step 5.
+
+A list of faults, separated by commas: KIND[:RANK][@STEP][/PLACE][xN or !], such as `raise:0@3/backward`. Steps are
+counted from 0. A fault occurs in the first attempt of a run; with `x3` in the first three attempts, with `!` in all of
+them. `random:SECONDS` injects faults at random steps into random ranks, that far apart on average;
+`random:SECONDS#SEED` draws others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import re
+import resource
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import InputError, nearest
+from .rank_status import RankStatus, rank_status
+
+CHAOS = "DRUMLINE_CHAOS"
+"""The variable with the faults to inject into the ranks."""
+ATTEMPT = "DRUMLINE_ATTEMPT"
+"""The variable with the number of restarts so far."""
+KINDS = {
+    "raise": "an exception",
+    "kill": "SIGKILL",
+    "segv": "a segmentation fault",
+    "abort": "SIGABRT",
+    "exit": "os._exit(9)",
+    "memory": "memory runs out",
+    "stop": "SIGSTOP",
+    "hang": "the rank sleeps and never calls the next collective",
+    "slow": "half a second of sleep",
+}
+PLACES = ("start", "data", "forward", "backward", "communication", "optimizer", "collective", "save", "end")
+RANDOM_KINDS = ("kill", "kill", "raise", "segv", "exit", "stop")
+_ENTERED = {"starting": "start", "saving": "save", "ending": "end"}
+_FORM = re.compile(
+    r"(?P<kind>[a-z]+)(:(?P<rank>\d{1,6}))?(@(?P<step>\d{1,9}))?(/(?P<place>[a-z]+))?(x(?P<times>\d{1,3})|(?P<always>!))?"
+)
+_RANDOM = re.compile(r"random:(?P<seconds>\d{1,9}(\.\d{1,9})?)(#(?P<seed>\d{1,9}))?")
+_SPARE = 64 << 20
+"""Bytes of address space that are left when memory is to run out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault to inject."""
+
+    kind: str
+    rank: int = 0
+    step: int = 0
+    place: str = "forward"
+    attempts: float = 1
+    """Attempts of the run in which it occurs: the first, the first n, or all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomFaults:
+    """Faults at random steps."""
+
+    seconds: float
+    """Between two of them, on average."""
+    seed: int = 0
+
+
+def parse_faults(text: str) -> list[Fault | RandomFaults]:
+    """Read a list of faults."""
+    faults: list[Fault | RandomFaults] = []
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        if match := _RANDOM.fullmatch(word):
+            if not float(match["seconds"]) > 0:
+                raise InputError(f"--chaos {word}", rule="random:SECONDS with a time above 0")
+            faults.append(RandomFaults(float(match["seconds"]), int(match["seed"] or 0)))
+            continue
+        match = _FORM.fullmatch(word)
+        if match is None:
+            raise InputError(
+                f"--chaos {word}", rule="KIND[:RANK][@STEP][/PLACE][xN or !], or random:SECONDS", fix="kill:1@5"
+            )
+        kind, place = match["kind"], match["place"] or "forward"
+        for value, known in ((kind, tuple(KINDS)), (place, PLACES)):
+            if value not in known:
+                raise InputError(f"--chaos {word}", rule=f"one of {', '.join(known)}", fix=nearest(value, known))
+        attempts = float("inf") if match["always"] else float(match["times"] or 1)
+        faults.append(Fault(kind, int(match["rank"] or 0), int(match["step"] or 0), place, attempts))
+    return faults
+
+
+def inject_from(environment: Mapping[str, str], *, rank: int, ranks: int) -> None:
+    """Inject the faults that the launcher's variables ask for into this rank."""
+    text = environment.get(CHAOS, "")
+    if not text:
+        return
+    attempt = environment.get(ATTEMPT) or environment.get("TORCHELASTIC_RESTART_COUNT") or "0"
+    injector = FaultInjector(
+        parse_faults(text), rank=rank, ranks=ranks, attempt=int(attempt) if attempt.isdecimal() else 0
+    )
+    injector.follow(rank_status())
+
+
+class FaultInjector:
+    """Injects faults into this rank when its status reaches their step and place."""
+
+    def __init__(self, faults: Sequence[Fault | RandomFaults], *, rank: int, ranks: int, attempt: int) -> None:
+        self._rank, self._ranks, self._attempt = rank, ranks, attempt
+        self._faults = [f for f in faults if isinstance(f, Fault) and f.rank == rank and attempt < f.attempts]
+        self._random = [f for f in faults if isinstance(f, RandomFaults)]
+        self._step, self._last = -1, time.monotonic()
+
+    def follow(self, status: RankStatus) -> None:
+        """Watch the status of this rank, from its start on."""
+        status.listener = self._on_change
+        self._on_change("place", "starting")
+
+    def _on_change(self, what: str, value: str) -> None:
+        if what == "step":
+            self._step = int(value)
+            self._draw()
+            return
+        place = {"place": _ENTERED.get(value, ""), "collective": "collective"}.get(what, value)
+        for fault in list(self._faults):
+            if fault.place == place and self._is_due(fault):
+                self._faults.remove(fault)
+                inject(fault.kind, self._rank)
+
+    def _is_due(self, fault: Fault) -> bool:
+        if fault.place in ("start", "end"):
+            return True
+        if fault.place in ("data", "save"):  # before and after the step that counts
+            return self._step + 1 >= fault.step
+        return 0 <= self._step >= fault.step
+
+    def _draw(self) -> None:
+        """All ranks draw the same numbers, so a fault reaches one of them."""
+        now = time.monotonic()
+        elapsed, self._last = now - self._last, now
+        for chaos in self._random:
+            draw = random.Random(f"{chaos.seed}/{self._attempt}/{self._step}")
+            chance, rank, kind = draw.random(), draw.randrange(self._ranks), draw.choice(RANDOM_KINDS)
+            if rank == self._rank and chance < min(0.5, elapsed / chaos.seconds):
+                inject(kind, self._rank)
+
+
+def inject(kind: str, rank: int) -> None:
+    """Let a fault happen in this process."""
+    if kind == "raise":
+        raise RuntimeError(f"injected into rank {rank}")
+    if kind == "exit":
+        os._exit(9)
+    if kind in ("kill", "abort", "stop"):
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "abort": signal.SIGABRT, "stop": signal.SIGSTOP}[kind])
+    elif kind == "segv":
+        ctypes.string_at(0)
+    elif kind == "memory":
+        _run_out_of_memory()
+    elif kind == "hang":
+        while True:
+            time.sleep(3600)
+    elif kind == "slow":
+        time.sleep(0.5)
+
+
+def _run_out_of_memory() -> None:
+    """Allocate more than is allowed, as a model that does not fit would."""
+    import torch
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _SPARE, before[1]))
+    try:
+        torch.empty(1 << 40, dtype=torch.uint8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

@@ -1,0 +1,86 @@
+"""What the ranks of a training report while it runs: steps to the log, the sinks and the screen, and the speed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .training import RankReports
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..plans import Plan
+    from ..reports import StepRecord
+    from ..runtime.telemetry.log import StepLog
+    from ..runtime.telemetry.sinks import Sink
+    from .forecast import Forecast
+    from .train import TrainObserver
+
+
+class TrainingEvents:
+    """Receives the events of the ranks. After a restart, steps that run again replace their earlier records."""
+
+    def __init__(self, forecast: Forecast, steps: int, sinks: Sequence[Sink], observer: TrainObserver) -> None:
+        self._forecast, self._steps, self._sinks = forecast, steps, sinks
+        self.observer = observer
+        self.records: list[StepRecord] = []
+        self.steps_done = 0
+        """The most steps that were done in any attempt."""
+        self.faults: list[str] = []
+        """The faults that were survived."""
+        self._speed: float | None = None
+        self._log = self._new_log(forecast.plan)
+
+    def begin(self, plan: Plan) -> None:
+        """An attempt begins, under the plan of the run or, while ranks are lost, under a smaller one."""
+        self._log = self._new_log(plan)
+
+    def _new_log(self, plan: Plan) -> StepLog:
+        from ..costs import estimate
+        from ..runtime.telemetry.log import RunFacts, StepLog
+
+        f = self._forecast
+        predicted = f.estimate if plan == f.plan else estimate(f.profile, plan, f.cluster)
+        if self._speed is not None:
+            predicted = predicted.at_speed(self._speed)
+        return StepLog(RunFacts.of(self._steps, plan, f.profile, f.cluster, predicted))
+
+    def __call__(self, rank: int, event: dict[str, Any]) -> None:
+        """One event of a rank."""
+        if "message" in event:
+            self.observer.note(event["message"])
+        elif (speed := self._forecast.speed_of(event)) is not None:
+            self._speed = speed
+            self._log.predicted = self._log.predicted / speed if self._log.predicted else None
+            self.observer.note(_speed_note(event, speed, self._log.predicted))
+        else:
+            self._step(event)
+
+    def _step(self, event: dict[str, Any]) -> None:
+        record = self._log.record(event)
+        while self.records and self.records[-1].step >= record.step:
+            self.records.pop()
+        self.records.append(record)
+        self.steps_done = max(self.steps_done, record.step + 1)
+        for sink in self._sinks:
+            sink.write(record)
+        self.observer.step(record, profiled=event["probed"])
+
+    def reports(self, results: list[dict[str, Any]]) -> RankReports:
+        """What the ranks reported in all."""
+        return RankReports(self.records, results, self._speed, tuple(self.faults))
+
+    def close(self) -> None:
+        """The ranks have ended."""
+        self.observer.close()
+        for sink in self._sinks:
+            sink.close()
+
+
+def _speed_note(event: dict[str, Any], speed: float, predicted: float | None) -> str:
+    from ..core.units import format_seconds
+
+    now = f"; predicted {format_seconds(predicted)} a step" if predicted else ""
+    if "pace" in event:
+        return f"the GPU's host now takes {event['pace']:.2f} times as long as when it was measured{now}"
+    return f"the machine now runs at {speed:.2f} of its measured speed{now}"

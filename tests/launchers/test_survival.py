@@ -1,0 +1,242 @@
+"""Trainings that survive their faults, end cleanly on signals, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fault_matrix
+import psutil
+import pytest
+from fault_matrix import Cell, cover, problems
+
+from drumline.core.errors import RankFailed
+from drumline.loop.checkpoints import CheckpointOptions
+from drumline.loop.report import load_run, report
+from drumline.loop.restarts import FaultOptions
+from drumline.loop.train import train
+
+JOB = """
+import os, subprocess, time, torch
+from torch import nn
+import drumline as dl
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, nap=0.0): self.nap = nap
+    def __len__(self): return 40
+    def __getitem__(self, i):
+        time.sleep(self.nap)
+        return torch.randn(6, generator=torch.Generator().manual_seed(i), dtype=torch.float64), i % 3
+
+def made(nap, steps, dropout=0.2):
+    return dl.Job(
+        model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(dropout), nn.ReLU(), nn.Linear(8, 3)).double(),
+        loss=nn.functional.cross_entropy, optimizer=lambda p: torch.optim.AdamW(p, lr=0.01),
+        data=lambda: Data(nap), batch_size=8, steps=steps)
+
+def job(): return made(0.0, 10)
+def slow(): return made(0.02, 10000)
+def forty(): return made(0.02, 40, dropout=0.0)  # masks differ between replicas
+def with_child():
+    if "RANK" in os.environ:
+        child = subprocess.Popen(["sleep", "600"])
+        open(f"child-{os.environ['RANK']}", "w").write(str(child.pid))
+    return made(0.02, 10000)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "j.py").write_text(JOB)
+    return tmp_path
+
+
+def losses(
+    folder: Path, name: str, plan: str = "dp=2", chaos: str = "", every: int = 2, **options: object
+) -> list[float]:
+    """The losses of a run of ten steps with injected faults."""
+    run = train(
+        folder / "j.py",
+        plan,
+        cluster="dgx-h100",
+        output=folder / name,
+        checkpoints=CheckpointOptions(every=every),
+        faults=FaultOptions(chaos=chaos, **options),  # type: ignore[arg-type]
+    )
+    lines = (folder / name / "steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(10))  # every step once, in order
+    assert load_run(folder / name).faults == run.faults
+    if chaos:
+        assert run.faults
+    return run.losses
+
+
+@pytest.mark.parametrize("cell", cover(3), ids=str)
+def test_the_rank_that_failed_is_named(cell: Cell, tmp_path: Path) -> None:
+    assert problems(cell, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", cover(40)[3:], ids=str)
+def test_the_rank_that_failed_is_named_in_more_cells(cell: Cell, tmp_path: Path) -> None:
+    assert problems(cell, tmp_path) == []
+
+
+def test_the_check_for_the_named_rank_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fault_matrix.KINDS, "raise", ("another message", "another line"))
+    wrong = problems(Cell("dp", "gloo", "raise", "forward", 1), tmp_path)
+    assert [text.split(":")[0] for text in wrong] == ["the message is", "the traceback or stack has no 'another line'"]
+
+
+def test_a_disturbed_run_equals_an_undisturbed_one(folder: Path) -> None:
+    """Killed, crashed and failing ranks at four moments, the last during the restart after the one before."""
+    straight = losses(folder, "straight")
+    chaos = "kill:1@3,segv:0@5/optimizerx2,exit:1@7x3,kill:0/startx1"
+    assert losses(folder, "disturbed", chaos=chaos) == straight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("plan", ["dp=2,zero=1", "dp=2,zero=3", "pp=2,micro=2", "tp=2"])
+@pytest.mark.parametrize("place", ["forward", "backward", "save", "end"])
+def test_equal_under_every_family_of_plans(folder: Path, plan: str, backend: str, place: str) -> None:
+    plan = f"{plan},backend={backend}"
+    assert losses(folder, "b", plan, f"kill:1@4/{place}") == losses(folder, "a", plan)
+
+
+@pytest.mark.slow
+def test_without_checkpoints_it_starts_again(folder: Path) -> None:
+    assert losses(folder, "b", chaos="kill:1@4", every=0) == losses(folder, "a", every=0)
+
+
+@pytest.mark.slow
+def test_two_ranks_at_once_during_a_save(folder: Path) -> None:
+    chaos = "kill:1@4/save,kill:2@4/save"
+    assert losses(folder, "b", "dp=3", chaos) == losses(folder, "a", "dp=3")
+
+
+def test_fewer_ranks_then_all_again(folder: Path) -> None:
+    """Rank 1 fails twice without a new step: the run continues without it, and takes it back."""
+    job, saves = f"{folder / 'j.py'}:forty", CheckpointOptions(every=2)
+    faults = FaultOptions(chaos="kill:1@4x2", min_ranks=1, regrow=2.0)
+    run = train(job, "dp=2", cluster="dgx-h100", output=folder / "run", checkpoints=saves, faults=faults)
+    assert run.faults[1].endswith("continued with dp=1")
+    straight = train(job, "dp=2", cluster="dgx-h100", output=folder / "straight")
+    assert [s.step for s in run.steps] == list(range(40))
+    assert run.losses == pytest.approx(straight.losses, rel=1e-12)  # one rank adds in another order than two
+
+
+def test_a_stopped_rank_is_named(folder: Path) -> None:
+    with pytest.raises(RankFailed) as caught:
+        losses(folder, "run", chaos="stop:1@6", hang_timeout="2s", restarts=0)
+    error = caught.value
+    assert error.rank == 1 and error.kind == "hang"
+    assert "rank 1 is stopped (state T)" in error.what
+    assert "stack of rank 0" in error.trace and "rank 0: training, step 6" in error.what
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["stop", "hang"])
+def test_hangs_are_survived(folder: Path, kind: str) -> None:
+    assert losses(folder, "b", chaos=f"{kind}:1@6", hang_timeout="2s") == losses(folder, "a")
+
+
+def test_a_crash_loop_ends_with_a_report(folder: Path) -> None:
+    with pytest.raises(RankFailed, match="gave up after 3 restarts, 3 of them without a new step") as caught:
+        losses(folder, "run", chaos="kill:1@4!")
+    assert caught.value.exit_code == 5
+    run = load_run(folder / "run")
+    assert "gave up" in run.failure and len(run.faults) == 3 and len(run.steps) == 4
+    page = report(folder / "run").read_text()
+    assert "gave up after 3 restarts" in page and "after step 4" in page
+    # a failed run does not keep its folder from being used again
+    assert len(losses(folder, "run")) == 10
+
+
+@contextmanager
+def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """`drumline train` in a process group of its own, once it has done two steps."""
+    line = [sys.executable, "-m", "drumline", "train", *words, "--plan", "dp=2", "--cluster", "dgx-h100", "-o", "run"]
+    process = subprocess.Popen(
+        line, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        end = time.monotonic() + 90
+        steps = folder / "run" / "steps.jsonl"
+        while not steps.exists() or len(steps.read_text().splitlines()) < 2:
+            assert process.poll() is None and time.monotonic() < end, process.communicate()
+            time.sleep(0.05)
+        yield process
+    finally:
+        for member in (
+            (*psutil.Process(process.pid).children(recursive=True), process) if process.poll() is None else ()
+        ):
+            member.kill()
+        process.communicate()
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    parent = psutil.Process(process.pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    return not alive
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("whom", ["everybody", pytest.param("one rank", marks=pytest.mark.slow)])
+def test_preemption(folder: Path, number: signal.Signals, whom: str) -> None:
+    """Schedulers signal all processes of a job: launcher, fork server, resource tracker and ranks."""
+    with started(folder, "j.py:slow") as process:
+        members = family(process)
+        ranks = [p for p in members if p.ppid() not in (process.pid, os.getpid())]
+        assert len(ranks) == 2
+        for member in members if whom == "everybody" else ranks[1:]:
+            member.send_signal(number)
+        out, errors = process.communicate(timeout=60)
+        assert gone(members)
+    assert process.returncode == 0, out + errors
+    assert "preempted: continue with --resume auto" in errors
+    [checkpoint] = (folder / "run" / "checkpoints").glob("step-*")
+    lines = (folder / "run" / "steps.jsonl").read_text().splitlines()
+    assert int(checkpoint.name[5:]) == len(lines) == len(load_run(folder / "run").steps)
+
+
+@pytest.mark.slow
+def test_a_second_signal_stops_at_once(folder: Path) -> None:
+    with started(folder, "j.py:slow") as process:
+        members = family(process)
+        process.send_signal(signal.SIGSTOP)  # so that both arrive before the step ends
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT):
+            process.send_signal(number)
+        process.communicate(timeout=20)
+        assert gone(members)
+    assert process.returncode == 130
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_behind(folder: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that ranks have started end with them, and the launcher's temporary folders are removed."""
+    (folder / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder / "temporary"))
+    with started(folder, "j.py:with_child") as process:
+        members = family(process)
+        children = [psutil.Process(int((folder / f"child-{r}").read_text())) for r in range(2)]
+        process.send_signal(number)
+        process.communicate(timeout=20)
+        assert gone([*members, *children])
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    end = time.monotonic() + 5
+    while (left := [p.name for p in (folder / "temporary").iterdir()]) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert left == []

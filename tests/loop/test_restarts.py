@@ -1,0 +1,168 @@
+"""When to restart, when to give up, when to continue with fewer ranks: decisions without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.core.errors import InputError, RankFailed
+from drumline.launchers.hang_watch import HangWatch
+from drumline.loop.restarts import FaultOptions, RestartLoop
+from drumline.plans import Plan
+from drumline.runtime.training.checkpoint_policy import CheckpointPolicy
+
+DONE = [{"preempted": False}]
+Result = RankFailed | list[dict[str, Any]] | Callable[[], list[dict[str, Any]]]
+
+
+def failed(kind: str = "signal", rank: int = 1, what: str = "") -> RankFailed:
+    return RankFailed(what or f"rank {rank} was ended by signal SIGKILL", rank=rank, kind=kind)
+
+
+class Script:
+    """Attempts that end as written: after so many steps, with a failure or a result."""
+
+    def __init__(self, folder: Path, *ends: tuple[int, Result], plan: str = "dp=4", **options: Any) -> None:
+        self.ends, self.plans, self.resumed, self.notes, self.steps = list(ends), [], [], [], 0
+        self.loop = RestartLoop(
+            self.attempt,
+            Plan.parse(plan),
+            CheckpointPolicy(str(folder), 1),
+            FaultOptions(**options),
+            watch=HangWatch(),
+            steps_done=lambda: self.steps,
+            notify=self.notes.append,
+        )
+
+    def attempt(self, plan: Plan, saves: CheckpointPolicy, number: int) -> list[Any]:
+        assert number == len(self.plans)
+        self.plans.append(str(plan))
+        self.resumed.append(saves.resume)
+        self.steps, end = self.ends.pop(0)
+        if isinstance(end, RankFailed):
+            raise end
+        return end() if callable(end) else end
+
+
+def test_a_killed_rank_restarts_the_run(tmp_path: Path) -> None:
+    script = Script(tmp_path, (5, failed()), (9, failed(rank=0)), (12, DONE))
+    assert script.loop.run() == DONE
+    assert script.plans == ["dp=4"] * 3 and script.resumed == [None] * 3
+    assert script.loop.faults == ["rank 1 was ended by signal SIGKILL", "rank 0 was ended by signal SIGKILL"]
+    assert script.notes[0].endswith("restarting dp=4 from step 0, because there is no checkpoint")
+
+
+def test_it_resumes_from_its_own_checkpoints_only(tmp_path: Path) -> None:
+    (tmp_path / "step-00000500").mkdir()  # of an earlier run in the same folder
+    script = Script(tmp_path, (0, DONE))
+    script.ends = [(3, failed()), (5, failed()), (9, DONE)]
+    first = script.attempt
+
+    def attempt(plan: Plan, saves: CheckpointPolicy, number: int) -> list[Any]:
+        if number == 1:
+            (tmp_path / "step-00000004").mkdir()
+        return first(plan, saves, number)
+
+    script.loop._attempt = attempt
+    script.loop.run()
+    assert script.resumed == [None, None, str(tmp_path / "step-00000004")]
+
+
+def test_three_restarts_without_progress_are_enough(tmp_path: Path) -> None:
+    script = Script(tmp_path, (5, failed()), *[(5, failed(rank=r)) for r in (0, 1, 2)])
+    with pytest.raises(RankFailed) as caught:
+        script.loop.run()
+    assert caught.value.exit_code == 5 and caught.value.rank == 2
+    assert caught.value.what.startswith("gave up after 3 restarts, 3 of them without a new step: rank 2 was")
+    assert caught.value.rule == "at most 3 restarts without a new step"
+
+
+def test_progress_resets_the_count(tmp_path: Path) -> None:
+    ends = [(step, failed(rank=step % 3)) for step in (1, 1, 1, 2, 2, 2, 3, 3, 3)]
+    script = Script(tmp_path, *ends, (4, DONE))
+    assert script.loop.run() == DONE and len(script.loop.faults) == 9
+
+
+@pytest.mark.parametrize("ends", [[(0, "first")], [(4, "same"), (4, "same")]])
+def test_an_exception_that_comes_again_ends_the_run(tmp_path: Path, ends: list[tuple[int, str]]) -> None:
+    script = Script(tmp_path, *[(n, failed("exception", what=text)) for n, text in ends])
+    with pytest.raises(RankFailed, match=ends[0][1]):
+        script.loop.run()
+    assert not script.ends
+
+
+def test_other_errors_and_no_restarts(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed):
+        Script(tmp_path, (5, failed()), restarts=0).loop.run()
+
+    def bad_input() -> list[Any]:
+        raise InputError("a bad batch")
+
+    script = Script(tmp_path, (5, bad_input))
+    with pytest.raises(InputError):
+        script.loop.run()
+
+
+def test_fewer_ranks_when_one_does_not_come_back(tmp_path: Path) -> None:
+    script = Script(tmp_path, (5, failed()), (5, failed()), (12, DONE), min_ranks=2)
+    assert script.loop.run() == DONE
+    assert script.plans == ["dp=4", "dp=4", "dp=3"]
+    assert script.loop.faults[1] == "rank 1 was ended by signal SIGKILL; continued with dp=3"
+
+
+def test_fewer_ranks_keep_the_rest_of_the_plan(tmp_path: Path) -> None:
+    script = Script(tmp_path, (5, failed()), (5, failed()), (9, DONE), plan="dp=4,shard=2,zero=3,micro=2", min_ranks=1)
+    script.loop.run()
+    assert script.plans[-1] == "dp=2,shard=2,zero=3,micro=2"  # shard=2 does not divide dp=3
+
+
+def test_not_below_the_least_number_of_ranks(tmp_path: Path) -> None:
+    for plan, least in (("dp=4", 4), ("tp=2", 1)):
+        script = Script(tmp_path, *[(5, failed())] * 4, plan=plan, min_ranks=least)
+        with pytest.raises(RankFailed, match="gave up after 3 restarts"):
+            script.loop.run()
+        assert script.plans == [str(Plan.parse(plan))] * 4
+
+
+def test_the_full_size_is_tried_again(tmp_path: Path) -> None:
+    """The ranks are asked to stop by the file STOP, save, and start again in full number."""
+
+    def until_asked() -> list[Any]:
+        import time
+
+        end = time.monotonic() + 10
+        while not (tmp_path / "STOP").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        return [{"preempted": True}]
+
+    script = Script(tmp_path, (5, failed()), (5, failed()), (9, until_asked), (12, DONE), min_ranks=1, regrow=0.1)
+    assert script.loop.run() == DONE
+    assert script.plans == ["dp=4", "dp=4", "dp=3", "dp=4"]
+    assert not (tmp_path / "STOP").exists()
+    assert "trying all 4 ranks again: dp=4" in script.notes
+
+
+def test_a_hang_makes_the_watch_more_patient(tmp_path: Path) -> None:
+    script = Script(tmp_path, (5, failed("hang")), (9, DONE))
+    before = script.loop._watch.limit
+    script.loop.run()
+    assert script.loop._watch.limit == 2 * before
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (FaultOptions(restarts=-1), "--restarts -1"),
+        (FaultOptions(min_ranks=0), "--min-ranks 0"),
+        (FaultOptions(hang_timeout="soon"), "--hang-timeout soon"),
+        (FaultOptions(hang_timeout="0"), "--hang-timeout 0"),
+        (FaultOptions(chaos="kil:1"), "--chaos kil:1"),
+    ],
+)
+def test_bad_options(options: FaultOptions, text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        options.check()
