@@ -86,6 +86,8 @@ def test_through_the_command_line(folder: Path) -> None:
         "run",
         "--steps",
         "500",
+        "--restarts",
+        "0",
     )
     with started(folder, *words) as process:
         wait_for(folder / "rank-1.pid", folder / "run" / "steps.jsonl")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing.util
 import os
 import random
 import sys
@@ -98,6 +99,7 @@ def problems(cell: Cell, folder: Path) -> list[str]:
     """Train with the fault; what is wrong about how it ended."""
     job = folder / "job.py"
     job.write_text(JOB)
+    multiprocessing.util.get_temp_dir()  # the fork server keeps its address for the whole process
     tempfile.tempdir = str(folder / "temporary")  # of its own: other programs use the usual one
     Path(tempfile.tempdir).mkdir()
     before = set(_leftovers())

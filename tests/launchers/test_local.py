@@ -171,7 +171,7 @@ def _results(command: list[str], folder: Path, *more: str) -> list[Any]:
     return [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
 
 
-SCRIPT = """import os, pathlib, sys, time
+SLEEPS = """import os, pathlib, sys, time
 pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(str(os.getpid()))
 time.sleep(60)
 """
@@ -189,7 +189,7 @@ if __name__ == '__main__':
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize(
-    "text, command", [(SCRIPT, ["-m", "drumline", "run", "-n", "2"]), (SPAWNS, [])], ids=["run", "spawn"]
+    "text, command", [(SLEEPS, ["-m", "drumline", "run", "-n", "2"]), (SPAWNS, [])], ids=["run", "spawn"]
 )
 def test_killing_the_launcher_ends_its_ranks(tmp_path: Path, text: str, command: list[str], how: str) -> None:
     """Also if the ranks do not communicate with it."""
