@@ -93,6 +93,7 @@ class GroupWork(dist.Work):
         self._outputs, self._span = outputs, span
         self._completed = _COMPLETED if done else threading.Event()
         self._error: BaseException | None = None
+        self._signal: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._source = -1
 
@@ -103,9 +104,9 @@ class GroupWork(dist.Work):
         with _FUTURES:
             self._error = None if error is None else for_torch(error)
             self._completed.set()
-            future = self._future
-        if future is not None:
-            self._complete_future(future)
+            signal = self._signal
+        if signal is not None:
+            signal.set_result(None)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Block until it is complete; raise its error."""
@@ -142,22 +143,26 @@ class GroupWork(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future that completes with the call; made on request."""
+        """A future that completes with the call; made on request.
+
+        Its error is raised in a callback, because DDP reads it in C++. `Future.set_exception` would only store the
+        exception as a value, which C++ takes for a tensor: the process then ends by SIGSEGV.
+        """
         with _FUTURES:
             if self._future is not None:
                 return self._future
-            future: torch.futures.Future[Any] = torch.futures.Future()
-            self._future = future
+            signal: torch.futures.Future[None] = torch.futures.Future()
+            self._future = signal.then(self._outcome)
             if not self._completed.is_set():
-                return future
-        self._complete_future(future)
-        return future
+                self._signal = signal
+                return self._future
+        signal.set_result(None)
+        return self._future
 
-    def _complete_future(self, future: torch.futures.Future[Any]) -> None:
+    def _outcome(self, _: torch.futures.Future[None]) -> list[Tensor]:
         if self._error is not None:
-            future.set_exception(self._error)
-        else:
-            future.set_result(list(self._outputs))
+            raise self._error
+        return list(self._outputs)
 
 
 class MessageWork(GroupWork):
