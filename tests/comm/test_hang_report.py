@@ -42,3 +42,35 @@ def test_suspects(readings, states, suspects, words) -> None:
     report = hang_report(readings, states=states, silent_for=12.0)
     assert report.suspects == suspects
     assert words in report.text
+
+
+def waiting(peers: tuple[int, ...], *, group: int = 0, number: int = 0, inside: bool = True) -> StatusReading:
+    return StatusReading(100.0, "training", 7, "forward", 9, inside, f"call {number}", "job.py:3", group, number, peers)
+
+
+@pytest.mark.parametrize(
+    ("readings", "suspects", "words"),
+    [
+        # a pipeline: 3 waits for 2, 2 for 1, and 1 computes
+        ({0: waiting((1,)), 1: waiting((0,), inside=False), 2: waiting((1,)), 3: waiting((2,))}, (1,), "wait for it"),
+        # two groups with their own numbers: rank 3 has made fewer calls of its group than rank 2
+        (
+            {
+                0: waiting((0, 1), group=5, number=40, inside=False),
+                1: waiting((0, 1), group=5, number=40, inside=False),
+                2: waiting((2, 3), group=6, number=8),
+                3: waiting((2, 3), group=6, number=7, inside=False),
+            },
+            (3,),
+            "rank 3 is missing",
+        ),
+        # two ranks that wait for each other in different calls
+        ({0: waiting((0, 1), group=5, number=2), 1: waiting((0, 1), group=6, number=3)}, (0, 1), "different calls"),
+        # all in one call
+        ({r: waiting((0, 1), group=5, number=2) for r in range(2)}, (), "none can be named"),
+    ],
+)
+def test_suspects_by_who_waits_for_whom(readings, suspects, words) -> None:
+    report = hang_report(readings, silent_for=12.0)
+    assert report.suspects == suspects
+    assert words in report.text

@@ -37,8 +37,9 @@ def hang_report(
 
     `readings` has the status of each rank that has one, `states` the state of its process, if known: a letter of
     /proc/PID/stat or `ended`. The first of these rules that finds ranks decides: a process has ended or is stopped; a
-    rank has no status; it has started fewer collectives than others; it is in another collective than most; it is
-    outside of the collective that the others are in.
+    rank has no status; others wait for it, directly or through others, while it waits for none; it has started fewer
+    collectives than others; it is in another collective than most; it is outside of the collective that the others
+    are in. The last three compare all ranks, and count only where no rank states whom it waits for.
     """
     ranks = sorted({*readings, *states})
     reason, suspects = _suspects(ranks, readings, states)
@@ -63,11 +64,36 @@ def _suspects(
         ("{verb} stopped (state T)", (r for r in ranks if states.get(r, "") in STOPPED)),
         ("{verb} silent: no status", (r for r in ranks if r not in readings)),
     ]
-    rules += _by_calls(ranks, readings)
+    if any(status.in_collective and status.peers for status in readings.values()):
+        rules += _by_waits(readings)
+    else:
+        rules += _by_calls(ranks, readings)
     for reason, found in rules:
         if suspects := list(found):
             return reason, suspects
     return "", []
+
+
+def _by_waits(readings: Mapping[int, StatusReading]) -> list[tuple[str, Iterable[int]]]:
+    """Follow who waits for whom: groups have their own calls, so numbers are compared within a group only."""
+    waits = {r: _missing_peers(r, status, readings) for r, status in readings.items() if status.in_collective}
+    awaited = {peer for peers in waits.values() for peer in peers}
+    missing = sorted(peer for peer in awaited if peer not in waits)
+    calls = {status.collective for status in readings.values() if status.in_collective}
+    return [
+        ("{verb} missing: the others wait for it" if len(missing) == 1 else "{verb} missing: others wait", missing),
+        ("{verb} in different calls, each waiting for another", sorted(awaited) if len(calls) > 1 else ()),
+    ]
+
+
+def _missing_peers(rank: int, status: StatusReading, readings: Mapping[int, StatusReading]) -> list[int]:
+    """The peers that are not known to have made the call that a rank is in."""
+
+    def arrived(peer: int) -> bool:
+        other = readings[peer]
+        return bool(status.group) and other.group == status.group and other.number >= status.number
+
+    return [peer for peer in status.peers if peer != rank and peer in readings and not arrived(peer)]
 
 
 def _by_calls(ranks: list[int], readings: Mapping[int, StatusReading]) -> list[tuple[str, Iterable[int]]]:

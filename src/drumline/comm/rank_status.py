@@ -1,7 +1,8 @@
 """What this rank does now, in a small memory-mapped file that its launcher can read while the rank hangs.
 
-The launcher names the file in DRUMLINE_STATUS; without it the status stays in this process. Writing takes a few
-microseconds and no lock: a counter is odd while a record is written, and a reader tries again.
+The launcher names the file in DRUMLINE_STATUS; without it the status stays in this process, and a change costs less
+than a microsecond. Writing to the file takes a few microseconds. A reader needs no lock: a counter is odd while a
+record is written, and the reader tries again.
 """
 
 from __future__ import annotations
@@ -9,21 +10,25 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 STATUS = "DRUMLINE_STATUS"
 """The variable with the path of this rank's status file."""
-SIZE = 1024
+SIZE = 1280
 """Bytes of a status file."""
-_HEAD = struct.Struct("<QdqqqB")
-"""Write counter, time of the last change, step, collectives started, collectives ended, where in the run it is."""
+_HEAD = struct.Struct("<QdqqqqQB")
+"""Write counter, time of the last change, step, calls started, calls ended, number in its group, group, place."""
 _PLACES = ("starting", "training", "saving", "ending", "ended")
 _TEXT = 300
 """Bytes of each text."""
-_COLLECTIVE, _SITE, _PHASE = 64, 64 + _TEXT, 64 + 2 * _TEXT
+_COLLECTIVE, _SITE, _PHASE, _PEERS = 64, 64 + _TEXT, 64 + 2 * _TEXT, 64 + 3 * _TEXT
+
+_NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,12 @@ class StatusReading:
     """The last collective, with its type and size."""
     site: str
     """The source line that made that call."""
+    group: int = 0
+    """A hash of the ranks that make that call together; 0 for a message between two ranks."""
+    number: int = 0
+    """Its number among the calls of this group."""
+    peers: tuple[int, ...] = ()
+    """The ranks whose calls it needs; empty if they are not known."""
 
     def __str__(self) -> str:
         at = f"step {self.step}" if self.step >= 0 else "before the first step"
@@ -56,10 +67,10 @@ class StatusReading:
 
 
 class RankStatus:
-    """Writes the status of this rank."""
+    """Writes the status of this rank. Any thread may call it."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self._memory: mmap.mmap | bytearray = bytearray(SIZE)
+        self._memory: mmap.mmap | None = None
         if path is not None:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -67,7 +78,11 @@ class RankStatus:
                 self._memory = mmap.mmap(descriptor, SIZE)
             finally:
                 os.close(descriptor)
-        self._writes, self._step, self._started, self._ended, self._place = 0, -1, 0, 0, 0
+        self._lock = threading.Lock()
+        self._writes, self._step, self._started, self._ended, self._place = 2, -1, 0, 0, 0
+        self._group = self._number = 0
+        self._changed = time.monotonic()
+        self._texts = {_COLLECTIVE: "", _SITE: "", _PHASE: "", _PEERS: ""}
         self.listener: Callable[[str, str], None] | None = None
         """Called after each change with (`place`, name), (`step`, number), (`phase`, name) or (`collective`, text)."""
         self._write()
@@ -92,32 +107,53 @@ class RankStatus:
         if self.listener is not None:
             self.listener("phase", name)
 
-    def collective_started(self, text: str, site: str = "") -> None:
-        """A collective was called."""
-        self._started += 1
-        self._write({_COLLECTIVE: text, _SITE: site})
+    def collective_started(
+        self, text: str, site: str = "", *, group: int = 0, number: int = 0, peers: str = ""
+    ) -> None:
+        """A collective was called, or a wait for a message began; `peers` is the text of `rank_list`."""
+        with self._lock:
+            self._started += 1
+            self._group, self._number = group, number
+            self._change({_COLLECTIVE: text, _SITE: site, _PEERS: peers})
         if self.listener is not None:
             self.listener("collective", text)
 
     def collective_ended(self) -> None:
         """The oldest collective in progress has ended."""
-        self._ended += 1
-        self._write()
+        with self._lock:
+            self._ended += 1
+            self._change(_NOTHING)
 
-    def _write(self, texts: dict[int, str] | None = None) -> None:
-        memory = self._memory
-        head = (time.monotonic(), self._step, self._started, self._ended, self._place)
-        _HEAD.pack_into(memory, 0, self._writes + 1, *head)
-        for offset, text in (texts or {}).items():
+    def _write(self, texts: Mapping[int, str] = _NOTHING) -> None:
+        with self._lock:
+            self._change(texts)
+
+    def _change(self, texts: Mapping[int, str]) -> None:
+        self._changed = time.monotonic()
+        self._texts.update(texts)
+        if self._memory is not None:
+            self._writes += 2
+            self._pack(self._memory, texts)
+
+    def _pack(self, memory: mmap.mmap | bytearray, texts: Mapping[int, str]) -> None:
+        counters = self._step, self._started, self._ended, self._number, self._group
+        _HEAD.pack_into(memory, 0, self._writes - 1, self._changed, *counters, self._place)
+        for offset, text in texts.items():
             data = text.encode(errors="replace")[: _TEXT - 2]
             struct.pack_into("<H", memory, offset, len(data))
             memory[offset + 2 : offset + 2 + len(data)] = data
-        self._writes += 2
-        _HEAD.pack_into(memory, 0, self._writes, *head)
+        _HEAD.pack_into(memory, 0, self._writes, self._changed, *counters, self._place)
+
+    def packed(self) -> bytes:
+        """The status as it is now, in the form of a status file."""
+        memory = bytearray(SIZE)
+        with self._lock:
+            self._pack(memory, self._texts)
+        return bytes(memory)
 
     def read(self) -> StatusReading:
         """The status as it is now."""
-        return _parse(bytes(self._memory))
+        return parse_status(self.packed())
 
 
 def read_status(path: str | Path) -> StatusReading | None:
@@ -128,13 +164,14 @@ def read_status(path: str | Path) -> StatusReading | None:
         except OSError:
             return None
         if len(data) == SIZE and (count := _HEAD.unpack_from(data)[0]) and count % 2 == 0:
-            return _parse(data)
+            return parse_status(data)
         time.sleep(0.001)
     return None
 
 
-def _parse(data: bytes) -> StatusReading:
-    _, changed, step, started, ended, place = _HEAD.unpack_from(data)
+def parse_status(data: bytes) -> StatusReading:
+    """The status in the bytes of a status file."""
+    _, changed, step, started, ended, number, group, place = _HEAD.unpack_from(data)
     return StatusReading(
         changed,
         _PLACES[min(place, len(_PLACES) - 1)],
@@ -144,12 +181,35 @@ def _parse(data: bytes) -> StatusReading:
         started > ended,
         _text(data, _COLLECTIVE),
         _text(data, _SITE),
+        group,
+        number,
+        _ranks(_text(data, _PEERS)),
     )
 
 
 def _text(data: bytes, offset: int) -> str:
     (length,) = struct.unpack_from("<H", data, offset)
     return data[offset + 2 : offset + 2 + min(length, _TEXT - 2)].decode(errors="replace")
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Ranks as a short text: `0-3,8`."""
+    parts: list[str] = []
+    for rank in sorted(ranks):
+        first, _, last = parts[-1].partition("-") if parts else ("", "", "")
+        if parts and rank == int(last or first) + 1:
+            parts[-1] = f"{first}-{rank}"
+        else:
+            parts.append(str(rank))
+    return ",".join(parts)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """The ranks of `rank_list`; a list that was cut loses its last part."""
+    parts = text.split(",")
+    whole = parts[:-1] if len(text) >= _TEXT - 2 else parts
+    pairs = [part.partition("-") for part in whole if part]
+    return tuple(rank for first, _, last in pairs for rank in range(int(first), int(last or first) + 1))
 
 
 _this_rank: RankStatus | None = None

@@ -24,6 +24,11 @@ _SYMPTOMS = (
     "has left",
     "is not done after",
     "was destroyed",
+    "that cannot arrive",
+    "lost rank",
+    "of the pipeline",
+    "no rank received",
+    "waited for",
     "NCCL communicator was aborted",
 )
 """Parts of the errors that a rank raises because another rank is gone."""

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from ...core.errors import DrumlineError
 from ...torchkit.profiler import profiler_enabled
-from ..call_check import LIBRARY_PACKAGES, CallSite, call_site
+from ..call_check import LIBRARY_PACKAGES, CallSite, call_site, signature
+from ..rank_status import rank_status
 from .backend import BackendMessage, CollectiveBackend
 from .buffers import GroupGaveUp, GroupInputError, RefusedCall, as_contiguous, check_dense, copy_back, for_torch
-from .torch_interface import GroupWork, MessageWork, ProfilerSpan, PythonProcessGroup
+from .torch_interface import GroupWork, MessageText, MessageWork, ProfilerSpan, PythonProcessGroup
 
 _DELIVERY_INTERVAL = 0.001
 """Seconds between two rounds of the delivery thread."""
@@ -51,6 +52,8 @@ class ProcessGroupRunner(PythonProcessGroup):
         self._messages: list[MessageWork] = []
         self._delivery_thread: threading.Thread | None = None
         self._nccl: Any = None
+        self._calls = 0
+        """Number of collectives so far."""
         self._monitored = 0
         """Number of monitored barriers so far."""
         self.watch: Callable[[str, float], Any] | None = None
@@ -66,33 +69,35 @@ class ProcessGroupRunner(PythonProcessGroup):
         """Start a send."""
         if tensors[0].is_cuda:
             return self._nccl_call("send", tensors, dst, tag)
-        return self._start_message("send", tensors[0], lambda flat: self._backend.send(flat, dst, tag), fill=True)
+        about = MessageText("send", self, dst, tag)
+        return self._start_message(about, tensors[0], lambda flat: self._backend.send(flat, dst, tag))
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> dist.Work:
         """Start a receive."""
         if tensors[0].is_cuda:
             return self._nccl_call("recv", tensors, src, tag)
-        name = "recv" if src >= 0 else "recvAnySource"
-        return self._start_message(name, tensors[0], lambda flat: self._backend.receive(flat, src, tag), fill=False)
+        about = MessageText("recv" if src >= 0 else "recvAnySource", self, src, tag)
+        return self._start_message(about, tensors[0], lambda flat: self._backend.receive(flat, src, tag))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work:
         """Start a receive from the rank that sends first."""
         return self.recv(tensors, -1, tag)
 
     def _start_message(
-        self, name: str, tensor: Tensor, start: Callable[[Tensor], BackendMessage], *, fill: bool
+        self, about: MessageText, tensor: Tensor, start: Callable[[Tensor], BackendMessage]
     ) -> dist.Work:
-        """Start a message: with `fill` the tensor's values are sent, else it is filled."""
+        """Start a message: a send of the tensor's values, or a receive into it."""
+        fill = about.name == "send"
         try:
             check_dense(tensor)
             flat = as_contiguous(tensor, fill=fill)
-            span = ProfilerSpan(f"{self._name}:{name}") if profiler_enabled() else None
+            span = ProfilerSpan(f"{self._name}:{about.name}") if profiler_enabled() else None
             message = start(flat)
         except DrumlineError as e:
             raise for_torch(e) from None
         if fill:
-            return self._deliver_later(MessageWork(flat, message, lambda: None, span))
-        return self._deliver_later(MessageWork(tensor, message, lambda: copy_back(flat, tensor), span))
+            return self._deliver_later(MessageWork(flat, message, lambda: None, span, about))
+        return self._deliver_later(MessageWork(tensor, message, lambda: copy_back(flat, tensor), span, about))
 
     def _deliver_later(self, work: MessageWork) -> MessageWork:
         """Pass a message that is not complete at once to the delivery thread."""
@@ -128,6 +133,7 @@ class ProcessGroupRunner(PythonProcessGroup):
         if self._closed:
             raise GroupGaveUp(f"the process group {self._name} was destroyed")
         site = call_site(LIBRARY_PACKAGES)
+        self._report_call(name, outputs, site)
         span = self._span(name, outputs)
         if not getattr(opts, "asyncOp", True) and self._lock.acquire(False):
             try:
@@ -135,6 +141,7 @@ class ProcessGroupRunner(PythonProcessGroup):
                     try:
                         self._do(task, site, raw=raw)
                     finally:
+                        rank_status().collective_ended()
                         if span is not None:
                             span.end()
                     return _DONE  # torch waits for it and drops it
@@ -148,6 +155,15 @@ class ProcessGroupRunner(PythonProcessGroup):
                 self._thread = threading.Thread(target=self._serve, name=f"drumline {self._name}", daemon=True)
                 self._thread.start()
         return work
+
+    def _report_call(self, name: str, outputs: Sequence[Tensor], site: CallSite) -> None:
+        """Put a call into the status of this rank."""
+        self._calls += 1
+        members = self.members
+        text = signature(name, outputs[0].dtype, (outputs[0].numel(),)).text if outputs else name
+        rank_status().collective_started(
+            text, site.text, group=members.hash, number=self._calls, peers=members.text
+        )
 
     def _span(self, name: str, outputs: Sequence[Tensor]) -> Any:
         """An object to `end()` after a call: for the profiler, or from `watch`."""
@@ -184,6 +200,7 @@ class ProcessGroupRunner(PythonProcessGroup):
                 error = e
             with self._lock:
                 self._pending -= 1
+            rank_status().collective_ended()
             work.finish(error)
             del item, task, work
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 
 from ...torchkit.profiler import end_with_future
+from ..call_check import LIBRARY_PACKAGES, call_site, digest, signature
+from ..rank_status import rank_list, rank_status
 from .backend import BackendMessage
 from .buffers import GroupGaveUp, for_torch
 
@@ -25,6 +28,20 @@ _ProcessGroup: Any = dist.ProcessGroup
 """Untyped: torch's annotations describe overloads that only its own groups have."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupMembers:
+    """The ranks of a group, by their numbers in the world, as rank status writes them."""
+
+    ranks: tuple[int, ...]
+    text: str
+    hash: int
+
+    @staticmethod
+    def of(ranks: Sequence[int]) -> GroupMembers:
+        """The members of a group."""
+        return GroupMembers(tuple(ranks), rank_list(ranks), digest(f"group {rank_list(ranks)}"))
+
+
 class PythonProcessGroup(_ProcessGroup):  # type: ignore[misc]  # see above
     """The base of our process groups: rank, size and names. Subclasses implement the collectives."""
 
@@ -32,6 +49,7 @@ class PythonProcessGroup(_ProcessGroup):  # type: ignore[misc]  # see above
         super().__init__(rank, size)
         self._name, self._number, self._size = name, rank, size
         self._group_name = self._group_desc = ""
+        self._members: GroupMembers | None = None
 
     def rank(self) -> int:
         """This rank's number."""
@@ -51,6 +69,17 @@ class PythonProcessGroup(_ProcessGroup):  # type: ignore[misc]  # see above
 
     def _get_backend_name(self) -> str:
         return self._name
+
+    @property
+    def members(self) -> GroupMembers:
+        """The ranks of the group, by their numbers in the world."""
+        if self._members is None:
+            try:
+                ranks = tuple(dist.get_process_group_ranks(self))
+            except (KeyError, ValueError):  # torch does not know the group, or not yet
+                return GroupMembers.of(range(self._size))
+            self._members = GroupMembers.of(ranks)
+        return self._members
 
     @property
     def group_name(self) -> str:
@@ -93,6 +122,7 @@ class GroupWork(dist.Work):
         self._outputs, self._span = outputs, span
         self._completed = _COMPLETED if done else threading.Event()
         self._error: BaseException | None = None
+        self._signal: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._source = -1
 
@@ -103,9 +133,9 @@ class GroupWork(dist.Work):
         with _FUTURES:
             self._error = None if error is None else for_torch(error)
             self._completed.set()
-            future = self._future
-        if future is not None:
-            self._complete_future(future)
+            signal = self._signal
+        if signal is not None:
+            signal.set_result(None)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Block until it is complete; raise its error."""
@@ -142,42 +172,75 @@ class GroupWork(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future that completes with the call; made on request."""
+        """A future that completes with the call; made on request.
+
+        Its error is raised in a callback, because DDP reads it in C++. `Future.set_exception` would only store the
+        exception as a value, which C++ takes for a tensor: the process then ends by SIGSEGV.
+        """
         with _FUTURES:
             if self._future is not None:
                 return self._future
-            future: torch.futures.Future[Any] = torch.futures.Future()
-            self._future = future
+            signal: torch.futures.Future[None] = torch.futures.Future()
+            self._future = signal.then(self._outcome)
             if not self._completed.is_set():
-                return future
-        self._complete_future(future)
-        return future
+                self._signal = signal
+                return self._future
+        signal.set_result(None)
+        return self._future
 
-    def _complete_future(self, future: torch.futures.Future[Any]) -> None:
+    def _outcome(self, _: torch.futures.Future[None]) -> list[Tensor]:
         if self._error is not None:
-            future.set_exception(self._error)
-        else:
-            future.set_result(list(self._outputs))
+            raise self._error
+        return list(self._outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageText:
+    """A message to or from another rank, for the status of this rank."""
+
+    name: str
+    """`send` or `recv`."""
+    group: PythonProcessGroup
+    peer: int
+    """The other rank's number in the group; -1 is any."""
+    tag: int
+
+    def wait_begins(self, tensor: Tensor) -> None:
+        """Report that this rank waits for the message."""
+        members = self.group.members
+        peers = members.ranks if self.peer < 0 else members.ranks[self.peer : self.peer + 1]
+        what = signature("send" if self.name == "send" else "receive", tensor.dtype, (tensor.numel(),)).text
+        other = "any rank" if self.peer < 0 else f"rank {peers[0]}"
+        text = f"{what} {'to' if self.name == 'send' else 'from'} {other} tag={self.tag}"
+        rank_status().collective_started(text, call_site(LIBRARY_PACKAGES).text, peers=rank_list(peers))
 
 
 class MessageWork(GroupWork):
     """A message in progress. A thread that waits for it makes its progress; otherwise the group's delivery thread."""
 
     def __init__(
-        self, tensor: Tensor, message: BackendMessage, arrived: Callable[[], None], span: ProfilerSpan | None
+        self,
+        tensor: Tensor,
+        message: BackendMessage,
+        arrived: Callable[[], None],
+        span: ProfilerSpan | None,
+        about: MessageText,
     ) -> None:
         super().__init__([tensor], span)
         self._message, self._arrived, self._once = message, arrived, threading.Lock()
+        self._about = about
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Block until it is sent or received."""
         if not self._completed.is_set():
+            self._about.wait_begins(self._outputs[0])
             try:
                 self._message.wait(timeout.total_seconds() or None)
             except Exception as e:
                 self._end(e)
             else:
                 self._end(None)
+            rank_status().collective_ended()
         return super().wait(timeout)
 
     def is_completed(self) -> bool:

@@ -1,0 +1,55 @@
+"""What ranks of a group report about themselves while one of them is late."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from drumline.comm.hang_report import hang_report
+from drumline.comm.rank_status import StatusReading, rank_status
+
+
+def group_of(backend: str) -> dist.ProcessGroup | None:
+    """The world, or another group of all ranks."""
+    return None if dist.get_backend() == backend else dist.new_group(backend=backend)
+
+
+def late(what: str, backend: str) -> tuple[StatusReading, list[float]]:
+    """On every rank: the status in the middle of a call for which rank 1 comes late, and the result."""
+    group, rank, x = group_of(backend), dist.get_rank(), torch.ones(6)
+    dist.all_reduce(torch.ones(3), group=group)
+    model = nn.Linear(4, 1, bias=False)
+    ddp = DistributedDataParallel(model, process_group=group) if what == "ddp" else None
+    seen: list[StatusReading] = []
+    timer = threading.Timer(0.3, lambda: seen.append(rank_status().read()))
+    timer.start()
+    if rank == 1:
+        time.sleep(0.7)
+    if what == "all_reduce":
+        dist.all_reduce(x, group=group)
+    elif what == "async":
+        work = dist.all_reduce(x, group=group, async_op=True)
+        assert work is not None
+        work.wait()
+    elif what == "message":
+        if rank == 1:
+            dist.send(x, group=group, group_dst=0)
+        else:
+            dist.recv(x, group=group, group_src=1)
+    elif ddp is not None:
+        ddp(torch.ones(1, 4)).sum().backward()
+        assert model.weight.grad is not None
+        x = model.weight.grad[0]
+    timer.join()
+    assert not rank_status().read().in_collective
+    return seen[0], x.tolist()
+
+
+def report(readings: list[StatusReading]) -> str:
+    """The hang report of such statuses."""
+    return hang_report(dict(enumerate(readings)), silent_for=12.0).text

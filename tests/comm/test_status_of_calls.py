@@ -1,0 +1,28 @@
+"""Every call and every wait is in the status of its rank, so that the hang report names the missing rank (F2)."""
+
+from __future__ import annotations
+
+import pytest
+import status_functions
+from world import World
+
+from drumline.comm.hang_report import hang_report
+
+WORDS = {
+    "all_reduce": "all_reduce float32 (6)",
+    "async": "all_reduce float32 (6)",
+    "message": "receive float32 (6) from rank 1",
+    "ddp": "all_reduce float32 (4)",
+}
+
+
+@pytest.mark.parametrize("backend", ["shm"])
+@pytest.mark.parametrize("what", list(WORDS))
+def test_the_rank_that_is_late_is_named(world, what: str, backend: str) -> None:
+    ranks: World = world(2)
+    (first, x), (second, _) = ranks.run(status_functions.late, what, backend)
+    assert x == {"message": [1.0] * 6, "ddp": [1.0] * 4}.get(what, [2.0] * 6)
+    assert first.in_collective and WORDS[what] in first.collective and "status_functions.py:" in first.site
+    assert not second.in_collective
+    report = hang_report({0: first, 1: second}, silent_for=12.0)
+    assert report.suspects == (1,) and WORDS[what] in report.text

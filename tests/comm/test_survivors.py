@@ -1,0 +1,87 @@
+"""When one rank fails, the others raise a clean error, and the launcher names the rank that failed first (F1, F5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import survivor_functions
+
+from drumline.comm.process_group.torch_interface import GroupWork
+from drumline.core.errors import DrumlineError, RankFailed
+from drumline.launchers import spawn
+from drumline.launchers.failures import RankEnd, is_follow_up, root_cause
+
+PLANS = {
+    2: ("dp=2", "dp=2,zero=1", "dp=2,zero=3", "pp=2,micro=2", "tp=2"),
+    3: ("dp=3", "dp=3,zero=1", "dp=3,zero=3", "pp=3,micro=3", "tp=3"),
+}
+
+
+def first_failure(plan: str, how: str, where: str, bad: int, ranks: int) -> RankFailed:
+    """The error of a run in which one rank fails."""
+    with pytest.raises(DrumlineError) as caught:
+        spawn(survivor_functions.train, plan, how, where, bad, ranks=ranks)
+    assert isinstance(caught.value, RankFailed), caught.value
+    return caught.value
+
+
+def check_named(error: RankFailed, how: str, bad: int) -> None:
+    assert error.rank == bad, str(error)
+    if how == "kill":
+        assert f"rank {bad} was ended by signal SIGKILL" in error.what
+    else:
+        assert f"rank {bad} failed: ValueError: a mistake on rank {bad}" in error.what
+        assert "survivor_functions.py" in error.trace and "in fail" in error.trace
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("how", ["kill", "raise"])
+def test_the_rank_that_failed_is_named(how: str, backend: str) -> None:
+    check_named(first_failure(f"dp=2,backend={backend}", how, "backward", 1, 2), how, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("how", ["kill", "raise"])
+@pytest.mark.parametrize(("ranks", "plan"), [(n, plan) for n, plans in PLANS.items() for plan in plans])
+def test_the_rank_that_failed_is_named_under_every_plan(ranks: int, plan: str, how: str, backend: str) -> None:
+    for where in ("forward", "backward"):
+        for bad in range(ranks):
+            check_named(first_failure(f"{plan},backend={backend}", how, where, bad, ranks), how, bad)
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_survivor_raises_out_of_backward(tmp_path: Path, backend: str) -> None:
+    note = tmp_path / "note"
+    with pytest.raises(RankFailed, match="rank 1 failed: ValueError: a mistake on rank 1"):
+        spawn(survivor_functions.survive_in_backward, backend, str(note), ranks=2)
+    assert note.read_text().startswith("RuntimeError: ")
+    assert is_follow_up(RuntimeError(note.read_text()))
+
+
+def test_the_error_of_a_work_is_raised_by_its_future() -> None:
+    for ended_before in (True, False):
+        work = GroupWork([])
+        future = None if ended_before else work.get_future()
+        work.finish(ValueError("a mistake"))
+        with pytest.raises(RuntimeError, match="ValueError: a mistake"):
+            (future or work.get_future()).wait()
+    done = GroupWork([])
+    future = done.get_future()
+    done.finish()
+    assert future.wait() == [] and done.get_future() is future
+
+
+def test_a_rank_that_waited_is_never_the_cause() -> None:
+    """Also if its error is seen first: a pipeline notices the silence of a rank before that rank has unwound."""
+    for text in (
+        "rank 0 of the pipeline did not receive the gradient of micro-batch 1",
+        "deadlock: rank 0 waits for messages that cannot arrive",
+        "rank 0 lost rank 1",
+        "[../pair.cc:534] Connection closed by peer [127.0.0.1]:1",
+        "rank 0 waits for rank 1, which has died",
+    ):
+        waited = RankEnd(0, 1.0, DrumlineError(text), is_follow_up(RuntimeError(text)))
+        failed = RankEnd(1, 1.3, DrumlineError("ValueError"), is_follow_up(ValueError("ValueError")))
+        assert root_cause([waited, failed]) is failed.error, text
