@@ -146,11 +146,12 @@ def test_the_full_size_is_tried_again(tmp_path: Path) -> None:
     assert "trying all 4 ranks again: dp=4" in script.notes
 
 
-def test_a_hang_makes_the_watch_more_patient(tmp_path: Path) -> None:
-    script = Script(tmp_path, (5, failed("hang")), (9, DONE))
-    before = script.loop._watch.limit
-    script.loop.run()
-    assert script.loop._watch.limit == 2 * before
+def test_a_second_hang_in_the_same_step_makes_the_watch_more_patient(tmp_path: Path) -> None:
+    for ends, factor in (((5, 6, 7), 1), ((5, 5, 5), 4)):
+        script = Script(tmp_path, *[(step, failed("hang")) for step in ends], (9, DONE))
+        before = script.loop._watch.limit
+        script.loop.run()
+        assert script.loop._watch.limit == factor * before
 
 
 @pytest.mark.parametrize(

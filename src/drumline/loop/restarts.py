@@ -155,7 +155,7 @@ class RestartLoop:
                 kind=e.kind,
                 trace=e.trace,
             ) from None
-        if e.kind == "hang":
+        if e.kind == "hang" and self._useless:  # the same step again: it may only be slow
             self._watch.be_patient()
         self.faults.append(_first_line(e))
 
