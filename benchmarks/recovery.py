@@ -1,0 +1,156 @@
+"""Recovery after a killed rank: from the kill until every rank computes again, next to plain DDP under torchrun.
+
+    python benchmarks/recovery.py [--rounds 5] [--paste]
+
+Contestants, in turns: `drumline train` with its own ranks, and a plain DDP script that saves and loads checkpoints with
+torch.save under `torchrun --max-restarts`. Both train the same model, save every five steps, and lose rank 1 by a
+SIGKILL.
+Expected before measuring: 1 s against torchrun's 2 to 4 s, because our ranks are forked from a process that has
+imported torch already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine_peers.ratios import ratio
+from split_contest.page import paste
+
+PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
+MODEL = """
+import os, time
+from pathlib import Path
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+SAVE_EVERY = 5
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+        if "RANK" in os.environ:
+            (HERE / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+
+    def forward(self, x):
+        time.sleep(0.05)
+        if "RANK" in os.environ and not torch.compiler.is_compiling() and type(x) is torch.Tensor:
+            with (HERE / f"steps-{os.environ['RANK']}").open("a") as f:
+                f.write(f"{time.monotonic()}\\n")
+        return super().forward(x)
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, i): return torch.randn(64, generator=torch.Generator().manual_seed(i)), i % 10
+"""
+JOB = (
+    MODEL
+    + """
+import drumline as dl
+
+def job():
+    return dl.Job(model=Net, loss=nn.functional.cross_entropy, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3),
+                  data=Data, batch_size=16, steps=1000)
+"""
+)
+PLAIN = (
+    MODEL
+    + """
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = nn.parallel.DistributedDataParallel(Net())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data, rank, step = Data(), dist.get_rank(), 0
+saved = HERE / "checkpoint.pt"
+if saved.exists():
+    state = torch.load(saved, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    step = state["step"]
+while step < 1000:
+    rows = [data[(16 * step + 8 * rank + i) % 1000] for i in range(8)]
+    x, y = torch.stack([r[0] for r in rows]), torch.tensor([r[1] for r in rows])
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    step += 1
+    if step % SAVE_EVERY == 0 and rank == 0:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, f"{saved}.new")
+        os.replace(f"{saved}.new", saved)
+"""
+)
+TRAIN = [sys.executable, "-m", "drumline", "train", "script.py", "--cluster", "dgx-h100", "-o", "run"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+CONTESTANTS = {
+    "drumline train": (JOB, [*TRAIN, "--plan", "dp=2,backend=gloo", "--save-every", "5"]),
+    "plain DDP, torchrun": (PLAIN, [*TORCHRUN, "--max-restarts", "3", "script.py"]),
+}
+
+
+def recovery(text: str, command: list[str]) -> float:
+    """Seconds from the kill of rank 1 until both ranks have computed."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "script.py").write_text(text)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        quiet = subprocess.DEVNULL
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=quiet, stderr=quiet, start_new_session=True
+        )
+        try:
+            _wait(lambda: all(len(_steps(folder, r)) >= 14 for r in (0, 1)), process)
+            killed = time.monotonic()
+            os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
+            # a step of the survivor that was under way does not count
+            _wait(lambda: all(any(t > killed + 0.2 for t in _steps(folder, r)) for r in (0, 1)), process)
+            return max(min(t for t in _steps(folder, r) if t > killed + 0.2) for r in (0, 1)) - killed
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            time.sleep(1.0)
+
+
+def _steps(folder: Path, rank: int) -> list[float]:
+    path = folder / f"steps-{rank}"
+    return [float(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def _wait(done: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 120
+    while not done():
+        if process.poll() is not None or time.monotonic() > end:
+            raise SystemExit(f"the run ended or is stuck: {process.args}, {process.returncode}")
+        time.sleep(0.01)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--paste", action="store_true")
+    options = parser.parse_args()
+    seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    for _ in range(options.rounds):
+        for name, (text, command) in CONTESTANTS.items():
+            seconds[name].append(recovery(text, command))
+    ours, plain = seconds.values()
+    rows = ["| | median | slowest |", "|---|---|---|"]
+    rows += [f"| {name} | {statistics.median(all_):.2f} s | {max(all_):.2f} s |" for name, all_ in seconds.items()]
+    rows.append(f"| ratio | {ratio(ours, plain)} | |")
+    print("\n".join(rows))
+    if options.paste:
+        paste("recovery", rows, f"{options.rounds} rounds in turns, printed by `python benchmarks/recovery.py`", PAGE)
+
+
+if __name__ == "__main__":
+    main()
