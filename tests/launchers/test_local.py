@@ -75,9 +75,7 @@ def test_drumline_errors_are_raised_unchanged() -> None:
 
 def test_a_killed_rank_is_reported_with_its_signal() -> None:
     error = failure("kill")
-    assert error.what.startswith(
-        "rank 1 was ended by signal SIGKILL; the kernel ends processes so when memory runs out"
-    )
+    assert error.what == "rank 1 was ended by signal SIGKILL"
     assert failure("segv", 2).what == "rank 1 was ended by signal SIGSEGV"
 
 

@@ -160,6 +160,47 @@ def test_a_crash_loop_ends_with_a_report(folder: Path) -> None:
     assert len(losses(folder, "run")) == 10
 
 
+HUNGRY = """
+import os, torch
+from torch import nn
+import drumline as dl
+from j import Data
+
+def loss(output, target):
+    rank = int(os.environ.get("RANK", -1))
+    if rank == 1:
+        with open("GROUP/cgroup.procs", "w") as f: f.write(str(os.getpid()))
+        hoard = [torch.ones(4_000_000) for _ in range(100)]
+    return nn.functional.cross_entropy(output, target)
+
+def job():
+    return dl.Job(model=lambda: nn.Linear(6, 3).double(), loss=loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+                  data=Data, batch_size=8, steps=4)
+"""
+
+
+@pytest.mark.slow
+def test_the_kernel_ends_a_rank_for_lack_of_memory(folder: Path) -> None:
+    group = Path("/sys/fs/cgroup/memory") / f"drumline-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(200 << 20))
+    except OSError as e:
+        pytest.skip(f"control groups of version 1 cannot be made: {e}")
+    try:
+        (folder / "hungry.py").write_text(HUNGRY.replace("GROUP", str(group)))
+        with pytest.raises(RankFailed) as caught:
+            train(folder / "hungry.py", "dp=2", cluster="dgx-h100", output=folder / "run")
+    finally:
+        end = time.monotonic() + 5
+        while (group / "cgroup.procs").read_text() and time.monotonic() < end:
+            time.sleep(0.05)
+        group.rmdir()
+    error = caught.value
+    assert error.what == "rank 1 was ended by signal SIGKILL: the kernel ran out of memory"
+    assert error.rule.startswith("predicted 64.0 MiB a rank of 78.1 GiB") and "zero=3" in error.fix
+
+
 @contextmanager
 def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """`drumline train` in a process group of its own, once it has done two steps."""

@@ -6,6 +6,7 @@ import signal
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..core.errors import DrumlineError, RankFailed
 
@@ -80,16 +81,31 @@ def raised(rank: int, message: tuple[float, DrumlineError | None, str, str, bool
     return RankEnd(rank, when, error, follow_up)
 
 
-def died(rank: int, code: int | None, when: float, trace: str = "") -> RankEnd:
-    """The end of a process without a word: by a signal, or by its own exit."""
+def died(rank: int, code: int | None, when: float, trace: str = "", *, memory_ran_out: bool | None = None) -> RankEnd:
+    """The end of a process without a word: by a signal, or by its own exit.
+
+    `memory_ran_out`: whether the kernel has ended a process for lack of memory; None if that is not known.
+    """
     trace = f"stack of rank {rank} when it crashed:\n{_last(_crashed_thread(trace))}" if trace.strip() else ""
     if code is not None and code < 0:
         name = signal.Signals(-code).name
-        more = "; the kernel ends processes so when memory runs out" if -code == signal.SIGKILL else ""
-        what, kind = f"rank {rank} was ended by signal {name}{more}", "signal"
+        what, kind = f"rank {rank} was ended by signal {name}", "signal"
+        if -code == signal.SIGKILL and memory_ran_out:
+            what, kind = f"{what}: the kernel ran out of memory", "memory"
+        elif -code == signal.SIGKILL and memory_ran_out is None:
+            what += ", which the kernel also sends when memory runs out"
     else:
         what, kind = f"rank {rank} ended with exit code {code} before it was done", "exit"
     return RankEnd(rank, when - _SEEN_LATE, RankFailed(what, rank=rank, kind=kind, trace=trace))
+
+
+def out_of_memory_kills() -> int | None:
+    """Processes that the kernel has ended for lack of memory since it started; None if it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
 def _crashed_thread(trace: str) -> str:

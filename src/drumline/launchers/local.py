@@ -32,7 +32,7 @@ from typing import Any
 
 from ..comm.rank_status import STATUS
 from ..core.errors import InputError
-from .failures import RankEnd, died, error_message, raised, root_cause
+from .failures import RankEnd, died, error_message, out_of_memory_kills, raised, root_cause
 from .hang_watch import HangWatch, stack_path, status_path
 
 GRACE = 5.0
@@ -134,6 +134,7 @@ def _collect(pipes: list[Any], processes: list[Any], on_event: Any, watch: HangW
     ends: list[RankEnd] = []
     waiting: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pipes)}
     deadline: float | None = None
+    kills = out_of_memory_kills()
     while waiting and (deadline is None or time.monotonic() < deadline):
         ready: list[Any] = multiprocessing.connection.wait(list(waiting), _LOOK if watch or deadline else None)
         for pipe in ready:
@@ -144,7 +145,9 @@ def _collect(pipes: list[Any], processes: list[Any], on_event: Any, watch: HangW
                 del waiting[pipe]
                 if rank not in results and all(end.rank != rank for end in ends):
                     processes[rank].join(GRACE)
-                    ends.append(died(rank, processes[rank].exitcode, time.monotonic(), _crash(folder, rank)))
+                    ran_out = None if kills is None else out_of_memory_kills() != kills
+                    code, trace = processes[rank].exitcode, _crash(folder, rank)
+                    ends.append(died(rank, code, time.monotonic(), trace, memory_ran_out=ran_out))
                 continue
             if kind == "error":
                 ends.append(raised(rank, value))

@@ -143,7 +143,7 @@ class RestartLoop:
             self.plan, self._useless, self._last = smaller, 0, None
             self.faults.append(f"{_first_line(e)}; continued with {smaller}")
             return
-        if e.kind == "exception" and (not done or before == self._last):
+        if e.kind in ("exception", "memory") and (not done or before == self._last):
             raise e
         if self._useless >= self._options.restarts:
             raise RankFailed(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import DrumlineError, GaveUp, InputError
+from ..core.errors import DrumlineError, GaveUp, InputError, RankFailed
 from .callbacks import Progress, ignore_progress, log_note
 from .checkpoints import CheckpointOptions, continues, stop_on_signal
 from .corrections import keep_run
@@ -192,6 +192,12 @@ def _run_ranks(
 
     def attempt(plan: Plan, saves: CheckpointPolicy, number: int) -> list[Any]:
         events.begin(plan)
+        try:
+            return run_attempt(plan, saves, number)
+        except RankFailed as e:
+            raise events.explain(e) from None
+
+    def run_attempt(plan: Plan, saves: CheckpointPolicy, number: int) -> list[Any]:
         return run_job_ranks(
             train_rank,
             job,

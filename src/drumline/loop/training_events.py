@@ -9,6 +9,7 @@ from .training import RankReports
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..core.errors import RankFailed
     from ..plans import Plan
     from ..reports import StepRecord
     from ..runtime.telemetry.log import StepLog
@@ -65,6 +66,19 @@ class TrainingEvents:
         for sink in self._sinks:
             sink.write(record)
         self.observer.step(record, profiled=event["probed"])
+
+    def explain(self, error: RankFailed) -> RankFailed:
+        """Add predicted and used memory to an error for lack of memory."""
+        if error.kind != "memory":
+            return error
+        from ..core.units import format_bytes
+
+        e = self._forecast.estimate
+        used = max((r.memory_bytes for r in self.records), default=0.0)
+        error.rule = f"predicted {format_bytes(e.memory_bytes)} a rank of {format_bytes(e.memory_limit)}"
+        error.rule += f"; live tensors reached {format_bytes(used)}" if used else "; no step was measured"
+        error.fix = "a smaller batch, micro=N, recompute=full or zero=3: drumline plan JOB lists what fits"
+        return error
 
     def reports(self, results: list[dict[str, Any]]) -> RankReports:
         """What the ranks reported in all."""
