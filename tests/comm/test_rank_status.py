@@ -14,7 +14,9 @@ def test_a_file_reads_back(tmp_path: Path) -> None:
     status = RankStatus(tmp_path / "status")
     status.step(4)
     status.phase("backward")
-    status.collective_started("all_reduce float32 (8)", "job.py:3", group=2**63 + 1, number=7, peers=rank_list([0, 1, 5]))
+    status.collective_started(
+        "all_reduce float32 (8)", "job.py:3", group=2**63 + 1, number=7, peers=rank_list([0, 1, 5])
+    )
     reading = read_status(tmp_path / "status")
     assert reading is not None and reading == status.read() == parse_status(status.packed())
     assert (reading.step, reading.phase, reading.calls, reading.in_collective) == (4, "backward", 1, True)

@@ -161,9 +161,7 @@ class ProcessGroupRunner(PythonProcessGroup):
         self._calls += 1
         members = self.members
         text = signature(name, outputs[0].dtype, (outputs[0].numel(),)).text if outputs else name
-        rank_status().collective_started(
-            text, site.text, group=members.hash, number=self._calls, peers=members.text
-        )
+        rank_status().collective_started(text, site.text, group=members.hash, number=self._calls, peers=members.text)
 
     def _span(self, name: str, outputs: Sequence[Tensor]) -> Any:
         """An object to `end()` after a call: for the profiler, or from `watch`."""
