@@ -16,7 +16,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("backend", ["shm"])
+@pytest.mark.parametrize("backend", ["shm", "checked_gloo"])
 @pytest.mark.parametrize("what", list(WORDS))
 def test_the_rank_that_is_late_is_named(world, what: str, backend: str) -> None:
     ranks: World = world(2)

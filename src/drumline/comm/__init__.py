@@ -1,6 +1,6 @@
 """Communication between ranks: a communicator that runs collective schedules over a transport.
 
-Importing this package registers the backends `shm` and `mpi4py` with torch.distributed.
+Importing this package registers the backends `shm`, `mpi4py` and `checked_gloo` with torch.distributed.
 """
 
 from .auto_algorithm import ChosenAlgorithm
@@ -8,6 +8,7 @@ from .communicator import Communicator
 from .hosts import HostTransport
 from .mpi.process_group import register as register_mpi4py
 from .operators import OPERATORS, Operator
+from .process_group.gloo_group import register as register_checked_gloo
 from .shm import ShmTransport
 from .shm import register as register_shm
 from .threads import ThreadTransport, run_threads
@@ -37,3 +38,4 @@ __all__ = [
 
 register_shm()
 register_mpi4py()
+register_checked_gloo()

@@ -43,6 +43,10 @@ _LOCAL_SIZES = {
 }
 """By launcher, the variable with the number of ranks on this host."""
 
+CHECKED_GLOO = "checked_gloo"
+"""The backend that is gloo with calls compared between ranks (process_group/gloo_group.py)."""
+CHECK_CALLS = "DRUMLINE_CHECK_CALLS"
+"""The variable that, set to 0, gives gloo groups without comparison of the ranks' calls."""
 STORE = "DRUMLINE_STORE"
 """The variable with the file store of Drumline's own launcher: no port is opened."""
 
@@ -96,6 +100,8 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> RankInfo:
         if device.type != "cuda":
             raise InputError("backend=nccl on a machine without CUDA", rule="nccl joins GPUs", fix="backend=gloo")
         backend = "cpu:gloo,cuda:nccl"
+    elif backend == "gloo" and where.size > 1 and os.environ.get(CHECK_CALLS, "1") != "0":
+        backend = CHECKED_GLOO
     inject_from(os.environ, rank=where.rank, ranks=where.size)
     wait = timedelta(seconds=timeout)
     atexit.register(_leave)

@@ -29,7 +29,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMembers:
+class GroupRanks:
     """The ranks of a group, by their numbers in the world, as rank status writes them."""
 
     ranks: tuple[int, ...]
@@ -37,9 +37,9 @@ class GroupMembers:
     hash: int
 
     @staticmethod
-    def of(ranks: Sequence[int]) -> GroupMembers:
+    def of(ranks: Sequence[int]) -> GroupRanks:
         """The members of a group."""
-        return GroupMembers(tuple(ranks), rank_list(ranks), digest(f"group {rank_list(ranks)}"))
+        return GroupRanks(tuple(ranks), rank_list(ranks), digest(f"group {rank_list(ranks)}"))
 
 
 class PythonProcessGroup(_ProcessGroup):  # type: ignore[misc]  # see above
@@ -49,7 +49,7 @@ class PythonProcessGroup(_ProcessGroup):  # type: ignore[misc]  # see above
         super().__init__(rank, size)
         self._name, self._number, self._size = name, rank, size
         self._group_name = self._group_desc = ""
-        self._members: GroupMembers | None = None
+        self._members: GroupRanks | None = None
 
     def rank(self) -> int:
         """This rank's number."""
@@ -71,14 +71,14 @@ class PythonProcessGroup(_ProcessGroup):  # type: ignore[misc]  # see above
         return self._name
 
     @property
-    def members(self) -> GroupMembers:
+    def members(self) -> GroupRanks:
         """The ranks of the group, by their numbers in the world."""
         if self._members is None:
             try:
                 ranks = tuple(dist.get_process_group_ranks(self))
             except (KeyError, ValueError):  # torch does not know the group, or not yet
-                return GroupMembers.of(range(self._size))
-            self._members = GroupMembers.of(ranks)
+                return GroupRanks.of(range(self._size))
+            self._members = GroupRanks.of(ranks)
         return self._members
 
     @property

@@ -1,0 +1,202 @@
+"""Compares the calls of the ranks of a group of torch, before data moves: new calls by an all-gather of 16 bytes,
+repeated calls not at all, and calls that deviate from this rank's own earlier ones through the store.
+
+A rank that deviates does not take part in the call. It asks through the store what the others do: those that deviate
+too have written it there; those that follow the usual sequence wait for this rank, and a thread of theirs answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from ...core.errors import GaveUp, InputError
+from ..call_check import (
+    CALL_BYTES,
+    CallSignature,
+    CallSite,
+    CrossingDetector,
+    crossed_calls,
+    decode_calls,
+    different_calls,
+    encode_call,
+)
+from ..call_sequence import CallSequence, Judgement
+
+_IDS = struct.Struct("<QQ")
+_STUCK = 0.2
+"""Seconds that a call takes before this rank looks whether another one asks about it."""
+_LOOK = 0.1
+"""Seconds between two looks."""
+_ASK = 0.01
+"""Seconds between two reads of the store by a rank that asks."""
+_KEPT = 64
+"""Calls about which this rank can be asked."""
+
+Gather = Callable[[bytes], list[bytes]]
+"""All-gathers blocks of equal size over the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    number: int
+    signature: CallSignature
+    site: CallSite
+
+    @property
+    def ids(self) -> bytes:
+        return _IDS.pack(self.signature.hash, self.site.hash)
+
+    @property
+    def record(self) -> bytes:
+        """What the others may read about it."""
+        return self.ids + encode_call(self.signature.text, self.site)
+
+
+class CallComparison:
+    """The calls of one rank of one group, compared with those of the others."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: float, gather: Gather) -> None:
+        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
+        self._gather = gather
+        self._sequence, self._crossings = CallSequence(), CrossingDetector(size)
+        self._number = 0
+        self._recent: deque[_Call] = deque(maxlen=_KEPT)
+        self._written: set[int] = set()
+        self._waits: dict[int, float] = {}
+        """When the calls in progress began."""
+        self.alone = False
+        """Whether this rank has refused a call in which others wait for it."""
+
+    @property
+    def number(self) -> int:
+        """Number of calls so far."""
+        return self._number
+
+    def enter(self, signature: CallSignature, site: CallSite) -> int:
+        """Compare the next call as far as needed, or raise; returns its number."""
+        self._number += 1
+        call = _Call(self._number, signature, site)
+        self._recent.append(call)
+        self._waits[call.number] = time.monotonic()
+        try:
+            judgement = self._sequence.judge(signature.hash, site.hash)
+            if judgement is Judgement.COMPARE:
+                self._compare(call, self._gather(call.ids), lambda: self._gather(call.record))
+            elif judgement is Judgement.DEVIATES:
+                records = self._ask(call)
+                self.alone = True
+                self._compare(call, [record[: _IDS.size] for record in records], lambda: records)
+                self.alone = False
+                self._sequence.excuse(signature.hash)
+        except BaseException:
+            self.ended(call.number)
+            raise
+        self._sequence.advance(signature.hash)
+        return call.number
+
+    def ended(self, number: int) -> None:
+        """A call has ended."""
+        self._waits.pop(number, None)
+
+    def _compare(self, call: _Call, gathered: list[bytes], records: Callable[[], list[bytes]]) -> None:
+        pairs = [_IDS.unpack(ids) for ids in gathered]
+        sites = tuple(site for _, site in pairs)
+        which = f"call {call.number}"
+        if any(signature != call.signature.hash for signature, _ in pairs):
+            raise self._refused(call, different_calls(_texts(records()), which))
+        if len(set(sites)) > 1:
+            crossed = self._crossings.add(call.signature.hash, sites, call.number)
+            if crossed is not None:
+                raise self._refused(call, crossed_calls(_texts(records()), *crossed, which))
+        self._sequence.learn(call.signature.hash, sites[0] if len(set(sites)) == 1 else 0)
+
+    def _refused(self, call: _Call, error: InputError) -> InputError:
+        """Leave the error in the store, for ranks that wait for this one."""
+        text = json.dumps([error.what, error.where, error.rule, error.fix])
+        with contextlib.suppress(RuntimeError):  # the store may be gone
+            self._store.set(f"refused/{call.number}", text)
+        return error
+
+    def refusal(self) -> InputError | None:
+        """Why another rank has refused one of the calls in progress, if it has."""
+        for number in sorted(self._waits):
+            with contextlib.suppress(RuntimeError):
+                if self._store.check([f"refused/{number}"]):
+                    what, where, rule, fix = json.loads(self._store.get(f"refused/{number}"))
+                    return InputError(what, where=where, rule=rule, fix=fix)
+        return None
+
+    # -- calls that deviate -------------------------------------------------------------------------------------------
+
+    def _ask(self, call: _Call) -> list[bytes]:
+        """The records of all ranks about this call, by rank."""
+        self._write(call)
+        self._store.set("asked", str(call.number))
+        end = time.monotonic() + self._timeout
+        missing = [s for s in range(self._size) if s != self._rank]
+        while missing := [s for s in missing if not self._store.check([f"call/{call.number}/{s}"])]:
+            if time.monotonic() > end:
+                raise GaveUp(
+                    f"{call.signature} at {call.site} differs from earlier rounds, and rank {missing[0]} makes no call",
+                    rule=f"all ranks make the same calls, within {self._timeout:g} s",
+                )
+            time.sleep(_ASK)
+        return [self._store.get(f"call/{call.number}/{s}") for s in range(self._size)]
+
+    def _write(self, call: _Call) -> None:
+        if call.number not in self._written:
+            self._written.add(call.number)
+            self._store.set(f"call/{call.number}/{self._rank}", call.record)  # type: ignore[arg-type]  # takes bytes too
+
+    def answer(self) -> None:
+        """Answer a rank that asks, if a call of this rank takes long. Called by a thread a few times a second."""
+        now = time.monotonic()
+        if not any(now - since > _STUCK for since in list(self._waits.values())):
+            return
+        if self._store.check(["asked"]):
+            number = int(self._store.get("asked"))
+            for call in list(self._recent):
+                if call.number == number:
+                    self._write(call)
+
+
+def _texts(records: Iterable[bytes]) -> list[tuple[str, str]]:
+    return decode_calls(record[_IDS.size : _IDS.size + CALL_BYTES] for record in records)
+
+
+_answering: list[CallComparison] = []
+_thread: threading.Thread | None = None
+
+
+def start_answering(comparison: CallComparison) -> None:
+    """Let a thread of this process answer for a group."""
+    global _thread
+    _answering.append(comparison)
+    if _thread is None or not _thread.is_alive():
+        _thread = threading.Thread(target=_serve, name="call comparison", daemon=True)
+        _thread.start()
+
+
+def stop_answering(comparison: CallComparison) -> None:
+    """The group has ended."""
+    with contextlib.suppress(ValueError):
+        _answering.remove(comparison)
+
+
+def _serve(*_: Any) -> None:
+    """Thread: answer for all groups; it ends with the last one."""
+    while _answering:
+        time.sleep(_LOOK)
+        for comparison in list(_answering):
+            with contextlib.suppress(RuntimeError):  # the store is gone, so no rank asks
+                comparison.answer()

@@ -1,0 +1,111 @@
+"""Ranks that make different calls, each mistake on its own lines: in the first round, or after many right ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+MAX, SUM = dist.ReduceOp.MAX, dist.ReduceOp.SUM
+
+
+def right(group: dist.ProcessGroup) -> None:
+    """One round of calls, as all ranks make it."""
+    first(group)
+    dist.all_reduce(torch.ones(5), group=group)
+    second(group)
+    dist.broadcast(torch.ones(7), group_src=0, group=group)
+    dist.barrier(group)
+
+
+def first(group: dist.ProcessGroup) -> None:
+    """A call that looks like the second."""
+    dist.all_reduce(torch.ones(3), group=group)
+
+
+def second(group: dist.ProcessGroup) -> None:
+    """A call that looks like the first."""
+    dist.all_reduce(torch.ones(3), group=group)
+
+
+def shape(group: dist.ProcessGroup, odd: bool) -> None:
+    """Different shapes."""
+    first(group)
+    dist.all_reduce(torch.ones(6 if odd else 5), group=group)
+
+
+def operation(group: dist.ProcessGroup, odd: bool) -> None:
+    """Different collectives."""
+    first(group)
+    if odd:
+        dist.broadcast(torch.ones(5), group_src=0, group=group)
+    else:
+        dist.all_reduce(torch.ones(5), group=group)
+
+
+def operator(group: dist.ProcessGroup, odd: bool) -> None:
+    """Different operators."""
+    first(group)
+    dist.all_reduce(torch.ones(5), MAX if odd else SUM, group=group)
+
+
+def dtype(group: dist.ProcessGroup, odd: bool) -> None:
+    """Different types."""
+    first(group)
+    dist.all_reduce(torch.ones(5, dtype=torch.int32 if odd else torch.float32), group=group)
+
+
+def short_broadcast(group: dist.ProcessGroup, odd: bool) -> None:
+    """A receiver that is longer than what is sent."""
+    first(group)
+    dist.all_reduce(torch.ones(5), group=group)
+    second(group)
+    dist.broadcast(torch.ones(8 if odd else 7), group_src=0, group=group)
+    dist.barrier(group)
+
+
+def swapped_order(group: dist.ProcessGroup, odd: bool) -> None:
+    """Equal calls of two lines, in another order."""
+    for call in (second, first) if odd else (first, second):
+        call(group)
+        if call is (second if odd else first):
+            dist.all_reduce(torch.ones(5), group=group)
+
+
+def missing_call(group: dist.ProcessGroup, odd: bool) -> None:
+    """One rank leaves a call out."""
+    first(group)
+    if not odd:
+        dist.all_reduce(torch.ones(5), group=group)
+    second(group)
+    dist.broadcast(torch.ones(7), group_src=0, group=group)
+
+
+def extra_call(group: dist.ProcessGroup, odd: bool) -> None:
+    """One rank makes one call more."""
+    first(group)
+    dist.all_reduce(torch.ones(5), group=group)
+    if odd:
+        dist.all_reduce(torch.ones(9), group=group)
+    second(group)
+
+
+MISTAKES: dict[str, Callable[[dist.ProcessGroup, bool], None]] = {
+    f.__name__: f for f in (shape, operation, operator, dtype, short_broadcast, swapped_order, missing_call, extra_call)
+}
+
+
+def make(kind: str, backend: str, rounds: int) -> tuple[float, str, str]:
+    """On every rank: some right rounds, then a mistake of the last rank; seconds, type and text of the error."""
+    group = dist.new_group(backend=backend)
+    assert group is not None
+    for _ in range(rounds):
+        right(group)
+    begin = time.monotonic()
+    try:
+        MISTAKES[kind](group, dist.get_rank() == dist.get_world_size() - 1)
+    except Exception as e:
+        return time.monotonic() - begin, type(e).__name__, str(e)
+    return time.monotonic() - begin, "", "no error"

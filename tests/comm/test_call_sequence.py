@@ -1,0 +1,58 @@
+"""Calls that repeat earlier ones are known; a call that deviates is found, whatever the length of the loop."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline.comm.call_sequence import CONTEXT, PATIENCE, CallSequence, Judgement
+
+
+def run(sequence: CallSequence, calls: list[int], site: int = 7) -> list[Judgement]:
+    """Make calls of which all ranks made the same, from one line."""
+    judged = []
+    for call in calls:
+        judgement = sequence.judge(call, site)
+        judged.append(judgement)
+        if judgement is not Judgement.KNOWN:
+            sequence.learn(call, site)
+        sequence.advance(call)
+    return judged
+
+
+@pytest.mark.parametrize("loop", [[1], [1, 2, 3], [5] * 20 + [6], list(range(1, 200))])
+def test_a_loop_is_known_after_its_context_is_full(loop: list[int]) -> None:
+    sequence = CallSequence()
+    run(sequence, [99, 98, *loop * (2 + CONTEXT // len(loop)), *loop])
+    assert set(run(sequence, loop * 3)) == {Judgement.KNOWN}
+
+
+@pytest.mark.parametrize("wrong", [[1, 3], [1, 2, 2], [2], [1, 2, 3, 3], [4]])
+def test_a_missing_extra_or_swapped_call_deviates(wrong: list[int]) -> None:
+    sequence = CallSequence()
+    run(sequence, [1, 2, 3] * CONTEXT)
+    assert run(sequence, wrong)[-1] is Judgement.DEVIATES
+
+
+def test_a_fork_is_always_compared() -> None:
+    sequence = CallSequence()
+    run(sequence, [1, 2] * CONTEXT)
+    assert run(sequence, [9])[0] is Judgement.DEVIATES
+    run(sequence, [1, 2] * CONTEXT)
+    assert run(sequence, [1])[0] is Judgement.COMPARE
+
+
+def test_another_line_deviates_until_it_is_excused() -> None:
+    sequence = CallSequence()
+    run(sequence, [1] * 2 * CONTEXT)
+    for _ in range(PATIENCE):
+        assert sequence.judge(1, 8) is Judgement.DEVIATES
+        sequence.excuse(1)
+    assert sequence.judge(1, 8) is Judgement.KNOWN
+
+
+def test_lines_that_differed_between_ranks_are_not_held_against_a_rank() -> None:
+    sequence = CallSequence()
+    for _ in range(2 * CONTEXT):
+        sequence.learn(1, 0)
+        sequence.advance(1)
+    assert sequence.judge(1, 8) is Judgement.KNOWN
