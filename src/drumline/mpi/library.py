@@ -15,7 +15,8 @@ from . import world
 from .exception import MPIError
 from .info import INFO_NULL, Info
 from .memory import address_of, buffer
-from .request import PendingOperation, Request
+from .pending import PendingOperation
+from .request import Request
 
 _attached: list[Any] = []
 

@@ -15,7 +15,7 @@ from .predefined_types import of_torch
 
 
 class SpecialBuffer:
-    """A constant that is passed in place of a buffer."""
+    """A constant that is passed in place of a buffer or of a list."""
 
     def __init__(self, name: str, value: int) -> None:
         self._name, self._value = name, value

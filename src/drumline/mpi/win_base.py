@@ -8,14 +8,15 @@ import torch
 
 from ..comm.messaging.messages import Waitable
 from . import constants as C
-from .comm import COMM_SELF, Comm
+from .comm import Comm
 from .exception import MPIError
 from .group import Group
 from .handles import PREDEFINED
 from .info import INFO_NULL, Described, Info
+from .intracomm import COMM_SELF
 from .memory import BOTTOM, address_of, buffer, from_address, memory_of
 from .op import Op
-from .request import PendingOperation, null_message
+from .pending import PendingOperation, null_message
 from .state import WINDOW
 from .win_target import FLUSH, RankCounter, RmaReply, WindowTarget, check_range
 
@@ -55,6 +56,7 @@ class WindowBase(Described):
 
     __slots__ = ()
     _null_name = "MPI_WIN_NULL"
+    _predefined_keys = (C.WIN_BASE, C.WIN_SIZE, C.WIN_DISP_UNIT, C.WIN_CREATE_FLAVOR, C.WIN_MODEL)
     _h: WindowState | None
 
     @property
