@@ -87,8 +87,6 @@ SOURCE = Path(__file__).parents[1] / "src"
 _CUDA = "pretends that host memory is a GPU's; here torch reads GPU memory, and has none"
 _ODD = "not asked for: descriptions of memory that contradict themselves get other errors, or none"
 REASONS = {
-    "test_attributes.": "what a program's own attribute function raises is raised as it is, not as MPI.Exception",
-    "test_buffer.": "not asked for: MPI.buffer is a numpy array here, without obj and release",
     "test_errhandler.TestErrhandlerFile": "not asked for: MPI-IO",
     "test_errhandler.TestErrhandlerSession": "not asked for: sessions",
     "test_errhandler.": "not asked for: error handlers made by programs; errors are always raised",

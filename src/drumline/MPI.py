@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .mpi.byte_buffer import buffer
 from .mpi.comm import COMM_NULL, Comm, Intercomm
 from .mpi.constants import *  # noqa: F403
 from .mpi.datatype import Datatype
@@ -28,7 +29,7 @@ from .mpi.handles import (
 from .mpi.info import INFO_ENV, INFO_NULL, Info
 from .mpi.intracomm import COMM_SELF, COMM_WORLD, Intracomm, _comm_lock_table
 from .mpi.library import *  # noqa: F403
-from .mpi.memory import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE, buffer
+from .mpi.memory import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE
 from .mpi.message import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from .mpi.op import (
     BAND,
@@ -58,6 +59,7 @@ from .mpi.topology import UNWEIGHTED, WEIGHTS_EMPTY
 from .mpi.topology_comm import Cartcomm, Distgraphcomm, Graphcomm, Topocomm
 from .mpi.win import WIN_NULL, Win
 
+memory = buffer  # its name in older programs
 globals().update(TYPES)  # INT, DOUBLE and all the others
 
 if TYPE_CHECKING:

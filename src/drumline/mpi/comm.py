@@ -16,6 +16,7 @@ from .exception import MPIError
 from .group import Group, GroupMembers
 from .handles import PREDEFINED
 from .info import INFO_NULL, Described, Info
+from .memory import check_attachable
 from .partitioned import PartitionedMessages
 from .pending import PendingOperation
 from .persistent_collectives import PersistentCollectives
@@ -184,6 +185,7 @@ class Comm(ObjectCollectives, PersistentCollectives, PartitionedMessages, Descri
 
     def Attach_buffer(self, buf: Any) -> None:
         """Attach a buffer; buffered sends allocate their own."""
+        check_attachable(buf)
         self._state.buffer = buf
 
     def Detach_buffer(self) -> Any:
