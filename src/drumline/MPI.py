@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .mpi.comm import (
-    COMM_NULL,
-    COMM_SELF,
-    COMM_WORLD,
-    Cartcomm,
-    Comm,
-    Distgraphcomm,
-    Graphcomm,
-    Intercomm,
-    Intracomm,
-    Topocomm,
-    _comm_lock_table,
-)
+from .mpi.byte_buffer import buffer
+from .mpi.comm import COMM_NULL, Comm, Intercomm
 from .mpi.constants import *  # noqa: F403
 from .mpi.datatype import Datatype
 from .mpi.exception import Get_error_class, Get_error_string
@@ -38,8 +27,9 @@ from .mpi.handles import (
     Session,
 )
 from .mpi.info import INFO_ENV, INFO_NULL, Info
+from .mpi.intracomm import COMM_SELF, COMM_WORLD, Intracomm, _comm_lock_table
 from .mpi.library import *  # noqa: F403
-from .mpi.memory import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE, buffer
+from .mpi.memory import BOTTOM, BUFFER_AUTOMATIC, IN_PLACE
 from .mpi.message import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from .mpi.op import (
     BAND,
@@ -59,13 +49,17 @@ from .mpi.op import (
     SUM,
     Op,
 )
+from .mpi.persistent_request import Grequest, Prequest
 from .mpi.pickling import Pickle
 from .mpi.pickling import default as pickle
 from .mpi.predefined_types import TYPES
-from .mpi.request import REQUEST_NULL, Grequest, Prequest, Request
+from .mpi.request import REQUEST_NULL, Request
 from .mpi.status import Status
+from .mpi.topology import UNWEIGHTED, WEIGHTS_EMPTY
+from .mpi.topology_comm import Cartcomm, Distgraphcomm, Graphcomm, Topocomm
 from .mpi.win import WIN_NULL, Win
 
+memory = buffer  # its name in older programs
 globals().update(TYPES)  # INT, DOUBLE and all the others
 
 if TYPE_CHECKING:

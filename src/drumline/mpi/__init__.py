@@ -1,5 +1,5 @@
 """MPI semantics: groups, typed messages, requests, collectives and windows. Programs use it as `drumline.MPI`."""
 
-from .comm import run_threads
+from .intracomm import run_threads
 
 __all__ = ["run_threads"]

@@ -4,41 +4,51 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 
 from ..comm.hosts import host_digest
-from ..comm.messaging.endpoint import Endpoint
-from ..comm.messaging.matching import MessageMatcher
-from ..comm.messaging.thread_endpoint import run_endpoints
 from . import constants as C
-from . import world
 from .collectives import ObjectCollectives
 from .exception import MPIError
-from .group import GROUP_EMPTY, Group, GroupMembers
+from .group import Group, GroupMembers
+from .handles import PREDEFINED
 from .info import INFO_NULL, Described, Info
-from .request import PendingOperation, Request
-from .state import CommState, context_number
+from .memory import check_attachable
+from .partitioned import PartitionedMessages
+from .pending import PendingOperation
+from .persistent_collectives import PersistentCollectives
+from .request import Request
+from .state import CommState
 
-T = TypeVar("T")
 
-_from_group: dict[object, int] = {}
-
-
-class Comm(ObjectCollectives, Described, family=True):
+class Comm(ObjectCollectives, PersistentCollectives, PartitionedMessages, Described, family=True):
     """A communicator; here all are intra-communicators."""
 
     __slots__ = ()
     _null_name = "MPI_COMM_NULL"
+    _classes: ClassVar[dict[int, type[Comm]]] = {}
+    """The classes of communicators with each topology, and of those without one."""
+
+    _predefined_keys = (C.TAG_UB, C.IO, C.WTIME_IS_GLOBAL, C.UNIVERSE_SIZE, C.APPNUM, C.LASTUSEDCODE)
+
+    def __init_subclass__(cls, *, topology: int | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if topology is not None:
+            cls._classes[topology] = cls
+
+    @staticmethod
+    def _class_of(state: CommState) -> type[Comm]:
+        """The class of a communicator."""
+        return Comm._classes[C.UNDEFINED if state.topology is None else state.topology.kind]
 
     @classmethod
-    def _world_of(cls, matcher: MessageMatcher) -> Self:
-        state = CommState(context_number("world"), "MPI_COMM_WORLD")
-        state.join(matcher, range(matcher.size))
-        return cls._of(state)
+    def fromhandle(cls, handle: int) -> Any:
+        """The communicator with a number, of the class that fits its topology."""
+        comm = super().fromhandle(handle)
+        return Comm._class_of(comm._state)._of(comm._h) if comm else Comm()
 
     # -- ranks --------------------------------------------------------------------------------------------------------
 
@@ -80,23 +90,26 @@ class Comm(ObjectCollectives, Described, family=True):
     is_intra = property(Is_intra, doc="Whether it is an intra-communicator.")
 
     def Get_topology(self) -> int:
-        """UNDEFINED: topologies are not supported."""
-        _ = self._state
-        return C.UNDEFINED
+        """CART, GRAPH, DIST_GRAPH, or UNDEFINED for none."""
+        topology = self._state.topology
+        return C.UNDEFINED if topology is None else topology.kind
 
-    topology = property(Get_topology, doc="UNDEFINED: topologies are not supported.")
-    is_topo = property(lambda self: False, doc="Whether it has a topology.")
+    topology = property(Get_topology, doc="The kind of its topology.")
+    is_topo = property(lambda self: self.Get_topology() != C.UNDEFINED, doc="Whether it has a topology.")
 
     # -- construction -------------------------------------------------------------------------------------------------
 
-    def _child(self, members: Sequence[int], *kind: object) -> Self:
-        state = self._state.child("", members, *kind)
-        state.errhandler = self._state.errhandler
-        return type(self)._of(state)
+    def _child(self, members: Sequence[int], *kind: object, topology: Any = None) -> Any:
+        """A communicator of some of the ranks, null on the others. All ranks call it, to keep their counts equal."""
+        inside = self._state.matcher.rank in members
+        state = self._state.child("", members if inside else self._state.members, *kind)
+        state.errhandler, state.topology = self._state.errhandler, topology
+        made = Comm._class_of(state)
+        return made._of(state) if inside else made()
 
     def Clone(self) -> Self:
-        """Duplicate it: the same ranks in a new context."""
-        made = self._child(self._state.members, "dup")
+        """Duplicate it: the same ranks and topology in a new context."""
+        made = type(self)._of(self._child(self._state.members, "dup", topology=self._state.topology)._h)
         self._copy_attributes_to(made)
         return made
 
@@ -122,10 +135,8 @@ class Comm(ObjectCollectives, Described, family=True):
         state, members = self._state, group._state.ranks
         if any(r not in state.index for r in members):
             raise MPIError(C.ERR_GROUP, "ranks that are not of this communicator", rule="a group of its ranks")
-        if state.matcher.rank not in members:
-            state.child("", state.members, "create")  # keeps the count equal on all ranks
-            return Intracomm()
-        return self._child(members, "create")
+        made: Comm = self._child(members, "create")
+        return made
 
     def Split(self, color: int = 0, key: int = 0) -> Comm:
         """A communicator of the ranks with the same color, ordered by key and then by rank."""
@@ -137,10 +148,8 @@ class Comm(ObjectCollectives, Described, family=True):
         return self._chosen(color, [state.members[rank] for _, rank in members], "split")
 
     def _chosen(self, color: int, members: list[int], kind: str) -> Comm:
-        if color == C.UNDEFINED:
-            self._state.child("", self._state.members, kind)
-            return Intracomm()
-        return self._child(members, kind)
+        made: Comm = self._child([] if color == C.UNDEFINED else members, kind)
+        return made
 
     def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> Comm:
         """A communicator of the ranks that share a host."""
@@ -160,7 +169,7 @@ class Comm(ObjectCollectives, Described, family=True):
     def Free(self) -> None:
         """Free it."""
         state = self._state
-        if any(state is comm._h for comm in (COMM_WORLD, COMM_SELF)):
+        if any(state is handle._h for handle in PREDEFINED.values()):
             raise MPIError(C.ERR_COMM, f"Free of {state.name}", rule="COMM_WORLD and COMM_SELF cannot be freed")
         self._delete_attributes()
         state.free()
@@ -168,10 +177,15 @@ class Comm(ObjectCollectives, Described, family=True):
 
     Disconnect = Free
 
+    def _predefined(self, keyval: int) -> Any:
+        _ = self._state
+        return {C.TAG_UB: C.TAG_LIMIT, C.WTIME_IS_GLOBAL: 0, C.LASTUSEDCODE: C.ERR_LASTCODE}.get(keyval)
+
     # -- hints, buffers, end ------------------------------------------------------------------------------------------
 
     def Attach_buffer(self, buf: Any) -> None:
         """Attach a buffer; buffered sends allocate their own."""
+        check_attachable(buf)
         self._state.buffer = buf
 
     def Detach_buffer(self) -> Any:
@@ -200,87 +214,10 @@ class Comm(ObjectCollectives, Described, family=True):
         return Intercomm()
 
 
-class Intracomm(Comm):
-    """A communicator of one group."""
-
-    __slots__ = ()
-
-    def Create_group(self, group: Group, tag: int = 0) -> Intracomm:
-        """A communicator of some of the ranks; only those ranks call it."""
-        members = group._state.ranks
-        if self._state.matcher.rank not in members:
-            return Intracomm()
-        return self._child(members, "group", members, tag)
-
-    @classmethod
-    def Create_from_group(
-        cls, group: Group, stringtag: str = "drumline", info: Info = INFO_NULL, errhandler: Any = None
-    ) -> Intracomm:
-        """A communicator of a group without a parent; its ranks identify it by a string."""
-        if group == GROUP_EMPTY:
-            return Intracomm()
-        kind = ("from group", group._state.ranks, stringtag)
-        nth = _from_group[kind] = _from_group.get(kind, 0) + 1
-        state = CommState(context_number(*kind, nth), "")
-        state.join(world.matcher(), group._state.ranks)
-        return cls._of(state)
-
-
 class Intercomm(Comm):
     """Inter-communicators are not supported: only the null one exists."""
 
     __slots__ = ()
 
 
-class Topocomm(Intracomm):
-    """Topologies are not supported."""
-
-    __slots__ = ()
-
-
-class Cartcomm(Topocomm):
-    """Cartesian topologies are not supported."""
-
-    __slots__ = ()
-
-
-class Graphcomm(Topocomm):
-    """Graph topologies are not supported."""
-
-    __slots__ = ()
-
-
-class Distgraphcomm(Topocomm):
-    """Distributed graph topologies are not supported."""
-
-    __slots__ = ()
-
-
-def _all_ranks() -> tuple[MessageMatcher, Sequence[int]]:
-    m = world.matcher()
-    return m, range(m.size)
-
-
-def _this_rank() -> tuple[MessageMatcher, Sequence[int]]:
-    m = world.matcher()
-    return m, [m.rank]
-
-
 COMM_NULL = Comm._constant("COMM_NULL")
-COMM_WORLD = Intracomm._constant("COMM_WORLD", CommState(context_number("world"), "MPI_COMM_WORLD", _all_ranks))
-COMM_SELF = Intracomm._constant("COMM_SELF", CommState(context_number("self"), "MPI_COMM_SELF", _this_rank))
-
-
-def _comm_lock_table(comm: Comm) -> dict[Any, threading.Lock]:
-    """The locks of a communicator's object collectives, by name."""
-    return comm._state.locks
-
-
-def run_threads(function: Callable[[Intracomm], T], p: int) -> list[T]:
-    """Run `function(comm)` on p ranks that are threads of this process; returns their results by rank."""
-
-    def rank(endpoint: Endpoint) -> T:
-        with world.thread_rank(endpoint) as matcher:
-            return function(Intracomm._world_of(matcher))
-
-    return run_endpoints(rank, p)

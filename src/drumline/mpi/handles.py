@@ -1,14 +1,11 @@
-"""The base of communicators, types, requests and so on: handles, compared by what they refer to; and attributes."""
+"""The base of communicators, types, requests and so on: handles, compared by what they refer to."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
-
-from . import constants as C
-from .exception import MPIError
 
 PREDEFINED: dict[str, Handle] = {}
 """Predefined handles by name; they are pickled as names."""
@@ -121,16 +118,6 @@ def _copy_of(cls: type[Handle], name: str) -> Handle:
     return cls(PREDEFINED[name])
 
 
-_keys = itertools.count(100)
-
-
-class _Key:
-    """The callbacks of an attribute, for copying and freeing its owner."""
-
-    def __init__(self, copy: Any, delete: Any) -> None:
-        self.copy, self.delete = copy, delete
-
-
 class Errhandler(Handle, family=True):
     """An error handler; here errors are always raised."""
 
@@ -159,80 +146,3 @@ ERRORS_ABORT = Errhandler._constant("ERRORS_ABORT", _PredefinedHandler())
 ERRORS_ARE_FATAL = Errhandler._constant("ERRORS_ARE_FATAL", _PredefinedHandler())
 FILE_NULL = File._constant("FILE_NULL")
 SESSION_NULL = Session._constant("SESSION_NULL")
-
-
-class Attributes(Handle):
-    """A handle with attributes by key and an error handler."""
-
-    __slots__ = ()
-    _keyvals: ClassVar[dict[int, _Key]] = {}
-
-    @property
-    def _state(self) -> Any:
-        raise NotImplementedError
-
-    @classmethod
-    def Create_keyval(
-        cls,
-        copy_fn: Callable[..., Any] | bool | None = None,
-        delete_fn: Callable[..., None] | None = None,
-        nopython: bool = False,
-    ) -> int:
-        """Make a key. `copy_fn(owner, key, value)` returns the value of a copy; `delete_fn` is called at the end."""
-        key = next(_keys)
-        cls._keyvals[key] = _Key(copy_fn, delete_fn)
-        return key
-
-    @classmethod
-    def Free_keyval(cls, keyval: int) -> int:
-        """Free a key."""
-        if cls._keyvals.pop(keyval, None) is None:
-            raise MPIError(C.ERR_KEYVAL, f"key {keyval}", rule="a key of Create_keyval")
-        return C.KEYVAL_INVALID
-
-    def Get_attr(self, keyval: int) -> Any:
-        """The value of a key, or None."""
-        return self._state.attributes.get(keyval, self._predefined(keyval))
-
-    def _predefined(self, keyval: int) -> Any:
-        _ = self._state
-        return {C.TAG_UB: C.TAG_LIMIT, C.WTIME_IS_GLOBAL: 0, C.LASTUSEDCODE: C.ERR_LASTCODE}.get(keyval)
-
-    def Set_attr(self, keyval: int, attrval: Any) -> None:
-        """Set the value of a key."""
-        if keyval not in self._keyvals:
-            raise MPIError(C.ERR_KEYVAL, f"key {keyval}", rule="a key of Create_keyval")
-        if keyval in self._state.attributes:
-            self.Delete_attr(keyval)
-        self._state.attributes[keyval] = attrval
-
-    def Delete_attr(self, keyval: int) -> None:
-        """Delete the value of a key."""
-        attributes = self._state.attributes
-        if keyval not in attributes:
-            raise MPIError(C.ERR_KEYVAL, f"key {keyval}", rule="a key that has a value")
-        key = self._keyvals.get(keyval)
-        if key is not None and key.delete is not None:
-            key.delete(self, keyval, attributes[keyval])
-        del attributes[keyval]
-
-    def _copy_attributes_to(self, copied: Attributes) -> None:
-        """Copy the attributes whose keys allow it."""
-        for keyval, value in self._state.attributes.items():
-            copy = self._keyvals[keyval].copy if keyval in self._keyvals else None
-            if copy is True:
-                copied._state.attributes[keyval] = value
-            elif callable(copy) and (new := copy(self, keyval, value)) is not NotImplemented:
-                copied._state.attributes[keyval] = new
-
-    def _delete_attributes(self) -> None:
-        for keyval in list(self._state.attributes):
-            self.Delete_attr(keyval)
-
-    def Get_errhandler(self) -> Errhandler:
-        """The error handler that was set."""
-        return Errhandler(self._state.errhandler or ERRORS_RETURN)
-
-    def Set_errhandler(self, errhandler: Errhandler) -> None:
-        """Set an error handler; errors are raised all the same."""
-        self._state.errhandler = Errhandler(errhandler)

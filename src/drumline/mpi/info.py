@@ -6,8 +6,9 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any, ClassVar, Self
 
 from . import constants as C
+from .attributes import Attributes
 from .exception import MPIError
-from .handles import Attributes, Handle
+from .handles import Handle
 
 
 class _Items(dict[str, str]):

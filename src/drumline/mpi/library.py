@@ -12,10 +12,12 @@ from typing import Any
 
 from . import constants as C
 from . import world
+from .byte_buffer import buffer
 from .exception import MPIError
 from .info import INFO_NULL, Info
-from .memory import address_of, buffer
-from .request import PendingOperation, Request
+from .memory import address_of, check_attachable
+from .pending import PendingOperation
+from .request import Request
 
 _attached: list[Any] = []
 
@@ -120,11 +122,13 @@ def Alloc_mem(size: int, info: Info = INFO_NULL) -> buffer:
 
 
 def Free_mem(mem: buffer) -> None:
-    """Do nothing: memory is freed with its last reference."""
+    """Give memory up; it is freed with its last reference."""
+    mem.release()
 
 
 def Attach_buffer(buf: Any) -> None:
     """Attach a buffer; buffered sends allocate their own."""
+    check_attachable(buf)
     _attached[:] = [buf]
 
 

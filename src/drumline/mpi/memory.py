@@ -1,10 +1,9 @@
-"""Memory of any object: buffers, tensors, DLPack, CUDA's array interface, or an address; and mpi4py's `buffer`."""
+"""Memory of any object: buffers, tensors, DLPack, CUDA's array interface, or an address."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from .predefined_types import of_torch
 
 
 class SpecialBuffer:
-    """A constant that is passed in place of a buffer."""
+    """A constant that is passed in place of a buffer or of a list."""
 
     def __init__(self, name: str, value: int) -> None:
         self._name, self._value = name, value
@@ -88,6 +87,12 @@ def address_of(obj: Any) -> int:
         return 0
     memory = memory_of(obj, writable=False)
     return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data) if len(memory) else 0
+
+
+def check_attachable(buf: Any) -> None:
+    """Refuse a buffer for buffered sends that cannot be written."""
+    if buf is not None and buf is not BUFFER_AUTOMATIC:
+        memory_of(buf, writable=True)
 
 
 _CPU = 1
@@ -177,69 +182,3 @@ def _runs(shape: list[int], strides: list[int]) -> bool:
             return False
         expected *= n
     return True
-
-
-class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes with an address, as returned by Alloc_mem and windows."""
-
-    def __new__(cls, obj: Any = b"") -> buffer:
-        if obj is None or isinstance(obj, int | float | list | tuple):
-            raise TypeError(f"{type(obj).__name__} has no memory")
-        return np.frombuffer(memory_of(obj, writable=False), dtype=np.uint8).view(cls)
-
-    def __setitem__(self, item: Any, value: Any) -> None:
-        """Write a byte, or the bytes of any object."""
-        if not isinstance(value, int | np.integer):
-            value = np.frombuffer(memory_of(value, writable=False), dtype=np.uint8)
-            if self[item].nbytes != value.nbytes:
-                raise ValueError(f"{value.nbytes} bytes assigned to {self[item].nbytes}")
-        super().__setitem__(item, value)
-
-    @staticmethod
-    def allocate(nbytes: int, clear: bool = False) -> buffer:
-        """Allocate memory."""
-        if nbytes < 0:
-            raise ValueError(f"{nbytes} bytes of memory")
-        return np.zeros(index(nbytes), dtype=np.uint8).view(buffer)
-
-    @staticmethod
-    def frombuffer(obj: Any, readonly: bool = False) -> buffer:
-        """The memory of another object."""
-        made = buffer(obj)
-        return made.toreadonly() if readonly else made
-
-    @staticmethod
-    def fromaddress(address: int, nbytes: int, readonly: bool = False) -> buffer:
-        """Memory by address."""
-        if nbytes < 0 or (nbytes and not address):
-            raise ValueError(f"{nbytes} bytes at address {address}")
-        made = np.frombuffer(from_address(address, nbytes), dtype=np.uint8).view(buffer)
-        return made.toreadonly() if readonly else made
-
-    @property
-    def address(self) -> int:
-        """The address of its first byte."""
-        return int(self.ctypes.data) if self.nbytes else 0
-
-    @property
-    def readonly(self) -> bool:
-        """Whether it is read-only."""
-        return not self.flags.writeable
-
-    @property
-    def format(self) -> str:
-        """The format code of its elements."""
-        return "B"
-
-    def __bool__(self) -> bool:
-        return self.nbytes > 0
-
-    def cast(self, format: Any, *shape: Any) -> Any:
-        """The same memory as elements of another type."""
-        return memoryview(self.data).cast(format, *shape)
-
-    def toreadonly(self) -> buffer:
-        """The same memory, read-only."""
-        made = self.view()
-        made.flags.writeable = False
-        return made

@@ -10,7 +10,8 @@ from . import pickling
 from .buffers import MessageBuffer, parse_message
 from .exception import MPIError
 from .handles import Handle
-from .request import PendingOperation, Request, null_message
+from .pending import PendingOperation, null_message
+from .request import Request
 from .state import CommState
 from .status import Status
 

@@ -13,10 +13,10 @@ from ..comm.messaging.transport import bytes_of
 from ..comm.operators import Operator
 from . import constants as C
 from .buffers import MessageBuffer, parse_message
+from .byte_buffer import buffer
 from .datatype import Datatype
 from .exception import MPIError
 from .handles import Handle
-from .memory import buffer
 from .type_layout import TypeLayout
 
 _LIMIT = 32

@@ -24,7 +24,9 @@ from .message import (
     pending_object,
     pending_receive,
 )
-from .request import PendingOperation, Prequest, Request, null_message
+from .pending import PendingOperation, null_message
+from .persistent_request import Prequest
+from .request import Request
 from .state import MESSAGES, CommState
 from .status import Status
 

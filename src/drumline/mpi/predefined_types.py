@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .datatype import Datatype, TypeState
+from .datatype import Datatype
+from .datatype_base import TypeState
 from .type_layout import ScalarType, TypeLayout
 
 # names of the same type, its numpy code, its torch dtype
@@ -67,6 +68,9 @@ _PAIRS = {
 }
 _CLASS = {"i": 1, "u": 2, "f": 3, "c": 4, "b": 5, "S": 1, "U": 6}
 
+_EXTERNAL = {"l": 4, "L": 4, "U1": 2}
+"""Bytes in the portable format, by code, where they differ."""
+
 TYPES: dict[str, Datatype] = {}
 CODES: dict[str, Datatype] = {}
 """By type code, and by kind and size."""
@@ -84,7 +88,8 @@ def _number(names: str, code: str, kind: torch.dtype | None) -> None:
     dtype = np.dtype({"p": "q", "c": "S1"}.get(code, code))
     align = dtype.alignment
     check = _CLASS[dtype.kind] * 32 + dtype.itemsize.bit_length()
-    made = _define(names, ScalarType(dtype.itemsize, align, dtype.kind, dtype, kind, check), code)
+    external = _EXTERNAL.get(code, dtype.itemsize)
+    made = _define(names, ScalarType(dtype.itemsize, align, dtype.kind, dtype, kind, check, external), code)
     CODES.setdefault(code, made)
     if dtype.kind in "iufcb":
         CODES.setdefault(f"{dtype.kind}{dtype.itemsize}", made)
@@ -100,9 +105,9 @@ for _names, _code, _kind in _NUMBERS:
     _number(_names, _code, _kind)
 for _names, _code in _PAIRS.items():
     _pair(_names, _code)
-_define("BFLOAT16_T", ScalarType(2, 2, "f", None, torch.bfloat16, 8 * 32 - 1), "")
-BYTE = _define("BYTE", ScalarType(1, 1, "B", np.dtype("u1"), torch.uint8), "B")
-_define("PACKED", ScalarType(1, 1, "B", np.dtype("u1"), torch.uint8), "B")
+_define("BFLOAT16_T", ScalarType(2, 2, "f", None, torch.bfloat16, 8 * 32 - 1, 2), "")
+BYTE = _define("BYTE", ScalarType(1, 1, "B", np.dtype("u1"), torch.uint8, external=1), "B")
+_define("PACKED", ScalarType(1, 1, "B", np.dtype("u1"), torch.uint8, external=1), "B")
 CODES["B"] = BYTE
 CODES |= {f"Z{_code}": CODES[_code.upper()] for _code in "fdg"}  # memoryview's codes of complex numbers
 DATATYPE_NULL = TYPES["DATATYPE_NULL"] = Datatype._constant("DATATYPE_NULL")

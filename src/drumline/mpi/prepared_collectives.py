@@ -15,8 +15,9 @@ from . import constants as C
 from .buffers import MessageBuffer, in_place, input_tensor, output_tensor, parse_message, parse_vector, raw_tensor
 from .exception import MPIError
 from .op import Op, tensor_operator
+from .pending import PendingOperation
 from .point_to_point import PointToPoint
-from .request import PendingOperation, Request
+from .request import Request
 from .state import CollectiveChannel
 
 PreparedRun = Callable[[CollectiveChannel], None]

@@ -5,59 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..comm.messaging.matching import MessageMatcher
-from ..comm.messaging.messages import Waitable
 from . import constants as C
 from .exception import MPIError
 from .handles import Handle
+from .pending import PendingOperation, empty_status
 from .status import Status
-
-
-class PendingOperation:
-    """The operation of a request: items to wait for, and callbacks for their completion."""
-
-    __slots__ = ("__weakref__", "cancel", "fill_status", "finish", "items", "matcher", "start", "started", "wait")
-
-    def __init__(
-        self,
-        matcher: MessageMatcher | None,
-        items: Sequence[Waitable],
-        finish: Callable[[], Any] = lambda: None,
-        fill_status: Callable[[Status], None] = Status._fill,
-        cancel: Callable[[], object] = lambda: None,
-        start: Callable[[], PendingOperation] | None = None,
-        wait: Callable[[], None] | None = None,
-    ) -> None:
-        self.matcher, self.items, self.finish, self.fill_status, self.cancel = (
-            matcher,
-            items,
-            finish,
-            fill_status,
-            cancel,
-        )
-        self.start, self.wait = start, wait
-        self.started = start is None
-        """False for a persistent request between two starts. `wait` is set if another thread does the work."""
-
-    @property
-    def done(self) -> bool:
-        return all(item.done for item in self.items)
-
-    def make_progress(self) -> bool:
-        if not self.done and self.matcher is not None:
-            self.matcher.make_progress()
-        return self.done
-
-
-def empty_status(status: Status | None) -> None:
-    """Fill the status of a null or inactive request."""
-    if status is not None:
-        status._fill()
-
-
-def null_message() -> PendingOperation:
-    """A message to or from PROC_NULL."""
-    return PendingOperation(None, (), fill_status=lambda status: status._fill(C.PROC_NULL, C.ANY_TAG))
 
 
 class Request(Handle, family=True):
@@ -89,8 +41,8 @@ class Request(Handle, family=True):
         assert self._h is not None
         if self._h.wait is not None:
             self._h.wait()
-        elif self._h.matcher is not None and not self._h.done:
-            self._h.matcher.wait(*self._h.items)
+        else:
+            self._h.wait_for_items()
         return self._finish(status)
 
     def _test(self, status: Status | None) -> tuple[bool, Any]:
@@ -265,38 +217,13 @@ class Request(Handle, family=True):
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
 
 
-class Prequest(Request):
-    """A persistent request: made once and started repeatedly."""
-
-    __slots__ = ()
-
-    def Start(self) -> None:
-        """Start it."""
-        if self._h is None or self._h.start is None or self._h.started:
-            raise MPIError(C.ERR_REQUEST, "Start of a null or active request", rule="wait for it first")
-        begun = self._h.start()
-        self._h.matcher, self._h.items = begun.matcher, begun.items
-        self._h.finish, self._h.fill_status, self._h.cancel = begun.finish, begun.fill_status, begun.cancel
-        self._h.started = True
-
-    @classmethod
-    def Startall(cls, requests: Sequence[Prequest]) -> None:
-        """Start several."""
-        for request in requests:
-            request.Start()
-
-
-class Grequest(Request):
-    """Generalised requests are not supported: only the null one exists."""
-
-    __slots__ = ()
-
-
 def _ready(requests: Sequence[Request], *, progress: bool = False) -> list[int]:
     active = [(i, r._h) for i, r in enumerate(requests) if r._h is not None and r._h.started]
     matcher = next((p.matcher for _, p in active if p.matcher is not None), None)
     if progress and matcher is not None:
         matcher.make_progress()
+        for _, pending in active:
+            pending.advance()
     return [i for i, pending in active if pending.done]
 
 
@@ -304,10 +231,12 @@ def _await(requests: Sequence[Request], enough: Callable[..., bool]) -> bool:
     """Wait for any or all active requests; returns whether there are any."""
     active = [r._h for r in requests if r._h is not None and r._h.started]
     matcher = next((p.matcher for p in active if p.matcher is not None), None)
-    if matcher is not None and not enough(p.done for p in active):
+    brief = any(p.wait is not None for p in active)
+    while matcher is not None and not enough(p.done for p in active):
         items = [item for p in active for item in p.items]
-        brief = any(p.wait is not None for p in active)
-        matcher.wait_until(lambda: enough(p.done for p in active), items, brief=brief)
+        matcher.wait_until(lambda: enough(p.items_done for p in active), items, brief=brief)
+        for p in active:
+            p.advance()
     return bool(active)
 
 

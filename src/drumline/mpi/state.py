@@ -70,6 +70,32 @@ class CollectiveChannel:
             received[self.rank] = memoryview(sends[self.rank])
         return received
 
+    def exchange_edges(
+        self, sends: Sequence[tuple[int, int, memoryview]], receives: Sequence[tuple[int, int, MessageBuffer]]
+    ) -> None:
+        """Exchange messages as (rank, tag, data): several for one rank and tag are received in the order sent."""
+        m = self.matcher
+        memories = [region.receive_memory() for _, _, region in receives]
+        incoming = [
+            m.receive(self.members[src], self._flat, tag, memory)
+            for (src, tag, _), memory in zip(receives, memories, strict=True)
+        ]
+        outgoing = [m.send(self.members[dst], self._flat, tag, data) for dst, tag, data in sends]
+        m.wait(*incoming, *outgoing)
+        for (src, _, region), memory, receive in zip(receives, memories, incoming, strict=True):
+            _check_size(src, receive.nbytes, region.nbytes)
+            region.unpack_received(memory, receive.nbytes)
+
+    def exchange_edge_bytes(
+        self, sends: Sequence[tuple[int, int, memoryview]], sources: Sequence[tuple[int, int]]
+    ) -> list[memoryview]:
+        """Exchange bytes of any length as (rank, tag, data); returns those of each (rank, tag), in their order."""
+        m = self.matcher
+        incoming = [m.receive(self.members[src], self._flat, tag, None) for src, tag in sources]
+        outgoing = [m.send(self.members[dst], self._flat, tag, data) for dst, tag, data in sends]
+        m.wait(*incoming, *outgoing)
+        return [receive.into for receive in incoming if receive.into is not None]
+
 
 def _check_size(src: int, received: int, expected: int) -> None:
     if received != expected:
@@ -168,6 +194,7 @@ class CommState:
         self.attributes: dict[int, Any] = {}
         self.errhandler: Any = None
         self.buffer: Any = None
+        self.topology: Any = None
         self.locks: dict[Any, threading.Lock] = {}
         self._children: dict[object, int] = {}
         self._blocking: CollectiveChannel | None = None
@@ -193,6 +220,11 @@ class CommState:
         made = CommState(context_number(self.context, *kind, nth), name)
         made.join(self.matcher, members)
         return made
+
+    def pair_context(self, role: str, *ends: object) -> int:
+        """The context of the next pair of operations between two ends: each end counts its own `role`."""
+        nth = self._children[role, *ends] = self._children.get((role, *ends), 0) + 1
+        return context_number(self.context, "pair", *ends, nth)
 
     def lock(self, name: str) -> threading.Lock:
         """A lock for one object collective at a time: each consists of several messages."""

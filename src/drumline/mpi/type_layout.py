@@ -27,6 +27,8 @@ class ScalarType:
     torch: torch.dtype | None = None
     check: int = 0
     """Sent with messages: sender and receiver must agree; 0 matches every type."""
+    external: int = 0
+    """Bytes in the portable format external32; 0 if it has no such type."""
 
 
 @dataclass(eq=False)
@@ -165,10 +167,15 @@ def spaced(
     return tuple((d, n, old) for n, d in zip(lengths, displacements, strict=True))
 
 
-def subarray(dims: Sequence[tuple[int, int, int]], old: TypeLayout) -> TypeLayout:
-    """A box inside a row-major array: (size, subsize, start) of each dim."""
+def box(dims: Sequence[tuple[int, Sequence[tuple[int, int]]]], old: TypeLayout) -> TypeLayout:
+    """Elements of a row-major array: of each dim its size, and the runs (first, count) that are taken."""
     inner, width = old, old.extent
-    for size, sub, start in reversed(dims):
-        parts = tuple(((start + i) * width, 1, inner) for i in range(sub))
+    for size, runs in reversed(dims):
+        parts = tuple((first * width, count, inner) for first, count in runs)
         inner, width = TypeLayout(parts, bounds=(0, width * size)), width * size
     return inner
+
+
+def subarray(dims: Sequence[tuple[int, int, int]], old: TypeLayout) -> TypeLayout:
+    """A box inside a row-major array: (size, subsize, start) of each dim."""
+    return box([(size, [(start, sub)]) for size, sub, start in dims], old)

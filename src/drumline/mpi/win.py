@@ -14,7 +14,8 @@ from .exception import MPIError
 from .group import Group
 from .handles import PREDEFINED
 from .op import NO_OP, REPLACE, SUM, Op, check_type
-from .request import PendingOperation, Request, null_message
+from .pending import PendingOperation, null_message
+from .request import Request
 from .type_layout import TypeLayout
 from .win_base import WindowBase, check_reply
 from .win_target import ACCUMULATE, COMPLETE, GET, LOCK, POST, PUT, SWAP, UNLOCK, RankCounter, request_head

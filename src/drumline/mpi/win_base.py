@@ -8,14 +8,17 @@ import torch
 
 from ..comm.messaging.messages import Waitable
 from . import constants as C
-from .comm import COMM_SELF, Comm
+from .byte_buffer import buffer
+from .comm import Comm
 from .exception import MPIError
 from .group import Group
 from .handles import PREDEFINED
 from .info import INFO_NULL, Described, Info
-from .memory import BOTTOM, address_of, buffer, from_address, memory_of
+from .intracomm import COMM_SELF
+from .memory import BOTTOM, address_of, from_address, memory_of
 from .op import Op
-from .request import PendingOperation, null_message
+from .pending import PendingOperation, null_message
+from .shared_memory import SharedMemory
 from .state import WINDOW
 from .win_target import FLUSH, RankCounter, RmaReply, WindowTarget, check_range
 
@@ -23,8 +26,8 @@ from .win_target import FLUSH, RankCounter, RmaReply, WindowTarget, check_range
 class WindowState:
     """The state of a window."""
 
-    def __init__(self, comm: Comm, memory: Any, unit: int, flavor: int) -> None:
-        self.comm, self.flavor, self.unit = comm.Dup(), flavor, unit
+    def __init__(self, comm: Comm, memory: Any, unit: int, flavor: int, shared: SharedMemory | None = None) -> None:
+        self.comm, self.flavor, self.unit, self.shared = comm.Dup(), flavor, unit, shared
         self.memory = buffer() if memory is None or memory is BOTTOM else buffer(memory)
         self.attached: dict[int, Any] = {}
         self.info: dict[str, str] = {}
@@ -55,6 +58,7 @@ class WindowBase(Described):
 
     __slots__ = ()
     _null_name = "MPI_WIN_NULL"
+    _predefined_keys = (C.WIN_BASE, C.WIN_SIZE, C.WIN_DISP_UNIT, C.WIN_CREATE_FLAVOR, C.WIN_MODEL)
     _h: WindowState | None
 
     @property
@@ -84,8 +88,22 @@ class WindowBase(Described):
 
     @classmethod
     def Allocate_shared(cls, size: int, disp_unit: int = 1, info: Info = INFO_NULL, comm: Comm = COMM_SELF) -> Self:
-        """Not supported: memory shared by the ranks of a host."""
-        raise NotImplementedError("Allocate_shared: use Allocate with Put and Get")
+        """A window on new memory that all its ranks map, so they must share a host."""
+        if size < 0:
+            raise MPIError(C.ERR_SIZE, f"{size} bytes of memory", rule="at least 0")
+        sizes = comm._state.blocking.comm.all_gather(torch.tensor([size])).view(-1).tolist()
+        shared = SharedMemory(comm, sizes)
+        return cls._of(WindowState(comm, shared.part(comm._state.rank), disp_unit, C.WIN_FLAVOR_SHARED, shared))
+
+    def Shared_query(self, rank: int) -> tuple[buffer, int]:
+        """A rank's shared memory and its displacement unit; for PROC_NULL, of the lowest rank that has memory."""
+        state = self._state
+        if state.shared is None:
+            raise MPIError(C.ERR_RMA_FLAVOR, "Shared_query of another window", rule="a window of Allocate_shared")
+        if rank == C.PROC_NULL:
+            rank = state.shared.first_part()
+        self._rank(rank)
+        return (state.memory if rank == state.comm._state.rank else state.shared.part(rank)), state.units[rank]
 
     def Attach(self, memory: Any) -> None:
         """Attach memory to a dynamic window."""
