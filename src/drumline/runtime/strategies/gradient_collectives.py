@@ -79,6 +79,10 @@ class ScheduledCollectives(GradientCollectives):
         )
         self._thread = BackgroundThread("drumline gradients")
 
+    def __str__(self) -> str:
+        hosts = f", hosts of {self._per_node} ranks" if self._per_node and self._per_node < self._comm.size else ""
+        return f"{self._algorithm} over {self._comm.transport.name}{hosts}"
+
     @property
     def traffic(self) -> Traffic:
         """This rank's rounds, messages and bytes so far."""
