@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from drumline.comm import Communicator, ThreadTransport, TorchTransport, Transport, run_threads
-from drumline.comm.hosts import SEGMENT, Hosts, HostTransport, find_hosts, host_digest, host_id, hosts, per_node
+from drumline.comm.hosts import Hosts, HostTransport, find_hosts, host_digest, host_id, hosts, per_node
 from drumline.core.errors import InputError
+from drumline.plans.engine_constants import HOST_SEGMENT_BYTES
 from drumline.runtime.state.process_groups import process_group
 
 
@@ -104,7 +105,7 @@ def with_rails(ids: str) -> None:
     inside = TorchTransport(inner[groups.index(mine)])
     rail = TorchTransport(rails[mine.index(dist.get_rank())])
     comm = Communicator(HostTransport(inside, TorchTransport(), groups, rail=rail))
-    for n in (0, 1, 2, 3, 1000, SEGMENT // 4 + 3, SEGMENT):
+    for n in (0, 1, 2, 3, 1000, HOST_SEGMENT_BYTES // 4 + 3, HOST_SEGMENT_BYTES):
         values = [(torch.arange(n) % 7 + r).float() for r in range(comm.size)]
         for op, expected in (("sum", sum(values)), ("max", values[-1]), ("avg", sum(values) / comm.size)):
             result = comm.all_reduce(values[comm.rank].clone(), op=op, algorithm="native")

@@ -25,6 +25,8 @@ COMPILED_RANKS = 2
 """Compiling takes most of an hour by itself, and what is compiled on a rank seldom knows of the others."""
 COMPILED_JOB = "cnn"
 """Its norms send inside of what is compiled, and ranks without samples compile something else."""
+ALGORITHM_JOB = "cnn"
+"""A sum of gradients does not depend on the model; its norms send while the gradients are under way."""
 
 _DEFAULTS = {f.name: f.default for f in fields(Plan)}
 
@@ -63,6 +65,8 @@ SAMES = (
     Same(lambda p: p.backend == "gloo", ("backend",), "the ranks have joined by gloo already"),
     Same(lambda p: p.ranks == 1 and p.compress != "none", ("compress",), "one rank sends nothing"),
     Same(lambda p: p.ranks == 1 and p.static, ("static",), "one rank does not replicate"),
+    Same(lambda p: p.ranks == 1 and p.allreduce != "auto", ("allreduce",), "one rank sends nothing"),
+    Same(lambda p: p.allreduce == "native", ("allreduce",), "ranks of one host: `auto` is the backend's own"),
     Same(lambda p: p.shard == p.dp, ("shard",), "all replicas share one copy anyway"),
     Same(
         lambda p: p.bucket != _DEFAULTS["bucket"] and p.zero not in (1, 2),
@@ -138,6 +142,8 @@ def fate(cell: Cell) -> Fate | None:
         return Fate("same", f"{other}: {why}")
     if plan.compile and plan.ranks != COMPILED_RANKS and cell.job != COMPILED_JOB:
         return Fate("not run", f"compiling takes long; see {COMPILED_RANKS} ranks, and {COMPILED_JOB} on all")
+    if plan.allreduce != "auto" and cell.job != ALGORITHM_JOB:
+        return Fate("not run", f"the sum does not depend on the model; see {ALGORITHM_JOB}")
     return None
 
 

@@ -32,8 +32,9 @@ SAME: dict[str, tuple[object, ...]] = {"offload": ("optimizer", "all"), "precisi
 SPLITS = {"pp", "virtual", "split", "schedule", "tp", "cp", "tile", "halo", "ep"}
 """Keys of plans that split the model: their table is split_cells.py, ep's is test_experts_engine.py, and that of tiles
 without halos is test_no_halo.py."""
-ELSEWHERE = {"backend", "bucket", "compile"} | SPLITS
-"""Covered by tests of their own: `nccl` needs CUDA devices, buckets a model larger than one, compiling takes minutes."""
+ELSEWHERE = {"allreduce", "backend", "bucket", "compile"} | SPLITS
+"""Covered by tests of their own: algorithms and buckets need a model larger than one bucket, `nccl` needs CUDA devices,
+compiling takes minutes."""
 
 TABLE: dict[str, tuple[object, ...]] = {
     "job": small_jobs.JOBS,

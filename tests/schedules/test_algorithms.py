@@ -72,6 +72,19 @@ def test_one_host_and_single_rank_hosts_are_a_ring() -> None:
         assert list(collective_schedule("all_reduce", "hierarchical", 6, per_node=per_node).rounds) == ring
 
 
+@pytest.mark.parametrize("p", range(1, 10))
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather"])
+def test_hierarchical_halves_send_little_between_hosts(collective: str, p: int) -> None:
+    for per_node in range(1, p + 2):
+        schedule = collective_schedule(collective, "hierarchical", p, per_node=per_node)
+        prove(schedule)
+        if 1 < per_node < p and p % per_node == 0:
+            crossing = [s for sends in schedule.rounds for s in sends if s.src // per_node != s.dst // per_node]
+            size = schedule.sizes(60 * p)
+            # each of the h hosts sends, or receives, all but its own part of the buffer: (h-1)/h m, h times
+            assert sum(size[s.chunk] for s in crossing) == (p // per_node - 1) * p * 60
+
+
 def changes(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
     """Every schedule that differs by one send: dropped, doubled, redirected, flipped."""
     rounds = [list(sends) for sends in schedule.rounds]

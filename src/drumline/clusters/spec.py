@@ -269,8 +269,14 @@ class Cluster:
 
     def table(self, collective: str, ranks: int) -> CollectiveTable | None:
         """The measured table of a collective over exactly `ranks` ranks, by the backend's own algorithm."""
-        key = (collective, ranks, "native")
-        return next((t for t in self.collective if (t.collective, t.ranks, t.algorithm) == key), None)
+        return self.algorithm_table(collective, ranks, "native")
+
+    def algorithm_table(self, collective: str, ranks: int, algorithm: str, segments: int = 1) -> CollectiveTable | None:
+        """The same by a named algorithm in some segments, over the transport of the backend's own if that is known."""
+        key = (collective, ranks, algorithm, segments)
+        tables = [t for t in self.collective if (t.collective, t.ranks, t.algorithm, t.segments) == key]
+        own = None if algorithm == "native" else self.table(collective, ranks)
+        return next((t for t in tables if own is None or t.transport == own.transport), None)
 
     def origin_of(self, key: str) -> str:
         """Source of the number at a dotted key."""

@@ -15,12 +15,10 @@ from ..core.errors import InputError
 from ..costs.algorithm_choice import RING_ALGORITHMS, cheapest_algorithm
 from ..costs.collectives import price
 from ..costs.ring_order import ring_order
-from ..schedules import ALGORITHMS, Schedule, collective_schedule, prove, reordered, segmented
+from ..schedules import ALGORITHMS, NATIVE, Schedule, collective_schedule, prove, reordered, segmented
 from ..theory.alpha_beta import Links, NodeTopology, PairTopology, as_topology, message_seconds
 from .call_check import digest
 
-NATIVE = "native"
-"""The name of the transport's own implementation."""
 DEFAULT_LINK = Link(5e-5, 2e9)
 """Assumed if no cluster is given: roughly, processes of one host."""
 _RING_BYTES = 2**20

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError, nearest
-from ..schedules import ALGORITHMS, Schedule, Traffic
-from .auto_algorithm import NATIVE, AlgorithmChooser, ChosenAlgorithm
+from ..schedules import ALGORITHMS, NATIVE, Schedule, Traffic
+from .auto_algorithm import AlgorithmChooser, ChosenAlgorithm
 from .buffers import OutputBuffer, check_dense, check_out, check_tensor, contiguous, copy_back
 from .call_check import CallChecker, CallSignature, signature
 from .executor import ChunkLayout, RankProgram, chunk_layout, compile_schedule, execute, whole_buffer_layout

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError
+from ..plans.engine_constants import HOST_SEGMENT_BYTES
 from .transport import NativeCollective, PendingMessage, Transport
 
 Hosts = tuple[tuple[int, ...], ...]
 """The ranks of each host in order; hosts in the order of their first rank."""
-SEGMENT = 2 << 20
-"""Bytes of a segment of `HostAllReduce`: long enough to hide the start of a message, short enough to overlap well."""
 _TAG = (1 << 31) - 1
 """The tag of host digests; communicators number theirs from 0."""
 _DIGEST_BYTES = 16
@@ -240,7 +239,7 @@ class HostAllReduce:
 
 
 def _segments(tensor: Tensor, d: int) -> Iterator[Tensor]:
-    step = max(d, SEGMENT // tensor.element_size() // d * d)
+    step = max(d, HOST_SEGMENT_BYTES // tensor.element_size() // d * d)
     for start in range(0, tensor.numel(), step):
         yield tensor[start : start + step]
 

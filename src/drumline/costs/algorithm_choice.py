@@ -101,6 +101,21 @@ def cheapest_algorithm(
     return best
 
 
+def algorithm_seconds(
+    collective: str,
+    algorithm: str,
+    p: int,
+    m: float,
+    links: Links,
+    *,
+    per_node: int | None = None,
+    segments: int = 1,
+) -> float:
+    """The price of one algorithm for a buffer of m bytes: the sum of its rounds, with equal chunks."""
+    base = _Base(collective, algorithm, p, 0, per_node, None)
+    return _choice(base, segments, m, as_topology(links)).seconds
+
+
 def _candidates(
     collective: str, p: int, m: int, topology: Topology, per_node: int | None, root: int, commutes: bool
 ) -> list[str]:
@@ -161,7 +176,7 @@ class _Base:
             yield {pair: sum(sizes[s.chunk] for s in parts) for pair, parts in messages(sends).items()}
 
 
-def _choice(base: _Base, n: int, m: int, topology: Topology) -> AlgorithmChoice:
+def _choice(base: _Base, n: int, m: float, topology: Topology) -> AlgorithmChoice:
     if (
         n == 1
         and base.p >= MANY_RANKS

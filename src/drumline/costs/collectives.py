@@ -10,13 +10,20 @@ from ..clusters import Cluster, Link
 from ..core.errors import InputError, nearest
 from ..plans import Plan
 from ..schedules import Schedule
-from ..theory.alpha_beta import Links, level, message_seconds, schedule_seconds
+from ..theory.alpha_beta import Links, NodeTopology, level, message_seconds, schedule_seconds
 from ..theory.collective_forms import CLOSED_FORMS as CLOSED_FORMS
 from ..theory.collective_forms import switch_all_reduce_seconds
+from .algorithm_choice import algorithm_seconds
 from .tuning import LONG_MESSAGE
 
 DEFAULTS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial"}
 """The algorithm that a collective is priced by when nothing was measured."""
+
+GLOO_ALGORITHMS = {**DEFAULTS, "reduce_scatter": "direct"}
+"""The algorithms between CPUs: gloo's own, and the engine's reduce-scatter over it."""
+
+MOST_PRICED_RANKS = 256
+"""Ranks up to which a schedule between CPU nodes is priced round by round; beyond, all links count as the slowest."""
 
 TWO_LEVELS: dict[str, tuple[tuple[str, str], ...]] = {
     "all_reduce": (("reduce_scatter", "inside"), ("all_reduce", "across"), ("all_gather", "inside")),
@@ -36,9 +43,10 @@ def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Clust
     """The time of a collective of `bytes` over ranks of a cluster that are `stride` apart; 1 means neighbours.
 
     A table measured with exactly these ranks is used if the cluster has one. Otherwise it is the closed form on the
-    node's link if one node has all ranks (for an all-reduce also that of its switch, if that reduces). Over several
-    nodes the price has two levels (TWO_LEVELS), see `two_level_seconds`, scaled to a measurement of all ranks if there
-    is one. With a stride, `stride` groups do the same at the same time.
+    node's link if one node has all ranks (for an all-reduce also that of its switch, if that reduces). Over several GPU
+    nodes the price has two levels (TWO_LEVELS), see `two_level_seconds`; over CPU nodes it is that of the schedule that
+    gloo runs. Both are scaled to a measurement of all ranks if there is one. With a stride, `stride` groups do the same
+    at the same time.
     """
     if collective not in DEFAULTS:
         raise InputError(
@@ -63,7 +71,7 @@ def collective_seconds(collective: str, ranks: int, bytes: float, cluster: Clust
         ring = _closed(collective, ranks, bytes, link)
         in_switch = cluster.node.in_switch_reduction and collective == "all_reduce"
         return min(ring, switch_all_reduce_seconds(ranks, bytes, link)) if in_switch else ring
-    predicted = two_level_seconds(collective, ranks, bytes, cluster, stride=stride)
+    predicted = _across_nodes(collective, ranks, bytes, cluster, stride)
     return predicted * _measured_factor(collective, bytes, cluster)
 
 
@@ -73,7 +81,26 @@ def _measured_factor(collective: str, m: float, cluster: Cluster) -> float:
     Backends differ: gloo sends a reduce-scatter as an all-reduce. Other groups of ranks are assumed to be alike.
     """
     table = cluster.table(collective, cluster.devices)
-    return table.at(m) / two_level_seconds(collective, cluster.devices, m, cluster) if table and m else 1.0
+    return table.at(m) / _across_nodes(collective, cluster.devices, m, cluster, 1) if table and m else 1.0
+
+
+def _across_nodes(collective: str, ranks: int, m: float, cluster: Cluster, stride: int) -> float:
+    """By the backend's own algorithm: NCCL has two levels; gloo, between CPUs, does not know of nodes."""
+    if cluster.device.kind != "cpu":
+        return two_level_seconds(collective, ranks, m, cluster, stride=stride)
+    topology = node_levels(cluster, stride)
+    if ranks > MOST_PRICED_RANKS:
+        return _closed(collective, ranks, m, topology.across)
+    return algorithm_seconds(collective, GLOO_ALGORITHMS[collective], ranks, m, topology, per_node=topology.devices)
+
+
+def node_levels(cluster: Cluster, stride: int) -> NodeTopology:
+    """The links between ranks `stride` apart: those that share a node, and their part of its network port."""
+    assert cluster.network is not None
+    d, wire = cluster.node.devices, cluster.network.link
+    together = min(stride, d)
+    shared = Link(wire.alpha, wire.bandwidth / together) if together > 1 else wire
+    return NodeTopology(max(1, d // stride), cluster.node.link, shared)
 
 
 def two_level_seconds(collective: str, ranks: int, bytes: float, cluster: Cluster, *, stride: int = 1) -> float:
@@ -84,11 +111,9 @@ def two_level_seconds(collective: str, ranks: int, bytes: float, cluster: Cluste
     node, so they share it: together the ranks of one group send as much as one rank with all m bytes would, and the
     groups on a node divide the bandwidth. An unfilled last node counts as full.
     """
-    assert cluster.network is not None
-    d, wire = cluster.node.devices, cluster.network.link
-    here, groups = max(1, d // stride), min(stride, d)
-    shared = Link(wire.alpha, wire.bandwidth / groups) if groups > 1 else wire
-    levels = {"inside": (here, cluster.node.link), "across": (-(-ranks // here), shared)}
+    topology = node_levels(cluster, stride)
+    here = topology.devices
+    levels = {"inside": (here, topology.inside), "across": (-(-ranks // here), topology.across)}
     return sum(_closed(phase, levels[where][0], bytes, levels[where][1]) for phase, where in TWO_LEVELS[collective])
 
 

@@ -17,7 +17,8 @@ from ..models.profile import Layer, Profile
 from ..plans import Plan
 from ..plans.engine_constants import FIRST_BUCKET_BYTES, POWERSGD_RANK
 from ..theory.roofline import BYTES_PER_VALUE, MEMORY_EFFICIENCY
-from .collectives import collective_seconds, holders, inner, replicas
+from .collectives import holders, inner, replicas
+from .gradient_algorithm import RankGroup, gradient_seconds
 from .kernel_time import Pricer
 from .layer_time import LayerTime
 from .optimizer_update import copy_seconds
@@ -80,7 +81,7 @@ def gradient_collectives(profile: Profile, plan: Plan, cluster: Cluster) -> list
             seconds = _scatter_seconds(size, plan, cluster)
             messages += [CollectiveMessage("reduce-scatter bucket", "reduce_scatter", size, seconds)] * count
         if ranks > 1:
-            seconds = collective_seconds("all_reduce", ranks, share, cluster, stride=stride)
+            seconds = gradient_seconds("all_reduce", RankGroup(ranks, stride), share, plan, cluster)
             messages += [CollectiveMessage("all-reduce bucket", "all_reduce", share, seconds)] * count
     return messages
 
@@ -246,17 +247,16 @@ def _by_unit(layers: list[Layer], profile: Profile, plan: Plan, cluster: Cluster
 
 
 def _gather_seconds(size: float, plan: Plan, cluster: Cluster) -> float:
-    return collective_seconds("all_gather", plan.shards, size, cluster, stride=inner(plan)) if size else 0.0
+    return gradient_seconds("all_gather", RankGroup(plan.shards, inner(plan)), size, plan, cluster)
 
 
 def _scatter_seconds(size: float, plan: Plan, cluster: Cluster) -> float:
-    return collective_seconds("reduce_scatter", plan.shards, size, cluster, stride=inner(plan)) if size else 0.0
+    return gradient_seconds("reduce_scatter", RankGroup(plan.shards, inner(plan)), size, plan, cluster)
 
 
 def _replica_seconds(share: float, plan: Plan, cluster: Cluster) -> float:
     """A shard of the gradients, summed over its replicas."""
-    ranks, stride = replicas(plan)
-    return collective_seconds("all_reduce", ranks, share, cluster, stride=stride)
+    return gradient_seconds("all_reduce", RankGroup(*replicas(plan)), share, plan, cluster)
 
 
 def _bucket_seconds(size: float, plan: Plan, cluster: Cluster) -> float:

@@ -210,7 +210,8 @@ class OperatorCostModel(CostModel):
     def _collectives_of(self, plan: Plan) -> LayerCollectives:
         """The data-parallel collectives around the layers of one rank."""
         sizes = plan.pp, plan.dp, plan.shards, plan.zero
-        key = *_split_key(plan), *sizes, plan.offload, plan.chunk, plan.compress, plan.bucket
+        carried = plan.compress, plan.bucket, plan.allreduce, plan.backend
+        key = *_split_key(plan), *sizes, plan.offload, plan.chunk, *carried
         if key not in self._collectives:
             messages = layer_collectives(self.rank_model(plan).profile, plan, self._active_cluster(plan))
             self._collectives[key] = LayerCollectives.of(messages)

@@ -84,6 +84,7 @@ def simulate(
     if kind == "pipeline":
         return _simulate_pipeline(name, ranks, micro, virtual)
     if kind in _collectives():
+        name = _current_word(name)
         _check_collective(kind, name, ranks)
         here, _ = load_cluster(cluster, changes=changes, notify=notify, progress=progress)
         return _simulate_collective(kind, name, ranks, size, here)
@@ -112,6 +113,12 @@ def _simulate_pipeline(name: str, ranks: int, micro: int, virtual: int) -> Simul
         bubble=share,
         activations=most_activations(order, virtual),
     )
+
+
+def _current_word(name: str) -> str:
+    from ..schedules import OLD_WORDS
+
+    return OLD_WORDS.get(name, name)
 
 
 def _check_collective(kind: str, name: str, ranks: int) -> None:

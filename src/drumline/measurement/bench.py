@@ -13,13 +13,12 @@ import torch
 from ..clusters import Link
 from ..clusters.spec import RankLink
 from ..comm import Communicator, ShmTransport, TorchTransport, Transport, run_threads
-from ..comm.auto_algorithm import NATIVE
 from ..comm.environment import connect
 from ..core.errors import InputError
 from ..core.units import format_bytes
 from ..costs.collectives import price
 from ..reports.bench_results import BenchResult
-from ..schedules import ALGORITHMS, collective_schedule, segmented
+from ..schedules import ALGORITHMS, NATIVE, collective_schedule, segmented
 from .bench_cases import (
     WINDOW,
     CollectiveBench,

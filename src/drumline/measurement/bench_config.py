@@ -9,6 +9,7 @@ from ..clusters import Cluster, CollectiveTable, Link
 from ..clusters.spec import RankLink
 from ..core.errors import InputError
 from ..reports.bench_results import BenchResult
+from ..schedules import OLD_WORDS
 
 MESSAGES = ("latency", "bandwidth")
 """Measured besides the collectives, between the first two ranks."""
@@ -70,7 +71,7 @@ def parse_algorithm(text: str) -> tuple[str, int]:
     name, star, number = text.partition("*")
     if star and not (number.isdigit() and int(number) > 0):
         raise InputError(f"algorithm {text!r}", rule="a name, or name*n for n segments")
-    return name, int(number) if star else 1
+    return OLD_WORDS.get(name, name), int(number) if star else 1
 
 
 def tables(results: Sequence[BenchResult]) -> tuple[CollectiveTable, ...]:

@@ -11,6 +11,7 @@ from ..models.profile import Profile
 from ..plans import Plan
 from .bottlenecks import bottlenecks
 from .break_even import Threshold, link_thresholds, thresholds
+from .gradient_algorithms import describe_algorithm
 from .objectives import WON, Scored, complexity, value
 from .plan_families import FAMILIES, PlanFamily, absent, best_of_each, compare, families_of
 from .tradeoffs import describe_tradeoffs
@@ -105,6 +106,7 @@ def explain(
             f"{format_seconds(best.hidden_seconds)} of its communication is hidden behind compute, "
             f"{format_seconds(best.parts['communication'])} is exposed."
         )
+        lines.append(describe_algorithm(plan, cluster))
     if plan.ranks < cluster.devices:
         lines.append(_idle_devices(ranked, cluster, objective))
     lines += _less_sharding(ranked, objective)

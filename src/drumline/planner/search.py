@@ -17,6 +17,7 @@ from . import suggestions
 from .answer import Answer, Candidate
 from .dry_runs import DryRun, drop_failed
 from .explain import compare_families, explain, reason
+from .gradient_algorithms import choose_algorithms
 from .objectives import Scored, best_first
 from .space import candidates
 
@@ -59,6 +60,8 @@ def search(
         # the approximate memory may have missed the plan that comes closest
         scored.append(suggestions.closest_plan(profile, cluster, base))
     fitting = drop_failed(sorted((s for s in scored if s[1].fits), key=order), dry_run)
+    if score is None:
+        fitting = sorted(choose_algorithms(fitting, model, cluster), key=order)
     others = sorted((s for s in scored if not s[1].fits), key=lambda s: s[1].memory_bytes)
     if not fitting:
         if interrupted:

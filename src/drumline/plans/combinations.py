@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from ..core.errors import PlanError
+from ..schedules import NATIVE
 from .plan import KEYS, Plan
 
 TESTED_VALUES: dict[str, tuple[object, ...]] = {name: key.tested for name, key in KEYS.items() if key.tested}
@@ -15,6 +16,10 @@ TESTED_VALUES: dict[str, tuple[object, ...]] = {name: key.tested for name, key i
 
 UNRESTRICTED_KEYS = frozenset(name for name, key in KEYS.items() if key.tested is None)
 """Keys of which any value is supported."""
+
+
+BACKENDS_OWN = ("auto", NATIVE)
+"""Values of `allreduce` that name no schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +177,36 @@ CONFLICTS = (
         lambda p: p.ep > 1 and p.compile,
         "the number of tokens per expert changes with every batch, and with it the compiled shapes",
         "compile=false",
+    ),
+    Conflict(
+        "allreduce with zero=3",
+        lambda p: p.allreduce not in BACKENDS_OWN and p.zero == 3,
+        "torch's FSDP2 sends its own collectives, by the backend's own algorithm",
+        "allreduce=auto, or zero=1 or 2",
+    ),
+    Conflict(
+        "allreduce with compress",
+        lambda p: p.allreduce not in BACKENDS_OWN and p.compress != "none",
+        "torch's compression hooks send by the backend's own all-reduce",
+        "allreduce=auto, or compress=none",
+    ),
+    Conflict(
+        "allreduce with backend=threads",
+        lambda p: p.allreduce not in BACKENDS_OWN and p.backend == "threads",
+        "threads send no messages",
+        "processes instead of threads",
+    ),
+    Conflict(
+        "allreduce with backend=nccl",
+        lambda p: p.allreduce not in BACKENDS_OWN and p.backend == "nccl",
+        "NCCL chooses its algorithm itself; the variable NCCL_ALGO selects one",
+        "allreduce=auto",
+    ),
+    Conflict(
+        "allreduce with a split model or ep",
+        lambda p: p.allreduce not in BACKENDS_OWN and (p.splits_model or p.ep > 1),
+        "only the gradients of replicas and flat shards travel by schedules; these plans use the backend's collectives",
+        "allreduce=auto",
     ),
     Conflict(
         "backend=threads with compile",

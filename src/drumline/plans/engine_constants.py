@@ -20,3 +20,21 @@ output is then gathered. A larger number splits more of them."""
 
 LEAST_TABLE_ROWS = 16
 """tp splits an embedding table by rows if every rank gets at least this many; smaller tables stay whole."""
+
+TREE_SEGMENT_BYTES = 256 * 2**10
+"""Bytes of a segment of the all-reduce algorithms whose ranks idle in most rounds unless segments fill them. Shorter
+segments fill them sooner and start more messages."""
+
+MOST_TREE_SEGMENTS = 64
+"""The most segments of such an all-reduce."""
+
+HOST_SEGMENT_BYTES = 2 * 2**20
+"""Bytes of a segment of the hierarchical all-reduce between hosts: long enough to hide the start of a message, short
+enough that the network and the memory of a host overlap well."""
+
+
+def tree_segments(algorithm: str, size: int) -> int:
+    """Segments in which the engine runs an all-reduce of `size` bytes."""
+    if algorithm not in ("double_tree", "naive"):
+        return 1
+    return min(MOST_TREE_SEGMENTS, max(1, round(size / TREE_SEGMENT_BYTES)))

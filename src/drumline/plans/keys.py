@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,15 +57,15 @@ class CountKey(KeyType):
 
 
 class ChoiceKey(KeyType):
-    """One of some words or numbers."""
+    """One of some words or numbers; `old` are words of earlier releases, and what they are called now."""
 
-    def __init__(self, *choices: str | int) -> None:
+    def __init__(self, *choices: str | int, old: Mapping[str, str] | None = None) -> None:
         words = [str(choice) for choice in choices]
-        self.choices, self.values = choices, " ".join(words)
+        self.choices, self.values, self._old = choices, " ".join(words), old or {}
         self.rule = f"{', '.join(words[:-1])} or {words[-1]}"
 
     def read(self, value: Any) -> str | int:
-        return CountKey().read(value) if isinstance(self.choices[0], int) else str(value)
+        return CountKey().read(value) if isinstance(self.choices[0], int) else self._old.get(str(value), str(value))
 
     def check(self, value: Any) -> bool:
         return value in self.choices

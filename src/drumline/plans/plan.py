@@ -14,6 +14,7 @@ from typing import Any
 from ..core import files
 from ..core.errors import PlanError, nearest
 from ..core.mesh import Mesh
+from ..schedules import ALL_REDUCE_WORDS, OLD_WORDS
 from .keys import MEASURED, BytesKey, ChoiceKey, CountKey, FlagKey, LayersKey, PatternKey, TileKey, keys_of, plan_key
 
 _COUNT, _FLAG = CountKey(), FlagKey()
@@ -110,8 +111,9 @@ class Plan:
     )
     allreduce: str = plan_key(
         "auto",
-        ChoiceKey("auto", "ring", "doubling", "halving", "tree", "server", "hierarchical"),
-        "algorithm of the gradient all-reduce",
+        ChoiceKey(*ALL_REDUCE_WORDS, old=OLD_WORDS),
+        "algorithm that sums gradients; `native`: the backend's own; `auto`: native, hierarchical between CPU hosts",
+        tested=ALL_REDUCE_WORDS,
         elsewhere="the backend chooses the algorithm",
     )
     backend: str = plan_key(

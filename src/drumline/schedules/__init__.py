@@ -2,7 +2,15 @@
 
 from .barriers import central_barrier, dissemination_barrier
 from .check import ScheduleProof, prove
-from .collectives import ALGORITHMS, IN_RANK_ORDER, collective_schedule
+from .collectives import (
+    ALGORITHMS,
+    ALL_REDUCE_WORDS,
+    IN_RANK_ORDER,
+    NATIVE,
+    OLD_WORDS,
+    SHARDED_HALVES,
+    collective_schedule,
+)
 from .compose import reordered, segmented
 from .contracts import (
     ALL_GATHER,
@@ -18,6 +26,7 @@ from .contracts import (
     SCATTER,
 )
 from .direct import (
+    direct_all_gather,
     direct_all_reduce,
     direct_reduce_scatter,
     flat_broadcast,
@@ -36,7 +45,7 @@ from .halving import (
     halving_all_reduce,
     halving_reduce_scatter,
 )
-from .hierarchical import hierarchical_all_reduce
+from .hierarchical import hierarchical_all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
 from .listing import AlgorithmRow, listing
 from .pipeline import (
     ORDERS,
@@ -72,17 +81,21 @@ __all__ = [
     "ALGORITHMS",
     "ALL_GATHER",
     "ALL_REDUCE",
+    "ALL_REDUCE_WORDS",
     "ALL_TO_ALL",
     "BARRIER",
     "BROADCAST",
     "EXSCAN",
     "GATHER",
     "IN_RANK_ORDER",
+    "NATIVE",
+    "OLD_WORDS",
     "ORDERS",
     "REDUCE",
     "REDUCE_SCATTER",
     "SCAN",
     "SCATTER",
+    "SHARDED_HALVES",
     "Action",
     "AlgorithmRow",
     "Contract",
@@ -107,6 +120,7 @@ __all__ = [
     "check_order",
     "check_skips",
     "collective_schedule",
+    "direct_all_gather",
     "direct_all_reduce",
     "direct_reduce_scatter",
     "dissemination_barrier",
@@ -122,7 +136,9 @@ __all__ = [
     "gpipe",
     "halving_all_reduce",
     "halving_reduce_scatter",
+    "hierarchical_all_gather",
     "hierarchical_all_reduce",
+    "hierarchical_reduce_scatter",
     "interleaved",
     "linear_exscan",
     "linear_scan",

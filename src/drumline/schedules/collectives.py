@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ..core.errors import InputError, nearest
 from .barriers import central_barrier, dissemination_barrier
 from .direct import (
+    direct_all_gather,
     direct_all_reduce,
     direct_reduce_scatter,
     flat_broadcast,
@@ -25,7 +26,7 @@ from .halving import (
     halving_all_reduce,
     halving_reduce_scatter,
 )
-from .hierarchical import hierarchical_all_reduce
+from .hierarchical import hierarchical_all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
 from .rings import chain_broadcast, chain_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from .scans import doubling_exscan, doubling_scan, linear_exscan, linear_scan
 from .spec import Schedule
@@ -69,10 +70,13 @@ ALGORITHMS: dict[str, dict[str, Make]] = {
         "ring": _plain(ring_all_gather),
         "doubling": _plain(doubling_all_gather),
         "bruck": _plain(bruck_all_gather),
+        "hierarchical": _hosts(hierarchical_all_gather),
+        "direct": _plain(direct_all_gather),
     },
     "reduce_scatter": {
         "ring": _plain(ring_reduce_scatter),
         "halving": _plain(halving_reduce_scatter),
+        "hierarchical": _hosts(hierarchical_reduce_scatter),
         "direct": _plain(direct_reduce_scatter),
     },
     "broadcast": {
@@ -98,6 +102,24 @@ ALGORITHMS: dict[str, dict[str, Make]] = {
 
 Every reader, and every test of the readers, uses this table.
 """
+
+NATIVE = "native"
+"""The word for the implementation of the transport or backend itself, which runs no schedule."""
+
+ALL_REDUCE_WORDS = ("auto", NATIVE, *ALGORITHMS["all_reduce"])
+"""The words for the algorithm of an all-reduce: in the plan notation, in `bench` and in `simulate`."""
+
+OLD_WORDS = {"tree": "double_tree"}
+"""Words that earlier releases used for an algorithm."""
+
+SHARDED_HALVES: dict[str, tuple[str, str]] = {
+    "ring": ("ring", "ring"),
+    "halving": ("halving", "doubling"),
+    "hierarchical": ("hierarchical", "hierarchical"),
+    "direct": ("direct", "direct"),
+}
+"""All-reduce algorithms that are a reduce-scatter and an all-gather, by the names of these two. With the others,
+sharded gradients are all-reduced whole and every rank keeps its shard; the updated shards are gathered by the ring."""
 
 IN_RANK_ORDER: dict[str, tuple[str, ...]] = {
     "all_reduce": ("halving", "doubling", "double_tree", "direct", "server", "naive"),

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .contracts import ALL_REDUCE, ALL_TO_ALL, BROADCAST, GATHER, REDUCE, REDUCE_SCATTER, SCATTER, pair_ranges
+from .contracts import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    pair_ranges,
+)
 from .spec import Rounds, Schedule, Send
 
 
@@ -30,6 +40,11 @@ def direct_all_reduce(p: int) -> Schedule:
 def direct_reduce_scatter(p: int) -> Schedule:
     """1 round in which each rank sends p-1 messages of m/p bytes: every share directly to its owner."""
     return Schedule("direct_reduce_scatter", REDUCE_SCATTER, p, p, Rounds(_to_owners, (p,)), order="rank")
+
+
+def direct_all_gather(p: int) -> Schedule:
+    """1 round in which each rank sends p-1 messages of m/p bytes: every share from its owner to all."""
+    return Schedule("direct_all_gather", ALL_GATHER, p, p, Rounds(_from_owners, (p,)))
 
 
 def flat_broadcast(p: int, root: int = 0) -> Schedule:
@@ -77,13 +92,17 @@ def _naive(p: int) -> Iterator[list[Send]]:
 
 def _direct_all_reduce(p: int) -> Iterator[list[Send]]:
     yield from _to_owners(p)
-    if p > 1:
-        yield [Send(r, dst, r, False) for r in range(p) for dst in _near_first(p, r)]
+    yield from _from_owners(p)
 
 
 def _to_owners(p: int) -> Iterator[list[Send]]:
     if p > 1:
         yield [Send(src, owner, owner, True) for owner in range(p) for src in _near_first(p, owner)]
+
+
+def _from_owners(p: int) -> Iterator[list[Send]]:
+    if p > 1:
+        yield [Send(r, dst, r, False) for r in range(p) for dst in _near_first(p, r)]
 
 
 def _flat_broadcast(p: int, root: int) -> Iterator[list[Send]]:

@@ -149,8 +149,11 @@ CLOSED_FORMS: dict[tuple[str, str], Form] = {
     ("all_gather", "ring"): shares_seconds,
     ("all_gather", "doubling"): halves_seconds,
     ("all_gather", "bruck"): tree_of_shares_seconds,
+    ("all_gather", "hierarchical"): shares_seconds,  # on one host a ring
+    ("all_gather", "direct"): shares_seconds,
     ("reduce_scatter", "ring"): shares_seconds,
     ("reduce_scatter", "halving"): halves_seconds,
+    ("reduce_scatter", "hierarchical"): shares_seconds,  # on one host a ring
     ("reduce_scatter", "direct"): shares_seconds,
     ("broadcast", "binomial"): tree_seconds,
     ("broadcast", "chain"): buffers_seconds,

@@ -35,6 +35,7 @@ from ..strategies.replicate import ReplicatedModel
 from ..strategies.strategy import Strategy
 from ..strategies.threads import ThreadReplicas
 from .compiling import compile_layers
+from .gradient_schedules import gradient_schedules
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,15 +93,19 @@ def choose_strategy(job: Job, plan: Plan, device: torch.device, group: dist.Proc
     if plan.ep > 1:
         return ExpertParallel(plan, group)
     if not plan.zero or (ranks == 1 and plan.zero < 3):  # one rank has nothing to share
-        return ReplicatedModel(group, plan, unused=ranks > 1 and has_unused_parameters(job))
+        schedules = gradient_schedules(plan, (ranks,), 0, device)
+        return ReplicatedModel(group, plan, unused=ranks > 1 and has_unused_parameters(job), schedules=schedules)
     hybrid = plan.shards < plan.dp
     shape, names = ((plan.dp // plan.shards, plan.shards), ("replica", "shard")) if hybrid else ((ranks,), ("dp",))
     mesh = mesh_of(device.type, shape, names)
     if plan.zero == 3:
         return FullyShard(mesh, plan, device, layers_read_outside(job))
+    over_shards = gradient_schedules(plan, shape, len(shape) - 1, device)
     if hybrid:
-        return FlatShard(plan, mesh.get_group("shard"), mesh.get_group("replica"))
-    return FlatShard(plan, group, None)
+        over_replicas = gradient_schedules(plan, shape, 0, device)
+        groups = mesh.get_group("shard"), mesh.get_group("replica")
+        return FlatShard(plan, *groups, schedules=(over_shards, over_replicas))
+    return FlatShard(plan, group, None, schedules=(over_shards, None))
 
 
 def _split_model(

@@ -7,12 +7,14 @@ of the same ranks again, and get the same groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+T = TypeVar("T")
 
 _CACHE: dict[Any, Any] = {}
 _WORLD: list[dist.ProcessGroup] = []
@@ -51,9 +53,25 @@ def mesh_of(kind: str, shape: tuple[int, ...], names: tuple[str, ...]) -> Device
     return mesh
 
 
+def rows_along(shape: Sequence[int], dim: int) -> list[list[int]]:
+    """The ranks of every group along one dim of all ranks in `shape`."""
+    ranks = torch.arange(math.prod(shape)).view(*shape)
+    rows: list[list[int]] = ranks.movedim(dim, -1).reshape(-1, shape[dim]).tolist()
+    return rows
+
+
+def cached(key: Any, make: Callable[[], T]) -> T:
+    """What `make` returned for this key in the current world."""
+    cache = _cache()
+    if key not in cache:
+        cache[key] = make()
+    value: T = cache[key]
+    return value
+
+
 def _along(shape: Sequence[int], dim: int, use: str = "") -> dist.ProcessGroup:
     """This rank's group along an axis. All of them are created: creating one takes the whole world."""
-    rows = torch.arange(math.prod(shape)).view(*shape).movedim(dim, -1).reshape(-1, shape[dim]).tolist()
+    rows = rows_along(shape, dim)
     mine = [group for row in rows if (group := process_group(row, use=use)) and dist.get_rank() in row]
     return mine[0]
 

@@ -118,9 +118,12 @@ class StepRecorder:
         """Start a message; call `end()` on the result when it completes."""
         return OpenMessage(self, name, size, self._now())
 
-    def track(self, name: str, work: Any, *tensors: torch.Tensor) -> Any:
-        """Record an asynchronous message until its future completes. Returns the work to wait on."""
-        if self._group_reports or self._cuda or work is None or not self._steps:
+    def track(self, name: str, work: Any, *tensors: torch.Tensor, unreported: bool = False) -> Any:
+        """Record an asynchronous message until its future completes. Returns the work to wait on.
+
+        `unreported`: the message is outside of the group, which does not report it.
+        """
+        if (self._group_reports and not unreported) or self._cuda or work is None or not self._steps:
             return work
         message = self.start_message(name, _bytes(tensors))
         try:

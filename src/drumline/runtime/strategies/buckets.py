@@ -11,6 +11,7 @@ from torch import nn
 
 from ...plans.engine_constants import FIRST_BUCKET_BYTES
 from ..state.pieces import Piece
+from .gradient_collectives import BackendCollectives, GradientCollectives
 
 Named = tuple[str, nn.Parameter]
 
@@ -23,6 +24,20 @@ class GradientGroups:
     """The ranks over which one copy is sharded; None: this rank alone."""
     replica: dist.ProcessGroup | None
     """The ranks that have the same shard of other copies; None: there is one copy."""
+    shard_schedules: GradientCollectives | None = None
+    """What carries the gradients over the shard group; None: the backend's own collectives."""
+    replica_schedules: GradientCollectives | None = None
+    """The same over the replicas."""
+
+    @property
+    def over_shards(self) -> GradientCollectives:
+        """The collectives of the shard group."""
+        return self.shard_schedules or BackendCollectives(self.shard)
+
+    @property
+    def over_replicas(self) -> GradientCollectives:
+        """The collectives of the replicas."""
+        return self.replica_schedules or BackendCollectives(self.replica)
 
     @property
     def shards(self) -> int:

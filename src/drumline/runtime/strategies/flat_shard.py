@@ -3,7 +3,8 @@
 The trained parameters are in buckets, in the order in which the backward reaches them. A bucket is one flat buffer, cut
 into as many equal shards as the shard group has ranks, whatever the sizes of its parameters; the model's parameters are
 views of it. Once the backward has filled a bucket's gradients, they are reduce-scattered while it continues; the
-optimizer updates this rank's shard; then the shards are gathered into the buffers again.
+optimizer updates this rank's shard; then the shards are gathered into the buffers again. `allreduce` names the
+algorithm of these collectives (gradient_collectives.py).
 
 `zero=1` keeps the whole gradients over the micro-batches of a step, and sends them once, with the last. `zero=2` sends
 those of every micro-batch and keeps its shard only: gradients take 1/n of the memory, and are sent `micro` times. With
@@ -24,17 +25,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...comm.gloo_fallbacks import reduce_scatter
 from ...plans import Plan
 from ...plans.engine_constants import REDUCE_BUCKETS_IN_FLIGHT
 from ...torchkit.fake_tensors import agreed_numbers
 from ..numerics.recurrent import keep_in_place
 from ..state.pieces import Piece
 from .buckets import Bucket, GradientGroups, in_buckets
+from .gradient_collectives import GradientCollectives
 from .strategy import Strategy
-
-_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-"""Newer releases of torch have a new name for it."""
 
 
 class FlatShard(Strategy):
@@ -49,9 +47,10 @@ class FlatShard(Strategy):
         replica: dist.ProcessGroup | None,
         *,
         split: dist.ProcessGroup | None = None,
+        schedules: tuple[GradientCollectives | None, GradientCollectives | None] = (None, None),
     ) -> None:
         self.group = split or shard
-        self._groups = self._separate_groups = GradientGroups(shard, replica)
+        self._groups = self._separate_groups = GradientGroups(shard, replica, *schedules)
         self._separate: frozenset[str] = frozenset()
         self._splits = split is not None
         self._keeps_whole = plan.zero <= 1
@@ -138,8 +137,9 @@ class FlatShard(Strategy):
             if bucket.groups.shards > 1:
                 if not self._keeps_whole:
                     mine = torch.empty_like(mine)  # it outlives the buffer
-                work = reduce_scatter(mine, buffer, group=bucket.groups.shard, async_op=True)
-                work = self.follow("reduce_scatter", work, buffer)
+                over = bucket.groups.over_shards
+                work = over.reduce_scatter(mine, buffer)
+                work = self.follow("reduce_scatter", work, buffer, unreported=over.scheduled)
             self._in_flight.append((bucket, buffer, mine, work))
             if not self._keeps_whole:
                 bucket.release()
@@ -163,11 +163,13 @@ class FlatShard(Strategy):
 
     def gather_gradients(self) -> None:
         self._land(0)
-        works = [
-            self.follow("all_reduce", dist.all_reduce(b.reduced, group=b.groups.replica, async_op=True), b.flat[b.own])
-            for b in self._buckets
-            if b.groups.replica is not None
-        ]
+        works = []
+        for b in self._buckets:
+            if b.groups.replica is not None:
+                assert b.reduced is not None
+                over = b.groups.over_replicas
+                work = over.all_reduce(b.reduced)
+                works.append(self.follow("all_reduce", work, b.reduced, unreported=over.scheduled))
         for work in works:
             work.wait()
         for piece, bucket, span in self._pieces:
@@ -195,11 +197,12 @@ class FlatShard(Strategy):
     @torch.no_grad()
     def after_update(self) -> None:
         self.drop_gradients()
-        works = [
-            self.follow("all_gather", _gather(b.flat, b.flat[b.own], group=b.groups.shard, async_op=True), b.flat)
-            for b in self._buckets
-            if b.groups.shards > 1
-        ]
+        works = []
+        for b in self._buckets:
+            if b.groups.shards > 1:
+                over = b.groups.over_shards
+                work = over.all_gather(b.flat, b.flat[b.own])
+                works.append(self.follow("all_gather", work, b.flat, unreported=over.scheduled))
         for work in works:
             work.wait()
 

@@ -1,7 +1,8 @@
 """Replication, on torch's DDP: every rank has the whole model and runs its slice of the batch.
 
 Gradients are summed over the ranks in buckets of `bucket` bytes while the backward runs: the bucket of the last layers
-is sent while the first layers compute. With several micro-batches only the last one sends.
+is sent while the first layers compute. With several micro-batches only the last one sends. `allreduce` names the
+algorithm of the sum (gradient_collectives.py).
 
 `compress` sends fewer bytes, by torch's communication hooks, and the sum is approximate: `fp16` rounds gradients to
 half precision; `powersgd` sends two low-rank factors of every matrix, and adds the error to the next step's gradient.
@@ -23,6 +24,7 @@ from ...plans import Plan
 from ...plans.engine_constants import POWERSGD_RANK
 from ...torchkit.fake_tensors import has_no_values
 from ..state.pieces import Piece
+from .gradient_collectives import GradientCollectives, sum_buckets
 from .strategy import Strategy
 
 _ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -67,9 +69,12 @@ class WholeModel(Strategy):
 class ReplicatedModel(WholeModel):
     """One copy of the model on each rank."""
 
-    def __init__(self, group: dist.ProcessGroup, plan: Plan, *, unused: bool) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, plan: Plan, *, unused: bool, schedules: GradientCollectives | None = None
+    ) -> None:
         super().__init__()
         self._ranks, self._plan, self._unused = group, plan, unused
+        self._schedules = schedules
         self._ddp: DistributedDataParallel | None = None
         self.gradient_divisor = dist.get_world_size(group)
 
@@ -91,7 +96,10 @@ class ReplicatedModel(WholeModel):
             **_BUFFERS,
         )
         compress(self._ddp, self._plan.compress, self._ranks)
-        if self.record and self._plan.compress == "none" and self.record.record_ddp(self._ddp, self._ranks):
+        if self._schedules is not None:
+            sum_buckets(self._ddp, self._schedules, self.record)
+            self.gradient_divisor = 1
+        elif self.record and self._plan.compress == "none" and self.record.record_ddp(self._ddp, self._ranks):
             self.gradient_divisor = 1
         return self._ddp
 

@@ -150,9 +150,9 @@ class Strategy(ABC):
                 dist.all_reduce(value, group=self.group)
         return value
 
-    def follow(self, name: str, work: Any, tensor: torch.Tensor) -> Any:
+    def follow(self, name: str, work: Any, tensor: torch.Tensor, *, unreported: bool = False) -> Any:
         """Record a message that was started; returns the work to wait for."""
-        return work if self.record is None else self.record.track(name, work, tensor)
+        return work if self.record is None else self.record.track(name, work, tensor, unreported=unreported)
 
     # -- observation
 

@@ -1,0 +1,42 @@
+"""A rank on one of two hosts: verifies plans whose gradients travel between hosts, and prints what carried them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import parity
+import small_jobs
+import torch
+
+from drumline.comm.environment import connect, disconnect
+from drumline.core.errors import PlanError
+from drumline.runtime.engine import initialize
+
+
+def carrier(plan: str) -> str:
+    """What carries the gradients of a plan here."""
+    strategy = initialize(small_jobs.make("mlp", model=parity.Wide), plan).strategy
+    groups = getattr(strategy, "_groups", None)
+    schedules = groups.shard_schedules if groups else strategy._schedules  # type: ignore[attr-defined]
+    return "backend" if schedules is None else str(schedules)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    where = connect(backend="gloo", timeout=60)
+    said = {}
+    for plan in sys.argv[1:]:
+        try:
+            result = parity.run_verify("mlp", plan, 2, {"model": parity.Wide})
+            if where.rank == 0:
+                parity.check(result)
+            said[plan] = carrier(plan)
+        except PlanError as e:
+            said[plan] = str(e.what)
+    print(json.dumps(said))
+    disconnect()
+
+
+if __name__ == "__main__":
+    main()
