@@ -31,6 +31,7 @@ from typing import Any
 
 from ..comm.rank_status import STATUS
 from ..core.errors import InputError
+from ..core.streams import tolerate_failing_streams
 from .failures import RankEnd, died, error_message, raised, root_cause
 from .hang_watch import HangWatch, stack_path, status_path
 
@@ -193,6 +194,7 @@ def _rank_main(
 ) -> None:
     """The main function of a rank's process."""
     die_with_parent()
+    tolerate_failing_streams()
     os.setpgid(0, 0)
     _die_with_launcher(folder, launcher_folder)
     if not handles_signals:
