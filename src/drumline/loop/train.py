@@ -16,6 +16,7 @@ from .forecast import AUTO, Forecast, forecast
 from .inputs import JOB_RULE, describe, load_job
 from .main_guard import RankJob, rank_job
 from .rank_tasks import run_job_ranks, train_rank
+from .run_lock import releases_run_lock
 from .training import RankReports, make_run, prepare_folder, write_last_step
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class _StepCallback(TrainObserver):
         self.on_step(record)
 
 
+@releases_run_lock
 def train(
     job: JobInput,
     plan: PlanInput = AUTO,
