@@ -13,6 +13,7 @@ from pydantic import ConfigDict
 
 from drumline.core import files
 from drumline.core.errors import CorruptFile, InputError, PlanError
+from drumline.core.regular_files import LARGEST_FILE
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def test_damaged_json(tmp_path: Path) -> None:
 
 def test_too_large(tmp_path: Path) -> None:
     with open(tmp_path / "a", "wb") as f:
-        os.truncate(f.fileno(), files.LARGEST_FILE + 1)
+        os.truncate(f.fileno(), LARGEST_FILE + 1)
     with pytest.raises(InputError, match="too large to be a description\n  rule:  at most 67108864 bytes"):
         files.read_text(tmp_path / "a")
 

@@ -69,3 +69,11 @@ def test_points_by_work() -> None:
     assert [p.kernel for p in points] == ["matmul", "matmul"]
     assert all(p.rate == pytest.approx(1e12) for p in points)
     assert points[0].size < points[1].size
+
+
+def test_a_folder_that_cannot_be_written_or_read_is_no_error(tmp_path: Path) -> None:
+    """A read-only home."""
+    journal = ResumeJournal(Path("/dev/null/.cache/here.part.0"), CPU)
+    assert journal.timed(("x",), lambda: Timing(1.0, 0.0)) == Timing(1.0, 0.0)
+    (tmp_path / "here.part.0").write_bytes(b"\xff\xfe")
+    assert ResumeJournal(tmp_path / "here.part.0", CPU).known_cases == 0

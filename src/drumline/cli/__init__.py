@@ -8,6 +8,7 @@ import sys
 import typer
 
 from ..core.errors import DrumlineError
+from ..core.streams import OutputFailed, guarded_streams
 from .bench import bench
 from .demo import demo
 from .doctor import doctor
@@ -55,8 +56,21 @@ def _root(
 
 def main() -> None:
     """Run the `drumline` command. User errors are printed without a traceback."""
+    with guarded_streams() as out:
+        try:
+            _run_command()
+            out.check()  # here, not at the end of the process, where a failure is a traceback
+        except OutputFailed as e:
+            if not e.closed_pipe:  # the reader of a pipe may leave (`| head`)
+                print(f"drumline: {e}", file=sys.stderr)
+                sys.exit(e.exit_code)
+
+
+def _run_command() -> None:
     try:
         app()
+    except OutputFailed:
+        raise
     except DrumlineError as e:
         print(f"drumline: {e}", file=sys.stderr)
         if os.environ.get("DRUMLINE_DEBUG"):
@@ -66,7 +80,6 @@ def main() -> None:
     except KeyboardInterrupt:
         print("drumline: interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        # the reader has closed the pipe (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except SystemExit as e:
+        if e.code:
+            raise

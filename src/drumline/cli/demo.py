@@ -15,6 +15,7 @@ def demo(
     steps: int = typer.Option(60, "--steps", help="Optimizer steps."),
 ) -> None:
     """Run the whole loop on this machine, in a minute."""
+    from ..core.streams import tolerant_output
     from ..loop.measure import cached_cluster, local_devices, measure
     from ..loop.plan import plan as find_plan
     from ..loop.train import train
@@ -49,17 +50,18 @@ def demo(
     out.print(", ".join(f"{k}: largest relative error {v:.1e}" for k, v in result.errors.items()))
     heading(f"train: {best}")
     path = cached_cluster(ranks)
-    run = train(
-        job,
-        best,
-        steps=steps,
-        cluster=path,
-        output=output,
-        overwrite=True,
-        compare=True,
-        corrections=False,
-        observer=Screen(quiet=False),
-    )
+    with tolerant_output():
+        run = train(
+            job,
+            best,
+            steps=steps,
+            cluster=path,
+            output=output,
+            overwrite=True,
+            compare=True,
+            corrections=False,
+            observer=Screen(quiet=False),
+        )
     heading("report")
     out.print(f"the loss fell from {run.losses[0]:.3f} to {run.losses[-1]:.3f}")
     out.print(f"open {(Path(output) / 'report.html').resolve()}")

@@ -48,6 +48,7 @@ def train(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document at the end."),
 ) -> None:
     """Train a job; compare it with its prediction."""
+    from ..core.streams import tolerant_output
     from ..loop.checkpoints import CheckpointOptions
     from ..loop.restarts import FaultOptions
     from ..loop.train import RecordSinks
@@ -56,7 +57,7 @@ def train(
     from .common import measuring, print_json
 
     check_log_options(log_format, log_every)
-    with measuring(quiet=as_json) as progress:
+    with tolerant_output(), measuring(quiet=as_json) as progress:
         done = run(
             target,
             plan,

@@ -9,7 +9,7 @@ import io
 import typer
 
 from ..core.errors import InputError
-from ..core.files import read_text, write_text
+from ..core.files import read_csv, write_text
 from .common import print_json
 
 
@@ -61,7 +61,7 @@ def _has_collectives(file: str) -> bool:
     """Whether the columns are those of published collectives."""
     from ..costs.networks.rows import is_collectives
 
-    return is_collectives(next(csv.reader(io.StringIO(read_text(file))), []))
+    return is_collectives(next(csv.reader(io.StringIO(read_csv(file))), []))
 
 
 def _validate_collectives(file: str, *, loso: bool, as_json: bool) -> None:

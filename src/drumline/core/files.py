@@ -5,82 +5,108 @@ Unknown keys are refused with the nearest known one; errors name the file and th
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
+import io
 import json
 import math
 import os
 import re
-import tempfile
+import reprlib
+import secrets
 import textwrap
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from .errors import CorruptFile, InputError, nearest
+from .regular_files import LARGEST_TOML, check_dotted_keys, check_structure, check_tables
+from .regular_files import read_text as read_text
 
 T = TypeVar("T")
-LARGEST_FILE = 64 * 2**20
-"""Bytes; larger files are refused."""
 MAX_LINE = 100
 """Characters of a line of numbers, at most."""
 _NUMBERS = re.compile(r"\[\n((?:\s*[-+.\w]+,\n)+)\s*\]")
 """An array of numbers as tomli-w writes it, one per line; strings have quotes."""
 
 
-def read_text(path: str | Path, error: type[InputError] = InputError) -> str:
-    """The text of a user's file, or an error with the reason why it cannot be read."""
-    path = Path(path)
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise error(f"{path} is too large to be a description", rule=f"at most {LARGEST_FILE} bytes")
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise error(f"no file {path}", fix=near) from None
-    except IsADirectoryError:
-        raise error(f"{path} is a folder, not a file") from None
-    except UnicodeDecodeError as e:
-        raise error(f"{path} is not text", rule=f"UTF-8; byte {e.start} is not") from None
-    except OSError as e:
-        raise error(f"{path} cannot be read: {e.strerror}") from None
-
-
 def read_toml(path: str | Path, error: type[InputError] = InputError) -> dict[str, Any]:
     """The table of a user's TOML file."""
+    text = read_text(path, error, most=LARGEST_TOML)
     try:
-        return tomllib.loads(read_text(path, error))
-    except tomllib.TOMLDecodeError as e:
+        check_dotted_keys(text)
+        check_structure(text)
+        table = tomllib.loads(text)
+        check_tables(table)
+    except ValueError as e:
         raise error(f"{path} is not TOML", where=str(path), rule=str(e)) from None
     except RecursionError:
         raise error(f"{path} is not TOML", where=str(path), rule="nested too deeply") from None
+    return table
 
 
 def read_json(path: str | Path) -> Any:
     """The document of a program's JSON file."""
     text = read_text(path)
     try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as e:
+        check_structure(text)
+        document = json.loads(text, object_pairs_hook=_unique_keys)
+        check_tables(document)
+    except (ValueError, RecursionError) as e:
         raise CorruptFile(f"{path} is damaged", where=str(path), rule=f"JSON: {e}") from None
+    return document
+
+
+def read_csv(path: str | Path) -> str:
+    """The text of a CSV file, once every line of it can be read."""
+    text = read_text(path)
+    reader = csv.reader(io.StringIO(text))
+    try:
+        for _ in reader:
+            pass
+    except csv.Error as e:
+        raise InputError(f"{path} is not CSV", where=f"{path}: line {reader.line_num}", rule=str(e)) from None
+    return text
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:60]!r} is given twice")
+    return table
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write the whole file or nothing: to a temporary file in the same folder, then rename."""
+    """Write the whole file or nothing: to a temporary file in the same folder, then rename.
+
+    The file has the permissions that the user's umask gives to new files.
+    """
     path = Path(path)
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as e:
         raise InputError(f"{path} cannot be written: {e.strerror}") from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as f:
-            f.write(text)
-        os.chmod(temporary, 0o644)
+            f.write(storable_text(text))
         os.replace(temporary, path)
     except OSError as e:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise InputError(f"{path} cannot be written: {e.strerror}") from None
+
+
+def storable_text(text: str) -> str:
+    """The text with the bytes of undecodable file names as UTF-8, or as `?` where they are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -123,9 +149,11 @@ def to_plain(value: Any) -> Any:
             table[f.name] = to_plain(item)
         return table
     if isinstance(value, dict):
-        return {str(k): to_plain(v) for k, v in value.items()}
+        return {storable_text(str(k)): to_plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(v) for v in value]
+    if isinstance(value, str):
+        return storable_text(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} has no file form")
     return value
@@ -136,10 +164,12 @@ def from_plain(cls: type[T], data: Any, where: str, error: type[InputError | Cor
 
     A class may keep reading keys that it no longer writes: `OLD_KEYS: ClassVar = {"old": "new"}`.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(cls).validate_python(rename_old_keys(cls, data))
+        return cast(T, _validator(cast(Any, cls)).validate_python(rename_old_keys(cls, data)))
+    except RecursionError:
+        raise error(f"{where} is nested too deeply", where=where) from None
     except ValidationError as e:
         problems = e.errors(include_url=False)
         # a misspelt key is also a missing one, but the former says more
@@ -153,8 +183,28 @@ def from_plain(cls: type[T], data: Any, where: str, error: type[InputError | Cor
         if problem["type"] == "missing_argument" or problem["type"] == "missing":
             raise error(f"key {path[-1]!r} is missing", where=f"{where}: {key}") from None
         text = problem["msg"].removeprefix("Value error, ")
-        given = "" if text.startswith(repr(problem["input"])) else f"; given {str(problem['input'])[:60]!r}"
+        given = "" if text.startswith(_short(problem["input"])) else f"; given {_short(problem['input'])!r}"
         raise error(f"{key or 'the file'}: {text}{given}", where=f"{where}: {key}") from None
+
+
+def _short(value: Any) -> str:
+    """The start of a value's text, without writing all of it."""
+    return value[:60] if isinstance(value, str) else reprlib.repr(value)[:60]
+
+
+@functools.cache
+def _validator(cls: Any) -> Any:
+    """The validator of a class, which stops at the first wrong item of a list: a damaged one may have millions."""
+    from pydantic import TypeAdapter
+    from pydantic_core import SchemaValidator
+
+    def stop_early(schema: Any) -> Any:
+        if isinstance(schema, dict):
+            changed = {key: stop_early(value) for key, value in schema.items()}
+            return changed | ({"fail_fast": True} if schema.get("type") in ("list", "tuple", "set") else {})
+        return [stop_early(item) for item in schema] if isinstance(schema, list) else schema
+
+    return SchemaValidator(stop_early(TypeAdapter(cls).core_schema))
 
 
 def rename_old_keys(kind: Any, data: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files
 from .errors import JobError, nearest
+from .regular_files import sha256
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +111,7 @@ class Job:
             raise JobError(f"{reference!r} names no job", rule="a job is path.py, path.py:name or path.py:name@digest")
         path, name = Path(match["path"]), match["name"] or "job"
         text = files.read_text(path, JobError)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = sha256(path, JobError)
         if match["digest"] and not digest.startswith(match["digest"]):
             raise JobError(
                 f"{path} has changed",
@@ -147,7 +149,7 @@ def _run_file(path: Path, text: str, digest: str) -> Any:
 
     Python's import is not used: its cache identifies files by size and second, and could run another text.
     """
-    location = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
+    location = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
     name = f"drumline_job_{path.stem}_{location[:8]}_{digest[:8]}"
     if name in sys.modules:
         return sys.modules[name]

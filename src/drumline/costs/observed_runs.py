@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from pydantic import Field
 from ..clusters.measured import STRICT
 from ..core import files
 from ..core.errors import CorruptFile, InputError
+from ..core.regular_files import sha256
 from ..models.profile import Profile
 from ..plans import Plan
 from .corrections import CORRECTED_AS, FULLY_SHARDED, ONE, REPLICAS, SHARDED, bounded, model_digest, plan_kind
@@ -175,10 +175,7 @@ def corrections_file(cluster: str | Path) -> Path:
 
 def cluster_digest(cluster: str | Path) -> str:
     """The digest of a cluster file: a new measurement invalidates the runs of the old one."""
-    try:
-        return hashlib.sha256(Path(cluster).read_bytes()).hexdigest()[:16]
-    except OSError as e:
-        raise InputError(f"{cluster} cannot be read: {e.strerror}") from None
+    return sha256(cluster)[:16]
 
 
 def read_runs(path: str | Path) -> tuple[ObservedRun, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core import files
 from ..core.errors import InputError, nearest
+from ..core.regular_files import LARGEST_CONFIG, check_tables
 from . import relaxed_json, yaml_text
 
 DEEPEST = 20
@@ -20,10 +21,11 @@ def read_table(source: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any
     """The table of a JSON or YAML file (or the given table), and its name in errors."""
     if isinstance(source, Mapping):
         return source, "the config"
-    text, where = files.read_text(source), str(source)
+    text, where = files.read_text(source, most=LARGEST_CONFIG), str(source)
     kind = "YAML" if Path(source).suffix.lower() in (".yaml", ".yml") else "JSON"
     try:
         table = yaml_text.parse(text) if kind == "YAML" else relaxed_json.parse(text)
+        check_tables(table)
     except ValueError as e:
         raise InputError(f"{source} is not a config", where=where, rule=f"{kind}: {e}") from None
     if not isinstance(table, dict):

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-_STRING = r'"(?:\\.|[^"\\\n])*"'
+_STRING = r'"(?:\\.|[^"\\\n])*+"'  # possessive: a long string must not be kept as a stack of choices
 _COMMENTS = re.compile(rf"{_STRING}|//[^\n]*|#[^\n]*|/\*.*?\*/", re.S)
 _COMMAS = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
 _PYTHON = {"True": "true", "False": "false", "None": "null", "'": 'strings in "double quotes"'}

@@ -123,6 +123,9 @@ class _Builder:
         for event in self._until("SequenceEndEvent"):
             if not start.flow_style and type(event).__name__.endswith("StartEvent") and not event.flow_style:
                 raise _UnsupportedYaml(event, "items of a list are single values here")
+            if start.flow_style and getattr(event, "value", "").endswith(":") and not event.style:
+                rule = f"{event.value} can be read as a word or as a key: write it in quotes"
+                raise _UnsupportedYaml(event, rule)
             items.append(self._value(event, depth + 1))
         return items
 

@@ -32,6 +32,7 @@ from typing import Any
 
 from ..comm.rank_status import STATUS
 from ..core.errors import InputError
+from ..core.streams import tolerate_failing_streams
 from .failures import RankEnd, died, error_message, out_of_memory_kills, raised, root_cause
 from .hang_watch import HangWatch, stack_path, status_path
 
@@ -199,6 +200,7 @@ def _rank_main(
 ) -> None:
     """The main function of a rank's process."""
     die_with_parent()
+    tolerate_failing_streams()
     os.setpgid(0, 0)
     _die_with_launcher(folder, launcher_folder)
     if not handles_signals:

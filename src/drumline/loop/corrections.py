@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,7 @@ def cluster_file(cluster: ClusterInput, devices: int | None) -> Path | None:
 
     if cluster is None:
         path = cached_cluster(max(devices or 1, local_devices()))
-        return path if path.exists() else None
+        return path if os.path.exists(path) else None  # not Path.exists: a home that cannot be read is no error
     if isinstance(cluster, Cluster):
         return None
     name = str(cluster)

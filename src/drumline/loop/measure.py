@@ -69,7 +69,7 @@ def this_machine(ranks: int | None, *, notify: Notify = log_note, progress: Prog
 
     ranks = max(ranks or 1, local_devices())
     path = cached_cluster(ranks)
-    if path.exists():
+    if os.path.exists(path):  # not Path.exists: a home that cannot be read is no error
         return Cluster.load(path)
     notify(f"measuring this machine with {ranks} ranks (once; stored in {path})")
     cluster = measure_local(ranks, notify=notify, progress=progress)
@@ -92,9 +92,15 @@ def local_devices() -> int:
 
 def cached_cluster(ranks: int) -> Path:
     """Where the measurement of this machine with that many ranks is stored."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "drumline"
-    return Path(os.environ.get("DRUMLINE_CACHE") or folder) / f"{platform.node() or 'here'}-{ranks}.toml"
+    given, base = os.environ.get("DRUMLINE_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if given or base:
+        folder = Path(given) if given else Path(str(base)) / "drumline"
+    else:
+        try:
+            folder = Path.home() / ".cache" / "drumline"
+        except RuntimeError:  # a user without a home: nothing can be stored
+            folder = Path(os.devnull) / "drumline"
+    return folder / f"{platform.node() or 'here'}-{ranks}.toml"
 
 
 def load_of_others() -> str:

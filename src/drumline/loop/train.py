@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import DrumlineError, GaveUp, InputError, RankFailed
-from .callbacks import Progress, ignore_progress, log_note
+from .callbacks import Notify, Progress, ignore_progress, log_note
 from .checkpoints import CheckpointOptions, continues, stop_on_signal
 from .corrections import keep_run
 from .forecast import AUTO, Forecast, forecast
@@ -17,6 +17,7 @@ from .inputs import JOB_RULE, describe, load_job
 from .main_guard import RankJob, rank_job
 from .rank_tasks import run_job_ranks, train_rank
 from .restarts import FaultOptions, RestartLoop
+from .run_lock import releases_run_lock
 from .training import RankReports, make_run, prepare_folder, write_last_step
 from .training_events import TrainingEvents
 
@@ -74,6 +75,7 @@ class _StepCallback(TrainObserver):
         self.on_step(record)
 
 
+@releases_run_lock
 def train(
     job: JobInput,
     plan: PlanInput = AUTO,
@@ -124,7 +126,11 @@ def train(
     count = steps or loaded.steps
     earlier = earlier_steps(folder / STEPS) if continues(saves, folder) else ()
     targets = _open_sinks(
-        sinks or RecordSinks(), folder, {"job": loaded.source, "plan": str(f.plan), "steps": count}, bool(earlier)
+        sinks or RecordSinks(),
+        folder,
+        {"job": loaded.source, "plan": str(f.plan), "steps": count},
+        watch.warn,
+        continued=bool(earlier),
     )
     watch.note(f.skipped)
     watch.start(describe(loaded), f.plan, f.estimate, count)
@@ -162,17 +168,19 @@ def _check_counts(ranks: int | None, steps: int | None) -> None:
         raise InputError(f"ranks={ranks}", rule="at least one rank")
 
 
-def _open_sinks(sinks: RecordSinks, folder: Path, config: dict[str, Any], continued: bool) -> list[Sink]:
+def _open_sinks(
+    sinks: RecordSinks, folder: Path, config: dict[str, Any], notify: Notify, *, continued: bool
+) -> list[Sink]:
     """Open every sink; a package that is not installed is refused before the training."""
     from ..reports.step_records import STEPS
-    from ..runtime.telemetry.sinks import JsonLinesFile, TensorBoard, Wandb
+    from ..runtime.telemetry.sinks import JsonLinesFile, TensorBoard, TolerantSink, Wandb
 
     opened: list[Sink] = [JsonLinesFile(folder / STEPS, resume=continued)]
     if sinks.tensorboard:
         opened.append(TensorBoard(sinks.tensorboard))
     if sinks.wandb:
         opened.append(Wandb(folder.name, folder, config))
-    return opened
+    return [TolerantSink(sink, notify) for sink in opened]
 
 
 def _run_ranks(

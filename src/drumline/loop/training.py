@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import DrumlineError, InputError
 from .corrections import predicted_timeline
+from .run_lock import lock_run
 
 if TYPE_CHECKING:
     from ..clusters import Cluster
@@ -60,6 +61,7 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
         raise InputError(f"{folder} cannot be a run folder: {e.strerror}", fix="--output with another name") from None
     if not os.access(folder, os.W_OK):
         raise InputError(f"{folder} cannot be written", fix="--output with another name")
+    lock_run(folder)
     (folder / "run.json").unlink(missing_ok=True)  # the run that it describes is about to be overwritten
 
 

@@ -10,10 +10,13 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
+from ..core.errors import InputError
+from ..core.regular_files import read_text
 from .timing import Timing
 
 MAX_AGE_S = 3600.0
@@ -44,19 +47,26 @@ class ResumeJournal:
         timing = clock()
         if self._path is not None:
             row = {"stamp": self._stamp, "when": time.time(), "case": name, **dataclasses.asdict(timing)}
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._path, "a", encoding="utf-8") as f:
-                f.write(json.dumps(row) + "\n")
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with open(self._path, "a", encoding="utf-8") as f:
+                    f.write(json.dumps(row) + "\n")
+            except OSError:  # a read-only home, a full disk: only an interrupted measurement would need it
+                self._path = None
         return timing
 
     def _read(self, path: Path) -> None:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines = read_text(path).splitlines()
+        except InputError:  # not readable: everything is measured again
+            return
+        for line in lines:
             try:
                 row = json.loads(line)
                 recent = time.time() - row["when"] < MAX_AGE_S
                 if recent and row["stamp"] == self._stamp:
                     self._known[row["case"]] = Timing(float(row["seconds"]), float(row["spread"]))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue  # the line that was being written at the interruption
 
 
@@ -64,4 +74,5 @@ def delete_journal(journal: str) -> None:
     """Delete the journals of all ranks after a complete measurement."""
     path = Path(journal)
     for part in path.parent.glob(f"{path.name}.*"):
-        os.remove(part)
+        with suppress(OSError):  # of another user: it is outdated after an hour
+            os.remove(part)

@@ -14,21 +14,25 @@ NARROW = 70
 """Below this width tables drop their less important columns."""
 
 
-class _Console(Console):
-    """Lets the command handle a closed pipe (`| head`)."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+WIDEST = 1000
+"""Columns of a table outside a terminal, at most."""
 
 
 def console(*, stderr: bool = False) -> Console:
     """A console. Outside a terminal lines are not wrapped, and tables are 120 columns wide."""
     stream = sys.stderr if stderr else sys.stdout
     plain = not stream.isatty()
-    width = int(os.environ.get("COLUMNS") or 120) if plain else None
-    return _Console(
+    width = _columns() if plain else None
+    return Console(
         stderr=stderr, highlight=False, emoji=False, markup=False, soft_wrap=plain, width=width, no_color=plain or None
     )
+
+
+def _columns() -> int:
+    """The width that COLUMNS asks for, or 120."""
+    text = os.environ.get("COLUMNS", "")
+    columns = int(text) if text.isascii() and text.isdigit() else 0
+    return min(columns, WIDEST) if columns > 0 else 120
 
 
 def borderless_table(*, gap: int = 1) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from pydantic import ConfigDict
 from ..clusters.spec import Cluster
 from ..core import files
 from ..core.errors import CorruptFile, InputError, nearest
+from ..core.regular_files import sha256
 from ..core.timeline import Timeline
 from ..costs.estimate import Estimate
 from ..models.profile import Profile
@@ -124,7 +124,7 @@ class Run:
                 write(folder / name)
             else:
                 _remove(folder / name)
-        sums = {name: _sum(folder / name) for name, write in writers.items() if write}
+        sums = {name: sha256(folder / name) for name, write in writers.items() if write}
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(_Head) if f.name not in ("format", "files")}
         files.write_json(folder / HEAD, finite({"format": FORMAT, **values, "files": sums}))
         return folder
@@ -241,7 +241,7 @@ def _check(folder: Path, name: str, written: str) -> None:
         raise CorruptFile(f"{folder / HEAD} is damaged", where=str(folder / HEAD), rule=f"{name!r} is no file name")
     if not path.is_file():
         raise CorruptFile(f"{path} is missing", where=str(path), rule=f"{HEAD} lists it", fix="copy the whole folder")
-    actual = _damaged(path, _sum)
+    actual = _damaged(path, sha256)
     if actual != written:
         raise CorruptFile(
             f"{path} is damaged",
@@ -268,10 +268,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as e:
         raise InputError(f"{path} cannot be replaced: {e.strerror}") from None
-
-
-def _sum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _error(predicted: float, measured: float) -> float | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,12 @@ from pydantic import ConfigDict
 
 from ..core import files
 from ..core.errors import CorruptFile
+from ..core.regular_files import read_lines
 
 STEPS = "steps.jsonl"
 """The file of a run folder with one record per line."""
+_AT_ONCE = 10_000
+"""Lines that are validated together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """The whole file, validated at once: a long training has many lines."""
+    """Many lines, validated at once."""
 
     lines: tuple[StepRecord, ...]
 
@@ -74,14 +79,16 @@ def step_line(step: StepRecord, *, every: bool = False) -> str:
 
 
 def read_steps(path: Path) -> tuple[StepRecord, ...]:
-    """Read the records of a file."""
-    tables = []
-    for i, line in enumerate(files.read_text(path).splitlines(), start=1):
-        try:
-            tables.append(json.loads(line))
-        except (json.JSONDecodeError, RecursionError) as e:
-            raise CorruptFile(f"{path} is damaged", where=f"{path}, line {i}", rule=f"JSON: {e}") from None
-    return files.from_plain(_Steps, {"lines": tables}, str(path), CorruptFile).lines
+    """Read the records of a file of any length."""
+
+    def tables() -> Iterator[Any]:
+        for i, line in enumerate(read_lines(path), start=1):
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError) as e:
+                raise CorruptFile(f"{path} is damaged", where=f"{path}, line {i}", rule=f"JSON: {e}") from None
+
+    return _records(path, tables())
 
 
 def earlier_steps(path: Path) -> tuple[StepRecord, ...]:
@@ -89,18 +96,23 @@ def earlier_steps(path: Path) -> tuple[StepRecord, ...]:
 
     A run that was killed, or whose disk was full, may have left half a line: it is ignored.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
+    if not path.exists():
         return ()
-    tables = [table for table in map(_parsed, lines) if table is not None]
-    return files.from_plain(_Steps, {"lines": tables}, str(path), CorruptFile).lines
+    return _records(path, (table for table in map(_parsed, read_lines(path)) if table is not None))
+
+
+def _records(path: Path, tables: Iterator[Any]) -> tuple[StepRecord, ...]:
+    """Validate many lines at once, but not all of a long training: a line takes more memory than its record."""
+    records: list[StepRecord] = []
+    while part := list(itertools.islice(tables, _AT_ONCE)):
+        records += files.from_plain(_Steps, {"lines": part}, str(path), CorruptFile).lines
+    return tuple(records)
 
 
 def length_before(path: Path, first: int) -> int:
     """Bytes of a file that hold complete lines of steps before `first`."""
     length = 0
-    for line in path.read_bytes().splitlines(keepends=True):
+    for line in read_lines(path):
         table = _parsed(line)
         if not line.endswith(b"\n") or (isinstance(table, dict) and table.get("step", -1) >= first):
             break

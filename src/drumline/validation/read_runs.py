@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import InputError, nearest
-from ..core.files import read_text
+from ..core.files import read_csv
 from .published_run import PublishedRun, RunRow, Unstated, parse_run
 
 COLUMNS = (
@@ -67,7 +67,7 @@ class SkippedRun:
 
 def read_runs(path: str | Path) -> tuple[list[PublishedRun], list[SkippedRun]]:
     """Runs of a file, and rows that lack something. Malformed values are an error."""
-    reader = csv.DictReader(io.StringIO(read_text(path)))
+    reader = csv.DictReader(io.StringIO(read_csv(path)))
     names = [n.strip() for n in reader.fieldnames or ()]
     for column in COLUMNS:
         if column not in names:

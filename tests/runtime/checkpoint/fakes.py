@@ -194,8 +194,9 @@ class Faulty(Disk):
     def remove_folder(self, path: Path) -> None:
         self._do("remove_folder", path)
 
-    def lock(self, handle: int) -> bool:
-        return bool(self._do("lock", handle))
+    def lock(self, handle: int) -> bool | None:
+        locked: bool | None = self._do("lock", handle)
+        return locked
 
     def rewrite(self, handle: int, data: bytes) -> None:
         self._do("rewrite", handle, data)

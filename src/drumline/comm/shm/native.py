@@ -73,15 +73,15 @@ def load() -> ctypes.CDLL:
 
 def _cache_folder() -> tuple[Path, bool]:
     """A folder that only this user can write to, because its code runs in this process; and whether it persists."""
-    base = os.environ.get("DRUMLINE_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "drumline-native"
+    base = os.environ.get("DRUMLINE_CACHE") or os.environ.get("XDG_CACHE_HOME")
     try:
+        folder = Path(base or Path.home() / ".cache") / "drumline-native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = folder.stat()
         if state.st_uid != os.getuid() or state.st_mode & 0o022 or not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} belongs to another user, or others may write to it")
-    except OSError:
-        # a read-only or foreign home: compile for this process only
+    except (OSError, RuntimeError):
+        # a read-only, foreign or missing home: compile for this process only
         return Path(tempfile.mkdtemp(prefix="drumline-native-")), False
     return folder, True
 

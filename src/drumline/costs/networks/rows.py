@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.errors import InputError, nearest
-from ...core.files import read_text
+from ...core.files import read_csv
 from .link_text import is_stated, parse_network_link, parse_node_link
 from .model import COLLECTIVES, Interconnect, ring_traffic
 
@@ -68,7 +68,7 @@ def read_collectives(path: str | Path) -> tuple[list[CollectiveRow], list[Skippe
 
     Refuses a missing column, and text in place of a number, by file, line and column.
     """
-    reader = csv.DictReader(io.StringIO(read_text(path)))
+    reader = csv.DictReader(io.StringIO(read_csv(path)))
     columns = list(reader.fieldnames or ())
     for name in REQUIRED_COLUMNS:
         if name not in columns:

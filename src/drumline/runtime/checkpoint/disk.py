@@ -5,6 +5,7 @@ So a test can kill the program before, during or after each of them, or simulate
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -62,12 +63,19 @@ class Disk:
         """Open a persistent file for locking."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
-    def lock(self, handle: int) -> bool:
-        """Try to lock a file for this process; the kernel releases it when the process ends."""
+    def lock(self, handle: int) -> bool | None:
+        """Try to lock a file for this process; the kernel releases it when the process ends.
+
+        None if the file system has no locks.
+        """
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as e:
+            if e.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
+                return None
+            raise
         return True
 
     def rewrite(self, handle: int, data: bytes) -> None:

@@ -1,7 +1,8 @@
-"""A lock on the folder of checkpoints: one job at a time writes to it.
+"""A lock on a folder, of checkpoints or of a run: one job at a time writes to it.
 
 A kernel file lock shows whether the owner is alive, on one machine and on most shared file systems. Where it does not
-work across machines, the file itself has the owner's host and process, and its modification time is the heartbeat.
+work, the file itself has the owner's host and process, and its modification time is the heartbeat: an owner on this host
+is asked for by its process, one on another host counts as dead when its heartbeat has stopped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import InputError
+from ...core.units import format_seconds
 from .disk import Disk
 
 LOCK = "LOCK"
@@ -25,29 +27,43 @@ VISIBLE = 20.0
 """Seconds within which a file that another host wrote must be visible."""
 DEAD = 120.0
 """Seconds without a heartbeat after which an owner on another host counts as dead."""
+SETTLE = 0.3
+"""Seconds after which another job's entry would be visible, where the kernel does not lock."""
 
 
 class FolderLock:
     """Locks a folder from construction until `release`, or until the process ends."""
 
-    def __init__(self, disk: Disk, folder: Path, nonce: str) -> None:
-        self._path = folder / LOCK
+    def __init__(self, disk: Disk, folder: Path, nonce: str, *, doing: str = "writes checkpoints to") -> None:
+        self._path, self._doing = folder / LOCK, doing
         self._disk = disk
         self._handle = disk.open_lock(self._path)
         try:
-            if not disk.lock(self._handle):
-                raise self._refusal(self._owner())
-            owner = self._owner()
-            if owner.get("host") not in (None, platform.node()) and self._age() < DEAD:
-                raise self._refusal(owner)
-            owner = {"pid": os.getpid(), "host": platform.node(), "since": int(time.time()), "nonce": nonce}
+            locked = disk.lock(self._handle)
+            before = self._owner()
+            if locked is False or (before and self._may_live(before, locked)):
+                raise self._refusal(before)
+            owner = {"pid": os.getpid(), "start": process_start(os.getpid()), "host": platform.node()}
+            owner |= {"since": int(time.time()), "nonce": nonce}
             disk.rewrite(self._handle, (json.dumps(owner) + "\n").encode())
+            if locked is None:  # two jobs may have read an empty file at the same moment: the later one has it
+                time.sleep(SETTLE)
+                if self._owner().get("nonce") != nonce:
+                    raise self._refusal(self._owner())
         except BaseException:
             disk.close(self._handle)
             raise
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="drumline-lock", daemon=True)
         self._thread.start()
+
+    def _may_live(self, owner: dict[str, Any], locked: bool | None) -> bool:
+        """Whether an owner that the file names may still write; `locked` is None if the kernel cannot say."""
+        if owner.get("host") not in (None, platform.node()):
+            return self._age() < DEAD
+        pid = owner.get("pid")
+        alive = isinstance(pid, int) and pid > 0 and process_start(pid) == owner.get("start")
+        return locked is None and alive
 
     def release(self) -> None:
         """Release the lock."""
@@ -80,12 +96,34 @@ class FolderLock:
     def _refusal(self, owner: dict[str, Any]) -> InputError:
         own = owner.get("pid") == os.getpid() and owner.get("host") == platform.node()
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
+        since = owner.get("since")
+        if isinstance(since, int):
+            who += f", started {format_seconds(max(1.0, time.time() - since))} ago"
         return InputError(
-            f"another job writes checkpoints to {self._path.parent}: {who}, seen {max(0.0, self._age()):.0f} s ago",
+            f"another job {self._doing} {self._path.parent}: {who}, seen {max(0.0, self._age()):.0f} s ago",
             where=str(self._path),
             rule="one job writes to a folder at a time",
-            fix="call finish_saves() of the engine that saves there" if own else "use another folder, or end that job",
+            fix="wait for it (finish_saves() of the engine that saves there)"
+            if own
+            else "another folder, or end that job",
         )
+
+
+def process_start(pid: int) -> str | None:
+    """When a process was started, in the kernel's clock, which tells it from a later one; None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        pass
+    except IndexError:
+        return ""
+    try:
+        os.kill(pid, 0)  # a system without /proc
+    except ProcessLookupError:
+        return None
+    except OSError:
+        return ""
+    return "" if not Path("/proc/self").exists() else None
 
 
 def check_shared(folder: Path, nonce: str, rank: int) -> None:

@@ -1,4 +1,7 @@
-"""Destinations of step records besides the screen, with the same fields: JSON lines, TensorBoard, Weights & Biases."""
+"""Destinations of step records besides the screen, with the same fields: JSON lines, TensorBoard, Weights & Biases.
+
+A destination that cannot be opened is refused before the training. One that fails later never ends the training.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import importlib.util
 import math
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,6 +31,37 @@ class Sink(ABC):
         """Close it at the end of the run."""
 
 
+class TolerantSink(Sink):
+    """Passes records on to a sink that may fail; `notify` gets one sentence about the first failure.
+
+    After an error of the disk later records are tried again, since disks get space again; any other error is the end.
+    """
+
+    def __init__(self, sink: Sink, notify: Callable[[str], None]) -> None:
+        self._sink, self._notify = sink, notify
+        self._ended = self._reported = False
+
+    def write(self, record: StepRecord) -> None:
+        """Write one step, if that is possible."""
+        self._attempt(lambda: self._sink.write(record))
+
+    def close(self) -> None:
+        """Close it."""
+        self._attempt(self._sink.close)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        if self._ended:
+            return
+        try:
+            action()
+        except Exception as e:  # whatever a foreign package raises
+            self._ended = not isinstance(e, OSError)
+            if not self._reported:
+                name, why = type(self._sink).__name__, f"{type(e).__name__}: {e}"
+                self._notify(f"{name} failed ({why}); the training goes on without it")
+            self._reported = True
+
+
 class JsonLinesFile(Sink):
     """A file with one line per step, complete up to the last step even if the run is killed.
 
@@ -36,26 +71,22 @@ class JsonLinesFile(Sink):
     def __init__(self, path: Path, *, resume: bool = False) -> None:
         self._path, self._last = path, math.inf if resume else -1
         try:
-            self._file: TextIO = path.open("a" if resume else "w", encoding="utf-8", buffering=1)
+            self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)  # so that a cut file is continued
+            if not resume:
+                self._file.truncate(0)
         except OSError as e:
             raise InputError(f"{path} cannot be written: {e.strerror}") from None
 
     def write(self, record: StepRecord) -> None:
-        """Write one line; a full disk must not end the training."""
-        try:
-            if record.step <= self._last:  # the run was resumed or restarted, and this is its first step
-                self._file.truncate(length_before(self._path, record.step))
-            self._last = record.step
-            self._file.write(step_line(record))
-        except OSError:
-            return
+        """Write one line."""
+        if record.step <= self._last:  # the run was resumed or restarted, and this is its first step
+            self._file.truncate(length_before(self._path, record.step))
+        self._last = record.step
+        self._file.write(step_line(record))
 
     def close(self) -> None:
         """Close the file."""
-        try:
-            self._file.close()
-        except OSError:
-            return
+        self._file.close()
 
 
 class JsonLinesStream(Sink):
@@ -80,7 +111,10 @@ class TensorBoard(Sink):
         _require("tensorboard", "--tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(folder)
+        try:
+            self._writer: Any = SummaryWriter(folder)
+        except OSError as e:
+            raise InputError(f"--tensorboard {folder} cannot be written: {e.strerror}") from None
 
     def write(self, record: StepRecord) -> None:
         """Add one point per field."""
@@ -99,7 +133,10 @@ class Wandb(Sink):
         _require("wandb", "--wandb")
         os.environ.setdefault("WANDB_MODE", "offline")
         wandb: Any = importlib.import_module("wandb")
-        self._run = wandb.init(project="drumline", name=name, dir=str(folder), config=config)
+        try:
+            self._run = wandb.init(project="drumline", name=name, dir=str(folder), config=config)
+        except Exception as e:  # its own errors, and those of its server
+            raise InputError(f"--wandb: {type(e).__name__}: {e}") from None
 
     def write(self, record: StepRecord) -> None:
         """Log one row."""
