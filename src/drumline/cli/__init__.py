@@ -12,6 +12,7 @@ from .bench import bench
 from .demo import demo
 from .doctor import doctor
 from .export import export
+from .joined import enter
 from .measure import measure
 from .plan import plan
 from .profile import profile
@@ -56,9 +57,11 @@ def _root(
 def main() -> None:
     """Run the `drumline` command. User errors are printed without a traceback."""
     try:
+        enter(sys.argv[1:])
         app()
     except DrumlineError as e:
-        print(f"drumline: {e}", file=sys.stderr)
+        if not e.silent:
+            print(f"drumline: {e}", file=sys.stderr)
         if os.environ.get("DRUMLINE_DEBUG"):
             print(*getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
             raise

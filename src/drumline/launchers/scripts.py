@@ -10,8 +10,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from ..comm.parent_process import die_with_parent
 from ..core.errors import InputError, nearest
-from .local import GRACE, MOST_RANKS, die_with_parent
+from .local import GRACE, MOST_RANKS
 
 
 def run_script(script: str, arguments: list[str], *, ranks: int) -> tuple[int, int]:
