@@ -141,7 +141,9 @@ def test_endless_node_lists(text: str) -> None:
     assert time.monotonic() - begun < 5
 
 
-@pytest.mark.parametrize("name", [";rm -rf x", "$(id)", "`id`", "a b", "-oProxyCommand=x", "a\n", "a;b", "", "é", "a" * 300])
+@pytest.mark.parametrize(
+    "name", [";rm -rf x", "$(id)", "`id`", "a b", "-oProxyCommand=x", "a\n", "a;b", "", "é", "a" * 300]
+)
 def test_bad_host_names(name: str) -> None:
     with pytest.raises(InputError, match="is not a host name"):
         check_host(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ import drumline as dl
 
 KILL = "JOINED_JOB_KILL"
 """RANK:SAMPLES[:TIMES]: the rank ends by SIGKILL after that many samples, in the first starts."""
+
+SLEEP = "JOINED_JOB_SLEEP"
+"""Seconds that a sample takes."""
 
 
 def model() -> nn.Module:
@@ -42,6 +46,7 @@ class Samples(Dataset[Any]):
 
     def __getitem__(self, i: int) -> Any:
         self.given += 1
+        time.sleep(float(os.environ.get(SLEEP, "0")))
         rank, _, rest = os.environ.get(KILL, "").partition(":")
         if rank and rank == os.environ.get("RANK", os.environ.get("SLURM_PROCID")):
             samples, _, times = rest.partition(":")

@@ -83,7 +83,9 @@ def test_torchrun_restarts_after_kills(tmp_path: Path, local: Path, backend: str
     done = run([*torchrun(2, "--max-restarts", "3"), *words], tmp_path, JOINED_JOB_KILL="1:30:3")
     result = document(done)
     assert len(list(tmp_path.glob("killed-*"))) == 3
-    clean = run([sys.executable, "-m", "drumline", *train(f"dp=2,backend={backend}", "clean", "--save-every", "2")], tmp_path)
+    clean = run(
+        [sys.executable, "-m", "drumline", *train(f"dp=2,backend={backend}", "clean", "--save-every", "2")], tmp_path
+    )
     assert result["losses"] == document(clean)["losses"]
     assert same_weights(tmp_path / "run", tmp_path / "clean")
 
@@ -108,7 +110,7 @@ def test_a_killed_agent_leaves_no_ranks(tmp_path: Path) -> None:
     finally:
         agent.kill()
         agent.wait()
-    gone, alive = psutil.wait_procs(ranks, timeout=5)
+    alive = psutil.wait_procs(ranks, timeout=5)[1]
     assert not alive, alive
 
 
@@ -184,7 +186,7 @@ def test_sizes_that_differ_are_refused_quickly(tmp_path: Path) -> None:
         for r in range(2)
     ]
     errors = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert time.monotonic() - begun < 45
+    assert time.monotonic() - begun < 150  # not the five minutes for which ranks are waited for
     assert [rank.returncode for rank in ranks] == [2, 2], errors
     assert all("WORLD_SIZE is 2 on rank 0 and 3 on rank 1" in e for e in errors)
 
@@ -193,20 +195,14 @@ def test_sizes_that_differ_are_refused_quickly(tmp_path: Path) -> None:
 def test_a_signal_to_all_ranks_saves_and_a_resumed_run_ends_equal(tmp_path: Path, local: Path) -> None:
     """As schedulers preempt: TERM to all ranks; then the same command again."""
     words = train("dp=2", "run", "--save-every", "5", "--resume", "auto", "--steps", "20")
-    slow = tmp_path / "slow.py"
-    slow.write_text(
-        "import sys, time\n"
-        f"sys.path.insert(0, {str(Path(JOB).parent)!r})\n"
-        "import dataclasses, joined_job\n"
-        "class Slow(joined_job.Samples):\n"
-        "    def __getitem__(self, i):\n"
-        "        time.sleep(0.02)\n"
-        "        return super().__getitem__(i)\n"
-        "def job(): return dataclasses.replace(joined_job.job(), data=Slow)\n"
-    )
-    command = [*torchrun(2), "train", str(slow), *words[2:]]
+    command = [*torchrun(2), *words]
     agent = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=environment(JOINED_JOB_SLEEP="0.02"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     steps, end = tmp_path / "run" / "steps.jsonl", time.monotonic() + 90
     while not (steps.exists() and steps.read_text().count("\n") > 6):

@@ -13,6 +13,7 @@ from .demo import demo
 from .doctor import doctor
 from .export import export
 from .joined import enter
+from .launch import launch
 from .measure import measure
 from .plan import plan
 from .profile import profile
@@ -34,8 +35,23 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (doctor, measure, bench, profile, plan, verify, train, export, report, simulate, validate, run, demo):
-    settings = _SCRIPT if verb is run else {}
+for verb in (
+    doctor,
+    measure,
+    bench,
+    profile,
+    plan,
+    verify,
+    train,
+    export,
+    report,
+    simulate,
+    validate,
+    run,
+    launch,
+    demo,
+):
+    settings = _SCRIPT if verb in (run, launch) else {}
     app.command(context_settings=settings)(verb)
 
 

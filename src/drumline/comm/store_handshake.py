@@ -19,7 +19,7 @@ from ..core.errors import GaveUp, InputError
 
 _PAUSE = 0.01
 _LINGER = 5.0
-"""Seconds for which rank 0 goes on refusing ranks that come late."""
+"""Seconds for which rank 0 goes on refusing ranks that come late, or have not read the refusal."""
 _NAMES = {"size": "WORLD_SIZE", "torch": "torch"}
 
 
@@ -48,7 +48,8 @@ def _offer(store: dist.Store, facts: dict[str, Any], end: float, timeout: float)
         if problem:
             for token in answered:
                 store.set(f"{nonce}/answer/{token}", problem)
-            if time.monotonic() > end or len(answered) >= size - 1:
+            everyone = len(answered) >= size - 1 and store.add(f"{nonce}/read", 0) >= len(answered)
+            if time.monotonic() > end or everyone:
                 raise _refusal(problem)
         elif time.monotonic() > end:
             missing = sorted(set(range(1, size)) - set(answered.values()))
@@ -71,6 +72,7 @@ def _take(store: dist.Store, facts: dict[str, Any], end: float, timeout: float) 
             answer = f"{nonce}/answer/{token}"
         if nonce and store.check([answer]):
             if problem := store.get(answer).decode():
+                store.add(f"{nonce}/read", 1)
                 raise _refusal(problem)
             return nonce
         time.sleep(_PAUSE)

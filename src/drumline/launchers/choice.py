@@ -8,18 +8,30 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import InputError, nearest
 from .joined import JoinedRanks
+from .kubernetes import KubernetesLauncher
 from .launcher import Launcher
 from .local import run_ranks as run_local_ranks
 from .local_launcher import LocalLauncher
 from .mpiexec import MpiexecLauncher
+from .ray import RayLauncher
 from .slurm import SlurmLauncher
+from .ssh import SshLauncher
 from .torchrun import TorchrunLauncher
 
 if TYPE_CHECKING:
     from .hang_watch import HangWatch
 
-_DETECTED: tuple[type[Launcher], ...] = (LocalLauncher, TorchrunLauncher, SlurmLauncher, MpiexecLauncher)
+LAUNCHERS: tuple[type[Launcher], ...] = (
+    LocalLauncher,
+    SshLauncher,
+    RayLauncher,
+    KubernetesLauncher,
+    TorchrunLauncher,
+    SlurmLauncher,
+    MpiexecLauncher,
+)
 """In the order in which they are asked: torchrun inside srun is torchrun."""
 
 _JOINED: ContextVar[JoinedRanks | None] = ContextVar("joined", default=None)
@@ -31,7 +43,15 @@ _OPEN: list[JoinedRanks] = []
 def find_launcher(environment: Mapping[str, str] | None = None) -> Launcher | None:
     """The launcher that started this process as one of the ranks of a job; None if it is a program of its own."""
     env = os.environ if environment is None else environment
-    return next((launcher() for launcher in _DETECTED if launcher.detect(env)), None)
+    return next((launcher() for launcher in LAUNCHERS if launcher.detect(env)), None)
+
+
+def launcher_named(name: str) -> Launcher:
+    """The launcher of a name after --launcher."""
+    known = {launcher.name: launcher for launcher in LAUNCHERS}
+    if name not in known:
+        raise InputError(f"--launcher {name}", rule=f"known: {', '.join(known)}", fix=nearest(name, known))
+    return known[name]()
 
 
 def join_ranks() -> JoinedRanks | None:

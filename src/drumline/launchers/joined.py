@@ -85,10 +85,9 @@ class JoinedRanks:
         try:
             results[0] = function(emit, *self._own(arguments))
             disconnect()
-        except DrumlineError as e:
-            ends.append(RankEnd(0, time.monotonic(), e))
         except Exception as e:
             ends.append(raised(0, error_message(e, time.monotonic())))
+            _break_group()
         self._collect(task, results, ends, drain)
         drain()
         if ends:
@@ -188,6 +187,8 @@ class JoinedRanks:
             self._channel.put(f"end/{number}/{self.rank}", encode(end))
         except RuntimeError:  # the store was in the process of the first rank, which is gone
             return failed.error if failed else GaveUp("the first rank is gone")
+        if failed:
+            _break_group()
         return failed.error if failed else None
 
     def _go(self) -> None:
@@ -214,6 +215,13 @@ class JoinedRanks:
                 rule="every rank of the launcher takes part, and no other is started",
                 fix=f"start {ranks} with {self.launcher}, or choose a plan for {self.size}",
             )
+
+
+def _break_group() -> None:
+    """Leave the process group without a word, so that ranks which wait for this one get an error."""
+    if dist.is_initialized():
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
 
 
 def error_fields(error: BaseException) -> dict[str, str]:

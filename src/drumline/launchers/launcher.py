@@ -30,6 +30,12 @@ class LaunchOptions:
     """Where the ranks meet: `tcp://host:port` or `file:///path`; empty: the launcher decides."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for every rank."""
+    name: str = ""
+    """Of the job, where the launcher has names."""
+    image: str = ""
+    """Of the container, where there is one."""
+    started_by: str = "local"
+    """The launcher that has started this command on this host."""
 
     @property
     def per_node(self) -> int:
@@ -80,7 +86,19 @@ def started_by(name: str, environment: Mapping[str, str]) -> bool:
     return environment.get(LAUNCHER) == name and "RANK" in environment and "WORLD_SIZE" in environment
 
 
-def rank_environment(options: LaunchOptions, launcher: str, local: int) -> dict[str, str]:
+def host_command(
+    command: Sequence[str], options: LaunchOptions, launcher: str, node: int, rendezvous: str, *, python: str
+) -> list[str]:
+    """The command line that starts one host's ranks; over ssh it ends them when its standard input is closed."""
+    variables = [word for key, value in options.environment.items() for word in ("--env", f"{key}={value}")]
+    return [
+        *(python, "-m", "drumline", "launch", "--started-by", launcher),
+        *("--ranks", str(options.ranks), "--nodes", str(options.nodes), "--node", str(node)),
+        *("--rendezvous", rendezvous, *variables, *command),
+    ]
+
+
+def rank_environment(options: LaunchOptions, local: int) -> dict[str, str]:
     """The variables of a rank of this host."""
     per_host = options.per_node
     threads = max(1, (os.cpu_count() or 1) // per_host)
@@ -91,5 +109,5 @@ def rank_environment(options: LaunchOptions, launcher: str, local: int) -> dict[
         "WORLD_SIZE": str(options.ranks),
         "LOCAL_RANK": str(local),
         "LOCAL_WORLD_SIZE": str(per_host),
-        LAUNCHER: launcher,
+        LAUNCHER: options.started_by,
     }

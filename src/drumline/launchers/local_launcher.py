@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from typing import final
 
@@ -37,12 +40,27 @@ class LocalLauncher(Launcher):
                 rule="ranks of several hosts meet at an address of the first host",
                 fix="--rendezvous tcp://HOST:29500, the same on all hosts",
             )
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "drumline", *command],
-                env={**os.environ, **rank_environment(options, self.name, i), RENDEZVOUS: options.rendezvous},
-                preexec_fn=die_with_parent,  # safe: no other thread holds a lock here
-            )
-            for i in range(options.per_node)
-        ]
-        return wait_for_all(processes)
+        with tempfile.TemporaryDirectory(prefix="drumline-") as folder:
+            meet = options.rendezvous or f"file://{folder}/store"
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-m", "drumline", *command],
+                    env={**os.environ, **rank_environment(options, i), RENDEZVOUS: meet},
+                    preexec_fn=die_with_parent,  # safe: no other thread holds a lock here
+                )
+                for i in range(options.per_node)
+            ]
+            if options.started_by == "ssh":
+                _end_with_input()
+            return wait_for_all(processes)
+
+
+def _end_with_input() -> None:
+    """End this process when its standard input is closed: the program that has started it over ssh is gone."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="standard input", daemon=True).start()
