@@ -17,8 +17,8 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
         ({}, RankInfo()),
         (TORCHRUN, RankInfo(2, 4, 0, "torchrun")),
         ({"RANK": "2", "WORLD_SIZE": "4"}, RankInfo(2, 4, 2, "torchrun")),
-        ({"RANK": "2"}, RankInfo()),
-        ({"WORLD_SIZE": "2"}, RankInfo()),
+        ({"WORLD_SIZE": "1"}, RankInfo()),
+        ({**SLURM, "SLURM_STEP_ID": "0", "WORLD_SIZE": "8"}, RankInfo(5, 8, 1, "Slurm")),
         ({**SLURM, "SLURM_STEP_ID": "0"}, RankInfo(5, 8, 1, "Slurm")),
         (SLURM, RankInfo()),  # inside an allocation, but not started by srun
         ({**SLURM, "SLURM_STEP_ID": "0", **TORCHRUN}, RankInfo(2, 4, 0, "torchrun")),  # torchrun inside srun
@@ -42,6 +42,21 @@ def test_invalid_values(key: str, text: str) -> None:
     assert caught.value.what == f"{key}={text!r}"
     assert caught.value.where == "environment"
     assert caught.value.rule == f"{key} is a whole number of at least 0"
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RANK": "2"}, "RANK=2, but WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2, but RANK is not set"),
+        ({**SLURM, "SLURM_STEP_ID": "0", "WORLD_SIZE": "4"}, "WORLD_SIZE=4, but RANK is not set"),
+    ],
+)
+def test_half_of_the_variables(environment: dict[str, str], words: str) -> None:
+    """Ranks that ignored it would each train alone."""
+    with pytest.raises(InputError, match=words) as caught:
+        rank_info(environment)
+    assert caught.value.rule.startswith("RANK and WORLD_SIZE are set together; there is ")
 
 
 @pytest.mark.parametrize(("rank", "size"), [(4, 4), (7, 2), (0, 0)])

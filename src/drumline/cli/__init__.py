@@ -13,6 +13,8 @@ from .bench import bench
 from .demo import demo
 from .doctor import doctor
 from .export import export
+from .joined import enter
+from .launch import launch
 from .measure import measure
 from .plan import plan
 from .profile import profile
@@ -34,8 +36,23 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (doctor, measure, bench, profile, plan, verify, train, export, report, simulate, validate, run, demo):
-    settings = _SCRIPT if verb is run else {}
+for verb in (
+    doctor,
+    measure,
+    bench,
+    profile,
+    plan,
+    verify,
+    train,
+    export,
+    report,
+    simulate,
+    validate,
+    run,
+    launch,
+    demo,
+):
+    settings = _SCRIPT if verb in (run, launch) else {}
     app.command(context_settings=settings)(verb)
 
 
@@ -68,11 +85,13 @@ def main() -> None:
 
 def _run_command() -> None:
     try:
+        enter(sys.argv[1:])
         app()
     except OutputFailed:
         raise
     except DrumlineError as e:
-        print(f"drumline: {e}", file=sys.stderr)
+        if not e.silent:
+            print(f"drumline: {e}", file=sys.stderr)
         if os.environ.get("DRUMLINE_DEBUG"):
             print(*getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
             raise

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import InputError, nearest
+from ..core.rank_info import is_first_rank, is_launched, rank_info
 from ..core.units import format_bytes, format_rate, format_seconds, parse_bytes
 from .common import measuring, print_json, warn
 
@@ -25,7 +26,7 @@ def bench(
     collectives: Annotated[
         list[str] | None, typer.Argument(help="Such as all_reduce, latency, bandwidth (default: all).")
     ] = None,
-    ranks: int = typer.Option(2, "--ranks", "-n", help="Ranks to start."),
+    ranks: int = typer.Option(None, "--ranks", "-n", help="Ranks to start (default: 2, or the launcher's)."),
     sizes: str = typer.Option("8..16MiB", "--sizes", help="8..16MiB (factor 8), 8..16MiB:2 (factor 2), or 8,1MiB."),
     algorithms: str = typer.Option("all", "--algorithms", help="all, or names: ring,halving,ring*4,native,auto."),
     transports: str = typer.Option("gloo", "--transports", help=f"Of {', '.join(TRANSPORTS)}."),
@@ -40,6 +41,7 @@ def bench(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Measure collectives and messages between ranks (20 s)."""
+    ranks = (rank_info().size if is_launched() else 2) if ranks is None else ranks
     if ranks < 1 or seconds <= 0:
         raise InputError(f"--ranks {ranks} --seconds {seconds:g}", rule="at least one rank, more than 0 seconds")
     names = parse_collectives(collectives or [])
@@ -47,7 +49,7 @@ def bench(
         _print_list(names, ranks, as_json=as_json)
         return
     from ..clusters import load
-    from ..loop.bench import run_bench, save_bench_tables, write_bench_page
+    from ..loop.bench import run_bench, write_bench_page
     from ..measurement.bench_config import BenchConfig
 
     config = BenchConfig(
@@ -60,13 +62,10 @@ def bench(
         None if cluster is None else load(cluster),
         pairs,
     )
-    with _Progress(quiet=as_json) as progress:
-        outcome = run_bench(config, ranks, progress)
-    if outcome is None:
-        return  # another rank prints
-    if save is not None:
-        with measuring(quiet=as_json) as measured:
-            save_bench_tables(save, outcome, ranks, notify=warn, progress=measured)
+    with _Progress(quiet=as_json) as progress, measuring(quiet=as_json) as measured:
+        outcome = run_bench(config, ranks, progress, save=save, notify=warn, progress=measured)
+    if not is_first_rank():
+        return
     if picture is not None:
         write_bench_page(picture, outcome.results, ranks)
     if as_json:

@@ -21,7 +21,8 @@ def measure(
     Under torchrun, srun or mpiexec it measures the ranks that were started, within hosts and between them.
     """
     from ..core import files
-    from ..loop.measure import cached_cluster, is_first_rank
+    from ..core.rank_info import is_first_rank
+    from ..loop.measure import cluster_path
     from ..loop.measure import measure as run
     from ..reports.console import console
     from .common import measuring, print_json, warn
@@ -33,7 +34,7 @@ def measure(
         cluster = run(ranks=ranks, output=output, notify=warn, progress=progress)
     if not is_first_rank():
         return
-    path = output or str(cached_cluster(cluster.devices))
+    path = output or str(cluster_path(cluster))
     if as_json:
         print_json({"path": path, "cluster": files.to_plain(cluster)})
         return

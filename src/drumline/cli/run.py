@@ -1,20 +1,31 @@
-"""`drumline run`: start any SPMD script on local ranks."""
+"""`drumline run`: start any SPMD script on local ranks, or on those of another launcher."""
 
 from __future__ import annotations
 
 import typer
 
-from ..core.errors import GaveUp
+from ..core.errors import GaveUp, InputError
+from ..core.rank_info import is_launched, rank_info
 
 
 def run(
     context: typer.Context,
     script: str = typer.Argument(..., help="A Python script, followed by its own arguments."),
-    ranks: int = typer.Option(2, "--ranks", "-n", help="Number of ranks to start."),
+    ranks: int = typer.Option(None, "--ranks", "-n", help="Ranks to start (default: 2, or the launcher's)."),
 ) -> None:
-    """Start a script on local ranks, as torchrun would."""
-    from ..launchers.scripts import run_script
+    """Start a script on local ranks, as torchrun would; under another launcher, run it on this rank."""
+    from ..launchers.scripts import join_script, run_script
 
+    if is_launched():
+        where = rank_info()
+        if ranks not in (None, where.size):
+            raise InputError(
+                f"--ranks {ranks}, but {where.launcher} started {where.size}",
+                rule="the launcher decides the number of ranks",
+                fix="leave --ranks out",
+            )
+        join_script(script, context.args)
+    ranks = 2 if ranks is None else ranks
     code, rank = run_script(script, context.args, ranks=ranks)
     if code:
         raise GaveUp(f"rank {rank} ended with exit code {code}", where=script)

@@ -10,7 +10,8 @@ DrumlineError              1
 ├── VerificationError      4   the result differs from the reference
 ├── GaveUp                 5   a rank failed and the run could not continue
 │   ├── StoppedByGuard         all ranks agreed to stop: numbers that are not finite
-│   └── RankFailed             the rank that failed first, with its traceback
+│   ├── RankFailed             the rank that failed first, with its traceback
+│   └── LaunchedRankFailed     the same, of ranks that only another launcher can start again
 └── CorruptFile            6   a damaged file that a program wrote
 """
 
@@ -24,6 +25,8 @@ class DrumlineError(Exception):
     """An error with its subject, its place, the violated rule with its numbers, and a fix."""
 
     exit_code = 1
+    silent = False
+    """Whether another rank of the job prints it."""
 
     def __init__(self, what: str, *, where: str = "", rule: str = "", fix: str = "") -> None:
         self.what, self.where, self.rule, self.fix = what, where, rule, fix
@@ -109,6 +112,17 @@ class RankFailed(GaveUp):
         """`exception`, `memory`, `signal`, `exit` or `hang`."""
         self.trace = trace
         """Its traceback, or the stacks of all ranks."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}\n{self.trace.rstrip()}" if self.trace else text
+
+
+class LaunchedRankFailed(GaveUp):
+    """A rank of another launcher failed. Only that launcher can start it again."""
+
+    trace = ""
+    """Its traceback."""
 
     def __str__(self) -> str:
         text = super().__str__()

@@ -1,5 +1,6 @@
-"""Start ranks on this machine. Launchers are independent of strategies."""
+"""Start ranks, or join those that another launcher started. Launchers are independent of strategies."""
 
-from .local import run_ranks, spawn
+from .choice import run_ranks
+from .local import spawn
 
 __all__ = ["run_ranks", "spawn"]

@@ -11,7 +11,6 @@ launcher is stopped by them, unless the task of a rank handles them itself (trai
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import multiprocessing
 import multiprocessing.connection
@@ -30,6 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..comm.parent_process import die_with_parent
 from ..comm.rank_status import STATUS
 from ..core.errors import InputError
 from ..core.streams import tolerate_failing_streams
@@ -245,12 +245,6 @@ def _rank_main(
 def _send(pipe: Any, kind: str, value: Any) -> None:
     """Send by value. The pipe's own `send` shares a tensor's memory, which is freed with this process."""
     pipe.send_bytes(pickle.dumps((kind, value)))
-
-
-def die_with_parent() -> None:
-    """On Linux, kill this process when its parent ends, so that a killed launcher leaves no orphans."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _die_with_launcher(*folders: str) -> None:

@@ -7,23 +7,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
+from ..comm.parent_process import die_with_parent
+from ..comm.rendezvous import master_address
 from ..core.errors import InputError, nearest
-from .local import GRACE, MOST_RANKS, die_with_parent
+from ..core.rank_info import local_size, rank_info
+from .local import MOST_RANKS
+from .processes import end_all, first_failure
 
 
 def run_script(script: str, arguments: list[str], *, ranks: int) -> tuple[int, int]:
     """Run a script on every rank until all end or one fails; returns (its exit code, its rank)."""
-    path = Path(script)
-    if not path.is_file():
-        near = nearest(path.name, [p.name for p in path.parent.glob("*.py")]) if path.parent.is_dir() else ""
-        raise InputError(f"no script {script}", fix=near)
+    _check_script(script)
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
-    with tempfile.TemporaryDirectory(prefix="drumline-") as folder:
-        port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="drumline-") as folder, _loopback_store() as port:
         processes = [
             subprocess.Popen(
                 [sys.executable, script, *arguments],
@@ -33,9 +35,30 @@ def run_script(script: str, arguments: list[str], *, ranks: int) -> tuple[int, i
             for rank in range(ranks)
         ]
         try:
-            return _wait(processes)
+            return first_failure(processes)
         finally:
-            _terminate(processes)
+            end_all(processes)
+
+
+def join_script(script: str, arguments: list[str]) -> NoReturn:
+    """Become a script on this rank of another launcher, with torchrun's variables."""
+    where = rank_info()
+    _check_script(script)
+    variables = dict(os.environ)
+    if where.launcher == "Slurm":
+        host, port = master_address(where)
+        variables |= {"RANK": str(where.rank), "WORLD_SIZE": str(where.size), "LOCAL_RANK": str(where.local_rank)}
+        variables |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+        if local := local_size(where):
+            variables["LOCAL_WORLD_SIZE"] = str(local)
+    os.execve(sys.executable, [sys.executable, script, *arguments], variables)  # noqa: S606  # a list, no shell
+
+
+def _check_script(script: str) -> None:
+    path = Path(script)
+    if not path.is_file():
+        near = nearest(path.name, [p.name for p in path.parent.glob("*.py")]) if path.parent.is_dir() else ""
+        raise InputError(f"no script {script}", fix=near)
 
 
 def _environment(rank: int, ranks: int, folder: str, port: int) -> dict[str, str]:
@@ -49,36 +72,27 @@ def _environment(rank: int, ranks: int, folder: str, port: int) -> dict[str, str
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 opens no port: the launcher has
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "DRUMLINE_STORE": f"{folder}/store",
         "GLOO_SOCKET_IFNAME": "lo",
     }
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> tuple[int, int]:
-    """Wait until all ranks succeed or one fails."""
-    while True:
-        codes = [p.poll() for p in processes]
-        for rank, code in enumerate(codes):
-            if code:
-                return code, rank
-        if all(code == 0 for code in codes):
-            return 0, 0
-        time.sleep(0.05)
+@contextmanager
+def _loopback_store() -> Iterator[int]:
+    """A store of this process for scripts that call `init_process_group`; its port is open to this machine only.
 
+    torch's own would listen at all addresses.
+    """
+    import torch.distributed as dist
 
-def _terminate(processes: list[subprocess.Popen[bytes]]) -> None:
-    for p in processes:
-        if p.poll() is None:
-            p.terminate()
-    for p in processes:
-        try:
-            p.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            p.kill()
-            p.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = int(listening.getsockname()[1])
+    store = dist.TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+    try:
+        yield port
+    finally:
+        del store

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import InputError
 from ..core.units import format_bytes
 from .callbacks import Notify, Progress, ignore_progress, log_note
+from .joining import joins_ranks
 from .measure import this_machine
 
 if TYPE_CHECKING:
@@ -21,22 +22,33 @@ if TYPE_CHECKING:
 OnEvent = Callable[[dict[str, Any]], None]
 
 
-def run_bench(config: BenchConfig, ranks: int, on_event: OnEvent | None = None) -> BenchOutcome | None:
-    """Measure on `ranks` local ranks, or as one of the ranks that a launcher started: only the first has the result."""
-    from ..comm.environment import disconnect, rank_info
+@joins_ranks
+def run_bench(
+    config: BenchConfig,
+    ranks: int,
+    on_event: OnEvent | None = None,
+    *,
+    save: str | None = None,
+    notify: Notify = log_note,
+    progress: Progress = ignore_progress,
+) -> BenchOutcome:
+    """Measure on `ranks` local ranks, or on those that a launcher started; `save` adds the tables to a cluster file."""
     from ..launchers import run_ranks
+    from ..launchers.choice import joined_ranks
     from ..measurement.bench import bench_rank, bench_threads
     from ..measurement.bench_config import BenchOutcome
 
     report: OnEvent = on_event or (lambda event: None)
-    outcome, where = BenchOutcome(), rank_info()
+    outcome, joined = BenchOutcome(), joined_ranks()
     between = tuple(t for t in config.transports if t != "threads")
     share = config.seconds / len(config.transports)
-    if where.size > 1:
-        outcome = bench_rank(lambda event: None, replace(config, transports=between))
-        disconnect()
-        return outcome if where.rank == 0 else None
-    if "mpi" in between:
+    if joined is not None and "threads" in config.transports:
+        raise InputError(
+            "transport threads on ranks that are processes",
+            rule=f"{joined.launcher} started {joined.size} processes",
+            fix="drumline bench --transports threads, without the launcher",
+        )
+    if "mpi" in between and joined is None:
         raise InputError(
             "transport mpi without mpiexec",
             rule="MPI's ranks are started by MPI",
@@ -47,6 +59,8 @@ def run_bench(config: BenchConfig, ranks: int, on_event: OnEvent | None = None) 
     if between:
         part = replace(config, transports=between, seconds=share * len(between))
         outcome.add(run_ranks(bench_rank, part, ranks=ranks, on_event=lambda _, event: report(event))[0])
+    if save is not None:
+        save_bench_tables(save, outcome, ranks, notify=notify, progress=progress)
     return outcome
 
 

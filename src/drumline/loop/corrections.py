@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import DrumlineError, InputError
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .inputs import load_cluster
-from .measure import cached_cluster, local_devices
+from .measure import cached_cluster, machine_file
 
 if TYPE_CHECKING:
     from ..clusters import Cluster
@@ -64,7 +64,7 @@ def cluster_file(cluster: ClusterInput, devices: int | None) -> Path | None:
     from ..clusters import Cluster, catalogue
 
     if cluster is None:
-        path = cached_cluster(max(devices or 1, local_devices()))
+        path = machine_file(devices)
         return path if os.path.exists(path) else None  # not Path.exists: a home that cannot be read is no error
     if isinstance(cluster, Cluster):
         return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
 from .callbacks import Notify, Progress, ignore_progress, log_note
+from .joining import joins_ranks
 from .main_guard import refuse_while_loading
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ BUSY_SECONDS = 0.5
 """How long the load of other programs is sampled."""
 
 
+@joins_ranks
 def measure(
     *,
     ranks: int | None = None,
@@ -35,17 +37,15 @@ def measure(
     refuse_while_loading()
     if ranks is not None and ranks < 1:
         raise InputError(f"ranks={ranks}", rule="at least one rank")
-    cluster, first = _measure_launched(ranks) if _is_launched() else (None, True)
-    if cluster is None:
-        cluster = measure_local(ranks or local_devices(), notify=notify, progress=progress)
-    if first:
-        cluster.save(output or cached_cluster(cluster.devices))
+    cluster = measure_local(ranks or local_devices(), notify=notify, progress=progress)
+    cluster.save(output or cluster_path(cluster))
     return cluster
 
 
 def measure_local(ranks: int, *, notify: Notify = log_note, progress: Progress = ignore_progress) -> Cluster:
-    """Start the ranks on this machine and measure them; writes nothing but a journal, to continue after a crash."""
+    """Measure ranks of this machine, or those that were joined; writes only a journal, to continue after a crash."""
     from ..launchers import run_ranks
+    from ..launchers.choice import joined_ranks
     from ..measurement.machine import STAGES, measure_rank, to_cluster
     from ..measurement.resume_journal import delete_journal
 
@@ -57,27 +57,73 @@ def measure_local(ranks: int, *, notify: Notify = log_note, progress: Progress =
         stage = event["measuring"]
         progress(stage, stages.index(stage) if stage in stages else 0, len(stages))
 
-    journal = f"{cached_cluster(ranks)}.part"
+    journal = None if joined_ranks() else f"{cached_cluster(ranks)}.part"
     results = run_ranks(measure_rank, journal, ranks=ranks, on_event=on_event)
-    delete_journal(journal)
+    if journal:
+        delete_journal(journal)
     return to_cluster(results)
 
 
 def this_machine(ranks: int | None, *, notify: Notify = log_note, progress: Progress = ignore_progress) -> Cluster:
-    """This machine with at least that many ranks: from the cache, or measured now."""
+    """This machine with at least that many ranks, or the ranks that were joined: from the cache, or measured now."""
     from ..clusters import Cluster
+    from ..core import files
+    from ..launchers import run_ranks
+    from ..launchers.choice import joined_ranks
 
-    ranks = max(ranks or 1, local_devices())
-    path = cached_cluster(ranks)
+    path = machine_file(ranks)
     if os.path.exists(path):  # not Path.exists: a home that cannot be read is no error
         return Cluster.load(path)
-    notify(f"measuring this machine with {ranks} ranks (once; stored in {path})")
+    joined = joined_ranks()
+    if joined is not None and (text := _measurement_of_others(joined.size, joined.hosts)):
+        files.write_text(path, text)
+        return Cluster.load(path)
+    ranks = joined.size if joined else max(ranks or 1, local_devices())
+    notify(f"measuring {'the' if joined else 'this machine with'} {ranks} ranks (once; stored in {path})")
     cluster = measure_local(ranks, notify=notify, progress=progress)
     try:
         cluster.save(path)
+        if joined is not None and joined.hosts > 1:
+            run_ranks(store_measurement, path.read_text(), joined.size, joined.hosts, ranks=joined.size)
     except InputError as e:
         notify(f"the measurement is not stored: {e.what}")
     return cluster
+
+
+def machine_file(ranks: int | None) -> Path:
+    """Where `this_machine` finds or stores its measurement.
+
+    Joined ranks of one host use the measurement of local ranks, if there is one; several hosts have one of their own.
+    """
+    from ..launchers.choice import joined_ranks
+
+    joined = joined_ranks()
+    local = cached_cluster(max(ranks or 1, local_devices()))
+    if joined is None or (joined.hosts == 1 and local.exists()):
+        return local
+    return cached_cluster(joined.size, joined.hosts)
+
+
+def _measurement_of_others(ranks: int, hosts: int) -> str:
+    """The measurement that another host has kept: a host that replaces another does not measure again."""
+    from ..launchers import run_ranks
+
+    return next((text for text in run_ranks(read_measurement, ranks, hosts, ranks=ranks) if text), "")
+
+
+def read_measurement(emit: Any, ranks: int, hosts: int) -> str:
+    """On every rank: the text of this host's measurement of such ranks; empty if it has none."""
+    path = cached_cluster(ranks, hosts)
+    return path.read_text() if path.exists() else ""
+
+
+def store_measurement(emit: Any, text: str, ranks: int, hosts: int) -> None:
+    """On every rank: keep a measurement on this host."""
+    from ..core import files
+
+    path = cached_cluster(ranks, hosts)
+    if not path.exists():
+        files.write_text(path, text)
 
 
 def local_devices() -> int:
@@ -90,8 +136,14 @@ def local_devices() -> int:
     return os.cpu_count() or 1
 
 
-def cached_cluster(ranks: int) -> Path:
-    """Where the measurement of this machine with that many ranks is stored."""
+def cluster_path(cluster: Cluster) -> Path:
+    """Where `measure` stores a cluster by default."""
+    return cached_cluster(cluster.devices, cluster.devices // cluster.node.devices)
+
+
+def cached_cluster(ranks: int, hosts: int = 1) -> Path:
+    """Where the measurement of that many ranks is stored: of this machine, or of several hosts."""
+    name = str(ranks) if hosts == 1 else f"{hosts}x{ranks // hosts}"
     given, base = os.environ.get("DRUMLINE_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if given or base:
         folder = Path(given) if given else Path(str(base)) / "drumline"
@@ -100,7 +152,7 @@ def cached_cluster(ranks: int) -> Path:
             folder = Path.home() / ".cache" / "drumline"
         except RuntimeError:  # a user without a home: nothing can be stored
             folder = Path(os.devnull) / "drumline"
-    return folder / f"{platform.node() or 'here'}-{ranks}.toml"
+    return folder / f"{platform.node() or 'here'}-{name}.toml"
 
 
 def load_of_others() -> str:
@@ -112,39 +164,3 @@ def load_of_others() -> str:
     if busy <= BUSY_CORES:
         return ""
     return f"other programs use {busy:.1f} of {cores} cores; the measurement covers only the rest"
-
-
-def _is_launched() -> bool:
-    """Whether another launcher has started ranks of this program."""
-    if not {"RANK", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"} & os.environ.keys():
-        return False  # without importing torch: saves a second
-    from ..comm.environment import rank_info
-
-    return rank_info().size > 1
-
-
-def is_first_rank() -> bool:
-    """Whether this process speaks for all: it was not started by a launcher, or is the launcher's first rank."""
-    from ..comm.environment import rank_info
-
-    return not _is_launched() or rank_info().rank == 0
-
-
-def _measure_launched(ranks: int | None) -> tuple[Cluster, bool]:
-    """Measure the ranks that were started; every rank gets the result. Also whether this is the first one."""
-    import torch.distributed as dist
-
-    from ..comm.environment import connect, disconnect
-    from ..measurement.machine import measure_rank, to_cluster
-
-    where = connect()
-    if ranks not in (None, where.size):
-        raise InputError(
-            f"ranks={ranks}, but {where.launcher} started {where.size}",
-            rule="the launcher decides the number of ranks",
-            fix="leave the number of ranks out",
-        )
-    results: list[Any] = [None] * where.size
-    dist.all_gather_object(results, measure_rank(lambda event: None))
-    disconnect()
-    return to_cluster(results), where.rank == 0

@@ -34,7 +34,12 @@ def run_job_ranks(
     `watch` ends ranks that hang; with `handles_signals` the task handles TERM and USR1 itself.
     """
     from ..launchers import run_ranks
+    from ..launchers.choice import joined_ranks
+    from ..launchers.joined import OWN
 
+    if joined_ranks() is not None:
+        sent = job.sent if isinstance(job.sent, str) else OWN  # every rank has called the verb with its own
+        return run_ranks(task, sent, *arguments, ranks=ranks, threads=threads, on_event=on_event)
     if job.sent is not None:
         return run_ranks(
             task,

@@ -14,6 +14,7 @@ from .checkpoints import CheckpointOptions, continues, stop_on_signal
 from .corrections import keep_run
 from .forecast import AUTO, Forecast, forecast
 from .inputs import JOB_RULE, describe, load_job
+from .joining import joins_ranks
 from .main_guard import RankJob, rank_job
 from .rank_tasks import run_job_ranks, train_rank
 from .restarts import FaultOptions, RestartLoop
@@ -75,6 +76,7 @@ class _StepCallback(TrainObserver):
         self.on_step(record)
 
 
+@joins_ranks
 @releases_run_lock
 def train(
     job: JobInput,

@@ -8,6 +8,7 @@ from ..core.errors import InputError
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .forecast import AUTO, check_ranks, forecast
 from .inputs import load_job, load_plan
+from .joining import joins_ranks
 from .main_guard import rank_job
 from .rank_tasks import run_job_ranks, verify_rank
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from .inputs import ClusterInput, JobInput, PlanInput
 
 
+@joins_ranks
 def verify(
     job: JobInput,
     plan: PlanInput,

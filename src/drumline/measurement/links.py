@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
 from collections.abc import Callable
@@ -248,7 +249,9 @@ def _threads_per_core() -> float:
     if torch.cuda.is_available():
         return 1.0
     share = cpu_quota()
-    mine = (host_id(), share.group if share else "")
-    every: list[tuple[str, str]] = [mine] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
-    return max(1.0, every.count(mine) * torch.get_num_threads() / share.cores) if share else 1.0
+    group = f"{host_id()}\0{share.group if share else ''}".encode()
+    mine = torch.tensor(list(hashlib.sha256(group).digest()), dtype=torch.uint8)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine)
+    same = sum(torch.equal(mine, other) for other in every)
+    return max(1.0, same * torch.get_num_threads() / share.cores) if share else 1.0

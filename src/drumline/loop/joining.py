@@ -1,0 +1,98 @@
+"""Runs a verb on the ranks of another launcher: once, on the first rank, with all ranks taking part in its tasks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from ..launchers.joined import JoinedRanks
+
+P = ParamSpec("P")
+R = TypeVar("R")
+CLUSTER = "cluster.toml"
+"""The measurement that a run was predicted with, in its folder."""
+
+
+def joins_ranks(verb: Callable[P, R]) -> Callable[P, R]:
+    """Under torchrun, srun or mpiexec, where every rank calls the verb, run it once; every rank gets the result."""
+
+    @functools.wraps(verb)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        from ..core.rank_info import is_launched
+
+        if not is_launched():
+            return verb(*args, **kwargs)
+        from ..launchers.choice import join_ranks, joined_ranks
+
+        ranks = None if joined_ranks() else join_ranks()
+        if ranks is None:
+            return verb(*args, **kwargs)
+        bound = inspect.signature(verb).bind(*args, **kwargs)
+        ranks.own = bound.arguments.get("job")
+        if ranks.rank > 0:
+            followed: R = ranks.follow(_tasks())
+            return followed
+        return _lead(verb, bound, ranks)
+
+    return run
+
+
+def _lead(verb: Callable[..., R], bound: inspect.BoundArguments, ranks: JoinedRanks) -> R:
+    """Run the verb on the first rank, and tell the others how it ended."""
+    from ..launchers.choice import running_on
+    from ..launchers.joined import error_fields
+
+    try:
+        with running_on(ranks):
+            _fit(bound, verb, ranks)
+            result = verb(*bound.args, **bound.kwargs)
+        ranks.finish({"result": result})
+    except BaseException as e:
+        ranks.finish({"error": error_fields(e)})
+        raise
+    return result
+
+
+def _fit(bound: inspect.BoundArguments, verb: Callable[..., Any], ranks: JoinedRanks) -> None:
+    """Use the launcher's number of ranks; refuse a plan or an option for another."""
+    from .forecast import AUTO
+    from .inputs import load_plan
+
+    given, parameters = bound.arguments, inspect.signature(verb).parameters
+    if given.get("ranks") is not None:
+        ranks.check_size(f"--ranks {given['ranks']}", given["ranks"])
+    if "ranks" in parameters:
+        given["ranks"] = ranks.size
+    if "plan" in parameters and (plan := given.get("plan", AUTO)) != AUTO:
+        ranks.check_size(f"the plan {load_plan(plan)}", load_plan(plan).processes)
+    if "output" in parameters and "plan" in parameters and given.get("cluster") is None and given.get("output"):
+        given["cluster"] = _kept_measurement(Path(given["output"]), ranks)
+
+
+def _kept_measurement(folder: Path, ranks: JoinedRanks) -> Path | None:
+    """The measurement of the run's first start, if this host has none: a restart never measures again."""
+    from .measure import machine_file
+
+    kept, cached = folder / CLUSTER, machine_file(ranks.size)
+    if cached.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        if not kept.exists():
+            shutil.copyfile(cached, kept)
+        return None
+    return kept if kept.exists() else None
+
+
+def _tasks() -> dict[str, Callable[..., Any]]:
+    """What the first rank may ask of the others."""
+    from ..measurement.bench import bench_rank
+    from ..measurement.machine import measure_rank
+    from .measure import read_measurement, store_measurement
+    from .rank_tasks import train_rank, verify_rank
+
+    tasks = (train_rank, verify_rank, measure_rank, bench_rank, read_measurement, store_measurement)
+    return {task.__name__: task for task in tasks}
