@@ -21,7 +21,10 @@ import torch
 import torch.distributed as dist
 
 from ..core.errors import DrumlineError, InputError
+from ..torchkit.process_groups import default_store
+from .heartbeat import start_heartbeat, stop_heartbeat
 from .malloc_settings import keep_freed_memory
+from .rank_status import STATUS, rank_status
 
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -114,6 +117,8 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> RankInfo:
         _check_master(where)
         dist.init_process_group(backend, init_method="env://", rank=where.rank, world_size=where.size, timeout=wait)
     print_errors_without_traceback(where.rank)
+    if where.size > 1 and STATUS not in os.environ and STORE not in os.environ:  # no launcher of ours
+        start_heartbeat(default_store().clone, where.rank, where.size, rank_status(), os.environ)
     return where
 
 
@@ -181,6 +186,7 @@ def _check_master(where: RankInfo) -> None:
 
 def _leave() -> None:
     """Destroy the group at the end of a script that did not disconnect."""
+    stop_heartbeat()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -189,6 +195,7 @@ def disconnect() -> None:
     """Leave the process group after a barrier: a rank that leaves early breaks the others' connections."""
     if dist.is_initialized():
         dist.barrier()
+        stop_heartbeat()
         dist.destroy_process_group()
 
 
