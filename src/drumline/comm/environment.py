@@ -18,10 +18,13 @@ import torch
 import torch.distributed as dist
 
 from ..core.errors import DrumlineError, InputError
-from ..core.rank_info import ELASTIC, RankInfo, local_size, rank_info
+from ..core.rank_info import ELASTIC, STORE, RankInfo, local_size, rank_info
+from ..torchkit.process_groups import default_store
 from .fault_injection import inject_from
+from .heartbeat import start_heartbeat, stop_heartbeat
 from .malloc_settings import keep_freed_memory
 from .parent_process import die_with_parent
+from .rank_status import STATUS, rank_status
 from .rendezvous import MPI_LAUNCHERS, group_store
 
 CHECKED_GLOO = "checked_gloo"
@@ -81,6 +84,8 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> RankInfo:
         store = group_store(where, timeout)
         dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.size, timeout=wait)
     print_errors_without_traceback(where.rank)
+    if where.size > 1 and STATUS not in os.environ and STORE not in os.environ:  # no launcher of ours
+        start_heartbeat(default_store().clone, where.rank, where.size, rank_status(), os.environ)
     return where
 
 
@@ -112,6 +117,7 @@ def _check_backend(backend: str) -> None:
 
 def _leave() -> None:
     """Destroy the group at the end of a script that did not disconnect."""
+    stop_heartbeat()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -120,6 +126,7 @@ def disconnect() -> None:
     """Leave the process group after a barrier: a rank that leaves early breaks the others' connections."""
     if dist.is_initialized():
         dist.barrier()
+        stop_heartbeat()
         dist.destroy_process_group()
 
 

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch.distributed as dist
 
@@ -174,29 +173,29 @@ def _texts(records: Iterable[bytes]) -> list[tuple[str, str]]:
     return decode_calls(record[_IDS.size : _IDS.size + CALL_BYTES] for record in records)
 
 
-_answering: list[CallComparison] = []
+_looks: list[Callable[[], None]] = []
 _thread: threading.Thread | None = None
 
 
-def start_answering(comparison: CallComparison) -> None:
-    """Let a thread of this process answer for a group."""
+def start_answering(look: Callable[[], None]) -> None:
+    """Let a thread of this process call `look` a few times a second, for a group."""
     global _thread
-    _answering.append(comparison)
+    _looks.append(look)
     if _thread is None or not _thread.is_alive():
         _thread = threading.Thread(target=_serve, name="call comparison", daemon=True)
         _thread.start()
 
 
-def stop_answering(comparison: CallComparison) -> None:
+def stop_answering(look: Callable[[], None]) -> None:
     """The group has ended."""
     with contextlib.suppress(ValueError):
-        _answering.remove(comparison)
+        _looks.remove(look)
 
 
-def _serve(*_: Any) -> None:
-    """Thread: answer for all groups; it ends with the last one."""
-    while _answering:
+def _serve() -> None:
+    """Thread: look after all groups; it ends with the last one."""
+    while _looks:
         time.sleep(_LOOK)
-        for comparison in list(_answering):
+        for look in list(_looks):
             with contextlib.suppress(RuntimeError):  # the store is gone, so no rank asks
-                comparison.answer()
+                look()

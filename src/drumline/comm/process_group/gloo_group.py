@@ -7,6 +7,8 @@ different shapes, and adds numbers of different types or of different tensors wi
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -50,17 +52,28 @@ class GlooGroup(PythonProcessGroup):
         self._gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout=timeout)
         calls = dist.PrefixStore("calls", store)
         self._calls = CallComparison(calls, rank, size, timeout.total_seconds(), self._gather_bytes)
-        start_answering(self._calls)
+        self._open: dict[int, Any] = {}
+        """Asynchronous calls in progress, by number: the work, or a weak reference to it."""
+        self._sweeping = threading.Lock()
+        start_answering(self._look)
 
     def get_group_store(self) -> dist.Store:
         """The store of the group."""
         return self._store
+
+    def _look(self) -> None:
+        """Called by a thread a few times a second."""
+        if self._open:
+            self._sweep()
+        self._calls.answer()
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def _run(self, call: CallSignature, start: Callable[[], Any], opts: Any) -> Any:
         """Compare and report a call, start it, and wait for it unless it is asynchronous."""
         site = call_site(LIBRARY_PACKAGES)
+        if self._open:
+            self._sweep()
         members, status = self.members, rank_status()
         number = self._calls.number + 1
         status.collective_started(call.text, site.text, group=members.hash, number=number, peers=members.text)
@@ -68,7 +81,9 @@ class GlooGroup(PythonProcessGroup):
             self._calls.enter(call, site)
             work = start()
             if getattr(opts, "asyncOp", True):
-                self._follow(work, number)
+                # The work of an all-reduce is held here, because DDP's is not held in Python. Others would keep
+                # temporary results alive.
+                self._open[number] = work if call.text.startswith("all_reduce") else weakref.ref(work)
                 return work
             work.wait()
         except DrumlineError as e:
@@ -86,14 +101,18 @@ class GlooGroup(PythonProcessGroup):
         self._calls.ended(number)
         return work
 
-    def _follow(self, work: Any, number: int) -> None:
-        """Note when an asynchronous call ends."""
+    def _sweep(self) -> None:
+        """Note which asynchronous calls have ended: at the next call, and a few times a second by a thread.
 
-        def done(_: Any) -> None:
-            rank_status().collective_ended()
-            self._calls.ended(number)
-
-        work.get_future().add_done_callback(done)
+        A callback of each call would tell at once, but costs more than all the rest here.
+        """
+        with self._sweeping:
+            for number, held in list(self._open.items()):
+                work = held() if isinstance(held, weakref.ref) else held
+                if work is None or work.is_completed():
+                    del self._open[number]
+                    rank_status().collective_ended()
+                    self._calls.ended(number)
 
     def _reason(self, error: RuntimeError, number: int) -> BaseException:
         """The error of a call that failed: that of the rank which refused it, if there is one."""
@@ -236,7 +255,7 @@ class GlooGroup(PythonProcessGroup):
 
     def shutdown(self) -> None:
         """Leave the group."""
-        stop_answering(self._calls)
+        stop_answering(self._look)
         self._gloo = None
 
     abort = shutdown

@@ -1,0 +1,95 @@
+"""Ranks detect a hang themselves where no launcher of ours watches them, and name the missing rank (F2, F6)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from drumline.comm.heartbeat import FACTOR, SHORTEST, START, WARM, HangDetector, start_heartbeat
+from drumline.comm.rank_status import RankStatus, StatusReading
+from drumline.core.errors import InputError
+
+SCRIPT = Path(__file__).with_name("hanging_rank.py")
+
+
+def reading(step: int, *, calls: int = 1, inside: bool = False, place: str = "training") -> StatusReading:
+    return StatusReading(0.0, place, step, "backward", calls, inside, "all_reduce float32 (8)", "job.py:3")
+
+
+def trained(seconds_a_step: float, steps: int = 8) -> tuple[HangDetector, float]:
+    """A detector that has seen some steps of two ranks, and the time after them."""
+    detector, now = HangDetector(2), 100.0
+    for step in range(steps):
+        now += seconds_a_step
+        for rank in range(2):
+            detector.add(rank, step, 0.0, reading(step), now)
+    return detector, now
+
+
+@pytest.mark.parametrize(("step", "limit"), [(0.5, SHORTEST), (7.0, FACTOR * 7.0)])
+def test_the_limit_is_learnt_from_the_slowest_warm_step(step: float, limit: float) -> None:
+    assert trained(step)[0].limit == pytest.approx(limit)
+    assert trained(step, WARM)[0].limit == START
+
+
+def test_a_missing_rank_is_named_after_the_limit() -> None:
+    detector, now = trained(0.5)
+    detector.add(0, 50, 0.0, reading(8, calls=5, inside=True), now)
+    detector.add(1, 50, 0.0, reading(8, calls=4), now)
+    assert detector.judge(now + SHORTEST - 1) is None
+    for beat in range(10):  # both still beat, but their status grows old
+        detector.add(0, 60 + beat, float(beat + 1), reading(8, calls=5, inside=True), now + beat + 1)
+        detector.add(1, 60 + beat, float(beat + 1), reading(8, calls=4), now + beat + 1)
+    report = detector.judge(now + SHORTEST + 0.5)
+    assert report is not None and report.suspects == (1,) and "rank 1 is missing" in report.text
+
+
+def test_a_rank_without_a_beat_is_silent() -> None:
+    detector, now = trained(0.5)
+    for beat in range(12):
+        detector.add(0, 60 + beat, float(beat), reading(8, calls=5, inside=True), now + beat)
+    report = detector.judge(now + 12)
+    assert report is not None and report.suspects == (1,) and "silent" in report.text
+
+
+def test_progress_of_one_rank_is_no_hang() -> None:
+    detector, now = trained(0.5)
+    detector.add(0, 50, 0.0, reading(8, calls=5, inside=True), now)
+    detector.add(1, 51, 0.0, reading(8, calls=4), now + 20)
+    assert detector.judge(now + 25) is None
+
+
+@pytest.mark.parametrize("place", ["saving", "ending", "starting"])
+def test_a_long_save_is_no_hang(place: str) -> None:
+    detector, now = trained(0.5)
+    for rank in range(2):
+        detector.add(rank, 50, 0.0, reading(8, calls=5, inside=True, place=place), now)
+    assert detector.judge(now + START - 1) is None and detector.judge(now + START + 1) is not None
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])
+def test_a_bad_limit_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="DRUMLINE_HANG_TIMEOUT"):
+        start_heartbeat(lambda: None, 0, 2, RankStatus(), {"DRUMLINE_HANG_TIMEOUT": text})
+
+
+@pytest.mark.slow
+@pytest.mark.alone  # the hang must be found within 15 s
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("how", ["sleep", "stop", "busy"])
+def test_f2_torchrun_ranks_find_a_hang_within_15_seconds(how: str, backend: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    begin = time.monotonic()
+    done = subprocess.run(
+        [*command, str(SCRIPT), how, backend], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0 and time.monotonic() - begin < 60
+    assert "no progress for 1" in done.stderr, done.stderr[-3000:]
+    silent = "rank 1 is silent" if how != "sleep" else "rank 1 is missing"
+    assert silent in done.stderr and "waits in collective" in done.stderr
+    assert "stacks of rank 0:" in done.stderr and "hanging_rank.py" in done.stderr
+    assert "exitcode  : 5" in done.stderr
