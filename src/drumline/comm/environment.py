@@ -42,6 +42,9 @@ _LOCAL_SIZES = {
 }
 """By launcher, the variable with the number of ranks on this host."""
 
+TORCH_NAMES = {"mpi": "mpi4py"}
+"""Backends of plans that torch knows by another name: it refuses `mpi` before it looks at registered backends."""
+
 STORE = "DRUMLINE_STORE"
 """The variable with the file store of Drumline's own launcher: no port is opened."""
 
@@ -91,6 +94,9 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> RankInfo:
         torch.cuda.set_device(device)
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "shm" if _on_one_host(where) else "gloo"
+    if backend == "mpi":
+        _check_mpi(where)
+        backend = TORCH_NAMES[backend]
     if backend == "nccl":
         if device.type != "cuda":
             raise InputError("backend=nccl on a machine without CUDA", rule="nccl joins GPUs", fix="backend=gloo")
@@ -127,11 +133,23 @@ def print_errors_without_traceback(rank: int) -> None:
 def _check_backend(backend: str) -> None:
     """Refuse a process group of another backend than requested."""
     actual = str(dist.get_backend_config())
-    if backend != "auto" and backend not in actual:
+    if backend != "auto" and TORCH_NAMES.get(backend, backend) not in actual:
         raise InputError(
             f"backend={backend}, but the process group is {actual}",
             rule="a group keeps the backend it was made with",
             fix=f"backend=auto, or init_process_group({backend!r})",
+        )
+
+
+def _check_mpi(where: RankInfo) -> None:
+    """Refuse MPI between ranks that mpiexec did not start, or without mpi4py."""
+    if importlib.util.find_spec("mpi4py") is None:
+        raise InputError("backend=mpi without mpi4py", fix="pip install 'drumline[mpi]'")
+    if where.launcher not in MPI_LAUNCHERS:
+        raise InputError(
+            f"backend=mpi, but the ranks were started by {where.launcher or 'no launcher'}",
+            rule="MPI's ranks are started by mpiexec",
+            fix=f"mpiexec -n {max(2, where.size)} python train.py, or backend=gloo",
         )
 
 
