@@ -37,7 +37,8 @@ def main() -> None:
             said[plan] = carrier(plan)
         except PlanError as e:
             said[plan] = str(e.what)
-    print(json.dumps(said))
+    sys.stdout.write(json.dumps(said) + "\n")  # in one piece, among the lines of other ranks
+    sys.stdout.flush()
     disconnect()
 
 
