@@ -125,6 +125,8 @@ def not_here(job: str, plan: Plan) -> str:
     """Why this machine cannot run it."""
     if plan.backend == "nccl":
         return "nccl joins GPUs"
+    if plan.backend == "mpi":
+        return "mpiexec starts its ranks: see test_mpi_training.py"
     words = [plan.precision, *(["chunk"] if plan.chunk > 1 else [])]
     results = [parity.NOT_HERE[job, word] for word in words if (job, word) in parity.NOT_HERE]
     return small_jobs.missing(job) or "; ".join(results)

@@ -18,7 +18,7 @@ PATHS = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.
 def said_by_ranks(*plans: str, **how: object) -> list[dict[str, str]]:
     try:
         with two_hosts() as hosts:
-            outputs = hosts.run(str(HERE / "two_hosts_rank.py"), *plans, timeout=300, PYTHONPATH=PATHS, **how)  # type: ignore[arg-type]
+            outputs = hosts.run(str(HERE / "gradient_ranks.py"), "gloo", *plans, timeout=300, PYTHONPATH=PATHS, **how)  # type: ignore[arg-type]
     except Unable as e:
         pytest.skip(str(e))
     return [json.loads(text.splitlines()[-1]) for text in outputs]

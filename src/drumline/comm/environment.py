@@ -7,6 +7,7 @@ rank. Under mpiexec with mpi4py, MASTER_ADDR is not needed: the ranks find each 
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -32,10 +33,14 @@ CHECKED_GLOO = "checked_gloo"
 CHECK_CALLS = "DRUMLINE_CHECK_CALLS"
 """The variable that, set to 0, gives gloo groups without comparison of the ranks' calls."""
 
+TORCH_NAMES = {"mpi": "mpi4py"}
+"""Backends of plans that torch knows by another name: it refuses `mpi` before it looks at registered backends."""
+
 __all__ = [
     "CHECKED_GLOO",
     "CHECK_CALLS",
     "MPI_LAUNCHERS",
+    "TORCH_NAMES",
     "RankInfo",
     "connect",
     "device_of",
@@ -69,6 +74,9 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> RankInfo:
     if backend == "auto":
         one_host = where.size > 1 and local_size(where) == where.size
         backend = "nccl" if device.type == "cuda" else "shm" if one_host else "gloo"
+    if backend == "mpi":
+        _check_mpi(where)
+        backend = TORCH_NAMES[backend]
     if backend == "nccl":
         if device.type != "cuda":
             raise InputError("backend=nccl on a machine without CUDA", rule="nccl joins GPUs", fix="backend=gloo")
@@ -107,11 +115,23 @@ def print_errors_without_traceback(rank: int) -> None:
 def _check_backend(backend: str) -> None:
     """Refuse a process group of another backend than requested."""
     actual = str(dist.get_backend_config())
-    if backend != "auto" and backend not in actual:
+    if backend != "auto" and TORCH_NAMES.get(backend, backend) not in actual:
         raise InputError(
             f"backend={backend}, but the process group is {actual}",
             rule="a group keeps the backend it was made with",
             fix=f"backend=auto, or init_process_group({backend!r})",
+        )
+
+
+def _check_mpi(where: RankInfo) -> None:
+    """Refuse MPI between ranks that mpiexec did not start, or without mpi4py."""
+    if importlib.util.find_spec("mpi4py") is None:
+        raise InputError("backend=mpi without mpi4py", fix="pip install 'drumline[mpi]'")
+    if where.launcher not in MPI_LAUNCHERS:
+        raise InputError(
+            f"backend=mpi, but the ranks were started by {where.launcher or 'no launcher'}",
+            rule="MPI's ranks are started by mpiexec",
+            fix=f"mpiexec -n {max(2, where.size)} python train.py, or backend=gloo",
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
-from ..core.errors import InputError, nearest
+from ..core.errors import InputError, PlanError, nearest
 from ..core.job import Job, call_user_code
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .main_guard import refuse_while_loading
@@ -120,6 +120,19 @@ def load_plan(plan: PlanInput) -> Plan:
         return plan
     text = str(plan)
     return Plan.load(text) if text.endswith(".toml") else Plan.parse(text)
+
+
+def check_local(plan: Plan) -> None:
+    """Refuse a plan whose ranks Drumline cannot start itself."""
+    from ..core.rank_info import is_launched
+
+    if plan.backend == "mpi" and not is_launched():
+        raise PlanError(
+            "backend=mpi on ranks that Drumline starts",
+            where=f"plan {plan}",
+            rule="MPI's ranks are started by mpiexec",
+            fix=f"mpiexec -n {plan.ranks} drumline train ..., or leave out backend=mpi",
+        )
 
 
 def load_cluster(

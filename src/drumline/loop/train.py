@@ -13,7 +13,7 @@ from .callbacks import Notify, Progress, ignore_progress, log_note
 from .checkpoints import CheckpointOptions, continues, stop_on_signal
 from .corrections import keep_run
 from .forecast import AUTO, Forecast, forecast
-from .inputs import JOB_RULE, describe, load_job
+from .inputs import JOB_RULE, check_local, describe, load_job
 from .joining import joins_ranks
 from .main_guard import RankJob, rank_job
 from .rank_tasks import run_job_ranks, train_rank
@@ -120,6 +120,7 @@ def train(
     f = forecast(
         loaded, plan, ranks, cluster, corrections=corrections, compare=compare, notify=watch.warn, progress=progress
     )
+    check_local(f.plan)
     if sent.problem is not None and f.plan.processes > 1:
         raise sent.problem
     folder = Path(output) if output else Path("runs") / f"{loaded.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import InputError
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .forecast import AUTO, check_ranks, forecast
-from .inputs import load_job, load_plan
+from .inputs import check_local, load_job, load_plan
 from .joining import joins_ranks
 from .main_guard import rank_job
 from .rank_tasks import run_job_ranks, verify_rank
@@ -44,6 +44,7 @@ def verify(
         chosen = load_plan(plan)
         check_ranks(chosen, ranks)
     check(chosen)
+    check_local(chosen)
     result: Verification = run_job_ranks(
         verify_rank, rank_job(job, loaded), str(chosen), steps, ranks=chosen.processes
     )[0]

@@ -119,8 +119,8 @@ class Plan:
     backend: str = plan_key(
         "auto",
         ChoiceKey("auto", "gloo", "nccl", "shm", "mpi", "threads"),
-        "transport; `auto` is nccl for CUDA devices, shm on one host and gloo otherwise; `threads`: one process",
-        tested=("auto", "gloo", "nccl", "shm", "threads"),
+        "transport; `auto` is nccl on GPUs, shm on one host, gloo otherwise; `mpi`: by mpiexec; `threads`: one process",
+        tested=("auto", "gloo", "nccl", "shm", "mpi", "threads"),
         elsewhere="it does not support this transport",
     )
     compress: str = plan_key(

@@ -1,4 +1,7 @@
-"""A rank on one of two hosts: verifies plans whose gradients travel between hosts, and prints what carried them."""
+"""A rank that another launcher started: verifies plans over a backend, and prints what carried their gradients.
+
+gradient_ranks.py BACKEND PLAN [PLAN ...]
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ def carrier(plan: str) -> str:
     """What carries the gradients of a plan here."""
     strategy = initialize(small_jobs.make("mlp", model=parity.Wide), plan).strategy
     groups = getattr(strategy, "_groups", None)
-    schedules = groups.shard_schedules if groups else strategy._schedules  # type: ignore[attr-defined]
+    schedules = groups.shard_schedules if groups else getattr(strategy, "_schedules", None)
     return "backend" if schedules is None else str(schedules)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    where = connect(backend="gloo", timeout=60)
+    where = connect(backend=sys.argv[1], timeout=60)
     said = {}
-    for plan in sys.argv[1:]:
+    for plan in sys.argv[2:]:
         try:
             result = parity.run_verify("mlp", plan, 2, {"model": parity.Wide})
             if where.rank == 0:
@@ -34,7 +37,8 @@ def main() -> None:
             said[plan] = carrier(plan)
         except PlanError as e:
             said[plan] = str(e.what)
-    print(json.dumps(said))
+    sys.stdout.write(json.dumps(said) + "\n")  # in one piece, among the lines of other ranks
+    sys.stdout.flush()
     disconnect()
 
 
