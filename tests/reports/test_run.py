@@ -15,9 +15,12 @@ import pytest
 from fake_run import make_bare_run, make_run
 
 from drumline.core.errors import CorruptFile, InputError
+from drumline.core.regular_files import LARGEST_FILE
 from drumline.reports import Run, StepRecord
+from drumline.reports.page import write_page
 from drumline.reports.run import without_secrets
 from drumline.reports.split_summary import SplitSummary
+from drumline.reports.step_records import length_before, read_steps, step_line
 
 PARTS = [
     "cluster.toml",
@@ -242,3 +245,25 @@ def test_neither_torch_nor_numpy_is_imported() -> None:
     code = "import sys, drumline.reports.page; print(sorted({'torch', 'numpy', 'plotly'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_long_training_is_read(tmp_path: Path) -> None:
+    """More bytes than any other file of the folder may have."""
+    lines = 35_000
+    line = step_line(StepRecord(0, 2.5, 1.0, 0.01, 8, note="n" * 2000))
+    with open(tmp_path / "steps.jsonl", "w") as f:
+        f.writelines(line.replace(": 0,", f": {i},", 1) for i in range(lines))
+    assert (tmp_path / "steps.jsonl").stat().st_size > LARGEST_FILE
+    steps = read_steps(tmp_path / "steps.jsonl")
+    assert len(steps) == lines and steps[-1].step == lines - 1
+    assert length_before(tmp_path / "steps.jsonl", lines) == (tmp_path / "steps.jsonl").stat().st_size
+
+
+@pytest.mark.slow
+def test_a_million_steps_make_a_small_page(tmp_path: Path) -> None:
+    run = make_run()
+    steps = tuple(StepRecord(i, 2.5 + i % 7, 1.0, 0.01, 8) for i in range(1_000_000))
+    folder = dataclasses.replace(run, steps=steps).save(tmp_path / "run")
+    page = write_page(Run.load(folder), folder)
+    assert page.stat().st_size <= 5 * 2**20
+    assert "http://" not in page.read_text().replace("http://www.w3.org", "") and "https://" not in page.read_text()

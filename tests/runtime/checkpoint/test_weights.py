@@ -18,7 +18,7 @@ from world import World
 
 from drumline.core.errors import CorruptFile, InputError
 from drumline.plans import Plan
-from drumline.runtime.checkpoint import Saver
+from drumline.runtime.checkpoint import Saver, load
 from drumline.runtime.checkpoint.export import export
 from drumline.runtime.checkpoint.weights import load_weights
 
@@ -170,6 +170,21 @@ def test_nothing_is_unpickled(tmp_path: Path, how: str) -> None:
     with pytest.raises(CorruptFile, match="is no (torch file of tensors|safetensors file)"):
         load_weights(fakes.engine(), path)
     assert not (tmp_path / "sentinel").exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_checkpoint_of_torch_with_code_in_it(tmp_path: Path) -> None:
+    """DCP's metadata and its bytes are pickles: such a folder is no checkpoint and no weights of ours."""
+    import torch.distributed.checkpoint as dcp
+
+    sentinel = tmp_path / "sentinel"
+    dcp.save({"x": Evil(sentinel)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(Evil(sentinel)))
+    sentinel.unlink(missing_ok=True)  # torch itself may have read it back
+    for read in (load, load_weights):
+        with pytest.raises((InputError, CorruptFile)):
+            read(fakes.engine(), tmp_path / "dcp")
+    assert not sentinel.exists()
 
 
 @pytest.mark.parametrize("name", ["../w.safetensors", "/etc/passwd", "a/b.safetensors"])

@@ -1,8 +1,8 @@
 """A lock on a folder, of checkpoints or of a run: one job at a time writes to it.
 
 A kernel file lock shows whether the owner is alive, on one machine and on most shared file systems. Where it does not
-work, the file itself has the owner's host and process, and its modification time is the heartbeat: an owner on this
-host is asked for by its process, one on another host counts as dead when its heartbeat has stopped.
+work, the file has the owner's host and process, and its modification time is the heartbeat: an owner on this host
+is asked for by its process, one on another host counts as dead when its heartbeat has stopped.
 """
 
 from __future__ import annotations
