@@ -21,7 +21,7 @@ from ..core.errors import DrumlineError, InputError
 from ..core.rank_info import ELASTIC, RankInfo, local_size, rank_info
 from .malloc_settings import keep_freed_memory
 from .parent_process import die_with_parent
-from .rendezvous import MPI_LAUNCHERS, group_store
+from .rendezvous import MPI_LAUNCHERS, default_timeout, group_store
 
 __all__ = [
     "MPI_LAUNCHERS",
@@ -42,9 +42,12 @@ def device_of(where: RankInfo) -> torch.device:
     return torch.device("cpu")
 
 
-def connect(*, backend: str = "auto", timeout: float = 300.0) -> RankInfo:
-    """Join the process group, unless the caller already has one. A single rank has a group too."""
-    where = rank_info()
+def connect(*, backend: str = "auto", timeout: float | None = None) -> RankInfo:
+    """Join the process group, unless the caller already has one. A single rank has a group too.
+
+    `timeout` is for the ranks to come and for a collective, in seconds (default: DRUMLINE_TIMEOUT, or 300).
+    """
+    where, timeout = rank_info(), timeout or default_timeout()
     device = device_of(where)
     if device.type == "cpu":
         keep_freed_memory(local_size(where) or where.size)
