@@ -114,9 +114,16 @@ def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
     key.chmod(0o600)
     try:
         _start(
-            cluster, "munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}",
-            f"--log-file={folder}/munged.log", f"--pid-file={folder}/munged.pid", f"--seed-file={folder}/munged.seed",
-        )  # fmt: skip
+            cluster,
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={folder}/munge.socket",
+            f"--key-file={key}",
+            f"--log-file={folder}/munged.log",
+            f"--pid-file={folder}/munged.pid",
+            f"--seed-file={folder}/munged.seed",
+        )
         _wait(lambda: (folder / "munge.socket").exists(), cluster, "munged")
         _start(cluster, "slurmctld", "-D", "-f", str(folder / "slurm.conf"))
         for i in range(1, NODES + 1):

@@ -61,10 +61,12 @@ def test_results_events_and_own_values() -> None:
 
     task.__name__ = "task"
     first, others = on_ranks(
-        lambda ranks: ranks.run(task, Span(0, "data", "x", 0.5, float("inf")), OWN, on_event=lambda r, e: events.append((r, e))),
+        lambda ranks: ranks.run(
+            task, Span(0, "data", "x", 0.5, float("inf")), OWN, on_event=lambda r, e: events.append((r, e))
+        ),
         task,
         "job",
-    )  # fmt: skip
+    )
     assert first == [(Span(0, "data", "x", 0.5, float("inf")), f"job of {r}") for r in range(RANKS)]
     assert others == [first, first]
     assert sorted((r, e["from"]) for r, e in events) == [(r, f"job of {r}") for r in range(RANKS)]
@@ -109,10 +111,17 @@ def test_a_task_that_is_not_known_is_refused() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        None, [1, 2.5, "x", True], (1, (2, [3])), {"a": {1: (2,)}, "b": {}}, {"$type": "os:system"},
-        Path("/a b"), Link(1e-6, 2e9), {("a", 1): Span(1, "link", "y", 0.0, 1.0, 8.0)}, float("-inf"),
+        None,
+        [1, 2.5, "x", True],
+        (1, (2, [3])),
+        {"a": {1: (2,)}, "b": {}},
+        {"$type": "os:system"},
+        Path("/a b"),
+        Link(1e-6, 2e9),
+        {("a", 1): Span(1, "link", "y", 0.0, 1.0, 8.0)},
+        float("-inf"),
     ],
-)  # fmt: skip
+)
 def test_values_come_back_equal(value: Any) -> None:
     assert decode(encode(value)) == value
 
@@ -125,9 +134,12 @@ def test_values_come_back_equal(value: Any) -> None:
         '{"$type": "drumline.launchers.joined:JoinedRanks", "$fields": {}}',
         '{"$type": "drumline.core.timeline:files", "$fields": {}}',
         '{"$type": "drumline.core.timeline:Span", "$fields": {"rank": 0}}',
-        '{"$type": 3, "$fields": {}}', '{"$tuple": 1}', "[", "\x00",
+        '{"$type": 3, "$fields": {}}',
+        '{"$tuple": 1}',
+        "[",
+        "\x00",
     ],
-)  # fmt: skip
+)
 def test_only_values_of_this_package_are_built(text: str) -> None:
     with pytest.raises(CorruptFile, match="a message between ranks is damaged"):
         decode(text)

@@ -59,6 +59,35 @@ def test_a_verb_for_one_process_is_refused(tmp_path: Path) -> None:
     assert done.stderr.count("drumline: drumline plan on 2 ranks\n") == 1
 
 
+SCRIPT = """
+import os, psutil, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1)
+dist.all_reduce(x)
+if dist.get_rank() == 0:
+    port = int(os.environ["MASTER_PORT"])
+    own = [c.laddr for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port]
+    print(int(x), sorted({a.ip for a in own}))
+dist.destroy_process_group()
+"""
+
+
+def test_scripts_meet_on_the_loopback_address(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run([sys.executable, "-m", "drumline", "run", "-n", "2", "script.py"], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "2 ['127.0.0.1']\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_scripts_join(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run([*torchrun(2), "run", "script.py"], tmp_path)
+    assert (done.returncode, done.stdout[:2]) == (0, "2 "), done.stderr
+    bad = run([*torchrun(2), "run", "-n", "3", "script.py"], tmp_path)
+    assert bad.returncode != 0
+    assert "--ranks 3, but torchrun started 2" in bad.stderr
+
+
 @pytest.mark.slow
 def test_torchrun_verifies_once(tmp_path: Path) -> None:
     result = document(run([*torchrun(2), "verify", JOB, "--plan", "dp=2,zero=1", "--steps", "2", "--json"], tmp_path))

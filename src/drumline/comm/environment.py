@@ -20,13 +20,13 @@ import torch.distributed as dist
 
 from ..core.errors import DrumlineError, InputError
 from ..core.rank_info import ELASTIC, STORE, RankInfo, local_size, rank_info
-from ..torchkit.process_groups import default_store
+from ..torchkit.process_groups import clone_store
 from .fault_injection import inject_from
 from .heartbeat import start_heartbeat, stop_heartbeat
 from .malloc_settings import keep_freed_memory
 from .parent_process import die_with_parent
 from .rank_status import STATUS, rank_status
-from .rendezvous import MPI_LAUNCHERS, group_store
+from .rendezvous import MPI_LAUNCHERS, default_timeout, group_store
 
 CHECKED_GLOO = "checked_gloo"
 """The backend that is gloo with calls compared between ranks (process_group/gloo_group.py)."""
@@ -58,9 +58,12 @@ def device_of(where: RankInfo) -> torch.device:
     return torch.device("cpu")
 
 
-def connect(*, backend: str = "auto", timeout: float = 300.0) -> RankInfo:
-    """Join the process group, unless the caller already has one. A single rank has a group too."""
-    where = rank_info()
+def connect(*, backend: str = "auto", timeout: float | None = None) -> RankInfo:
+    """Join the process group, unless the caller already has one. A single rank has a group too.
+
+    `timeout` is for the ranks to come and for a collective, in seconds (default: DRUMLINE_TIMEOUT, or 300).
+    """
+    where, timeout = rank_info(), timeout or default_timeout()
     device = device_of(where)
     if device.type == "cpu":
         keep_freed_memory(local_size(where) or where.size)
@@ -93,7 +96,7 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> RankInfo:
         dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.size, timeout=wait)
     print_errors_without_traceback(where.rank)
     if where.size > 1 and STATUS not in os.environ and STORE not in os.environ:  # no launcher of ours
-        start_heartbeat(default_store().clone, where.rank, where.size, rank_status(), os.environ)
+        start_heartbeat(clone_store, where.rank, where.size, rank_status(), os.environ)
     return where
 
 

@@ -28,6 +28,8 @@ from .store_handshake import agree
 
 RENDEZVOUS = "DRUMLINE_RENDEZVOUS"
 """The variable with the place where ranks meet, if it is not MASTER_ADDR:MASTER_PORT."""
+TIMEOUT = "DRUMLINE_TIMEOUT"
+"""The variable with the seconds for which ranks wait for each other."""
 MPI_LAUNCHERS = ("Open MPI", "MPICH")
 """Launchers whose ranks can find each other through MPI."""
 _LOOPBACK = "127.0.0.1"
@@ -44,6 +46,14 @@ class _Opened:
 
 
 _OPENED = _Opened()
+
+
+def default_timeout() -> float:
+    """Seconds for which ranks wait for each other: at the start, and in a collective."""
+    seconds = integer(os.environ, TIMEOUT) if TIMEOUT in os.environ else 300
+    if not seconds:
+        raise InputError(f"{TIMEOUT}=0", where="environment", rule="at least one second")
+    return float(seconds)
 
 
 def shared_store(where: RankInfo, timeout: float) -> dist.Store:

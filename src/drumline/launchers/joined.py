@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ..comm.environment import disconnect
 from ..comm.hosts import host_id
 from ..comm.parent_process import die_with_parent
-from ..comm.rendezvous import shared_store
+from ..comm.rendezvous import default_timeout, shared_store
 from ..core import errors
 from ..core.errors import DrumlineError, GaveUp, LaunchedRankFailed, PlanError, RankFailed
 from ..core.rank_info import RankInfo
@@ -28,8 +28,6 @@ from .channel import StoreChannel
 from .failures import RankEnd, error_message, raised, root_cause
 from .wire import decode, encode
 
-_JOIN = 300.0
-"""Seconds for all ranks to come."""
 _FOLLOW_UP = 1.0
 """Seconds in which the others report their failures, after one has failed."""
 _FIRST_RANK = 10.0
@@ -54,7 +52,7 @@ class JoinedRanks:
         if launcher == "torchrun":
             die_with_parent()
         if store is None:
-            store = shared_store(where, _JOIN) if where.size > 1 else dist.HashStore()
+            store = shared_store(where, default_timeout()) if where.size > 1 else dist.HashStore()
         self._channel = StoreChannel(dist.PrefixStore("joined", store))
         self._verbs = self._tasks = 0
         self._channel.put(f"host/{self.rank}", host_id())

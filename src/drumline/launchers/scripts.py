@@ -30,7 +30,7 @@ def run_script(script: str, arguments: list[str], *, ranks: int) -> tuple[int, i
             subprocess.Popen(
                 [sys.executable, script, *arguments],
                 env=_environment(rank, ranks, folder, port),
-                preexec_fn=die_with_parent,  # safe: no other thread holds a lock here
+                preexec_fn=die_with_parent,  # safe: the store's own thread runs no Python
             )
             for rank in range(ranks)
         ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import InputError
 from ..core.units import format_bytes
 from .callbacks import Notify, Progress, ignore_progress, log_note
-from .joining import joins_ranks
+from .joining import current_ranks, joins_ranks
 from .measure import this_machine
 
 if TYPE_CHECKING:
@@ -34,12 +34,11 @@ def run_bench(
 ) -> BenchOutcome:
     """Measure on `ranks` local ranks, or on those that a launcher started; `save` adds the tables to a cluster file."""
     from ..launchers import run_ranks
-    from ..launchers.choice import joined_ranks
     from ..measurement.bench import bench_rank, bench_threads
     from ..measurement.bench_config import BenchOutcome
 
     report: OnEvent = on_event or (lambda event: None)
-    outcome, joined = BenchOutcome(), joined_ranks()
+    outcome, joined = BenchOutcome(), current_ranks()
     between = tuple(t for t in config.transports if t != "threads")
     share = config.seconds / len(config.transports)
     if joined is not None and "threads" in config.transports:

@@ -42,6 +42,17 @@ def joins_ranks(verb: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def current_ranks() -> JoinedRanks | None:
+    """The joined ranks on which the verb in progress runs; None if it starts its own. Needs torch only if launched."""
+    from ..core.rank_info import is_launched
+
+    if not is_launched():
+        return None
+    from ..launchers.choice import joined_ranks
+
+    return joined_ranks()
+
+
 def _lead(verb: Callable[..., R], bound: inspect.BoundArguments, ranks: JoinedRanks) -> R:
     """Run the verb on the first rank, and tell the others how it ended."""
     from ..launchers.choice import running_on

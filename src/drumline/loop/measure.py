@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
 from .callbacks import Notify, Progress, ignore_progress, log_note
-from .joining import joins_ranks
+from .joining import current_ranks, joins_ranks
 from .main_guard import refuse_while_loading
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def measure(
 def measure_local(ranks: int, *, notify: Notify = log_note, progress: Progress = ignore_progress) -> Cluster:
     """Measure ranks of this machine, or those that were joined; writes only a journal, to continue after a crash."""
     from ..launchers import run_ranks
-    from ..launchers.choice import joined_ranks
     from ..measurement.machine import STAGES, measure_rank, to_cluster
     from ..measurement.resume_journal import delete_journal
 
@@ -57,7 +56,7 @@ def measure_local(ranks: int, *, notify: Notify = log_note, progress: Progress =
         stage = event["measuring"]
         progress(stage, stages.index(stage) if stage in stages else 0, len(stages))
 
-    journal = None if joined_ranks() else f"{cached_cluster(ranks)}.part"
+    journal = None if current_ranks() else f"{cached_cluster(ranks)}.part"
     results = run_ranks(measure_rank, journal, ranks=ranks, on_event=on_event)
     if journal:
         delete_journal(journal)
@@ -67,14 +66,14 @@ def measure_local(ranks: int, *, notify: Notify = log_note, progress: Progress =
 def this_machine(ranks: int | None, *, notify: Notify = log_note, progress: Progress = ignore_progress) -> Cluster:
     """This machine with at least that many ranks, or the ranks that were joined: from the cache, or measured now."""
     from ..clusters import Cluster
-    from ..core import files
-    from ..launchers import run_ranks
-    from ..launchers.choice import joined_ranks
 
     path = machine_file(ranks)
     if os.path.exists(path):  # not Path.exists: a home that cannot be read is no error
         return Cluster.load(path)
-    joined = joined_ranks()
+    from ..core import files
+    from ..launchers import run_ranks
+
+    joined = current_ranks()
     if joined is not None and (text := _measurement_of_others(joined.size, joined.hosts)):
         files.write_text(path, text)
         return Cluster.load(path)
@@ -95,9 +94,7 @@ def machine_file(ranks: int | None) -> Path:
 
     Joined ranks of one host use the measurement of local ranks, if there is one; several hosts have one of their own.
     """
-    from ..launchers.choice import joined_ranks
-
-    joined = joined_ranks()
+    joined = current_ranks()
     local = cached_cluster(max(ranks or 1, local_devices()))
     if joined is None or (joined.hosts == 1 and local.exists()):
         return local

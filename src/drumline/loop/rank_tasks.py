@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..core.job import Job
+from .joining import current_ranks
 
 if TYPE_CHECKING:
     from ..clusters import DeviceSpec
@@ -34,10 +35,9 @@ def run_job_ranks(
     `watch` ends ranks that hang; with `handles_signals` the task handles TERM and USR1 itself.
     """
     from ..launchers import run_ranks
-    from ..launchers.choice import joined_ranks
     from ..launchers.joined import OWN
 
-    if joined_ranks() is not None:
+    if current_ranks() is not None:
         sent = job.sent if isinstance(job.sent, str) else OWN  # every rank has called the verb with its own
         return run_ranks(task, sent, *arguments, ranks=ranks, threads=threads, on_event=on_event)
     if job.sent is not None:
