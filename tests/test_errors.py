@@ -18,6 +18,9 @@ TREE = [
     (errors.DoesNotFit, 3, errors.DrumlineError),
     (errors.VerificationError, 4, errors.DrumlineError),
     (errors.GaveUp, 5, errors.DrumlineError),
+    (errors.StoppedByGuard, 5, errors.GaveUp),
+    (errors.RankFailed, 5, errors.GaveUp),
+    (errors.LaunchedRankFailed, 5, errors.GaveUp),
     (errors.CorruptFile, 6, errors.DrumlineError),
 ]
 
