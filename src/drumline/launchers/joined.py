@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..comm.environment import disconnect
+from ..comm.heartbeat import stop_heartbeat
 from ..comm.hosts import host_id
 from ..comm.parent_process import die_with_parent
 from ..comm.rendezvous import default_timeout, shared_store
@@ -217,6 +218,7 @@ class JoinedRanks:
 
 def _break_group() -> None:
     """Leave the process group without a word, so that ranks which wait for this one get an error."""
+    stop_heartbeat()
     if dist.is_initialized():
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
