@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -50,6 +51,8 @@ class JoinedRanks:
         self.rank, self.size, self.launcher = where.rank, where.size, launcher
         self.own: Any = None
         """What `OWN` stands for on this rank."""
+        self.run_folder: Path | None = None
+        """The folder of the run in progress; it keeps the measurement of its ranks."""
         if launcher == "torchrun":
             die_with_parent()
         if store is None:
