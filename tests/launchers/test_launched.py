@@ -15,6 +15,8 @@ import psutil
 import pytest
 from launched import JOB, document, environment, run, same_weights, torchrun, train
 
+from drumline.comm.mpi.rendezvous import own_addresses
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
 from mpiexec import NAMES, start
 
@@ -163,7 +165,7 @@ def test_rendezvous(scheme: str, tmp_path: Path, local: Path) -> None:
         port = str(free.getsockname()[1])
     place = {
         "file": {"DRUMLINE_RENDEZVOUS": f"file://{tmp_path}/store"},
-        "tcp": {"DRUMLINE_RENDEZVOUS": f"tcp://127.0.0.1:{port}"},
+        "tcp": {"DRUMLINE_RENDEZVOUS": f"tcp://{own_addresses()[0][0]}:{port}"},
         "env": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
     }[scheme]
     command = [sys.executable, "-m", "drumline", *train("dp=2", "run", "--save-every", "5")]

@@ -112,3 +112,10 @@ def test_too_many_stages_are_refused_before_the_machine_is_measured(
     done = here("train", "j.py", "--plan", "pp=2,virtual=4,schedule=interleaved,micro=2", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "8 stages for a model of 5 layers" in done.stderr and "pp x virtual = 5 or less" in done.stderr
+
+
+def test_ranks_that_were_started_are_all_used() -> None:
+    chosen, _ = best_runnable(small_jobs.make("mlp"), answer("dp=1", "dp=1,pp=2", "dp=3", "dp=2"), processes=3)
+    assert chosen == Plan(dp=3)
+    with pytest.raises(PlanError, match="no plan for exactly 5 ranks fits"):
+        best_runnable(small_jobs.make("mlp"), answer("dp=1", "dp=2"), processes=5)

@@ -146,16 +146,18 @@ def _slurm_master(env: Mapping[str, str]) -> dict[str, str]:
 def _tcp_store(host: str, port: int, where: RankInfo, wait: timedelta) -> dist.Store:
     """Rank 0 listens, on one host only for this host, unless torchrun's agent has the store."""
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    inside = local_size(where) == where.size or _is_loopback(host)
+    if inside and not hosted:
+        host = _LOOPBACK
     if where.rank > 0 or hosted:
         try:
             return dist.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
         except (RuntimeError, OSError) as e:
             raise GaveUp(f"rank {where.rank} does not reach rank 0 at {host}:{port}", rule=_first_line(e)) from None
-    inside = local_size(where) == where.size or _is_loopback(host)
     try:
         listening = socket.create_server((_LOOPBACK, port)) if inside else _server(port)
         return dist.TCPStore(
-            _LOOPBACK if inside else host,
+            host,
             port,
             is_master=True,
             timeout=wait,

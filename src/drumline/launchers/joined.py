@@ -13,11 +13,13 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from ..comm.environment import disconnect
+from ..comm.heartbeat import stop_heartbeat
 from ..comm.hosts import host_id
 from ..comm.parent_process import die_with_parent
 from ..comm.rendezvous import default_timeout, shared_store
@@ -49,6 +51,8 @@ class JoinedRanks:
         self.rank, self.size, self.launcher = where.rank, where.size, launcher
         self.own: Any = None
         """What `OWN` stands for on this rank."""
+        self.run_folder: Path | None = None
+        """The folder of the run in progress; it keeps the measurement of its ranks."""
         if launcher == "torchrun":
             die_with_parent()
         if store is None:
@@ -217,6 +221,7 @@ class JoinedRanks:
 
 def _break_group() -> None:
     """Leave the process group without a word, so that ranks which wait for this one get an error."""
+    stop_heartbeat()
     if dist.is_initialized():
         with contextlib.suppress(Exception):
             dist.destroy_process_group()

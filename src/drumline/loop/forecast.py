@@ -12,6 +12,7 @@ from ..core.errors import InputError, PlanError, TraceError
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import load_machines, without_corrections
 from .inputs import load_plan, profile_in_precision
+from .joining import current_ranks
 
 if TYPE_CHECKING:
     from ..clusters import Cluster
@@ -83,7 +84,8 @@ def forecast(
         answer, _ = search(profile, machines.cluster, precision=precision)
     if given is None:
         assert answer is not None
-        given, skipped = best_runnable(job, answer)
+        joined = current_ranks()
+        given, skipped = best_runnable(job, answer, processes=joined.size if joined else None)
         check(given)
     predicted = estimate(profile, given, machines.cluster)
     if skipped:
@@ -111,12 +113,17 @@ def check_split(job: Job, plan: Plan) -> None:
         try_split(job, plan)
 
 
-def best_runnable(job: Job, answer: Answer) -> tuple[Plan, str]:
-    """The fastest plan that fits and that the engine can run; and which faster one was skipped, with the reason."""
+def best_runnable(job: Job, answer: Answer, *, processes: int | None = None) -> tuple[Plan, str]:
+    """The fastest plan that fits and that the engine can run; and which faster one was skipped, with the reason.
+
+    `processes`: exactly that many, where the ranks have been started already.
+    """
     refused: PlanError | TraceError | None = None
     skipped = ""
     for candidate in answer.candidates:
         plan = candidate.plan
+        if processes not in (None, plan.processes):
+            continue
         if not candidate.fits or (plan.splits_model and isinstance(refused, TraceError)):
             continue  # a model that cannot be captured cannot be split by any plan
         try:
@@ -125,5 +132,9 @@ def best_runnable(job: Job, answer: Answer) -> tuple[Plan, str]:
         except (PlanError, TraceError) as e:
             kind = "no plan that splits the model was chosen" if isinstance(e, TraceError) else f"{plan} was not chosen"
             refused, skipped = e, skipped or f"{kind}: {e.what}"
+    if refused is None and processes is not None:
+        raise PlanError(
+            f"no plan for exactly {processes} ranks fits", rule="every rank of the launcher takes part", fix="--plan"
+        )
     assert refused is not None, "a search returns a plan that fits, or raises"
     raise refused

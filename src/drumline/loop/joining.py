@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ..core import files
 
 if TYPE_CHECKING:
     from ..launchers.joined import JoinedRanks
@@ -90,12 +91,17 @@ def _kept_measurement(folder: Path, ranks: JoinedRanks) -> Path | None:
     from .measure import machine_file
 
     kept, cached = folder / CLUSTER, machine_file(ranks.size)
+    ranks.run_folder = folder
     if cached.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        if not kept.exists():
-            shutil.copyfile(cached, kept)
+        keep_measurement(cached, ranks)
         return None
     return kept if kept.exists() else None
+
+
+def keep_measurement(file: Path, ranks: JoinedRanks) -> None:
+    """Copy a measurement to the folder of the run in progress, unless it has one."""
+    if ranks.run_folder is not None and not (ranks.run_folder / CLUSTER).exists():
+        files.write_text(ranks.run_folder / CLUSTER, file.read_text())
 
 
 def _tasks() -> dict[str, Callable[..., Any]]:

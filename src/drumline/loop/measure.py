@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
 from .callbacks import Notify, Progress, ignore_progress, log_note
-from .joining import current_ranks, joins_ranks
+from .joining import current_ranks, joins_ranks, keep_measurement
 from .main_guard import refuse_while_loading
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def this_machine(ranks: int | None, *, notify: Notify = log_note, progress: Prog
     cluster = measure_local(ranks, notify=notify, progress=progress)
     try:
         cluster.save(path)
+        if joined is not None:
+            keep_measurement(path, joined)
         if joined is not None and joined.hosts > 1:
             run_ranks(store_measurement, path.read_text(), joined.size, joined.hosts, ranks=joined.size)
     except InputError as e:

@@ -37,13 +37,13 @@ def run_job_ranks(
     from ..launchers import run_ranks
     from ..launchers.joined import OWN
 
-    if current_ranks() is not None:
-        sent = job.sent if isinstance(job.sent, str) else OWN  # every rank has called the verb with its own
-        return run_ranks(task, sent, *arguments, ranks=ranks, threads=threads, on_event=on_event)
-    if job.sent is not None:
+    sent = job.sent
+    if current_ranks() is not None and not isinstance(sent, str):
+        sent = OWN  # every rank has called the verb with its own
+    if sent is not None:
         return run_ranks(
             task,
-            job.sent,
+            sent,
             *arguments,
             ranks=ranks,
             threads=threads,
