@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mpi_checks import caught
 
 from drumline import MPI
-from drumline.mpi.buffers import input_tensor as as_tensor
 from drumline.mpi.buffers import parse_message
+from drumline.mpi.message_tensors import input_tensor as as_tensor
 
 
 def sent(message: Any, into: Any) -> MPI.Status:

@@ -28,7 +28,7 @@ class Neighborhood:
     destinations: tuple[Edge, ...]
 
 
-class Topology(Protocol):
+class ProcessTopology(Protocol):
     """A topology of a communicator."""
 
     kind: ClassVar[int]
