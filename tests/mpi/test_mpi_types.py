@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mpi_checks import caught
 
 from drumline import MPI
-from drumline.mpi.buffers import input_tensor as as_tensor
 from drumline.mpi.buffers import parse_message
+from drumline.mpi.message_tensors import input_tensor as as_tensor
 
 
 def sent(message: Any, into: Any) -> MPI.Status:
@@ -129,3 +129,88 @@ def test_invalid_messages_are_refused(message: Any, error: type[Exception], word
 def test_null_and_predefined_types() -> None:
     assert "DATATYPE_NULL" in caught(MPI.Exception, lambda: MPI.DATATYPE_NULL.Get_size())
     assert "predefined types cannot be freed" in caught(MPI.Exception, lambda: MPI.INT.Free())
+
+
+@pytest.mark.parametrize("order", [MPI.ORDER_C, MPI.ORDER_F])
+def test_distributed_arrays_divide_all_elements_among_the_ranks(order: int) -> None:
+    array = np.arange(7 * 10, dtype="i").reshape((7, 10), order="C" if order == MPI.ORDER_C else "F")
+    flat = np.arange(70, dtype="i")
+    owners = {}
+    for rank in range(6):
+        distribs = [MPI.DISTRIBUTE_BLOCK, MPI.DISTRIBUTE_CYCLIC]
+        part = MPI.INT.Create_darray(6, rank, [7, 10], distribs, [MPI.DISTRIBUTE_DFLT_DARG, 2], [2, 3], order)
+        assert part.extent == 70 * 4
+        got = np.zeros(part.size // 4, "i")
+        sent([flat, 1, part], got)
+        owners |= {int(n): rank for n in got}
+    expected = [[3 * (row // 4) + column // 2 % 3 for column in range(10)] for row in range(7)]
+    assert [[owners[int(n)] for n in row] for row in array] == expected
+
+
+def test_distributed_arrays_are_checked() -> None:
+    block, default = MPI.DISTRIBUTE_BLOCK, MPI.DISTRIBUTE_DFLT_DARG
+    cases = [
+        ((4, 4, [8], [block], [default], [4]), "MPI_ERR_RANK: rank 4"),
+        ((4, 0, [8], [block], [default], [3]), "MPI_ERR_ARG: a grid of [3]"),
+        ((4, 0, [8], [block], [1], [4]), "MPI_ERR_ARG: 8 elements in blocks of 1 on 4 ranks"),
+        ((4, 0, [8], [MPI.DISTRIBUTE_NONE], [default], [4]), "MPI_ERR_ARG: 4 ranks along a dim"),
+    ]
+    for arguments, words in cases:
+        assert caught(MPI.Exception, lambda a=arguments: MPI.INT.Create_darray(*a)).startswith(words)
+    caught(ValueError, lambda: MPI.INT.Create_darray(4, 0, [8, 8], [block], [default], [4]))
+
+
+def test_fortran_types_have_the_precision_asked_for() -> None:
+    assert [MPI.Datatype.Create_f90_integer(r).Get_size() for r in (2, 4, 9, 18)] == [1, 2, 4, 8]
+    assert MPI.Datatype.Create_f90_real(6, 30).typestr == "f4"
+    assert MPI.Datatype.Create_f90_real(15, MPI.UNDEFINED).typestr == "f8"
+    complex_type = MPI.Datatype.Create_f90_complex(7, 30)
+    assert complex_type.typestr == "c16"
+    assert complex_type == MPI.Datatype.Create_f90_complex(7, 30), "one type, however often it is asked for"
+    assert complex_type.is_predefined
+    assert not complex_type.is_named
+    assert complex_type.decode()[1:] == ("F90_COMPLEX", {"p": 7, "r": 30})
+    assert pickle.loads(pickle.dumps(complex_type)) == complex_type
+    text = caught(MPI.Exception, lambda: MPI.Datatype.Create_f90_integer(40))
+    assert text.startswith("MPI_ERR_ARG: F90_INTEGER with r = 40")
+
+
+@pytest.mark.parametrize(
+    ("kind", "native", "expected"),
+    [
+        (MPI.INT, np.array([1, -2], "i"), "00000001fffffffe"),
+        (MPI.LONG, np.array([1, -2], "l"), "00000001fffffffe"),
+        (MPI.INT64_T, np.array([-2], "i8"), "fffffffffffffffe"),
+        (MPI.WCHAR, np.array(["a"], "U1"), "0061"),
+        (MPI.DOUBLE, np.array([1.5]), "3ff8000000000000"),
+        (MPI.C_FLOAT_COMPLEX, np.array([1.5 - 2j], "F"), "3fc00000c0000000"),
+        (MPI.LONG_DOUBLE, np.array([-1.5], "g"), "bfff8000000000000000000000000000"),
+    ],
+    ids=lambda x: x.name if isinstance(x, MPI.Datatype) else "",
+)
+def test_external32_is_big_endian_with_fixed_sizes(kind: Any, native: Any, expected: str) -> None:
+    size = kind.Pack_external_size("external32", len(native))
+    packed, back = bytearray(size + 1), np.zeros_like(native)
+    assert kind.Pack_external("external32", native.view("u1"), packed, 1) == size + 1
+    assert packed[1:].hex() == expected
+    assert kind.Unpack_external("external32", packed, 1, back.view("u1")) == size + 1
+    assert (back == native).all()
+
+
+def test_external32_of_structs_and_of_what_does_not_fit() -> None:
+    pair = MPI.Datatype.Create_struct([1, 2], [0, 8], [MPI.SHORT, MPI.DOUBLE])
+    native = np.array([(7, [1.5, -2.0]), (8, [0.0, 4.0])], np.dtype([("n", "h"), ("x", "d", 2)], align=True))
+    assert pair.Pack_external_size("external32", 2) == 2 * 18
+    packed, back = bytearray(36), np.zeros_like(native)
+    pair.Pack_external("external32", native, packed, 0)
+    assert packed[:10].hex() == "00073ff8000000000000"
+    pair.Unpack_external("external32", packed, 0, back)
+    assert (back["n"] == native["n"]).all()
+    assert (back["x"] == native["x"]).all()
+    large = np.array([1 << 40], "l")
+    text = caught(MPI.Exception, lambda: MPI.LONG.Pack_external("external32", large, bytearray(8), 0))
+    assert text.startswith(f"MPI_ERR_CONVERSION: {1 << 40} in external32")
+    assert "MPI_ERR_TYPE" in caught(MPI.Exception, lambda: MPI.DOUBLE_INT.Pack_external_size("external32", 1))
+    assert "rule:  external32" in caught(MPI.Exception, lambda: MPI.INT.Pack_external_size("native", 1))
+    text = caught(MPI.Exception, lambda: MPI.INT.Pack(np.zeros(3, "i"), bytearray(8), 0, MPI.COMM_SELF))
+    assert text.startswith("MPI_ERR_ARG: bytes 0 to 12 of a buffer of 8")

@@ -95,6 +95,32 @@ def start_and_post(comm: Any) -> None:
     win.Free()
 
 
+def shared_memory(comm: Any) -> None:
+    """Each rank writes to its own part and reads the parts of all others directly."""
+    p, rank = comm.size, comm.rank
+    size = 8 * (rank + 1)
+    window = MPI.Win.Allocate_shared(size, 8, comm=comm)
+    mine = np.frombuffer(window.tomemory(), "d")
+    mine[:] = rank
+    window.Fence()
+    for other in range(p):
+        part, unit = window.Shared_query(other)
+        assert unit == 8
+        assert np.frombuffer(part, "d").tolist() == [other] * (other + 1)
+    first, _ = window.Shared_query(MPI.PROC_NULL)
+    assert first.nbytes == 8
+    window.Fence()
+    window.Put(np.array([100.0 + rank]), (rank + 1) % p)
+    window.Fence()
+    assert mine[0] == 100 + (rank - 1) % p, "one-sided messages reach the same memory"
+    assert window.flavor == MPI.WIN_FLAVOR_SHARED
+    del first, part, mine
+    window.Free()
+    plain = MPI.Win.Allocate(8, comm=comm)
+    assert "MPI_ERR_RMA_FLAVOR" in caught(MPI.Exception, lambda: plain.Shared_query(0))
+    plain.Free()
+
+
 def requests_and_refusals(comm: Any) -> None:
     win = MPI.Win.Allocate(8, comm=comm)
     win.Lock(comm.rank)
@@ -114,7 +140,7 @@ def requests_and_refusals(comm: Any) -> None:
     assert win == MPI.WIN_NULL
 
 
-CHECKS = [put_and_get, accumulate, locks_are_exclusive, start_and_post, requests_and_refusals]
+CHECKS = [put_and_get, accumulate, locks_are_exclusive, start_and_post, shared_memory, requests_and_refusals]
 
 
 @everywhere(CHECKS)

@@ -11,11 +11,11 @@ import torch
 from . import pickling
 from .buffers import parse_vector_w
 from .op import SUM, Op
-from .prepared_collectives import PreparedCollectives
+from .prepared_reductions import PreparedReductions
 from .request import Request
 
 
-class Collectives(PreparedCollectives):
+class Collectives(PreparedReductions):
     """The collectives of buffers."""
 
     __slots__ = ()

@@ -22,6 +22,7 @@ from .pending import PendingOperation
 from .persistent_collectives import PersistentCollectives
 from .request import Request
 from .state import CommState
+from .topology import ProcessTopology
 
 
 class Comm(ObjectCollectives, PersistentCollectives, PartitionedMessages, Described, family=True):
@@ -99,7 +100,7 @@ class Comm(ObjectCollectives, PersistentCollectives, PartitionedMessages, Descri
 
     # -- construction -------------------------------------------------------------------------------------------------
 
-    def _child(self, members: Sequence[int], *kind: object, topology: Any = None) -> Any:
+    def _child(self, members: Sequence[int], *kind: object, topology: ProcessTopology | None = None) -> Any:
         """A communicator of some of the ranks, null on the others. All ranks call it, to keep their counts equal."""
         inside = self._state.matcher.rank in members
         state = self._state.child("", members if inside else self._state.members, *kind)

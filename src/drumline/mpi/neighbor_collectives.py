@@ -33,8 +33,8 @@ class NeighborCollectives(Intracomm):
     @property
     def _neighborhood(self) -> Neighborhood:
         state = self._state
-        edges: Neighborhood = state.topology.neighborhood(state.rank)
-        return edges
+        assert state.topology is not None
+        return state.topology.neighborhood(state.rank)
 
     # -- prepared -----------------------------------------------------------------------------------------------------
 

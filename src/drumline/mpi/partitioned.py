@@ -1,8 +1,8 @@
 """Partitioned point-to-point messages: each partition is sent as soon as it is ready.
 
 Each pair of Psend_init and Precv_init has a context of its own; both ranks derive it from the number of earlier pairs
-with the same ranks and tag. The sender announces its number of partitions once, because the receiver may divide the
-same message into another number. A partition is one message, whose tag is its number.
+with the same ranks and tag. The sender announces its number of partitions once, in the context after it, because the
+receiver may divide the same message into another number. A partition is one message, whose tag is its number.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .status import Status
 
 _PLAN = struct.Struct("<qq")
 """The sender's number of partitions, and the bytes of the whole message."""
-_PLAN_TAG = C.TAG_LIMIT
 
 
 class _Partitions:
     """The memory of a partitioned message."""
 
-    def __init__(
-        self, state: CommState, peer: int, tag: int, context: int, buf: Any, count: int, *, writable: bool
-    ) -> None:
-        self.state, self.peer, self.tag, self.context, self.count = state, peer, tag, context, count
+    def __init__(self, state: CommState, peer: int, tag: int, buf: Any, count: int, *, writable: bool) -> None:
+        self.state, self.peer, self.tag, self.count = state, peer, tag, count
         self._buf, self._writable = list(buf) if isinstance(buf, list) else buf, writable
         self._parse()
+        ends = (peer, state.matcher.rank) if writable else (state.matcher.rank, peer)
+        self.context = state.pair_context("Precv_init" if writable else "Psend_init", *ends, tag)
+        """Last, because a pair counts only if both its calls succeed."""
 
     def _parse(self) -> None:
         """Read the buffer: repeatedly, because memory of a GPU is copied when it is read."""
@@ -61,7 +61,7 @@ class OutgoingPartitions(_Partitions):
     def announce(self) -> None:
         """Tell the receiver how the message is divided."""
         plan = memoryview(_PLAN.pack(self.count, self.region.nbytes))
-        self.state.matcher.send(self.peer, self.context, _PLAN_TAG, plan, copy=True)
+        self.state.matcher.send(self.peer, self.context + 1, self.tag, plan, copy=True)
 
     def start(self) -> PendingOperation:
         """Begin; nothing is sent before it is ready."""
@@ -111,7 +111,7 @@ class IncomingPartitions(_Partitions):
         self._plan = bytearray(_PLAN.size)
         plan: list[Waitable] = []
         if self._sent is None:
-            plan = [self.state.matcher.receive(self.peer, self.context, _PLAN_TAG, memoryview(self._plan))]
+            plan = [self.state.matcher.receive(self.peer, self.context + 1, self.tag, memoryview(self._plan))]
         pending = PendingOperation(self.state.matcher, plan, self._finish, self._fill_status, then=self._post)
         pending.advance()
         return pending
@@ -193,9 +193,7 @@ class PartitionedMessages(PointToPoint):
         count, state, peer = _partition_count(partitions), self._state, self._peer(rank)
         if not 0 <= tag <= C.TAG_LIMIT:
             raise MPIError(C.ERR_TAG, f"tag {tag}", rule=f"0 <= tag <= {C.TAG_LIMIT}")
-        ends = (peer, state.matcher.rank) if writable else (state.matcher.rank, peer)
-        context = state.pair_context("Precv_init" if writable else "Psend_init", *ends, tag)
-        return kind(state, peer, tag, context, buf, count, writable=writable)
+        return kind(state, peer, tag, buf, count, writable=writable)
 
     def _nothing_partitioned(self, partitions: int, name: str) -> Prequest:
         mine = NullPartitions(_partition_count(partitions), name)

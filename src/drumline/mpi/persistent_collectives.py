@@ -15,10 +15,11 @@ from .info import INFO_NULL, Info
 from .op import SUM, Op
 from .pending import PendingOperation
 from .persistent_request import Prequest
-from .prepared_collectives import PreparedCollectives, PreparedRun
+from .prepared_collectives import PreparedRun
+from .prepared_reductions import PreparedReductions
 
 
-class PersistentCollectives(PreparedCollectives):
+class PersistentCollectives(PreparedReductions):
     """The persistent collectives of a communicator."""
 
     __slots__ = ()

@@ -1,27 +1,21 @@
-"""Point-to-point messages of buffers and of Python objects."""
+"""Point-to-point messages of buffers."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from ..comm.messaging.matching import EAGER
-from ..comm.messaging.messages import ReceiveOperation, UnexpectedMessage
+from ..comm.messaging.messages import ReceiveOperation
 from . import constants as C
-from . import pickling
 from .buffers import NOTHING, parse_message
 from .exception import MPIError
 from .handles import Handle
 from .message import (
     ANY_SOURCE,
     ANY_TAG,
-    MESSAGE_NO_PROC,
-    Message,
-    ProbedMessage,
     fill_status,
     finish_receive,
-    pending_object,
     pending_receive,
 )
 from .pending import PendingOperation, null_message
@@ -248,116 +242,6 @@ class PointToPoint(Handle):
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
         """Make a persistent receive."""
         return self._init(lambda: self._irecv(buf, source, tag))
-
-    # -- probes -------------------------------------------------------------------------------------------------------
-
-    def _probe(
-        self, source: int, tag: int, status: Status | None, *, block: bool, take: bool
-    ) -> UnexpectedMessage | None:
-        state, src = self._state, self._peer(source, wild=True)
-        context = state.context + MESSAGES
-        if block:
-            message: UnexpectedMessage | None = state.matcher.wait_probe(src, context, tag, state.members, take=take)
-        else:
-            message = state.matcher.probe(src, context, tag, take=take)
-        if message is not None and status is not None:
-            status._fill(state.index[message.src], message.tag, message.nbytes)
-        return message
-
-    def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
-        """Return when there is a message that a receive would match."""
-        if source == C.PROC_NULL:
-            null_message().fill_status(Status() if status is None else status)
-            return True
-        self._probe(source, tag, status, block=True, take=False)
-        return True
-
-    def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
-        """Whether there is a message that a receive would match."""
-        if source == C.PROC_NULL:
-            return self.Probe(source, tag, status)
-        return self._probe(source, tag, status, block=False, take=False) is not None
-
-    def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
-        """Wait for a message and reserve it."""
-        if source == C.PROC_NULL:
-            self.Probe(source, tag, status)
-            return Message(MESSAGE_NO_PROC)
-        return Message._of(ProbedMessage(self._state, self._probe(source, tag, status, block=True, take=True)))
-
-    def Improbe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message | None:
-        """Reserve a message, if there is one."""
-        if source == C.PROC_NULL:
-            return self.Mprobe(source, tag, status)
-        message = self._probe(source, tag, status, block=False, take=True)
-        return None if message is None else Message._of(ProbedMessage(self._state, message))
-
-    probe, iprobe, mprobe, improbe = Probe, Iprobe, Mprobe, Improbe
-
-    # -- objects ------------------------------------------------------------------------------------------------------
-
-    def _send_object(
-        self, obj: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False
-    ) -> PendingOperation:
-        if dest == C.PROC_NULL:
-            return null_message()
-        return self._put(memoryview(pickling.default.dumps(obj)), 0, dest, tag, sync=sync, copy=copy)
-
-    def _receive_object(self, source: int, tag: int, hint: Any = None) -> PendingOperation:
-        if hint is not None and not isinstance(hint, int):
-            memoryview(hint)
-        if source == C.PROC_NULL:
-            return null_message()
-        return pending_object(self._state, self._post(source, tag, None))
-
-    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object."""
-        self._complete(self._send_object(obj, dest, tag))
-
-    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object; return when a receive has matched it."""
-        self._complete(self._send_object(obj, dest, tag, sync=True))
-
-    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object; never blocks."""
-        self._send_object(obj, dest, tag, copy=True)
-
-    def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
-        """Receive an object. `buf` is unused and deprecated."""
-        if buf is not None:
-            warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
-        return self._complete(self._receive_object(source, tag, buf), status)
-
-    def sendrecv(
-        self,
-        sendobj: Any,
-        dest: int,
-        sendtag: int = 0,
-        recvbuf: Any = None,
-        source: int = ANY_SOURCE,
-        recvtag: int = ANY_TAG,
-        status: Status | None = None,
-    ) -> Any:
-        """Send and receive an object."""
-        receiving, sending = self._receive_object(source, recvtag, recvbuf), self._send_object(sendobj, dest, sendtag)
-        self._complete(PendingOperation(receiving.matcher or sending.matcher, (*receiving.items, *sending.items)))
-        return self._complete(receiving, status)
-
-    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send an object."""
-        return Request._of(self._send_object(obj, dest, tag))
-
-    def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send an object; complete when a receive has matched it."""
-        return Request._of(self._send_object(obj, dest, tag, sync=True))
-
-    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send an object; complete at once."""
-        return Request._of(self._send_object(obj, dest, tag, copy=True))
-
-    def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        """Start to receive an object; `wait` returns it. `buf` may be a size or a buffer, and is unused."""
-        return Request._of(self._receive_object(source, tag, buf))
 
 
 def _joined(receiving: PendingOperation, sending: PendingOperation) -> PendingOperation:

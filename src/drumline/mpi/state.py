@@ -18,6 +18,7 @@ from ..comm.messaging.transport import MatcherTransport
 from . import constants as C
 from .buffers import MessageBuffer
 from .exception import MPIError
+from .topology import ProcessTopology
 
 MESSAGES, BLOCKING, BLOCKING_FLAT, NONBLOCKING, NONBLOCKING_FLAT, WINDOW = range(6)
 """The contexts of each communicator, added to its number, a multiple of 8."""
@@ -194,7 +195,7 @@ class CommState:
         self.attributes: dict[int, Any] = {}
         self.errhandler: Any = None
         self.buffer: Any = None
-        self.topology: Any = None
+        self.topology: ProcessTopology | None = None
         self.locks: dict[Any, threading.Lock] = {}
         self._children: dict[object, int] = {}
         self._blocking: CollectiveChannel | None = None

@@ -49,7 +49,8 @@ class Cartcomm(Topocomm, topology=C.CART):
 
     @property
     def _grid(self) -> CartesianGrid:
-        grid: CartesianGrid = self._state.topology
+        grid = self._state.topology
+        assert isinstance(grid, CartesianGrid)
         return grid
 
     def Get_dim(self) -> int:
@@ -103,7 +104,8 @@ class Graphcomm(Topocomm, topology=C.GRAPH):
 
     @property
     def _graph(self) -> SharedGraph:
-        graph: SharedGraph = self._state.topology
+        graph = self._state.topology
+        assert isinstance(graph, SharedGraph)
         return graph
 
     def Get_dims(self) -> tuple[int, int]:
@@ -141,7 +143,8 @@ class Distgraphcomm(Topocomm, topology=C.DIST_GRAPH):
 
     @property
     def _graph(self) -> LocalGraph:
-        graph: LocalGraph = self._state.topology
+        graph = self._state.topology
+        assert isinstance(graph, LocalGraph)
         return graph
 
     def Get_dist_neighbors_count(self) -> tuple[int, int, bool]:
