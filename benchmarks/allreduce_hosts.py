@@ -1,13 +1,16 @@
 """Training on two hosts with 1 Gbit/s between them, two ranks each: `allreduce=` against torch's DDP over gloo.
 
-    python benchmarks/allreduce_hosts.py [--rounds 12] [--samples 96] [--width 1024] [--layers 8] [--cores 0.45]
+    python benchmarks/allreduce_hosts.py [--rounds 12] [--compute sleep] [--milliseconds 300] [--layers 8]
 
-Hosts are network namespaces; each rank has a share of a core of its own. The ranks measure themselves (a minute) unless
-`--cluster` names a file of an earlier run, and the planner prices every algorithm. Then torch's DDP and every algorithm
-take one step each, in turns that are shuffled in every round. Prints the medians, the ratio to torch's DDP with its
-interval, the error of the prediction, and the share of torch's step that is exposed communication: its step against one
-that sends nothing. Bars: `auto` at least 1.25x ahead, the planner's choice within 5% of the fastest, predictions within
-15%. Needs root and iproute2.
+Hosts are network namespaces of this machine. With `--compute sleep`, the default, layers sleep instead of computing, so
+that each rank is a device of its own, however many cores there are; with `matmul` they compute, and ranks share the
+cores. Both send the same bytes. Torch's DDP and every algorithm take one step each, in turns, shuffled in every round.
+
+Predictions are those of the planner for a cluster with the links that the ranks measure first, inside a host and
+between hosts, and a device as fast as a step that sends nothing: they show the price of the algorithms and of the
+overlap. Prints the medians, the ratio to torch's DDP with its interval, the error of the prediction, and the share of
+torch's step that is exposed communication. Bars: `auto` at least 1.25x ahead, the planner's choice within 5% of the
+fastest, predictions within 15%. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import os
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +29,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent)]
 
-RANKS, BUCKET = 4, 4 * 2**20
+RANKS, BUCKET, LONG = 4, 4 * 2**20, 4 * 2**20
 THEIRS, SILENT = "torch's DDP", "without messages"
 
 
@@ -36,24 +38,23 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--compute", default="sleep", choices=["sleep", "matmul"])
+    parser.add_argument("--milliseconds", type=int, default=300, help="of compute in a step, if layers sleep")
     parser.add_argument("--samples", type=int, default=96, help="of each rank and step")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--cores", type=float, default=0.45, help="of each rank; 0: they share what there is")
-    parser.add_argument("--cluster", default="", help="file of the measured cluster, written if it is not there")
     given = parser.parse_args()
-    settings = [str(x) for x in (given.rounds, given.samples, given.width, given.layers)]
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = given.cluster or str(Path(folder) / "cluster.toml")
-        try:
-            with two_hosts(given.rate, burst="64kb", cores=given.cores) as hosts:
-                said = hosts.run(__file__, *settings, cluster, timeout=900, ALLREDUCE_RANK="1")
-        except Unable as e:
-            print(f"not run: {e}", file=sys.stderr)
-            return 1
+    sleep = given.milliseconds if given.compute == "sleep" else 0
+    settings = [str(x) for x in (given.rounds, sleep, given.samples, given.width, given.layers)]
+    try:
+        with two_hosts(given.rate) as hosts:
+            said = hosts.run(__file__, *settings, timeout=900, ALLREDUCE_RANK="1")
+    except Unable as e:
+        print(f"not run: {e}", file=sys.stderr)
+        return 1
     result = json.loads(said[0].splitlines()[-1])
-    print(f"{given.layers} layers of {given.width}, {given.samples} samples a rank; 2 hosts x 2 ranks, {given.rate}")
+    print(f"{given.layers} layers of {given.width} that {given.compute}; 2 hosts x 2 ranks, {given.rate} between hosts")
     print(f"measured links: {result['links']}")
     print("\n".join(lines_of(result)))
     return 0
@@ -81,7 +82,8 @@ def lines_of(result: dict[str, Any]) -> list[str]:
         f"communication is {share:.0%} of the step of torch's DDP",
         f"auto is {ahead} ahead, the bar is 1.25: {ahead.at_least(1.25)}",
         f"the planner chooses {chosen}: {ours[chosen] / ours[fastest] - 1:+.0%} of {fastest}, the bar is 5%",
-        f"predictions are off by {statistics.mean(errors):.0%} on average, {max(errors):.0%} at most; the bar is 15%",
+        f"its prediction is off by {result['predicted'][chosen] / ours[chosen] - 1:+.0%}, the bar is 15%; all of them by "
+        f"{statistics.mean(errors):.0%} on average, {max(errors):.0%} at most",
     ]
 
 
@@ -89,7 +91,7 @@ def lines_of(result: dict[str, Any]) -> list[str]:
 
 
 def rank() -> None:
-    """One rank: measure, price, and take turns."""
+    """One rank: measure the links, take turns, and price."""
     import torch
     import torch.distributed as dist
 
@@ -97,11 +99,11 @@ def rank() -> None:
     from drumline.runtime.engine import initialize
     from drumline.schedules import ALL_REDUCE_WORDS
 
-    rounds, samples, width, layers = (int(x) for x in sys.argv[1:5])
+    rounds, milliseconds, samples, width, layers = (int(x) for x in sys.argv[1:6])
     connect(backend="gloo")
     torch.set_num_threads(1)
-    job = make_job(samples, width, layers)
-    result = _priced(job, Path(sys.argv[5]))
+    links = {where: _link(peer) for where, peer in (("inside", 1), ("between", 2))}
+    job = make_job(milliseconds / 1000, samples, width, layers)
     silent, theirs = _theirs(job, samples)
     contestants: dict[str, Callable[[], object]] = {SILENT: silent, THEIRS: theirs}
     for word in ALL_REDUCE_WORDS:
@@ -110,26 +112,55 @@ def rank() -> None:
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for i in range(rounds + 2):  # two to warm up: DDP orders its buckets anew after the first
         for name in random.Random(i).sample(list(contestants), len(contestants)):
-            dist.barrier()
-            start = time.perf_counter()
-            contestants[name]()
-            taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-            dist.all_reduce(taken, dist.ReduceOp.MAX)
-            times[name].append(taken.item())
+            times[name].append(_slowest(contestants[name]))
+    times = {name: t[2:] for name, t in times.items()}
     if dist.get_rank() == 0:
-        print(json.dumps({**result, "times": {name: t[2:] for name, t in times.items()}}))
+        plain = make_job(0.0, samples, width, layers)
+        print(json.dumps({**_priced(plain, links, statistics.median(times[SILENT])), "times": times}))
     disconnect()
 
 
-def make_job(samples: int, width: int, layers: int) -> Any:
-    """A plain stack of layers, so that gradients are as many as wanted for the work."""
+def _slowest(run: Callable[[], object]) -> float:
+    """Seconds of the slowest rank."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    start = time.perf_counter()
+    run()
+    taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return taken.item()
+
+
+def _link(peer: int) -> tuple[float, float]:
+    """(alpha, bandwidth) between rank 0 and a peer, by the transport that carries gradients."""
+    import torch
+    import torch.distributed as dist
+
+    from drumline.comm import Communicator
+    from drumline.measurement.bench_cases import latency_action
+    from drumline.runtime.state.group_transports import transport_along
+
+    comm = Communicator(transport_along((RANKS,), 0), check=False)
+    trips = {size: latency_action(comm, size, torch.device("cpu"), (0, peer)) for size in (8, LONG)}
+    halves = {size: statistics.median(_slowest(trip) / 2 for _ in range(15)) for size, trip in trips.items()}
+    dist.barrier()
+    return halves[8], LONG / (halves[LONG] - halves[8])
+
+
+def make_job(seconds: float, samples: int, width: int, layers: int) -> Any:
+    """A plain stack of layers, which sleep that long in all, a third of it forward, or else compute."""
     import torch
     from torch import nn
 
     from drumline.core.job import Job
 
+    def layer() -> nn.Module:
+        return _sleeper(width, seconds / layers / 3) if seconds else nn.Linear(width, width, bias=False)
+
     def model() -> nn.Module:
-        return nn.Sequential(*(m for _ in range(layers) for m in (nn.Linear(width, width, bias=False), nn.ReLU())))
+        return nn.Sequential(*(layer() for _ in range(layers)))
 
     torch.manual_seed(0)
     x = torch.randn(RANKS * samples, width)
@@ -141,6 +172,34 @@ def make_job(samples: int, width: int, layers: int) -> Any:
         data=lambda: data,
         batch_size=RANKS * samples,
     )
+
+
+def _sleeper(width: int, third: float) -> Any:
+    """A layer with a whole matrix of parameters that scales its input; it sleeps one third forward, two backward."""
+    import torch
+    from torch import nn
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ctx.shape = weight.shape
+            time.sleep(third)
+            return x * 0.9
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            time.sleep(2 * third)
+            return grads[0] * 0.9, grads[0].mean().expand(ctx.shape)
+
+    class Sleeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(width, width))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return Slow.apply(x, self.weight)  # type: ignore[no-untyped-call]  # torch's own
+
+    return Sleeping()
 
 
 def _theirs(job: Any, samples: int) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -167,38 +226,33 @@ def _theirs(job: Any, samples: int) -> tuple[Callable[[], object], Callable[[], 
     return silent, step
 
 
-def _priced(job: Any, file: Path) -> dict[str, Any]:
-    """The planner's price of every algorithm on the measured cluster, and its choice."""
-    import torch.distributed as dist
-
-    from drumline.clusters import Cluster
+def _priced(job: Any, links: dict[str, tuple[float, float]], silent: float) -> dict[str, Any]:
+    """The planner's price of every algorithm, and its choice, on devices whose step without messages takes `silent`."""
+    from drumline.clusters import Cluster, DeviceSpec, Link, Network, Node
     from drumline.core.units import format_rate, format_seconds
     from drumline.costs import OperatorCostModel
-    from drumline.measurement.machine import measure_rank, to_cluster
     from drumline.planner.gradient_algorithms import choose_algorithms
     from drumline.plans import Plan
     from drumline.schedules import ALL_REDUCE_WORDS
     from drumline.tracing import trace
 
-    if not file.exists():
-        mine = measure_rank(lambda event: None)
-        results: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(results, mine)
-        if dist.get_rank() == 0:
-            to_cluster(results).save(file)
-    if dist.get_rank():
-        return {}
-    cluster = Cluster.load(file)
-    assert cluster.network is not None
-    model = OperatorCostModel(trace(job), cluster, "fp32")
-    plan = Plan(dp=RANKS, bucket=BUCKET, backend="gloo")
-    [(chosen, _)] = choose_algorithms([(plan, model.estimate(plan))], model, cluster)
-    priced = {w: model.estimate(Plan(dp=RANKS, bucket=BUCKET, allreduce=w)).step_seconds for w in ALL_REDUCE_WORDS}
-    links = (cluster.node.link, "inside"), (cluster.network.link, "between")
+    profile = trace(job)
+    inside, between = (Link(*links[where]) for where in ("inside", "between"))
+
+    def model(speed: float) -> tuple[OperatorCostModel, Cluster]:
+        device = DeviceSpec("core", "cpu", 8e9, 1e12 * speed, {"fp32": 1e10 * speed}, 0.0)
+        cluster = Cluster("two hosts", device, Node(2, inside), Network(2, between))
+        return OperatorCostModel(profile, cluster, "fp32"), cluster
+
+    plan = Plan(dp=RANKS, bucket=BUCKET)
+    parts = model(1.0)[0].estimate(plan).parts
+    costs, cluster = model((parts["forward"] + parts["backward"] + parts["optimizer"]) / silent)
+    [(chosen, _)] = choose_algorithms([(plan, costs.estimate(plan))], costs, cluster)
+    priced = {w: costs.estimate(Plan(dp=RANKS, bucket=BUCKET, allreduce=w)).step_seconds for w in ALL_REDUCE_WORDS}
     return {
         "chosen": chosen.allreduce,
         "predicted": {f"allreduce={word}": seconds for word, seconds in priced.items()},
-        "links": ", ".join(f"{format_seconds(x.alpha)} and {format_rate(x.bandwidth)} {where}" for x, where in links),
+        "links": "; ".join(f"{format_seconds(a)}, {format_rate(rate)} {where}" for where, (a, rate) in links.items()),
     }
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import parity
 import pytest
 from world import World
 
+from drumline.core.errors import GaveUp, PlanError
 from drumline.plans import Plan
-from drumline.plans.combinations import TESTED_VALUES
+from drumline.plans.combinations import TESTED_VALUES, check
 from drumline.runtime.engine import initialize
+from drumline.runtime.strategies.gradient_collectives import ScheduledCollectives
 from drumline.schedules import ALGORITHMS
 
 Worlds = Callable[..., World]
@@ -70,6 +73,44 @@ def test_the_named_schedule_carries_the_buckets(world: Worlds, plan: str, messag
         buckets = sum(name == "all_reduce" for name in names) - 1  # the loss is one too
         assert buckets >= 1
         assert (sent, done) == (messages * buckets, rounds * buckets)
+
+
+def run_failing(plan: str) -> str:
+    """On every rank: what a step raises if the schedule fails in its thread."""
+    with parity.as_in_life(plan):
+        engine = initialize(parity.small_jobs.make("mlp"), plan)
+
+    def fail(*_: object) -> None:
+        raise GaveUp("rank 1 went away")
+
+    with mock.patch.object(ScheduledCollectives, "_run", fail):
+        try:
+            engine.step(next(iter(engine.data(1))))
+        except Exception as e:
+            return str(e)
+    return ""
+
+
+@pytest.mark.parametrize("plan", ["dp=2,allreduce=ring", "dp=2,zero=1,allreduce=ring"])
+def test_an_error_in_the_thread_ends_the_step(world: Worlds, plan: str) -> None:
+    for said in world(2).run(run_failing, plan):
+        assert "rank 1 went away" in said
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ("dp=2,zero=3,allreduce=ring", "torch's FSDP2 sends its own collectives"),
+        ("dp=2,compress=fp16,allreduce=ring", "torch's compression hooks send by the backend's own all-reduce"),
+        ("dp=2,backend=nccl,allreduce=ring", "NCCL chooses its algorithm itself"),
+        ("dp=2,backend=threads,allreduce=ring", "threads send no messages"),
+        ("dp=2,tp=2,allreduce=ring", "only the gradients of replicas and flat shards travel by schedules"),
+    ],
+)
+def test_what_sends_by_itself_is_refused(plan: str, reason: str) -> None:
+    with pytest.raises(PlanError, match=reason):
+        check(Plan.parse(plan))
+    check(Plan.parse(plan.replace("allreduce=ring", "allreduce=auto")))
 
 
 def test_old_spelling() -> None:

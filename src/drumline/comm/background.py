@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 import torch
+
+_Tasks = SimpleQueue["tuple[Callable[[], object], BackgroundWork] | None"]
 
 
 class BackgroundWork:
@@ -29,12 +32,12 @@ class BackgroundWork:
 class BackgroundThread:
     """Runs tasks in the order in which they were handed over, which is the same on every rank.
 
-    The thread starts with the first task and does not keep the process alive.
+    The thread starts with the first task, ends when this object is dropped, and does not keep the process alive.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._tasks: SimpleQueue[tuple[Callable[[], object], BackgroundWork] | None] = SimpleQueue()
+        self._tasks: _Tasks = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def submit(self, task: Callable[[], object]) -> BackgroundWork:
@@ -42,24 +45,21 @@ class BackgroundThread:
         work = BackgroundWork()
         self._tasks.put((task, work))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            # the thread knows the queue alone, so that this object can be dropped
+            self._thread = threading.Thread(target=_serve, args=(self._tasks,), name=self._name, daemon=True)
             self._thread.start()
+            weakref.finalize(self, self._tasks.put, None)
         return work
 
-    def close(self) -> None:
-        """End the thread after the tasks that it has."""
-        if self._thread is not None:
-            self._tasks.put(None)
-            self._thread.join()
-            self._thread = None
 
-    def _serve(self) -> None:
-        while (item := self._tasks.get()) is not None:
-            task, work = item
-            try:
-                task()
-            except Exception as e:
-                work.get_future().set_exception(e)
-            else:
-                work.get_future().set_result(None)
-            del item, task, work
+def _serve(tasks: _Tasks) -> None:
+    """Thread: run one task after the other."""
+    while (item := tasks.get()) is not None:
+        task, work = item
+        try:
+            task()
+        except Exception as e:
+            work.get_future().set_exception(e)
+        else:
+            work.get_future().set_result(None)
+        del item, task, work
