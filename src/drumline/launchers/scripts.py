@@ -3,41 +3,84 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from ..comm.fault_injection import ATTEMPT, CHAOS
 from ..comm.parent_process import die_with_parent
+from ..comm.rank_status import STATUS
 from ..comm.rendezvous import master_address
-from ..core.errors import InputError, nearest
+from ..core.errors import InputError, RankFailed, nearest
 from ..core.rank_info import local_size, rank_info
+from .hang_watch import HangWatch, status_path
 from .local import MOST_RANKS
-from .processes import end_all, first_failure
+from .processes import end_all, first_failure, forwarding_signals
 
 
-def run_script(script: str, arguments: list[str], *, ranks: int) -> tuple[int, int]:
-    """Run a script on every rank until all end or one fails; returns (its exit code, its rank)."""
+def run_script(
+    script: str,
+    arguments: list[str],
+    *,
+    ranks: int,
+    restarts: int = 0,
+    chaos: str = "",
+    watch: HangWatch | None = None,
+    notify: Callable[[str], None] = lambda text: None,
+) -> tuple[int, int]:
+    """Run a script on every rank until all end or one fails; returns (its exit code, its rank).
+
+    After a failure all ranks are started again, at most `restarts` times; a script finds the count in
+    TORCHELASTIC_RESTART_COUNT, as under torchrun. `chaos` are faults for scripts that use the engine
+    (comm/fault_injection.py), and a `watch` ends their ranks when they hang. TERM and USR1 are passed on to the ranks.
+    """
     _check_script(script)
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
+    for attempt in range(restarts + 1):
+        try:
+            code, rank = _run_once([sys.executable, script, *arguments], ranks, attempt, chaos, watch)
+            failure = f"rank {rank} ended {ended_with(code)}"
+        except RankFailed as e:  # a hang
+            if attempt == restarts:
+                raise
+            code, failure = 1, str(e)
+        if not code or attempt == restarts:
+            break
+        notify(f"{failure}; starting all ranks again ({attempt + 1} of {restarts})")
+    return code, rank
+
+
+def _run_once(command: list[str], ranks: int, attempt: int, chaos: str, watch: HangWatch | None) -> tuple[int, int]:
     with tempfile.TemporaryDirectory(prefix="drumline-") as folder, _loopback_store() as port:
+        more = {"TORCHELASTIC_RESTART_COUNT": str(attempt), **({CHAOS: chaos, ATTEMPT: str(attempt)} if chaos else {})}
         processes = [
             subprocess.Popen(
-                [sys.executable, script, *arguments],
-                env=_environment(rank, ranks, folder, port),
+                command,
+                env=_environment(rank, ranks, folder, port) | more,
+                process_group=0,  # so that what a rank has started ends with it
                 preexec_fn=die_with_parent,  # safe: the store's own thread runs no Python
             )
             for rank in range(ranks)
         ]
+        if watch is not None:
+            watch.begin(Path(folder), {rank: process.pid for rank, process in enumerate(processes)})
         try:
-            return first_failure(processes)
+            with forwarding_signals(processes):
+                return first_failure(processes, watch)
         finally:
             end_all(processes)
+
+
+def ended_with(code: int) -> str:
+    """`with exit code 3`, or `by signal SIGKILL`."""
+    return f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
 def join_script(script: str, arguments: list[str]) -> NoReturn:
@@ -73,9 +116,9 @@ def _environment(rank: int, ranks: int, folder: str, port: int) -> dict[str, str
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 opens no port: the launcher has
-        "TORCHELASTIC_RESTART_COUNT": "0",
         "DRUMLINE_STORE": f"{folder}/store",
         "GLOO_SOCKET_IFNAME": "lo",
+        STATUS: str(status_path(Path(folder), rank)),
     }
 
 
