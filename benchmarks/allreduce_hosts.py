@@ -82,7 +82,7 @@ def lines_of(result: dict[str, Any]) -> list[str]:
         f"communication is {share:.0%} of the step of torch's DDP",
         f"auto is {ahead} ahead, the bar is 1.25: {ahead.at_least(1.25)}",
         f"the planner chooses {chosen}: {ours[chosen] / ours[fastest] - 1:+.0%} of {fastest}, the bar is 5%",
-        f"its prediction is off by {result['predicted'][chosen] / ours[chosen] - 1:+.0%}, the bar is 15%; all of them by "
+        f"its prediction is off by {result['predicted'][chosen] / ours[chosen] - 1:+.0%}, the bar is 15%; all by "
         f"{statistics.mean(errors):.0%} on average, {max(errors):.0%} at most",
     ]
 
