@@ -1,4 +1,4 @@
-"""One rank of benchmarks/mpi4py_tests.py: runs one test file of mpi4py and writes a line for each test that ends.
+"""One rank of benchmarks/mpi4py_tests.py: runs test files of mpi4py and writes a line for each test that ends.
 
 A line is written as soon as a test ends, so a hang costs only the tests that follow it.
 """
@@ -68,11 +68,11 @@ def test_ids(suite: unittest.TestSuite) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run the file `name` with `paths` in front of the module search path."""
-    paths, name, out = sys.argv[1:4]
+    """Run the files `names` with `paths` in front of the module search path."""
+    paths, names, out = sys.argv[1:4]
     sys.path[:0] = paths.split(os.pathsep)
     rank = next((os.environ[v] for v in ("RANK", "PMI_RANK") if v in os.environ), "0")
-    suite = unittest.defaultTestLoader.loadTestsFromName(name)
+    suite = unittest.defaultTestLoader.loadTestsFromNames(names.split(","))
     with open(f"{out}-{rank}.all", "w") as file:
         json.dump(list(test_ids(suite)), file)
     warnings.simplefilter("ignore")

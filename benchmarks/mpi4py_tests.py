@@ -2,7 +2,7 @@
 and prints the share that passes, by file, with a reason for each test that does not.
 
     python benchmarks/mpi4py_tests.py                          # the files that must pass, on 1, 2, 3 and 4 ranks
-    python benchmarks/mpi4py_tests.py --compare                # next to mpi4py itself under MPICH
+    python benchmarks/mpi4py_tests.py --compare --together     # next to mpi4py itself under MPICH; one start for all
     python benchmarks/mpi4py_tests.py --all --ranks 2          # all files that concern drumline.MPI
     python benchmarks/mpi4py_tests.py test_op --transport gloo
 
@@ -28,82 +28,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from mpi4py_files import MUST, MUST_LIKE_REAL, OTHERS, REASONS
+
 VERSION = "4.1.2"
-MUST = (
-    "test_p2p_buf",
-    "test_p2p_obj",
-    "test_cco_buf",
-    "test_cco_obj",
-    "test_cco_vec",
-    "test_cco_nb_buf",
-    "test_group",
-    "test_op",
-    "test_status",
-    "test_request",
-    "test_comm",
-)
-MUST_LIKE_REAL = (
-    "test_comm_topo",
-    "test_cco_ngh_buf",
-    "test_cco_ngh_obj",
-    "test_cco_pr_buf",
-    "test_cco_pr_ngh_buf",
-    "test_cco_pr_vec",
-    "test_attributes",
-    "test_buffer",
-    "test_rma",
-    "test_rma_nb",
-    "test_win",
-    "test_pack",
-    "test_datatype",
-    "test_p2p_buf_matched",
-    "test_p2p_obj_matched",
-    "test_p2p_buf_part",
-)
-OTHERS = (
-    "test_address",
-    "test_cco_nb_vec",
-    "test_environ",
-    "test_errhandler",
-    "test_errorcode",
-    "test_exceptions",
-    "test_grequest",
-    "test_handle",
-    "test_info",
-    "test_mpimem",
-    "test_msgspec",
-    "test_msgzero",
-    "test_objmodel",
-    "test_pickle",
-    "test_subclass",
-    "test_threads",
-)
 SHARE, SHARE_OF_REAL = 0.9, 0.95
-TIMEOUT = 600.0
+TIMEOUT = 1200.0
+"""Seconds for the files of one start."""
 RANK = Path(__file__).with_name("mpi4py_rank.py")
 SOURCE = Path(__file__).parents[1] / "src"
 """Tested is this copy of drumline, not an installed one."""
-
-_CUDA = "pretends that host memory is a GPU's; here torch reads GPU memory, and has none"
-_ODD = "not asked for: descriptions of memory that contradict themselves get other errors, or none"
-REASONS = {
-    "test_errhandler.TestErrhandlerFile": "not asked for: MPI-IO",
-    "test_errhandler.TestErrhandlerSession": "not asked for: sessions",
-    "test_errhandler.": "not asked for: error handlers made by programs; errors are always raised",
-    "test_errorcode.": "not asked for: error codes that programs add",
-    "test_exceptions.": "not asked for: the file needs sessions to load",
-    "test_grequest.": "not asked for: generalized requests",
-    "test_handle.TestHandleFile": "not asked for: MPI-IO",
-    "test_handle.TestHandleSession": "not asked for: sessions",
-    "test_info.": "not asked for: Info is a mapping here, so keys() is a view, and null ones can be updated by nothing",
-    "test_msgspec.TestMessageSimpleDLPackGPUBuf": _CUDA,
-    "test_msgspec.TestMessageCAIBuf": _ODD,
-    "test_msgspec.TestMessageDLPackCPUBuf": _ODD,
-    "test_msgspec.": "not asked for: MPI.buffer is a numpy array here",
-    "test_objmodel.": "not asked for: mpi4py's internals, sessions and MPI-IO",
-    "test_subclass.": "not asked for: the file needs MPI-IO to load",
-}
-"""Why a test does not pass, by the beginning of `file.class.method`; the first that fits."""
 
 SHIM = '''
 """Stands in for mpi4py: its MPI is drumline's."""
@@ -133,6 +66,15 @@ class Tally:
         run = len(self.passed) + len(self.failed)
         return len(self.passed) / run if run else 1.0
 
+    def of_file(self, name: str) -> Tally:
+        """The tests of one file; its name alone is a file that does not load."""
+
+        def mine(test: str) -> bool:
+            return test.startswith(f"{name}.") or test.endswith(f".{name}")
+
+        skipped, failed = ({t: why for t, why in d.items() if mine(t)} for d in (self.skipped, self.failed))
+        return Tally([t for t in self.passed if mine(t)], skipped, failed)
+
     def share_of(self, real: Tally) -> float:
         """Of those that the real mpi4py passes."""
         return len(set(real.passed) & set(self.passed)) / len(real.passed) if real.passed else 1.0
@@ -160,13 +102,13 @@ def install(scratch: Path) -> Path:
 
 
 def run_ours(paths: list[Path], name: str, ranks: int, transport: str, scratch: Path) -> Tally:
-    """One file against drumline.MPI."""
+    """One file, or several joined by commas, against drumline.MPI."""
     launcher = [sys.executable, "-m", "drumline", "run", "-n", str(ranks)] if ranks > 1 else [sys.executable]
     path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path}
     if transport:
         env["DRUMLINE_TRANSPORT"] = transport
-    return run(launcher, env, paths, name, ranks, scratch / f"ours-{name}-{ranks}")
+    return run(launcher, env, paths, name, ranks, scratch / f"ours-{name[:40]}-{ranks}")
 
 
 def run_real(tests: Path, name: str, ranks: int, mpich: Path, scratch: Path) -> Tally:
@@ -189,8 +131,10 @@ def run(launcher: list[str], env: dict[str, str], paths: list[Path], name: str, 
         try:
             process.wait(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            _end(process)
             note = f"did not end within {TIMEOUT:g} s"
+        finally:
+            if process.poll() is None:
+                _end(process)
         log.seek(0)
         text = log.read()
     if process.returncode and not note:
@@ -280,20 +224,29 @@ def main() -> int:
     parser.add_argument("--transport", default="", help="shm, gloo or mpi; default: what drumline chooses")
     parser.add_argument("--tests", type=Path, help="the folder of mpi4py's tests; default: its source package's")
     parser.add_argument("--folder", type=Path, help="keeps the source package and mpi4py's own results between runs")
+    parser.add_argument("--together", action="store_true", help="start the ranks once for all files: sooner done")
     parser.add_argument("--verbose", action="store_true", help="reasons of skipped tests as well")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the ranks are ended, too
     names = given.files or [*MUST, *(MUST_LIKE_REAL if given.compare or given.all else ()), *(OTHERS * given.all)]
     bad = []
     with tempfile.TemporaryDirectory(prefix="drumline-mpi4py-") as text:
         scratch = Path(text)
         tests = given.tests or fetch(given.folder or scratch)
         stand_in = install(scratch)
+        at_once = {}
+        if given.together:
+            for ranks in given.ranks:
+                at_once[ranks] = run_ours([stand_in, tests], ",".join(names), ranks, given.transport, scratch)
         for name, ranks in itertools.product(names, given.ranks):
             real = None
             if given.compare:
                 kept = given.folder / f"real-{name}-{ranks}.json" if given.folder else None
                 real = kept_or(kept, functools.partial(run_real, tests, name, ranks, given.mpich, scratch))
-            ours = run_ours([stand_in, tests], name, ranks, given.transport, scratch)
+            if given.together:
+                ours = at_once[ranks].of_file(name)
+            else:
+                ours = run_ours([stand_in, tests], name, ranks, given.transport, scratch)
             report(name, ranks, ours, real, given.verbose)
             share, least = (ours.share, SHARE) if real is None else (ours.share_of(real), SHARE_OF_REAL)
             if (name in MUST or (real and name in MUST_LIKE_REAL)) and share < least:
