@@ -12,7 +12,7 @@ ALONE = $(shell grep -rl --include='test_*.py' 'mark[.]alone' tests)
 both = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(1)not alone'; first=$$?; \
 	$(BIN)/python -m pytest -m '$(1)alone' $(ALONE); second=$$?; test $$first -eq 0 && test $$second -eq 0
 
-.PHONY: demo test test-all parity faults check numbers clean help
+.PHONY: demo test test-all parity faults reliability check numbers clean help
 
 help:
 	@echo "make demo      measure, plan, verify, train and report on this machine (a minute)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-all  all tests, also the slow ones"
 	@echo "make parity    the whole parity matrix, an hour; a part: make parity ARGS='--jobs gpt --ranks 2'"
 	@echo "make faults    every kind of fault in every place of a run, half an hour; a part: ARGS='--plans dp'"
+	@echo "make reliability  what must hold, line by line, with its tests; a part: make reliability ARGS='C S --collect'"
 	@echo "make numbers   paste fresh numbers into the README"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -45,6 +46,9 @@ parity: $(STAMP)
 
 faults: $(STAMP)
 	@PYTHONPATH=tests $(BIN)/python tests/launchers/fault_matrix.py $(ARGS)
+
+reliability: $(STAMP)
+	@PYTHONPATH=tests $(BIN)/python tests/reliability_table.py $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff check .
