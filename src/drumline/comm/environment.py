@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ..core.errors import DrumlineError, InputError
-from ..torchkit.process_groups import default_store
+from ..torchkit.process_groups import own_store
 from .heartbeat import start_heartbeat, stop_heartbeat
 from .malloc_settings import keep_freed_memory
 from .rank_status import STATUS, rank_status
@@ -118,7 +118,7 @@ def connect(*, backend: str = "auto", timeout: float = 300.0) -> RankInfo:
         dist.init_process_group(backend, init_method="env://", rank=where.rank, world_size=where.size, timeout=wait)
     print_errors_without_traceback(where.rank)
     if where.size > 1 and STATUS not in os.environ and STORE not in os.environ:  # no launcher of ours
-        start_heartbeat(default_store().clone, where.rank, where.size, rank_status(), os.environ)
+        start_heartbeat(own_store, where.rank, where.size, rank_status(), os.environ)
     return where
 
 

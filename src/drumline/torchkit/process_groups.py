@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
-__all__ = ["AllgatherOptions", "default_store", "has_backend", "store_of"]
+__all__ = ["AllgatherOptions", "default_store", "has_backend", "own_store", "store_of"]
 
 
 def store_of(group: dist.ProcessGroup | None) -> dist.Store:
@@ -21,6 +21,12 @@ def store_of(group: dist.ProcessGroup | None) -> dist.Store:
 def default_store() -> dist.Store:
     """The store through which all ranks met."""
     return dist.distributed_c10d._get_default_store()
+
+
+def own_store() -> dist.Store:
+    """Another connection to the default store: a thread that waits on one blocks all others that use it."""
+    store: dist.Store = default_store().clone()  # type: ignore[attr-defined]  # not in torch's annotations
+    return store
 
 
 def has_backend(name: str) -> bool:

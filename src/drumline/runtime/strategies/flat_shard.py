@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...comm.gloo_fallbacks import reduce_scatter
+from ...comm.tensor_identity import naming_calls
 from ...plans import Plan
 from ...plans.engine_constants import REDUCE_BUCKETS_IN_FLIGHT
 from ...torchkit.fake_tensors import agreed_numbers
@@ -138,7 +139,8 @@ class FlatShard(Strategy):
             if bucket.groups.shards > 1:
                 if not self._keeps_whole:
                     mine = torch.empty_like(mine)  # it outlives the buffer
-                work = reduce_scatter(mine, buffer, group=bucket.groups.shard, async_op=True)
+                with naming_calls(bucket.title):
+                    work = reduce_scatter(mine, buffer, group=bucket.groups.shard, async_op=True)
                 work = self.follow("reduce_scatter", work, buffer)
             self._in_flight.append((bucket, buffer, mine, work))
             if not self._keeps_whole:
@@ -163,11 +165,12 @@ class FlatShard(Strategy):
 
     def gather_gradients(self) -> None:
         self._land(0)
-        works = [
-            self.follow("all_reduce", dist.all_reduce(b.reduced, group=b.groups.replica, async_op=True), b.flat[b.own])
-            for b in self._buckets
-            if b.groups.replica is not None
-        ]
+        works = []
+        for b in self._buckets:
+            if b.groups.replica is not None:
+                with naming_calls(b.title):
+                    work = dist.all_reduce(b.reduced, group=b.groups.replica, async_op=True)
+                works.append(self.follow("all_reduce", work, b.flat[b.own]))
         for work in works:
             work.wait()
         for piece, bucket, span in self._pieces:
@@ -195,11 +198,12 @@ class FlatShard(Strategy):
     @torch.no_grad()
     def after_update(self) -> None:
         self.drop_gradients()
-        works = [
-            self.follow("all_gather", _gather(b.flat, b.flat[b.own], group=b.groups.shard, async_op=True), b.flat)
-            for b in self._buckets
-            if b.groups.shards > 1
-        ]
+        works = []
+        for b in self._buckets:
+            if b.groups.shards > 1:
+                with naming_calls(b.title):
+                    work = _gather(b.flat, b.flat[b.own], group=b.groups.shard, async_op=True)
+                works.append(self.follow("all_gather", work, b.flat))
         for work in works:
             work.wait()
 
