@@ -34,8 +34,9 @@ def trained(seconds_a_step: float, steps: int = 8) -> tuple[HangDetector, float]
 
 @pytest.mark.parametrize(("step", "limit"), [(0.5, SHORTEST), (7.0, FACTOR * 7.0)])
 def test_the_limit_is_learnt_from_the_slowest_warm_step(step: float, limit: float) -> None:
-    assert trained(step)[0].limit == pytest.approx(limit)
-    assert trained(step, WARM)[0].limit == START
+    for steps, expected in ((8, limit), (WARM, START)):
+        detector, now = trained(step, steps)
+        assert detector.limit(now) == pytest.approx(expected)
 
 
 def test_a_missing_rank_is_named_after_the_limit() -> None:
@@ -58,6 +59,15 @@ def test_a_rank_without_a_beat_is_silent() -> None:
     assert report is not None and report.suspects == (1,) and "silent" in report.text
 
 
+def test_a_rank_that_stopped_before_it_reported_a_step_is_found() -> None:
+    detector, now = HangDetector(2), 100.0
+    detector.add(1, 1, 0.0, reading(-1, place="starting"), now)
+    for beat in range(13):
+        detector.add(0, beat, float(beat), reading(6, calls=5, inside=True), now + beat)
+    report = detector.judge(now + 12)
+    assert report is not None and report.suspects == (1,)
+
+
 def test_progress_of_one_rank_is_no_hang() -> None:
     detector, now = trained(0.5)
     detector.add(0, 50, 0.0, reading(8, calls=5, inside=True), now)
@@ -68,9 +78,11 @@ def test_progress_of_one_rank_is_no_hang() -> None:
 @pytest.mark.parametrize("place", ["saving", "ending", "starting"])
 def test_a_long_save_is_no_hang(place: str) -> None:
     detector, now = trained(0.5)
-    for rank in range(2):
-        detector.add(rank, 50, 0.0, reading(8, calls=5, inside=True, place=place), now)
-    assert detector.judge(now + START - 1) is None and detector.judge(now + START + 1) is not None
+    for beat in range(int(START) + 2):
+        for rank in range(2):
+            status = reading(8, calls=5, inside=True, place=place)
+            detector.add(rank, 50 + beat, float(beat), status, now + beat)
+        assert (detector.judge(now + beat) is None) == (beat <= START)
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])
