@@ -7,6 +7,11 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import drumline as dl
+from drumline.comm.tensor_identity import naming_calls
 
 MAX, SUM = dist.ReduceOp.MAX, dist.ReduceOp.SUM
 
@@ -109,3 +114,49 @@ def make(kind: str, backend: str, rounds: int) -> tuple[float, str, str]:
     except Exception as e:
         return time.monotonic() - begin, type(e).__name__, str(e)
     return time.monotonic() - begin, "", "no error"
+
+
+def one_line(backend: str, orders: list[str], *, named: bool) -> list[tuple[str, list[float]]]:
+    """On every rank: sum two tensors from one line, in the given order on the last rank; error and sums by round."""
+    group = dist.new_group(backend=backend)
+    tensors = {"a": torch.zeros(1), "b": torch.zeros(1)}
+    rounds = []
+    for order in orders:
+        tensors["a"].fill_(1.0)
+        tensors["b"].fill_(100.0)
+        error = ""
+        try:
+            for name in order if dist.get_rank() == dist.get_world_size() - 1 else "ab":
+                with naming_calls(name if named else ""):
+                    dist.all_reduce(tensors[name], group=group)
+        except Exception as e:
+            error = str(e)
+        rounds.append((error, [float(t) for t in tensors.values()]))
+        if error:
+            break
+    return rounds
+
+
+def swapped_buckets(backend: str, plan: str) -> str:
+    """On every rank: the last rank sends its flat buckets, which have equal sizes, in another order."""
+    data = torch.utils.data.TensorDataset(torch.randn(8, 600), torch.randn(8, 600))
+    job = dl.Job(
+        model=lambda: nn.Sequential(*(nn.Linear(600, 600, bias=False) for _ in range(4))),
+        loss=F.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+        data=lambda: data,
+        batch_size=8,
+    )
+    engine = dl.initialize(job, f"{plan},bucket=1MiB,backend={backend}")
+    batches = list(engine.data(3))
+    engine.step(batches[0])
+    if engine.rank == engine.ranks - 1:
+        buckets = engine.strategy._buckets
+        assert len(buckets) > 2 and len({b.flat.numel() for b in buckets}) == 1
+        buckets[1], buckets[2] = buckets[2], buckets[1]
+    try:
+        for batch in batches[1:]:
+            engine.step(batch)
+    except Exception as e:
+        return str(e)
+    return "no error"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import call_mistakes
@@ -36,3 +37,27 @@ def test_n1_a_mistake_is_refused_on_all_ranks(world, kind: str, backend: str, ro
 @pytest.mark.parametrize("kind", list(call_mistakes.MISTAKES))
 def test_n1_with_three_ranks(world, kind: str, backend: str, rounds: int) -> None:
     check(world(3), kind, backend, rounds)
+
+
+@pytest.mark.parametrize("backend", ["shm", "checked_gloo"])
+def test_n1_named_tensors_of_one_line_in_another_order_are_refused(world, backend: str) -> None:
+    for rounds in world(2).run(functools.partial(call_mistakes.one_line, named=True), backend, ["ba"]):
+        assert "ranks made different calls" in rounds[-1][0]
+        assert "name=a" in rounds[-1][0] and "name=b" in rounds[-1][0]
+
+
+def test_n1_tensors_of_one_line_whose_order_changes_are_refused(world) -> None:
+    """Without names, over shm: the order of the first round counts, and a later change of it is found."""
+    for rounds in world(2).run(functools.partial(call_mistakes.one_line, named=False), "shm", ["ab", "ab", "ba"]):
+        assert [error for error, _ in rounds[:2]] == ["", ""] and rounds[1][1] == [2.0, 200.0]
+        assert "in a different order (one line, with its tensors in another order)" in rounds[2][0]
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_n1_buckets_in_another_order_are_refused(backend: str) -> None:
+    own = World(2, backend)
+    try:
+        for text in own.run(call_mistakes.swapped_buckets, backend, "dp=2,zero=1"):
+            assert "ranks made different calls" in text and "name=1.weight" in text and "name=2.weight" in text
+    finally:
+        own.stop()

@@ -42,6 +42,8 @@ class CallSite:
 
     text: str
     hash: int
+    name: str = ""
+    """The caller's own name of the call, the same on all ranks; empty if it has none."""
 
     def __str__(self) -> str:
         return self.text
@@ -217,8 +219,9 @@ def different_calls(calls: list[tuple[str, str]], which: str) -> InputError:
 
 def crossed_calls(calls: list[tuple[str, str]], a: int, b: int, since: int, which: str) -> InputError:
     """The error of every rank when ranks a and b make equal calls in a different order."""
+    note = " (one line, with its tensors in another order)" if calls[a][1] == calls[b][1] else ""
     return InputError(
-        f"ranks {a} and {b} make their calls in a different order ({which}):\n"
+        f"ranks {a} and {b} make their calls in a different order{note} ({which}):\n"
         f"    rank {a}: {calls[a][0]}, at {calls[a][1]}\n    rank {b}: {calls[b][0]}, at {calls[b][1]}\n"
         f"    and since call {since} each has been where the other is now",
         where="; ".join(dict.fromkeys((calls[a][1], calls[b][1]))),

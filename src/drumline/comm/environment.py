@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ..core.errors import DrumlineError, InputError
 from ..core.rank_info import ELASTIC, STORE, RankInfo, local_size, rank_info
-from ..torchkit.process_groups import clone_store
+from ..torchkit.process_groups import own_store
 from .fault_injection import inject_from
 from .heartbeat import start_heartbeat, stop_heartbeat
 from .malloc_settings import keep_freed_memory
@@ -96,7 +96,7 @@ def connect(*, backend: str = "auto", timeout: float | None = None) -> RankInfo:
         dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.size, timeout=wait)
     print_errors_without_traceback(where.rank)
     if where.size > 1 and STATUS not in os.environ and STORE not in os.environ:  # no launcher of ours
-        start_heartbeat(clone_store, where.rank, where.size, rank_status(), os.environ)
+        start_heartbeat(own_store, where.rank, where.size, rank_status(), os.environ)
     return where
 
 

@@ -71,12 +71,12 @@ class HangDetector:
                     self._slowest = max(self._slowest, (now - self._since) / (reading.step - self._step))
                 self._step, self._since = reading.step, now
 
-    @property
-    def limit(self) -> float:
-        """Seconds without progress that are allowed now."""
+    def limit(self, now: float) -> float:
+        """Seconds without progress that are allowed. The last words of a silent rank may be older than its steps."""
         if self._fixed is not None:
             return self._fixed
-        warm = self._step >= WARM and all(beat.reading.place == "training" for beat in self._beats.values())
+        heard = [beat for beat in self._beats.values() if now - beat.seen < _MISSED]
+        warm = self._step >= WARM and all(beat.reading.place == "training" for beat in heard)
         learnt = max(SHORTEST, FACTOR * self._slowest)
         return learnt if warm else max(START, learnt)
 
@@ -86,7 +86,7 @@ class HangDetector:
         if not any(beat.reading.in_collective for beat in working.values()):
             return None
         silence = now - max(beat.progress for beat in working.values())
-        if silence <= self.limit:
+        if silence <= self.limit(now):
             return None
         readings = {rank: beat.reading for rank, beat in working.items() if now - beat.seen < _MISSED}
         return hang_report(readings, states=dict.fromkeys(range(self._size), ""), silent_for=silence)
@@ -146,7 +146,7 @@ class Heartbeat:
         """Thread: the rank that has the store may be the one that hangs, and then no read of the store returns."""
         while not self._stop.wait(_INTERVAL):
             silence, reading = time.monotonic() - self._stored, self._status.read()
-            if silence > self._detector.limit and reading.in_collective:
+            if silence > self._detector.limit(self._stored) and reading.in_collective:
                 self._end(
                     f"no progress for {silence:.0f} s, and the store does not answer: rank 0, or the process that has "
                     f"the store, hangs\n  rank {self._rank}: {reading}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
-__all__ = ["AllgatherOptions", "clone_store", "default_store", "has_backend", "store_of"]
+__all__ = ["AllgatherOptions", "default_store", "has_backend", "own_store", "store_of"]
 
 
 def store_of(group: dist.ProcessGroup | None) -> dist.Store:
@@ -23,9 +23,9 @@ def default_store() -> dist.Store:
     return dist.distributed_c10d._get_default_store()
 
 
-def clone_store() -> dist.Store:
-    """Another connection to the store through which all ranks met, for a thread of its own."""
-    store: dist.Store = default_store().clone()  # type: ignore[attr-defined]  # missing in torch's annotations
+def own_store() -> dist.Store:
+    """Another connection to the default store: a thread that waits on one blocks all others that use it."""
+    store: dist.Store = default_store().clone()  # type: ignore[attr-defined]  # not in torch's annotations
     return store
 
 

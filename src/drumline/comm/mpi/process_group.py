@@ -30,6 +30,7 @@ from ..call_check import (
 from ..operators import dtype_name
 from ..process_group.backend import BackendMessage, CollectiveBackend
 from ..process_group.group import BackendProcessGroup
+from ..tensor_identity import named_call
 from .collectives import MpiCollectives, can_reduce
 from .transport import receive, send
 from .world import load, world
@@ -171,6 +172,7 @@ class MpiBackend(CollectiveBackend):
     def _agree(self, call: CallSignature) -> None:
         """Return when all ranks make the same call; otherwise raise the same error on all of them."""
         self._number += 1
+        call = named_call(call, self._site.name)
         packed = self._own.all_gather_bytes(_FINGERPRINT.pack(call.hash, self._site.hash))
         hashes = [_FINGERPRINT.unpack(each) for each in packed]
         if any(hash != call.hash for hash, _ in hashes):

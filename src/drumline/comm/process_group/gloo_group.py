@@ -22,6 +22,7 @@ from ...torchkit.process_groups import AllgatherOptions, has_backend
 from ..call_check import LIBRARY_PACKAGES, CallSignature, call_site, signature
 from ..environment import CHECKED_GLOO
 from ..rank_status import rank_status
+from ..tensor_identity import current_name, named_call
 from .buffers import RefusedCall, for_torch, operator_name
 from .call_comparison import CallComparison, start_answering, stop_answering
 from .torch_interface import MessageText, PythonProcessGroup
@@ -72,6 +73,7 @@ class GlooGroup(PythonProcessGroup):
     def _run(self, call: CallSignature, start: Callable[[], Any], opts: Any) -> Any:
         """Compare and report a call, start it, and wait for it unless it is asynchronous."""
         site = call_site(LIBRARY_PACKAGES)
+        call = named_call(call, current_name())
         if self._open:
             self._sweep()
         members, status = self.members, rank_status()

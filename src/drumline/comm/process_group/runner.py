@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 from queue import SimpleQueue
@@ -22,6 +23,7 @@ from ...core.errors import DrumlineError
 from ...torchkit.profiler import profiler_enabled
 from ..call_check import LIBRARY_PACKAGES, CallSite, call_site, signature
 from ..rank_status import rank_status
+from ..tensor_identity import TensorOrder, current_name, named_call
 from .backend import BackendMessage, CollectiveBackend
 from .buffers import GroupGaveUp, GroupInputError, RefusedCall, as_contiguous, check_dense, copy_back, for_torch
 from .torch_interface import GroupWork, MessageText, MessageWork, ProfilerSpan, PythonProcessGroup
@@ -52,6 +54,7 @@ class ProcessGroupRunner(PythonProcessGroup):
         self._messages: list[MessageWork] = []
         self._delivery_thread: threading.Thread | None = None
         self._nccl: Any = None
+        self._order = TensorOrder()
         self._calls = 0
         """Number of collectives so far."""
         self._monitored = 0
@@ -133,6 +136,10 @@ class ProcessGroupRunner(PythonProcessGroup):
         if self._closed:
             raise GroupGaveUp(f"the process group {self._name} was destroyed")
         site = call_site(LIBRARY_PACKAGES)
+        if name == "all_reduce" and len(outputs) == 1:
+            site = self._order.at(site, outputs[0])
+        if named := current_name():
+            site = replace(site, name=named)
         self._report_call(name, outputs, site)
         span = self._span(name, outputs)
         if not getattr(opts, "asyncOp", True) and self._lock.acquire(False):
@@ -160,7 +167,8 @@ class ProcessGroupRunner(PythonProcessGroup):
         """Put a call into the status of this rank."""
         self._calls += 1
         members = self.members
-        text = signature(name, outputs[0].dtype, (outputs[0].numel(),)).text if outputs else name
+        call = signature(name, outputs[0].dtype, (outputs[0].numel(),)) if outputs else signature(name)
+        text = named_call(call, site.name).text
         rank_status().collective_started(text, site.text, group=members.hash, number=self._calls, peers=members.text)
 
     def _span(self, name: str, outputs: Sequence[Tensor]) -> Any:

@@ -33,6 +33,7 @@ from ..messaging.transport import bytes_of
 from ..process_group.backend import BackendMessage, CollectiveBackend
 from ..process_group.buffers import for_torch
 from ..process_group.group import BackendProcessGroup
+from ..tensor_identity import named_call
 from .core import CallIds, CallMismatch, make_core
 from .endpoint import ShmEndpoint
 from .segment import NoSharedMemory, SharedSegment
@@ -136,7 +137,7 @@ class ShmBackend(CollectiveBackend):
 
     def _run(self, call: CallSignature, move: Callable[..., None], *arguments: object) -> None:
         """Run a collective; the core compares the ranks' calls, and a difference is reported as text."""
-        self._current = call
+        self._current = call = named_call(call, self._site.name)
         self._number += 1
         try:
             move(*arguments, CallIds(call.hash, self._site.hash))

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...comm.gloo_fallbacks import reduce_scatter
+from ...comm.tensor_identity import naming_calls
 from ...core.timeline import Span, Timeline
 
 KEEP = 64
@@ -215,7 +216,8 @@ class StepRecorder:
         def sum_bucket(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
             buffer = bucket.buffer()
             message = self.start_message("all_reduce", float(buffer.nbytes))
-            work = dist.all_reduce(buffer, group=group, async_op=True)
+            with naming_calls(f"bucket {bucket.index()}"):
+                work = dist.all_reduce(buffer, group=group, async_op=True)
 
             def done(future: torch.futures.Future[Any]) -> torch.Tensor:
                 future.value()  # raises on failure

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...comm.tensor_identity import naming_calls
 from ...plans import Plan
 from ...plans.engine_constants import REDUCE_BUCKETS_IN_FLIGHT
 from ...torchkit.fake_tensors import agreed_numbers
@@ -138,7 +139,8 @@ class FlatShard(Strategy):
                 if not self._keeps_whole:
                     mine = torch.empty_like(mine)  # it outlives the buffer
                 over = bucket.groups.over_shards
-                work = over.reduce_scatter(mine, buffer)
+                with naming_calls(bucket.title):
+                    work = over.reduce_scatter(mine, buffer)
                 work = self.follow("reduce_scatter", work, buffer, unreported=over.scheduled)
             self._in_flight.append((bucket, buffer, mine, work))
             if not self._keeps_whole:
@@ -168,7 +170,8 @@ class FlatShard(Strategy):
             if b.groups.replica is not None:
                 assert b.reduced is not None
                 over = b.groups.over_replicas
-                work = over.all_reduce(b.reduced)
+                with naming_calls(b.title):
+                    work = over.all_reduce(b.reduced)
                 works.append(self.follow("all_reduce", work, b.reduced, unreported=over.scheduled))
         for work in works:
             work.wait()
@@ -201,7 +204,8 @@ class FlatShard(Strategy):
         for b in self._buckets:
             if b.groups.shards > 1:
                 over = b.groups.over_shards
-                work = over.all_gather(b.flat, b.flat[b.own])
+                with naming_calls(b.title):
+                    work = over.all_gather(b.flat, b.flat[b.own])
                 works.append(self.follow("all_gather", work, b.flat, unreported=over.scheduled))
         for work in works:
             work.wait()
