@@ -64,7 +64,7 @@ def trained(folder: Path, name: str, plan: str, steps: int, chaos: str = "") -> 
         cluster="dgx-h100",
         output=folder / name,
         checkpoints=CheckpointOptions(every=SAVE_EVERY),
-        faults=FaultOptions(chaos=chaos),
+        faults=FaultOptions(chaos=chaos, restarts=10),
     )
     return run, time.monotonic() - start
 

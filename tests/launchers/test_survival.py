@@ -24,7 +24,7 @@ from drumline.loop.restarts import FaultOptions
 from drumline.loop.train import train
 
 JOB = """
-import os, subprocess, time, torch
+import dataclasses, itertools, os, subprocess, time, torch
 from torch import nn
 import drumline as dl
 
@@ -43,6 +43,18 @@ def made(nap, steps, dropout=0.2):
 
 def job(): return made(0.0, 10)
 def slow(): return made(0.02, 10000)
+def jumping(): return dataclasses.replace(made(0.02, 10), loss=loss_with_a_jumping_clock)
+def loss_with_a_jumping_clock(output, target):
+    now, offset = time.time, next(OFFSETS)
+    time.time = lambda: now() + offset
+    return nn.functional.cross_entropy(output, target)
+OFFSETS = itertools.cycle((3600.0, -7200.0, 3600.0))
+def deadlocked(): return dataclasses.replace(made(0.02, 10), workers=1, data=lambda: Stuck(0.02))
+class Stuck(Data):
+    def __getitem__(self, i):
+        self.taken = getattr(self, "taken", 0) + 1
+        if self.taken > 24 and os.environ.get("RANK") == "1": time.sleep(3600)  # after six steps
+        return super().__getitem__(i)
 def forty(): return made(0.02, 40, dropout=0.0)  # masks differ between replicas
 def with_child():
     if "RANK" in os.environ:
@@ -146,6 +158,50 @@ def test_a_stopped_rank_is_named(folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["stop", "hang"])
 def test_hangs_are_survived(folder: Path, kind: str) -> None:
     assert losses(folder, "b", chaos=f"{kind}:1@6", hang_timeout="2s") == losses(folder, "a")
+
+
+@pytest.mark.slow
+def test_a_rank_that_keeps_the_interpreter_lock_is_named(folder: Path) -> None:
+    with pytest.raises(RankFailed) as caught:
+        losses(folder, "run", chaos="lock:1@6", hang_timeout="2s", restarts=0)
+    assert caught.value.rank == 1 and caught.value.kind == "hang"
+    assert "stack of rank 1" in caught.value.trace and "in inject" in caught.value.trace
+
+
+@pytest.mark.slow
+def test_a_deadlocked_data_worker(folder: Path) -> None:
+    with pytest.raises(RankFailed) as caught:
+        train(
+            f"{folder / 'j.py'}:deadlocked",
+            "dp=2",
+            cluster="dgx-h100",
+            output=folder / "run",
+            faults=FaultOptions(restarts=0, hang_timeout="3s"),
+        )
+    assert caught.value.rank == 1 and caught.value.kind == "hang", caught.value
+    assert "rank 1: " in caught.value.what and "data" in caught.value.what
+
+
+@pytest.mark.slow
+def test_a_fault_during_recovery(folder: Path) -> None:
+    """Rank 0 dies at the start of the first two attempts."""
+    assert losses(folder, "b", chaos="kill:0/startx2") == losses(folder, "a")
+
+
+@pytest.mark.slow
+def test_a_clock_that_jumps_by_an_hour(folder: Path) -> None:
+    run = train(f"{folder / 'j.py'}:jumping", "dp=2", cluster="dgx-h100", output=folder / "run")
+    assert len(run.steps) == 10 and not run.faults
+
+
+@pytest.mark.slow
+def test_a_minute_of_random_faults() -> None:
+    """The soak of benchmarks/soak.py, which takes half an hour, in short."""
+    script = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+    words = [sys.executable, str(script), "--minutes", "1", "--every", "10", "--ranks", "4"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| every step done exactly once | yes |" in done.stdout and "bit for bit" in done.stdout
 
 
 def test_a_crash_loop_ends_with_a_report(folder: Path) -> None:
@@ -262,6 +318,19 @@ def test_a_second_signal_stops_at_once(folder: Path) -> None:
         process.communicate(timeout=20)
         assert gone(members)
     assert process.returncode == 130
+
+
+@pytest.mark.slow
+def test_two_interrupts(folder: Path) -> None:
+    with started(folder, "j.py:slow") as process:
+        members = family(process)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        out, errors = process.communicate(timeout=20)
+        assert gone(members)
+    assert process.returncode in (130, -signal.SIGINT), out + errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ KINDS = {
     "memory": "memory runs out",
     "stop": "SIGSTOP",
     "hang": "the rank sleeps and never calls the next collective",
+    "lock": "a call in C that does not return and holds the interpreter lock",
     "slow": "half a second of sleep",
 }
 PLACES = ("start", "data", "forward", "backward", "communication", "optimizer", "collective", "save", "end")
@@ -111,7 +112,9 @@ class FaultInjector:
         self._rank, self._ranks, self._attempt = rank, ranks, attempt
         self._faults = [f for f in faults if isinstance(f, Fault) and f.rank == rank and attempt < f.attempts]
         self._random = [f for f in faults if isinstance(f, RandomFaults)]
-        self._step, self._last = -1, time.monotonic()
+        self._step = -1
+        self._last: float | None = None
+        """When the last step began."""
 
     def follow(self, status: RankStatus) -> None:
         """Watch the status of this rank, from its start on."""
@@ -137,9 +140,9 @@ class FaultInjector:
         return 0 <= self._step >= fault.step
 
     def _draw(self) -> None:
-        """All ranks draw the same numbers, so a fault reaches one of them."""
+        """All ranks draw the same numbers, so a fault reaches one of them. The first step of an attempt has none."""
         now = time.monotonic()
-        elapsed, self._last = now - self._last, now
+        elapsed, self._last = now - (self._last or now), now
         for chaos in self._random:
             draw = random.Random(f"{chaos.seed}/{self._attempt}/{self._step}")
             chance, rank, kind = draw.random(), draw.randrange(self._ranks), draw.choice(RANDOM_KINDS)
@@ -162,6 +165,8 @@ def inject(kind: str, rank: int) -> None:
     elif kind == "hang":
         while True:
             time.sleep(3600)
+    elif kind == "lock":
+        ctypes.PyDLL(None).sleep(3600)
     elif kind == "slow":
         time.sleep(0.5)
 
