@@ -193,6 +193,8 @@ class HostAllReduce:
     ) -> None:
         self._reduce_scatter, self._all_gather, self._all_reduce = reduce_scatter, all_gather, all_reduce
         self._across, self._d, self._p = across, d, d * hosts
+        self._supported: set[tuple[str, torch.dtype]] = set()
+        """Operators and types that the rail has reduced: it need not be asked again, which takes a whole segment."""
         # One thread: calls on a rail keep their order. It starts with the first call.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drumline rail")
 
@@ -218,8 +220,10 @@ class HostAllReduce:
             if not self._reduce_scatter(segment, share, op=plain, root=0):
                 return False
             shares.append((segment, share, self._thread.submit(self._across, share, share, op=plain, root=0)))
-            if len(shares) == 1 and not shares[0][2].result():
-                return False
+            if (plain, target.dtype) not in self._supported:
+                if not shares[0][2].result():
+                    return False
+                self._supported.add((plain, target.dtype))
         rest = target[whole:].clone()
         if rest.numel() and not self._reduce_rest(rest, plain):
             return False
