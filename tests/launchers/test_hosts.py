@@ -125,27 +125,16 @@ def test_torchrun_elastic_loses_a_host_and_gets_it_back(tmp_path: Path) -> None:
     words = train("auto", "run", "--save-every", "2", "--resume", "auto", "--steps", "300", "--log-every", "1")
 
     def agent(host: int) -> None:
-        options = [
-            "--nnodes",
-            "2:3",
-            "--max-restarts",
-            "9",
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-id",
-            "elastic",
-            "--rdzv-endpoint",
-            f"{bridge.net}.1:29401",
-            "--rdzv-conf",
-            "last_call_timeout=3,join_timeout=120",
-            "--local-addr",
-            f"{bridge.net}.{host + 1}",
-        ]
+        # a namespace has the machine's name, so the first host is told that it has the store
+        conf = f"last_call_timeout=3,join_timeout=120,is_host={int(host == 0)}"
+        options = ["--nnodes", "2:3", "--max-restarts", "9", "--rdzv-backend", "c10d", "--rdzv-id", "elastic"]
+        options += ["--rdzv-endpoint", f"{bridge.net}.1:29401", "--rdzv-conf", conf]
+        options += ["--local-addr", f"{bridge.net}.{host + 1}"]
         with logs[host].open("ab") as log:
             agents[host] = subprocess.Popen(
                 ["ip", "netns", "exec", bridge.names[host], *torchrun(1, *options), *words],
                 cwd=tmp_path,
-                env=environment(JOINED_JOB_SLEEP="0.02", DRUMLINE_TIMEOUT="10"),
+                env=environment(JOINED_JOB_SLEEP="0.02", DRUMLINE_TIMEOUT="10", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
                 stdout=log,
                 stderr=log,
             )

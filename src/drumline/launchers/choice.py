@@ -105,4 +105,4 @@ def run_ranks(
             handles_signals=handles_signals,
         )
     joined.check_size("this", ranks)
-    return joined.run(function, *arguments, on_event=on_event, handles_signals=handles_signals)
+    return joined.run(function, *arguments, on_event=on_event)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -22,6 +24,7 @@ from ..comm.environment import disconnect
 from ..comm.heartbeat import stop_heartbeat
 from ..comm.hosts import host_id
 from ..comm.parent_process import die_with_parent
+from ..comm.rank_status import rank_status
 from ..comm.rendezvous import default_timeout, shared_store
 from ..core import errors
 from ..core.errors import DrumlineError, GaveUp, LaunchedRankFailed, PlanError, RankFailed
@@ -65,11 +68,11 @@ class JoinedRanks:
 
     # -- the first rank -----------------------------------------------------------------------------------------------
 
-    def run(self, function: Callable[..., Any], *arguments: Any, on_event: OnEvent | None, **options: Any) -> list[Any]:
-        """Run `function(emit, *arguments)` on all ranks; the results by rank. `options` go to the other ranks too."""
+    def run(self, function: Callable[..., Any], *arguments: Any, on_event: OnEvent | None) -> list[Any]:
+        """Run `function(emit, *arguments)` on all ranks; the results by rank."""
         self._tasks += 1
         task = self._tasks
-        self._channel.put(f"task/{task}", encode({"name": function.__name__, "arguments": arguments, **options}))
+        self._channel.put(f"task/{task}", encode({"name": function.__name__, "arguments": arguments}))
 
         def drain() -> None:
             for text in self._channel.unread(f"events/{task}"):
@@ -175,8 +178,6 @@ class JoinedRanks:
         def emit(event: dict[str, Any]) -> None:
             self._channel.append(f"events/{number}", encode((self.rank, event)))
 
-        if message.get("handles_signals"):
-            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))  # until the task unblocks them
         failed: RankEnd | None = None
         try:
             result = tasks[message["name"]](emit, *self._own(message["arguments"]))
@@ -217,6 +218,28 @@ class JoinedRanks:
                 rule="every rank of the launcher takes part, and no other is started",
                 fix=f"start {ranks} with {self.launcher}, or choose a plan for {self.size}",
             )
+
+
+@contextlib.contextmanager
+def ignoring_late_signals() -> Iterator[None]:
+    """Inside the block, TERM and USR1 end this process only before its training; later it has saved what they ask for.
+
+    During the training its own handlers count. Masks do not help: torch has started threads that have none.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if rank_status().read().place == "starting":
+            raise SystemExit(128 + number)
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _break_group() -> None:

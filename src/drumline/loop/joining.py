@@ -29,16 +29,18 @@ def joins_ranks(verb: Callable[P, R]) -> Callable[P, R]:
         if not is_launched():
             return verb(*args, **kwargs)
         from ..launchers.choice import join_ranks, joined_ranks
+        from ..launchers.joined import ignoring_late_signals
 
         ranks = None if joined_ranks() else join_ranks()
         if ranks is None:
             return verb(*args, **kwargs)
         bound = inspect.signature(verb).bind(*args, **kwargs)
         ranks.own = bound.arguments.get("job")
-        if ranks.rank > 0:
-            followed: R = ranks.follow(_tasks())
-            return followed
-        return _lead(verb, bound, ranks)
+        with ignoring_late_signals():
+            if ranks.rank > 0:
+                followed: R = ranks.follow(_tasks())
+                return followed
+            return _lead(verb, bound, ranks)
 
     return run
 
