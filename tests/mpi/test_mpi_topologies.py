@@ -54,7 +54,7 @@ def grids(comm: Any) -> None:
     assert grid.Shift(0, 1) == tuple(
         grid.Get_cart_rank([r, column]) if 0 <= r < dims[0] else MPI.PROC_NULL for r in (row - 1, row + 1)
     )
-    lines = grid.Sub([False, True])
+    lines = grid.Sub(np.array([False, True]))
     assert lines.dims == dims[1:]
     assert lines.size == dims[1]
     assert lines.rank == column

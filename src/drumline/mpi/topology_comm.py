@@ -85,7 +85,7 @@ class Cartcomm(Topocomm, topology=C.CART):
     def Sub(self, remain_dims: Sequence[bool]) -> Cartcomm:
         """The grid of the dims that remain, of the ranks with the same coordinates in the others."""
         grid, state = self._grid, self._state
-        keep = integers(remain_dims, len(grid.dims))
+        keep = integers([bool(k) for k in remain_dims], len(grid.dims))  # also numpy's
         mine = grid.coords(state.rank)
         members = [
             state.members[rank]
