@@ -30,21 +30,21 @@ resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))
 resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds}))
 from command import here
 for words in json.loads(sys.argv[1]):
-    start = time.monotonic()
+    start = time.process_time()
     done = here(*words)
-    print(json.dumps([done.returncode, done.stderr, time.monotonic() - start]), flush=True)
+    print(json.dumps([done.returncode, done.stderr, time.process_time() - start]), flush=True)
 """
 
 
 def run_limited(commands: list[list[str]], cwd: Path) -> list[tuple[int, str, float]]:
-    """Exit code, standard error and seconds of each command."""
+    """Exit code, standard error and seconds of a processor of each command."""
     script = CHILD.format(memory=MEMORY, seconds=SECONDS)
     done = subprocess.run(
         [sys.executable, "-c", script, json.dumps(commands)],
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=2 * SECONDS,
+        timeout=4 * SECONDS,
     )
     results = [tuple(json.loads(line)) for line in done.stdout.splitlines()]
     assert len(results) == len(commands), f"{commands[len(results)]} ended the process: {done.stderr[-2000:]}"
