@@ -32,45 +32,156 @@ OUTPUT = "cli/test_broken_output.py::"
 SECURITY = "security/test_security.py::"
 LOAD = "load/test_load.py::"
 ENVIRONMENT = "comm/test_environment.py::"
+RENDEZVOUS = "comm/test_rendezvous.py::"
+SURVIVAL = "launchers/test_survival.py::"
+LAUNCHED = "launchers/test_launched.py::"
+HOSTS = "launchers/test_launched_hosts.py::"
+MISTAKES = "comm/test_call_mistakes.py::"
 
 # line, what must hold, names of tests (under tests/), what they leave out
 ROWS: list[tuple[str, str, list[str], str]] = [
-    ("F1", "SIGKILL of a rank: restarted, equal weights", [], ""),
-    ("F2", "SIGSTOP: detected in time, the rank named", [], ""),
-    ("F3", "SIGTERM, SIGUSR1: step finished, saved, exit 0", ["cli/test_train_checkpoints.py::test_preemption"], ""),
-    ("F4", "SIGINT twice", [], ""),
+    (
+        "F1",
+        "SIGKILL of a rank: restarted, equal weights",
+        [
+            SURVIVAL + "test_a_disturbed_run_equals_an_undisturbed_one",
+            SURVIVAL + "test_equal_under_every_family_of_plans",
+            SURVIVAL + "test_without_checkpoints_it_starts_again",
+            LAUNCHED + "test_torchrun_restarts_after_kills",
+        ],
+        "a bound on the seconds (benchmarks/recovery.py)",
+    ),
+    (
+        "F2",
+        "SIGSTOP: detected in time, the rank named",
+        [
+            SURVIVAL + "test_a_stopped_rank_is_named",
+            SURVIVAL + "test_hangs_are_survived",
+            "comm/test_heartbeat.py::test_f2_torchrun_ranks_find_a_hang_within_15_seconds",
+        ],
+        "",
+    ),
+    (
+        "F3",
+        "SIGTERM, SIGUSR1: step finished, saved, exit 0",
+        [
+            SURVIVAL + "test_preemption",
+            "cli/test_train_checkpoints.py::test_preemption",
+            LAUNCHED + "test_a_signal_to_all_ranks_saves_and_a_resumed_run_ends_equal",
+            "launchers/test_slurm.py::test_sbatch_preempted_and_resumed",
+            "launchers/test_scripts_survive.py::test_signals_are_passed_on_and_nothing_stays",
+        ],
+        "",
+    ),
+    (
+        "F4",
+        "SIGINT twice; a second SIGTERM",
+        [SURVIVAL + "test_two_interrupts", SURVIVAL + "test_a_second_signal_stops_at_once"],
+        "",
+    ),
     (
         "F5",
         "a crash: the first failing rank is shown",
         [
+            SURVIVAL + "test_the_rank_that_failed_is_named",
+            SURVIVAL + "test_the_rank_that_failed_is_named_in_more_cells",
             LOCAL + "test_an_error_names_the_rank",
             LOCAL + "test_a_killed_rank_is_reported_with_its_signal",
             LOCAL + "test_other_failures",
             LOCAL + "test_if_all_fail_the_first_is_reported",
+            LAUNCHED + "test_a_failure_on_another_rank_is_printed_once",
         ],
         "",
     ),
-    ("F6", "GIL held, deadlocked data worker: still told", [], ""),
-    ("F7", "out of memory: reported as memory", [], ""),
-    ("F8", "launcher killed: no orphans", [LOCAL + "test_killing_the_launcher_ends_its_ranks"], ""),
-    ("F9", "two ranks at once", [], ""),
-    ("F10", "crash loop: stops after 3 restarts, exit 5", [], ""),
-    ("F11", "fault during recovery", [], ""),
-    ("F12", "lost rank without a spare: fewer ranks, same batch", [], ""),
-    ("F13", "rank returns", [], ""),
-    ("F14", "network: port taken, slow, half-open, lossy", [], ""),
-    ("F15", "clock jump does not trip timeouts", [], ""),
-    ("F16", "soak: 30 min of random faults", [], ""),
+    (
+        "F6",
+        "GIL held, deadlocked data worker: still told",
+        [
+            SURVIVAL + "test_a_rank_that_keeps_the_interpreter_lock_is_named",
+            SURVIVAL + "test_a_deadlocked_data_worker",
+        ],
+        "",
+    ),
+    (
+        "F7",
+        "out of memory: reported as memory",
+        [
+            SURVIVAL + "test_the_kernel_ends_a_rank_for_lack_of_memory",
+            "comm/test_fault_injection.py::test_memory_runs_out",
+        ],
+        "",
+    ),
+    (
+        "F8",
+        "launcher killed: no orphans",
+        [
+            LOCAL + "test_killing_the_launcher_ends_its_ranks",
+            SURVIVAL + "test_nothing_is_left_behind",
+            LAUNCHED + "test_a_killed_agent_leaves_no_ranks",
+        ],
+        "",
+    ),
+    ("F9", "two ranks at once", [SURVIVAL + "test_two_ranks_at_once_during_a_save"], ""),
+    (
+        "F10",
+        "crash loop: stops after 3 restarts, exit 5",
+        [
+            SURVIVAL + "test_a_crash_loop_ends_with_a_report",
+            "loop/test_restarts.py::test_three_restarts_without_progress_are_enough",
+        ],
+        "",
+    ),
+    ("F11", "fault during recovery", [SURVIVAL + "test_a_fault_during_recovery"], ""),
+    (
+        "F12",
+        "lost rank without a spare: fewer ranks, same batch",
+        [
+            SURVIVAL + "test_fewer_ranks_then_all_again",
+            "loop/test_restarts.py::test_fewer_ranks_when_one_does_not_come_back",
+        ],
+        "",
+    ),
+    (
+        "F13",
+        "rank returns",
+        [
+            SURVIVAL + "test_fewer_ranks_then_all_again",
+            "loop/test_restarts.py::test_the_full_size_is_tried_again",
+            HOSTS + "test_torchrun_elastic_loses_a_host_and_gets_it_back",
+        ],
+        "",
+    ),
+    (
+        "F14",
+        "network: port taken, slow link, partition",
+        [
+            RENDEZVOUS + "test_a_taken_port",
+            HOSTS + "test_one_command_on_each_side",
+            HOSTS + "test_torchrun_elastic_loses_a_host_and_gets_it_back",
+        ],
+        "1% loss, which needs netem",
+    ),
+    ("F15", "clock jump does not trip timeouts", [SURVIVAL + "test_a_clock_that_jumps_by_an_hour"], ""),
+    (
+        "F16",
+        "soak of random faults",
+        [SURVIVAL + "test_a_minute_of_random_faults"],
+        "29 of its 30 minutes (benchmarks/soak.py)",
+    ),
     (
         "N1",
         "wrong collective: refused, ranks and lines named",
         [
+            MISTAKES + "test_n1_a_mistake_is_refused_on_all_ranks",
+            MISTAKES + "test_n1_with_three_ranks",
+            MISTAKES + "test_n1_named_tensors_of_one_line_in_another_order_are_refused",
+            MISTAKES + "test_n1_buckets_in_another_order_are_refused",
             CALLS + "test_different_calls_are_reported_on_every_rank",
             CALLS + "test_crossed_calls_are_reported",
             CALLS + "test_a_call_refused_on_one_rank_is_reported_on_all",
             CALLS + "test_an_extra_call_at_the_end",
         ],
-        "collectives inside the engine",
+        "unnamed tensors of one line in a constant wrong order",
     ),
     (
         "N2",
@@ -246,6 +357,8 @@ ROWS: list[tuple[str, str, list[str], str]] = [
             "clusters/test_checks.py::test_errors_name_file_line_and_key",
             "clusters/test_spec.py::test_units_are_parsed",
             SECURITY + "test_hosts_in_a_cluster_file_are_no_commands",
+            RENDEZVOUS + "test_bad_node_lists",
+            RENDEZVOUS + "test_endless_node_lists",
         ],
         "",
     ),
@@ -256,8 +369,13 @@ ROWS: list[tuple[str, str, list[str], str]] = [
             ENVIRONMENT + "test_invalid_values",
             ENVIRONMENT + "test_a_rank_above_the_size",
             ENVIRONMENT + "test_missing_master_address",
+            ENVIRONMENT + "test_half_of_the_variables",
+            RENDEZVOUS + "test_sizes_that_differ_are_refused_at_once",
+            RENDEZVOUS + "test_two_ranks_with_one_number",
+            RENDEZVOUS + "test_bad_addresses",
+            RENDEZVOUS + "test_a_taken_port",
         ],
-        "two ranks with one RANK; other WORLD_SIZE or torch per rank",
+        "",
     ),
     (
         "B5",

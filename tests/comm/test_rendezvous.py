@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from drumline.comm import store_handshake
+from drumline.comm import rendezvous, store_handshake
 from drumline.comm.rendezvous import _parse_tcp, master_address
 from drumline.comm.store_handshake import agree
 from drumline.core.errors import GaveUp, InputError
@@ -160,3 +162,10 @@ def test_bad_addresses(url: str) -> None:
 def test_tcp_addresses() -> None:
     assert _parse_tcp("tcp://10.0.0.1:29500") == ("10.0.0.1", 29500)
     assert _parse_tcp("tcp://[fe80::1]:1") == ("fe80::1", 1)
+
+
+def test_a_taken_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(InputError, match=f"rank 0 cannot listen at 127.0.0.1:{port}"):
+            rendezvous._tcp_store("127.0.0.1", port, RankInfo(0, 2, 0, "torchrun"), timedelta(seconds=5))
