@@ -75,8 +75,7 @@ def connect(*, backend: str = "auto", timeout: float | None = None) -> RankInfo:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if backend == "auto":
-        one_host = where.size > 1 and local_size(where) == where.size
-        backend = "nccl" if device.type == "cuda" else "shm" if one_host else "gloo"
+        backend = _auto_backend(where, device)
     if backend == "mpi":
         _check_mpi(where)
         backend = TORCH_NAMES[backend]
@@ -98,6 +97,15 @@ def connect(*, backend: str = "auto", timeout: float | None = None) -> RankInfo:
     if where.size > 1 and STATUS not in os.environ and STORE not in os.environ:  # no launcher of ours
         start_heartbeat(own_store, where.rank, where.size, rank_status(), os.environ)
     return where
+
+
+def _auto_backend(where: RankInfo, device: torch.device) -> str:
+    """NCCL where each rank has a GPU of its own, shared memory between the CPUs of one host, else gloo."""
+    local = local_size(where)
+    if device.type == "cuda":
+        shared = local is not None and local > torch.cuda.device_count()
+        return "gloo" if shared else "nccl"  # NCCL refuses two ranks on one GPU
+    return "shm" if where.size > 1 and local == where.size else "gloo"
 
 
 def print_errors_without_traceback(rank: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from ..comm.gloo_fallbacks import irecv, isend
 from ..comm.hosts import find_hosts, host_id, per_node
 from ..comm.torch_transport import TorchTransport
 from ..core.errors import InputError
@@ -37,11 +38,11 @@ def measure_pair(rank: int, device: torch.device, between: tuple[int, int] = (0,
 
         def trip(buffer: torch.Tensor = buffer) -> None:
             if rank == first:
-                dist.send(buffer, second)
-                dist.recv(buffer, second)
+                isend(buffer, group=None, dst=second).wait()
+                irecv(buffer, group=None, src=second).wait()
             elif rank == second:
-                dist.recv(buffer, first)
-                dist.send(buffer, first)
+                irecv(buffer, group=None, src=first).wait()
+                isend(buffer, group=None, dst=first).wait()
 
         points.append((float(size), _together(trip, device, size) / 2))
     return points
