@@ -140,6 +140,8 @@ def _chosen(errors: dict[int, tuple[bytes | None, str]]) -> BaseException:
 
 def _rank_main(pipe: Any, rank: int, size: int, store: str, backend: str, patience: float) -> None:
     """The life of a rank: join, then run what comes."""
+    if backend == "plain gloo":  # torch's own group, whose calls its dispatcher sees
+        os.environ["DRUMLINE_CHECK_CALLS"], backend = "0", "gloo"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(
         RANK=str(rank),

@@ -88,7 +88,7 @@ def test_a_run_continues_its_own_folder_only(tmp_path: Path) -> None:
     )
     assert continues(CheckpointPolicy(own, resume=str(run)), run)
     assert not continues(CheckpointPolicy(own, resume=str(other / "checkpoints")), run)
-    assert not continues(CheckpointPolicy(own), run) and not continues(None, run)
+    assert not continues(CheckpointPolicy(own), run)
 
 
 # -- host memory

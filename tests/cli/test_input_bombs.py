@@ -42,6 +42,7 @@ def run_limited(commands: list[list[str]], cwd: Path) -> list[tuple[int, str, fl
     done = subprocess.run(
         [sys.executable, "-c", script, json.dumps(commands)],
         cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},  # for `command`
         capture_output=True,
         text=True,
         timeout=4 * SECONDS,

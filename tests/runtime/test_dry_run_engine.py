@@ -104,12 +104,12 @@ def compare(world: World, name: str, plan: str) -> None:
 
 @pytest.mark.parametrize(("name", "plan"), marked(TWO))
 def test_two_ranks_match_the_dry_run(world: Worlds, name: str, plan: str) -> None:
-    compare(world(2), name, plan)
+    compare(world(2, "plain gloo"), name, plan)
 
 
 @pytest.mark.parametrize(("name", "plan"), marked(FOUR))
 def test_four_ranks_match_the_dry_run(world: Worlds, name: str, plan: str) -> None:
-    compare(world(4), name, plan)
+    compare(world(4, "plain gloo"), name, plan)
 
 
 @pytest.mark.parametrize("plan", ["dp=2,ep=2", "dp=2,ep=2,zero=1"])
@@ -117,7 +117,7 @@ def test_experts_assume_uniform_load(world: Worlds, plan: str) -> None:
     """Routing depends on values: the messages have the right names, ranks and number, and uniform bytes."""
     name = "mixture of experts"
     result = dry_run(functions.job_of(name), plan, backend="gloo")
-    real = world(2).run(functions.real, name, plan)[0]
+    real = world(2, "plain gloo").run(functions.real, name, plan)[0]
     mine = Counter((m.name, m.ranks) for m in result.ranks[0].messages)
     theirs: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for (kind, _, ranks), n in real["messages"].items():
@@ -145,7 +145,7 @@ ALLOCATED = [
 def test_peak_matches_the_allocator(world: Worlds, plan: str) -> None:
     """An independent count: the profiler's allocator events, plus what was allocated before the step."""
     result = dry_run(functions.job_of("words"), plan, backend="gloo")
-    ranks = world(2).run(functions.real, "words", plan)
+    ranks = world(2, "plain gloo").run(functions.real, "words", plan)
     beyond = world(2).run(functions.allocated, "words", plan)
     for rank in result.ranks:
         assert rank.peak == pytest.approx(ranks[rank.rank]["before"] + beyond[rank.rank], rel=0.05)

@@ -58,7 +58,7 @@ def test_fsdp_and_pipelines_over_mpi(name: str) -> None:
 
 
 def test_mpi_without_mpiexec_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"backend=mpi on ranks that Drumline starts(.|\n)*mpiexec -n 2 python"):
+    with pytest.raises(PlanError, match=r"backend=mpi on ranks that Drumline starts(.|\n)*mpiexec -n 2 drumline train"):
         verify(small_jobs.make("mlp"), "dp=2,backend=mpi")
     with pytest.raises(InputError, match=r"backend=mpi, but the ranks were started by no launcher(.|\n)*mpiexec -n 2"):
         connect(backend="mpi")

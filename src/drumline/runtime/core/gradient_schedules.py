@@ -23,7 +23,7 @@ def gradient_schedules(plan: Plan, shape: Sequence[int], dim: int, device: torch
     """
     if plan.allreduce == NATIVE or shape[dim] == 1 or plan.compress != "none":
         return None
-    if hasattr(dist.group.WORLD, "stands_for"):  # a dry run
+    if getattr(dist.group.WORLD, "only_records", False):  # a dry run
         return None
     if device.type == "cuda":
         if plan.allreduce != "auto":

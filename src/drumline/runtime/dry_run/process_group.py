@@ -77,6 +77,8 @@ class DryRunGroup(PythonProcessGroup):
         super().__init__(NAME, rank, len(ranks))
         self._log, self._ranks = log, ranks
         self.stands_for = log.backend
+        self.only_records = True
+        """Nothing is sent: the ranks are not there."""
 
     # -- collectives
 

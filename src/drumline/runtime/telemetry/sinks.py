@@ -71,9 +71,7 @@ class JsonLinesFile(Sink):
     def __init__(self, path: Path, *, resume: bool = False) -> None:
         self._path, self._last = path, math.inf if resume else -1
         try:
-            self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)  # so that a cut file is continued
-            if not resume:
-                self._file.truncate(0)
+            self._file: TextIO = path.open("a" if resume else "w", encoding="utf-8", buffering=1)
         except OSError as e:
             raise InputError(f"{path} cannot be written: {e.strerror}") from None
 
@@ -81,8 +79,9 @@ class JsonLinesFile(Sink):
         """Write one line."""
         if record.step <= self._last:  # the run was resumed or restarted, and this is its first step
             self._file.truncate(length_before(self._path, record.step))
-        self._last = record.step
+            self._file.seek(0, os.SEEK_END)
         self._file.write(step_line(record))
+        self._last = record.step
 
     def close(self) -> None:
         """Close the file."""
