@@ -17,7 +17,7 @@ import psutil
 import pytest
 from fault_matrix import Cell, cover, problems
 
-from drumline.core.errors import RankFailed
+from drumline.core.errors import RankFailed, StoppedByGuard
 from drumline.loop.checkpoints import CheckpointOptions
 from drumline.loop.report import load_run, report
 from drumline.loop.restarts import FaultOptions
@@ -55,6 +55,11 @@ class Stuck(Data):
         self.taken = getattr(self, "taken", 0) + 1
         if self.taken > 24 and os.environ.get("RANK") == "1": time.sleep(3600)  # after six steps
         return super().__getitem__(i)
+def bad(): return dataclasses.replace(made(0.0, 10), loss=loss_that_ends)
+def loss_that_ends(output, target):
+    CALLS.append(0)
+    return nn.functional.cross_entropy(output, target) * (float("nan") if len(CALLS) > 6 else 1.0)
+CALLS = []
 def forty(): return made(0.02, 40, dropout=0.0)  # masks differ between replicas
 def with_child():
     if "RANK" in os.environ:
@@ -255,6 +260,28 @@ def test_the_kernel_ends_a_rank_for_lack_of_memory(folder: Path) -> None:
     error = caught.value
     assert error.what == "rank 1 was ended by signal SIGKILL: the kernel ran out of memory"
     assert error.rule.startswith("predicted 64.0 MiB a rank of 78.1 GiB") and "zero=3" in error.fix
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def test_a_resumed_run_saves_its_work(folder: Path) -> None:
+    """Also without an interval between saves."""
+    job, output = folder / "j.py", folder / "run"
+    for options, steps in ((CheckpointOptions(every=2), 4), (CheckpointOptions(resume="auto"), 7)):
+        train(job, "dp=2", steps=steps, cluster="dgx-h100", output=output, checkpoints=options)
+    assert saved_steps(output)[-1] == 7
+
+
+def test_the_last_good_step_is_saved_before_a_stop(folder: Path) -> None:
+    """A loss that is not finite ends the run, but its weights are good."""
+    options = CheckpointOptions(every=4)
+    with pytest.raises(StoppedByGuard):
+        train(f"{folder / 'j.py'}:bad", "dp=2", cluster="dgx-h100", output=folder / "run", checkpoints=options)
+    run = load_run(folder / "run")
+    assert saved_steps(folder / "run") == [4, len(run.steps)] and len(run.steps) > 4
+    assert "non-finite" in run.failure
 
 
 @contextmanager

@@ -47,8 +47,6 @@ ALLOWED = {
     ("partition/program.py", "exec"): "our own lines, made from a captured graph",
     ("launchers/local.py", "pickle.loads"): "through a pipe from the process that started this one",
     ("mpi/pickling.py", "pickle.loads"): "object messages of drumline.MPI, between ranks of one job, as mpi4py's",
-    ("loop/measure.py", "dist.all_gather_object"): "ranks of one job",
-    ("measurement/links.py", "dist.all_gather_object"): "ranks of one job",
 }
 KEYWORDS = {"shell": True, "trust_remote_code": True, "allow_pickle": True, "weights_only": False}
 

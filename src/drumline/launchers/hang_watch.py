@@ -12,23 +12,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..comm.hang_report import HangReport, hang_report
+from ..comm.hang_report import STOPPED, HangReport, hang_report
+from ..comm.heartbeat import FACTOR, SHORTEST, START, WARM
 from ..comm.rank_status import StatusReading, read_status
 from ..core.errors import RankFailed
 
-FACTOR = 5.0
-"""Warm steps of the slowest kind that may pass without progress."""
-SHORTEST = 10.0
-"""Seconds of silence that are always allowed."""
-START = 300.0
-"""Seconds of silence allowed before the steps are warm, in a save, and after the last step."""
-WARM = 3
-"""Steps that do not count: they compile, allocate and record."""
 _STACKS = 0.5
 """Seconds in which ranks write their stacks."""
 _LINES = 30
 """Lines of a rank's stack that are shown."""
-_STOPPED = ("T", "t")
 
 
 class HangWatch:
@@ -66,7 +58,7 @@ class HangWatch:
         states = {rank: process_state(pid) for rank, pid in self._pids.items()}
         self._learn(readings, now)
         for rank, state in states.items():
-            if state not in _STOPPED:
+            if state not in STOPPED:
                 self._stopped.pop(rank, None)
             elif now - self._stopped.setdefault(rank, now) > self.limit:
                 return hang_report(readings, states=states, silent_for=now - self._stopped[rank])
@@ -90,7 +82,7 @@ class HangWatch:
     def failure(self, report: HangReport) -> RankFailed:
         """The error for a hang, with the stack of every rank that can still write one."""
         for rank, pid in self._pids.items():
-            if process_state(pid) not in (*_STOPPED, "", "Z"):
+            if process_state(pid) not in (*STOPPED, "", "Z"):
                 _send(pid, signal.SIGUSR2, rank)
         time.sleep(_STACKS)
         stacks = [text for rank in sorted(self._pids) if (text := self._stack(rank))]
