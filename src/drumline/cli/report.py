@@ -25,6 +25,10 @@ def report(
         print_json({**run_json(run), "page": str(page)})
         return
     out = console()
+    if run.failure:
+        out.print(f"failed after {len(run.steps)} steps: {run.failure}")
+    if run.faults:
+        out.print(f"survived {len(run.faults)} faults")
     out.print(verdict(run))
     out.print(f"report: {page}")
     if trace:

@@ -107,6 +107,8 @@ def run_json(run: Run) -> dict[str, Any]:
         "evaluation": run.evaluation,
         "skipped": run.steps[-1].skipped if run.steps else 0,
         "notes": list(run.estimate.notes),
+        "faults": list(run.faults),
+        "failure": run.failure,
         **host_bytes(run.estimate),
         **({"division": dataclasses.asdict(run.division)} if run.division else {}),
     }

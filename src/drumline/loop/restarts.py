@@ -147,9 +147,9 @@ class RestartLoop:
             raise e
         if self._useless >= self._options.restarts:
             raise RankFailed(
-                f"gave up after {self._number} restarts, {self._useless} of them without a new step: {e.what}",
+                f"gave up after {_restarts(self._number)}, {self._useless} of them without a new step: {e.what}",
                 where=e.where,
-                rule=f"at most {self._options.restarts} restarts without a new step",
+                rule=f"at most {_restarts(self._options.restarts)} without a new step",
                 fix="--restarts allows more" + ("; --min-ranks N continues with fewer ranks" if stuck else ""),
                 rank=e.rank,
                 kind=e.kind,
@@ -227,6 +227,10 @@ def _checkpoints(folder: str) -> list[Path]:
     from ..runtime.checkpoint.folder import complete_checkpoints
 
     return complete_checkpoints(Path(folder))
+
+
+def _restarts(count: int) -> str:
+    return "1 restart" if count == 1 else f"{count} restarts"
 
 
 def _first_line(error: RankFailed) -> str:
