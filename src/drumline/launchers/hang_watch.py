@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..comm.hang_report import STOPPED, HangReport, hang_report
@@ -17,6 +17,8 @@ from ..comm.heartbeat import FACTOR, SHORTEST, START, WARM
 from ..comm.rank_status import StatusReading, read_status
 from ..core.errors import RankFailed
 
+_BUSY = 6
+"""Times START that ranks may load and compile before the steps are warm, if none waits for another."""
 _STACKS = 0.5
 """Seconds in which ranks write their stacks."""
 _LINES = 30
@@ -66,10 +68,17 @@ class HangWatch:
         if not working:
             return None
         silence = now - max(status.changed for status in working)
-        warm = all(s.place == "training" for s in working) and self._step >= WARM
-        if silence > (self.limit if warm else max(START, self.limit)):
+        if silence > self._allowed(working):
             return hang_report(readings, states=states, silent_for=silence)
         return None
+
+    def _allowed(self, working: Sequence[StatusReading]) -> float:
+        """Seconds of silence that are no hang now: more while all ranks compute, since none waits for another."""
+        warm = all(s.place == "training" for s in working) and self._step >= WARM
+        waiting = any(s.in_collective for s in working)
+        if warm and (waiting or self._fixed):
+            return self.limit
+        return max(START, self.limit) * (1 if warm or waiting else _BUSY)
 
     def _learn(self, readings: Mapping[int, StatusReading], now: float) -> None:
         """Note how long the steps take."""

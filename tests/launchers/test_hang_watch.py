@@ -1,0 +1,80 @@
+"""The watch over local ranks: how long silence is allowed, and whom it names. Statuses are written by this process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from drumline.comm.heartbeat import START, WARM
+from drumline.comm.rank_status import RankStatus
+from drumline.launchers import hang_watch
+from drumline.launchers.hang_watch import HangWatch, status_path
+
+
+class Ranks:
+    """Two ranks and their watch, with a clock of their own."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, timeout: float | None = None) -> None:
+        self.now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.status = [RankStatus(status_path(folder, rank)) for rank in range(2)]
+        self.watch = HangWatch(timeout)
+        self.watch.begin(folder, {0: os.getpid(), 1: os.getpid()})
+
+    def steps(self, count: int, seconds: float) -> None:
+        for number in range(count):
+            for status in self.status:
+                status.step(number)
+            assert self.watch.check() is None
+            self.now += seconds
+
+    def silent_for(self, seconds: float) -> bool:
+        """Whether that much silence is a hang."""
+        before, self.now = self.now, max(s.read().changed for s in self.status) + seconds
+        hangs = self.watch.check() is not None
+        self.now = before
+        return hangs
+
+
+@pytest.mark.parametrize(("step", "limit"), [(0.1, 10.0), (4.0, 20.0)])
+def test_the_limit_is_learnt_while_a_rank_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float, limit: float
+) -> None:
+    ranks = Ranks(tmp_path, monkeypatch)
+    ranks.steps(WARM + 4, step)
+    ranks.status[0].collective_started("all_reduce float32 (8)", "train.py:3")
+    assert not ranks.silent_for(limit - 1) and ranks.silent_for(limit + 1)
+
+
+def test_ranks_that_compute_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All compile another shape, or load data: none waits for another."""
+    ranks = Ranks(tmp_path, monkeypatch)
+    assert not ranks.silent_for(4 * START) and ranks.silent_for(7 * START)  # before the first step
+    ranks.steps(WARM + 4, 0.1)
+    assert not ranks.silent_for(START - 1) and ranks.silent_for(START + 1)
+
+
+def test_before_the_steps_are_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(tmp_path, monkeypatch)
+    ranks.steps(2, 0.1)
+    ranks.status[0].collective_started("all_reduce float32 (8)")
+    assert not ranks.silent_for(START - 1) and ranks.silent_for(START + 1)
+
+
+def test_the_users_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(tmp_path, monkeypatch, 2.0)
+    ranks.steps(WARM + 4, 0.1)
+    assert not ranks.silent_for(1.9) and ranks.silent_for(2.1)
+
+
+def test_a_stopped_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(tmp_path, monkeypatch)
+    ranks.steps(WARM + 4, 0.1)
+    monkeypatch.setattr(hang_watch, "process_state", lambda pid: "T")
+    assert ranks.watch.check() is None
+    ranks.now += 11
+    report = ranks.watch.check()
+    assert report is not None and report.suspects == (0, 1) and "stopped" in report.text
