@@ -1,6 +1,6 @@
 """A long training with a random fault every half minute: it ends by itself, with the weights of an undisturbed one.
 
-    python benchmarks/soak.py [--minutes 30] [--ranks 4] [--every 25] [--seed 0] [--paste]
+    python benchmarks/soak.py [--minutes 30] [--ranks 4] [--every 18] [--seed 0] [--paste]
 
 Ranks are killed, stopped, crash, exit and raise at random steps. A step spends most of its time asleep, so the result
 depends little on how busy the machine is. Printed: faults by kind, whether every step was done exactly once and all
@@ -88,11 +88,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--every", type=float, default=25.0, help="seconds between two faults")
+    parser.add_argument("--every", type=float, default=18.0, help="seconds between two faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--paste", action="store_true")
     options = parser.parse_args()
-    steps = max(SAVE_EVERY, round(0.8 * 60 * options.minutes / STEP))
+    steps = max(SAVE_EVERY, round(0.9 * 60 * options.minutes / STEP))
     plan = f"dp={options.ranks}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
