@@ -8,31 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..comm.peer_errors import is_follow_up
 from ..core.errors import DrumlineError, RankFailed
 
-_SYMPTOMS = (
-    "Connection reset",
-    "Connection closed",
-    "Connection refused",
-    "Broken pipe",
-    "connectFullMesh",
-    "Timed out",
-    "timed out",
-    "Socket",
-    "which has died",
-    "which has left",
-    "has died",
-    "has left",
-    "is not done after",
-    "was destroyed",
-    "that cannot arrive",
-    "lost rank",
-    "of the pipeline",
-    "no rank received",
-    "waited for",
-    "NCCL communicator was aborted",
-)
-"""Parts of the errors that a rank raises because another rank is gone."""
 _NO_MEMORY = ("MemoryError", "can't allocate memory", "out of memory", "Cannot allocate memory")
 """Parts of the errors that a rank raises when memory runs out."""
 _SEEN_LATE = 0.2
@@ -63,12 +41,6 @@ def error_message(error: BaseException, when: float) -> tuple[float, DrumlineErr
     text = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     ours = error if isinstance(error, DrumlineError) else None
     return when, ours, text, traceback.format_exc(), is_follow_up(error)
-
-
-def is_follow_up(error: BaseException) -> bool:
-    """Whether an exception says that another rank is gone."""
-    text = str(error)
-    return any(symptom in text for symptom in _SYMPTOMS)
 
 
 def raised(rank: int, message: tuple[float, DrumlineError | None, str, str, bool]) -> RankEnd:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ...comm import gloo_fallbacks
 from ...comm.gloo_fallbacks import backend_of
+from ...comm.peer_errors import is_follow_up
 from ...core.errors import GaveUp, PlanError
 from .messages import Key, PipelineMessage
 
@@ -125,10 +126,15 @@ class StepMessages:
 
 @contextmanager
 def _naming_peer(what: str, peer: int) -> Iterator[None]:
-    """Name the peer in an error of the backend: a dead rank shows wherever a message to or from it is."""
+    """Name the peer in an error of the backend: a dead rank shows wherever a message to or from it is.
+
+    Errors of this rank itself, such as a lack of memory, are its own.
+    """
     try:
         yield
     except RuntimeError as e:
+        if not is_follow_up(e):
+            raise
         raise GaveUp(
             what,
             where=str(e).split("\n")[0],
