@@ -8,11 +8,8 @@ _SYMPTOMS = (
     "Connection refused",
     "Broken pipe",
     "connectFullMesh",
-    "Timed out",
     "timed out",
     "Socket",
-    "which has died",
-    "which has left",
     "has died",
     "has left",
     "is not done after",
@@ -30,5 +27,5 @@ _SYMPTOMS = (
 
 def is_follow_up(error: BaseException) -> bool:
     """Whether an exception says that another rank is gone."""
-    text = str(error)
-    return any(symptom in text for symptom in _SYMPTOMS)
+    text = str(error).lower()
+    return any(symptom.lower() in text for symptom in _SYMPTOMS)

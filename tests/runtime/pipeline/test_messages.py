@@ -136,3 +136,12 @@ def test_dead_peer_is_named_when_a_message_starts(monkeypatch: pytest.MonkeyPatc
     assert caught.value.where == "Connection reset by peer" and caught.value.fix == "see what rank 1 says"
     with pytest.raises(GaveUp, match="cannot receive grad 0 0 0 1 from rank 1 to rank 0"):
         ours.post_receive(answer)
+
+
+def test_an_error_of_this_rank_is_its_own() -> None:
+    made = tables(one_f_one_b(2, 2), "mlp")
+    ours, wires = exchange(made, 0)
+    wires.broken = RuntimeError("can't allocate memory")
+    ours.post_receive(made.sequences[1, 0][0])
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        ours.wait_for(made.sequences[1, 0][0])
