@@ -152,7 +152,10 @@ def main() -> None:
             seconds[name].append(recovery(text, command))
     both = [pair for pair in zip(*seconds.values(), strict=True) if max(pair) < math.inf]
     rows = ["| | median | slowest |", "|---|---|---|"]
-    rows += [f"| {name} | {statistics.median(all_):.2f} s | {max(all_):.2f} s |" for name, all_ in seconds.items()]
+    for name, each in seconds.items():
+        late = sum(t == math.inf for t in each)
+        slowest = f"{late} of {len(each)} did not recover within a minute" if late else f"{max(each):.2f} s"
+        rows.append(f"| {name} | {statistics.median(each):.2f} s | {slowest} |")
     if both:
         rows.append(f"| ratio, where both recovered within a minute | {ratio(*zip(*both, strict=True))} | |")
     print("\n".join(rows))
