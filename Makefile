@@ -12,13 +12,17 @@ ALONE = $(shell grep -rl --include='test_*.py' 'mark[.]alone' tests)
 both = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(1)not alone'; first=$$?; \
 	$(BIN)/python -m pytest -m '$(1)alone' $(ALONE); second=$$?; test $$first -eq 0 && test $$second -eq 0
 
-.PHONY: demo test test-all parity faults reliability check numbers clean help
+# In CI the tests of the pages need a browser; elsewhere they are skipped without one.
+NEEDS_BROWSER = $(if $(filter-out 0 false,$(CI)),browser)
+
+.PHONY: demo test test-all browser parity faults reliability check numbers clean help
 
 help:
 	@echo "make demo      measure, plan, verify, train and report on this machine (a minute)"
 	@echo "make test      the quick tests"
 	@echo "make check     lint, format and types (ruff, mypy)"
 	@echo "make test-all  all tests, also the slow ones"
+	@echo "make browser   install Debian's chromium, for the tests of the pages (as root)"
 	@echo "make parity    the whole parity matrix, an hour; a part: make parity ARGS='--jobs gpt --ranks 2'"
 	@echo "make faults    every kind of fault in every place of a run, half an hour; a part: ARGS='--plans dp'"
 	@echo "make reliability  what must hold, line by line, with its tests; a part: make reliability ARGS='C S --collect'"
@@ -35,11 +39,17 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/drumline demo
 
-test: $(STAMP)
+test: $(STAMP) $(NEEDS_BROWSER)
 	@$(call both,not slow and )
 
-test-all: $(STAMP)
+test-all: $(STAMP) $(NEEDS_BROWSER)
 	@$(call both,)
+
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -qq -y --no-install-recommends chromium fonts-liberation >/dev/null || \
+		echo "no browser, and apt-get cannot install one: the tests of the pages will fail in CI"
 
 parity: $(STAMP)
 	@PYTHONPATH=tests $(BIN)/python tests/runtime/matrix.py $(ARGS)

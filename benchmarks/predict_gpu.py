@@ -2,6 +2,7 @@
 
     python benchmarks/predict_gpu.py run OUT [--only NAME ...] [--cluster FILE]     on the GPU
     python benchmarks/predict_gpu.py page OUT/results.json [--engine FILE ...]      writes docs/gpu.md
+    python benchmarks/predict_gpu.py engine FILE                                    only what benchmarks/gpu.py printed
 
 `run` measures the GPU as `drumline measure` does, unless it is given a cluster file, traces every model, writes down
 what it predicts, and only then runs it: the median of 20 steps, and the peak of allocated memory. As `drumline train`
@@ -260,9 +261,14 @@ def page(path: Path, engine: list[Path]) -> None:
     )
     _paste(MARKS["predicted"], f"{head}\n\n{summary(results)}")
     if engine:
-        lines = [line for p in engine for line in p.read_text().splitlines()]
-        shown = [line for line in dict.fromkeys(lines) if not line.startswith(("   predicted", "("))]
-        _paste(MARKS["engine"], "\n".join(["```", *shown, "```"]))
+        paste_engine(engine)
+
+
+def paste_engine(engine: list[Path]) -> None:
+    """Put what benchmarks/gpu.py printed into docs/gpu.md."""
+    lines = [line for p in engine for line in p.read_text().splitlines()]
+    shown = [line for line in dict.fromkeys(lines) if not line.startswith(("   predicted", "("))]
+    _paste(MARKS["engine"], "\n".join(["```", *shown, "```"]))
 
 
 def _paste(marks: tuple[str, str], text: str) -> None:
@@ -274,14 +280,16 @@ def _paste(marks: tuple[str, str], text: str) -> None:
 def main() -> None:
     """Run, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "page"])
+    parser.add_argument("what", choices=["run", "page", "engine"])
     parser.add_argument("path", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--cluster")
     parser.add_argument("--engine", nargs="*", type=Path, default=[], help="what benchmarks/gpu.py printed")
     parser.add_argument("--kernels", action="store_true", help="write down the kernels of a step of each, too")
     given = parser.parse_args()
-    if given.what == "page":
+    if given.what == "engine":
+        paste_engine([given.path, *given.engine])
+    elif given.what == "page":
         page(given.path, given.engine)
     else:
         run(given.path, given.only, given.cluster, given.kernels)

@@ -32,7 +32,7 @@ from drumline.clusters import Cluster
 from drumline.core.errors import PlanError, TraceError
 from drumline.core.job import Job
 from drumline.core.units import format_seconds
-from drumline.loop.forecast import best_runnable, check_split
+from drumline.loop.forecast import best_runnable, check_job
 from drumline.loop.measure import measure_local
 from drumline.planner import search
 from drumline.plans import Plan
@@ -145,7 +145,7 @@ def few_of_each(offers: Sequence[Offer]) -> list[Offer]:
 def _runs(job: Job, plan: Plan) -> bool:
     """Whether the engine can split this model so; `drumline train` passes over what it cannot."""
     try:
-        check_split(job, plan)
+        check_job(job, plan)
     except (PlanError, TraceError):
         return False
     return True

@@ -35,7 +35,8 @@ def lines(folder: Path, depth: int = 0) -> list[str]:
 def _line(name: str, text: str) -> str:
     room = WIDTH - max(32, len(name) + 2)
     if len(text) > room:
-        text = text[: room - 3].rsplit(" ", 1)[0] + "..."
+        text = text[: room - 3].rsplit(" ", 1)[0]
+        text = (text.rpartition("`")[0].rstrip() if text.count("`") % 2 else text) + "..."  # no code without its end
     return f"{name:<30}  {text}".rstrip()
 
 

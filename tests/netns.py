@@ -1,7 +1,10 @@
-"""Two hosts out of one: network namespaces joined by a wire of a given rate. Needs root, and `ip` and `tc` of iproute2.
+"""Hosts out of one: network namespaces joined by links of a given rate. Needs root, and `ip` and `tc` of iproute2.
 
     with two_hosts() as hosts:
         outputs = hosts.run("script.py", "argument")
+
+    with switched_hosts(5, "100mbit") as switch:
+        switch.enter(3)  # in a process of its own: it is on that host from now on
 
 A rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment. The hosts
 share the file system and the process numbers of this machine; what tells them apart is their network.
@@ -9,6 +12,7 @@ share the file system and the process numbers of this machine; what tells them a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shutil
@@ -22,6 +26,8 @@ from pathlib import Path
 
 CPU, PERIOD = Path("/sys/fs/cgroup/cpu"), 5000
 """Where shares of cores are given out, and the microseconds that they count in."""
+NETWORK = 0x40000000
+"""CLONE_NEWNET: the kind of namespace."""
 PORT = 29561
 """In namespaces that nobody else is in, every port is free."""
 
@@ -113,16 +119,11 @@ def two_hosts(
     """Make both hosts and the wire, and remove them whatever happens. `cores`: what each rank may use of a core."""
     if cores and not CPU.exists():
         raise Unable(f"there is no {CPU}: shares of cores need the cpu controller of control groups, version 1")
-    if os.geteuid() != 0:
-        raise Unable("network namespaces need root")
-    for tool in ("ip", "tc"):
-        if shutil.which(tool) is None:
-            raise Unable(f"there is no `{tool}`: apt-get install iproute2")
+    _check_tools()
     token = secrets.token_hex(3)
     names = f"drumline-{token}-a", f"drumline-{token}-b"
     interfaces = f"dl{token}a", f"dl{token}b"
-    # A network of its own in 10.128.0.0/9 for every token; nobody else is in the namespaces.
-    net = f"10.{128 + int(token[:2], 16) // 2}.{int(token[2:4], 16)}"
+    net = _network(token)
     hosts = Hosts(names, interfaces, f"{net}.1", cores)
     try:
         for name in names:
@@ -143,6 +144,71 @@ def two_hosts(
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
             for group in CPU.glob(f"{name}-*"):
                 group.rmdir()
+
+
+@dataclass(frozen=True)
+class SwitchedHosts:
+    """Hosts with one port each on a switch. Their interface is `eth0`."""
+
+    names: tuple[str, ...]
+    net: str
+
+    def address(self, host: int) -> str:
+        """The address of a host."""
+        return f"{self.net}.{host + 1}"
+
+    def enter(self, host: int) -> None:
+        """Move the calling thread, and all that it will start, to a host."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/run/netns/{self.names[host]}", "rb") as namespace:
+            if libc.setns(namespace.fileno(), NETWORK):
+                raise Unable(f"setns({self.names[host]}): {os.strerror(ctypes.get_errno())}")
+
+
+@contextmanager
+def switched_hosts(count: int, rate: str, *, mtu: int = 1500, limit: str = "64mb") -> Iterator[SwitchedHosts]:
+    """Make hosts whose ports send and receive at a rate, and remove them whatever happens.
+
+    A port that was idle sends one packet at once (`burst`): what is longer than that takes its time. Its queue holds
+    `limit`, so that nothing is lost where many send to one port.
+    """
+    _check_tools()
+    token = secrets.token_hex(3)
+    names = tuple(f"drumline-{token}-{i}" for i in range(count))
+    switch, net = f"drumline-{token}-switch", _network(token)
+    shape = ("root", "tbf", "rate", rate, "burst", str(mtu + 100), "limit", limit)
+    try:
+        _run("ip", "netns", "add", switch)
+        _run("ip", "-n", switch, "link", "add", "switch", "mtu", str(mtu), "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "switch", "up")
+        for i, name in enumerate(names):
+            port = f"port{i}"
+            _run("ip", "netns", "add", name)
+            ends = ("type", "veth", "peer", "name", port, "mtu", str(mtu), "netns", switch)
+            _run("ip", "link", "add", "eth0", "mtu", str(mtu), "netns", name, *ends)
+            _run("ip", "-n", name, "addr", "add", f"{net}.{i + 1}/24", "dev", "eth0")
+            _run("ip", "-n", name, "link", "set", "eth0", "up")
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            _run("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
+            _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *shape)
+            _run("tc", "-n", switch, "qdisc", "add", "dev", port, *shape)
+        yield SwitchedHosts(names, net)
+    finally:
+        for name in (*names, switch):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _check_tools() -> None:
+    if os.geteuid() != 0:
+        raise Unable("network namespaces need root")
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            raise Unable(f"there is no `{tool}`: apt-get install iproute2")
+
+
+def _network(token: str) -> str:
+    """A network of its own in 10.128.0.0/9 for every token; nobody else is in the namespaces."""
+    return f"10.{128 + int(token[:2], 16) // 2}.{int(token[2:4], 16)}"
 
 
 def _run(*argv: str) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("cost.md", "case-studies.md")
+PAGES = ("cost.md", "case-studies.md", "network.md")
 PUBLISHED = DOCS.parents[1] / "shared" / "data" / "published_collectives.csv"
 
 
@@ -60,7 +60,7 @@ def test_the_answers_follow_the_numbers() -> None:
     assert run(years.replace("0.5", "1.0"))[0].endswith("2,218 years")
 
 
-def test_both_pages_have_their_programs() -> None:
+def test_all_pages_have_their_programs() -> None:
     assert len(programs()) >= 12
     assert {name for name, _, _ in programs()} == set(PAGES)
 

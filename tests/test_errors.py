@@ -53,3 +53,4 @@ def test_nearest() -> None:
     assert errors.nearest("recomput", ["recompute", "zero"]) == "Did you mean 'recompute'?"
     assert errors.nearest("xyz", ["recompute", "zero"]) == ""
     assert errors.nearest("x", []) == ""
+    assert errors.nearest("H100", ["h800", "h100-pcie", "dgx-h100"]) == "Did you mean 'dgx-h100' or 'h100-pcie'?"

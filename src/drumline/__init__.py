@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .loop.profile import profile
     from .loop.report import report
     from .loop.simulate import Simulation, simulate
+    from .loop.simulate_scaling import simulate_scaling
     from .loop.train import train
     from .loop.verify import verify
     from .models import Profile
@@ -68,6 +69,7 @@ __all__ = [
     "rates",
     "report",
     "simulate",
+    "simulate_scaling",
     "spawn",
     "train",
     "verify",
@@ -96,6 +98,7 @@ _LAZY = {
     "rates": "runtime.learning_rates.rates",
     "report": "loop.report.report",
     "simulate": "loop.simulate.simulate",
+    "simulate_scaling": "loop.simulate_scaling.simulate_scaling",
     "spawn": "launchers.spawn",
     "train": "loop.train.train",
     "verify": "loop.verify.verify",

@@ -14,7 +14,7 @@ EXAMPLES = re.findall(r"```sh\n(.*?)```\n```text\n(.*?)```", PAGE, re.S)
 
 
 def test_every_command_shows_its_output() -> None:
-    assert len(EXAMPLES) == PAGE.count("```sh") == 8
+    assert len(EXAMPLES) == PAGE.count("```sh") == 11
 
 
 @pytest.mark.parametrize(("commands", "shown"), EXAMPLES, ids=[text.split(" --top ")[0][14:] for text, _ in EXAMPLES])

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from drumline.cli import app
 from drumline.loop.inputs import load_profile, profile_in_precision
+from drumline.plans import Plan
 
 JOB = str(Path(__file__).parents[2] / "examples" / "cnn.py")
 
@@ -45,4 +46,4 @@ def test_candidates_are_priced_with_the_half_precision_trace(monkeypatch: pytest
     result = CliRunner().invoke(app, ["plan", JOB, "--cluster", "dgx-a100", "--devices", "2", "--json"])
     assert result.exit_code == 0, result.output
     assert seen == ["bf16"]
-    assert json.loads(result.stdout)["plans"][0]["plan"].endswith("precision=bf16")
+    assert Plan.parse(json.loads(result.stdout)["plans"][0]["plan"]).precision == "bf16"

@@ -78,6 +78,8 @@ def test_save_resume_export(folder: Path) -> None:
     second = train(folder, "--steps", 8, "--resume", "auto", "--save-every", 2, "--keep", 3)
     assert "step-00000005, step 5, saved under dp=2" in second.stdout
     assert losses(folder) == straight  # bit for bit; what was there is kept
+    elapsed = [json.loads(line)["elapsed"] for line in (folder / "run" / "steps.jsonl").read_text().splitlines()]
+    assert elapsed == sorted(elapsed) and elapsed[5] > elapsed[4] > 0, "a resumed run goes on counting its seconds"
     assert "(Young/Daly): --save-every" in second.stdout
     done = subprocess.run(
         command("export", "run", "-o", "out", "--json"), cwd=folder, capture_output=True, text=True, timeout=60

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import drumline.clusters
 from drumline.clusters import Cluster
 from drumline.clusters.checks import line_of
 from drumline.core.errors import ClusterError
@@ -110,3 +111,44 @@ def test_a_file_that_is_not_toml_names_the_line(tmp_path: Path) -> None:
     path.write_text(FILE.replace("nodes = 4", "nodes 4"))
     with pytest.raises(ClusterError, match=r"not TOML(.|\n)*line 29"):
         Cluster.load(path)
+
+
+NETWORK = """
+[network]
+nodes = 8
+link = { alpha = "10us", bandwidth = "100GB/s" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ('topology = "rial"', "rial is none of fat-tree, rail, ethernet, torus. Did you mean 'rail'?"),
+        ("topologie = 'rail'", "Did you mean 'topology'?"),
+        ('topology = "torus"', "a torus of 8 nodes in the shape (none)"),
+        ('topology = "torus"\nshape = [4, 4]', 'network.shape = "2x4"'),
+        ('topology = "torus"\nshape = "4 by 4"', "4 by 4 is not a shape such as 4x8"),
+        ('shape = "2x4"', "the shape 2x4 of a network that is no torus"),
+        ("oversubscription = 4", "oversubscription 4 without nodes_per_switch"),
+        ("oversubscription = 0.5", "greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_topology_is_refused(tmp_path: Path, keys: str, says: str) -> None:
+    path = tmp_path / "cluster.toml"
+    text = (Path(drumline.clusters.__file__).parent / "catalogue" / "rtx4090.toml").read_text()
+    path.write_text(text.replace("[origin]", f"{NETWORK}{keys}\n\n[origin]"))
+    with pytest.raises(ClusterError) as refused:
+        Cluster.load(path)
+    assert says in str(refused.value) and "network" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "keys", ["", 'topology = "rail"', 'topology = "torus"\nshape = "2x2x2"', "nodes_per_switch = 4"]
+)
+def test_a_topology_is_read_and_written(tmp_path: Path, keys: str) -> None:
+    path = tmp_path / "cluster.toml"
+    text = (Path(drumline.clusters.__file__).parent / "catalogue" / "rtx4090.toml").read_text()
+    path.write_text(text.replace("[origin]", f"{NETWORK}{keys}\n\n[origin]"))
+    cluster = Cluster.load(path)
+    cluster.save(path)
+    assert Cluster.load(path) == cluster

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.clusters import Cluster, CollectiveTable, KernelCurve
+from drumline.clusters import Cluster, CollectiveTable, KernelCurve, Link, LogPTimes, Node, load
 from drumline.clusters.spec import SET_BY_USER
 from drumline.core.errors import ClusterError
 
@@ -244,3 +244,14 @@ def test_text_form(good: Cluster) -> None:
         "  node: 8 devices, alpha 3.00 us, 300 GB/s (measured)",
         "  network: 4 nodes, alpha 10.0 us, 25.0 GB/s (set by the user)",
     ]
+
+
+def test_short_messages_are_printed_stored_and_checked(tmp_path: Path) -> None:
+    cluster = dataclasses.replace(load("dgx-a100"), node=Node(8, Link(3e-6, 3e11, logp=LogPTimes(2e-6, 5e-7, 1e-6))))
+    assert "alpha 3.00 us, 300 GB/s, L 2.00 us, o 500 ns, g 1.00 us" in str(cluster)
+    cluster.save(tmp_path / "c.toml")
+    assert Cluster.load(tmp_path / "c.toml") == cluster
+    text = (tmp_path / "c.toml").read_text()
+    (tmp_path / "c.toml").write_text(text.replace("2e-06", "2"))
+    with pytest.raises(ClusterError, match="node.link.logp.L: 2 seconds is implausible"):
+        Cluster.load(tmp_path / "c.toml")

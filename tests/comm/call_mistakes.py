@@ -160,3 +160,33 @@ def swapped_buckets(backend: str, plan: str) -> str:
     except Exception as e:
         return str(e)
     return "no error"
+
+
+def now_and_then(rounds: int, times: int) -> tuple[int, float, str]:
+    """On every rank: a call in every `rounds`-th round, which at last one rank leaves out.
+
+    Keys that the calls left in the store, and seconds and text of the error.
+    """
+    store = dist.HashStore() if dist.get_world_size() == 1 else dist.distributed_c10d._get_default_store()
+    group = dist.new_group(backend="checked_gloo")
+    assert group is not None
+    keys = 0
+    for i in range(times):
+        for _ in range(rounds):
+            right(group)
+        dist.all_reduce(torch.ones(11), group=group)
+        dist.barrier()
+        if i == 1:
+            keys = store.num_keys()
+    left = store.num_keys() - keys
+    dist.barrier()
+    for _ in range(rounds):
+        right(group)
+    begin, text = time.monotonic(), "no error"
+    try:
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(11), group=group)
+        right(group)
+    except Exception as e:
+        text = str(e)
+    return left, time.monotonic() - begin, text

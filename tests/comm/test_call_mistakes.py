@@ -53,6 +53,15 @@ def test_n1_tensors_of_one_line_whose_order_changes_are_refused(world) -> None:
         assert "in a different order (one line, with its tensors in another order)" in rounds[2][0]
 
 
+@pytest.mark.alone  # an error must appear within a second
+def test_n1_a_call_that_is_made_now_and_then(world) -> None:
+    """Such calls leave nothing in the store, and a rank that leaves one out is refused."""
+    for left, seconds, text in world(2).run(call_mistakes.now_and_then, 80, 5):
+        assert left == 0
+        assert seconds < 1.0
+        assert "ranks made different calls" in text and "all_reduce float32 (11)" in text
+
+
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_n1_buckets_in_another_order_are_refused(backend: str) -> None:
     own = World(2, backend)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.comm.call_sequence import CONTEXT, PATIENCE, CallSequence, Judgement
+from drumline.comm.call_sequence import CONTEXT, PATIENCE, RARE, SETTLED, CallSequence, Judgement
 
 
 def run(sequence: CallSequence, calls: list[int], site: int = 7) -> list[Judgement]:
@@ -33,12 +33,51 @@ def test_a_missing_extra_or_swapped_call_deviates(wrong: list[int]) -> None:
     assert run(sequence, wrong)[-1] is Judgement.DEVIATES
 
 
-def test_a_fork_is_always_compared() -> None:
+def test_a_context_that_varies_often_is_always_compared() -> None:
     sequence = CallSequence()
     run(sequence, [1, 2] * CONTEXT)
-    assert run(sequence, [9])[0] is Judgement.DEVIATES
-    run(sequence, [1, 2] * CONTEXT)
+    for _ in range(3):
+        run(sequence, [9])
+        run(sequence, [1, 2] * (CONTEXT // 2 + RARE // 2))
     assert run(sequence, [1])[0] is Judgement.COMPARE
+    run(sequence, [2])
+    assert run(sequence, [9])[0] is Judgement.COMPARE
+
+
+def test_a_rare_call_deviates_each_time_and_the_usual_one_stays_known() -> None:
+    """What a vote or a save in every hundredth step looks like."""
+    sequence = CallSequence()
+    step = [1, 2, 3]
+    run(sequence, step * (CONTEXT + RARE))
+    for _ in range(3):
+        assert run(sequence, [9])[0] is Judgement.DEVIATES
+        run(sequence, step * CONTEXT)  # the first time, what follows the rare call is new
+        assert set(run(sequence, step * RARE)) == {Judgement.KNOWN}
+    assert run(sequence, [8])[0] is Judgement.DEVIATES, "another call in its place"
+
+
+def test_a_context_that_has_varied_settles() -> None:
+    sequence = CallSequence()
+    run(sequence, [1] * 2 * CONTEXT)
+    for _ in range(3):
+        run(sequence, [9] + [1] * (CONTEXT + 2))
+    assert run(sequence, [1])[0] is Judgement.COMPARE
+    run(sequence, [1] * SETTLED)
+    assert run(sequence, [1])[0] is Judgement.KNOWN
+    assert run(sequence, [9])[0] is Judgement.DEVIATES
+
+
+def test_following_the_expected_call_is_the_same_as_judging_it() -> None:
+    judged, followed = CallSequence(), CallSequence()
+    loop = [1, 2, 2, 3]
+    run(judged, loop * CONTEXT)
+    run(followed, loop * CONTEXT)
+    run(judged, loop * CONTEXT)
+    for call in loop * CONTEXT:
+        assert followed.expected is not None and followed.expected.call == call
+        followed.follow(followed.expected)
+    for call in [*loop, 9, *loop * CONTEXT, 9]:
+        assert run(judged, [call]) == run(followed, [call])
 
 
 def test_another_line_deviates_until_it_is_excused() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from drumline.comm import fault_injection
-from drumline.comm.fault_injection import Fault, FaultInjector, RandomFaults, parse_faults
+from drumline.comm.fault_injection import Fault, FaultInjector, RandomFaults, check_faults, parse_faults
 from drumline.comm.rank_status import RankStatus
 from drumline.core.errors import InputError
 
@@ -44,7 +44,7 @@ def injected(text: str, monkeypatch: pytest.MonkeyPatch, *, rank: int = 1, attem
     """(kind, step) of the faults in a run of four steps with a save after the second."""
     seen: list[tuple[str, int]] = []
     step = -1
-    monkeypatch.setattr(fault_injection, "inject", lambda kind, _: seen.append((kind, step)))
+    monkeypatch.setattr(fault_injection, "inject", lambda kind, *_: seen.append((kind, step)))
     status = RankStatus()
     FaultInjector(parse_faults(text), rank=rank, ranks=4, attempt=attempt).follow(status)
     for step in range(4):
@@ -93,3 +93,25 @@ def test_random_faults_reach_one_rank_at_a_time(monkeypatch: pytest.MonkeyPatch)
 def test_memory_runs_out() -> None:
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         fault_injection.inject("memory", 0)
+
+
+def test_without_a_place_a_fault_comes_where_the_work_of_a_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a parameter server that is the update: it has no forward."""
+    seen: list[str] = []
+    monkeypatch.setattr(fault_injection, "inject", lambda kind, *_: seen.append(kind))
+    for phases in (("data", "forward", "backward", "optimizer"), ("optimizer",)):
+        injector = FaultInjector(parse_faults("kill:2@1"), rank=2, ranks=3, attempt=0)
+        for step in range(3):
+            injector._on_change("step", str(step))
+            for phase in phases:
+                injector._on_change("phase", phase)
+    assert seen == ["kill", "kill"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"), [("kill:2", "ranks 0 to 1"), ("raise:1@5", "5 steps, 0 to 4"), ("slow:7@0/end", "2 processes")]
+)
+def test_faults_that_a_run_cannot_have_are_refused(text: str, rule: str) -> None:
+    with pytest.raises(InputError, match=rule):
+        check_faults(text, processes=2, steps=5)
+    check_faults("kill:1@4,random:10,stop:0@9/end", processes=2, steps=5)

@@ -270,8 +270,8 @@ def test_too_little_memory_falls_back_with_a_warning(world) -> None:
 
 
 def shared_files() -> set[str]:
-    """Names in /dev/shm, without those of Open MPI, which other tests run at the same time."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sm_segment")}
+    """Names in /dev/shm, without those of Open MPI and MPICH, which other tests run at the same time."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sm_segment", "mpich_shm"))}
 
 
 def test_killed_ranks_leave_nothing_in_dev_shm(tmp_path) -> None:

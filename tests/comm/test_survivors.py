@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 import survivor_functions
+import torch
+import torch.distributed as dist
+from torch._utils import ExceptionWrapper
 
 from drumline.comm.process_group.torch_interface import GroupWork
-from drumline.core.errors import DrumlineError, RankFailed
+from drumline.core.errors import DrumlineError, GaveUp, RankFailed
+from drumline.core.job import call_user_code
 from drumline.launchers import spawn
 from drumline.launchers.failures import RankEnd, is_follow_up, root_cause
 
@@ -85,3 +92,62 @@ def test_a_rank_that_waited_is_never_the_cause() -> None:
         waited = RankEnd(0, 1.0, DrumlineError(text), is_follow_up(RuntimeError(text)))
         failed = RankEnd(1, 1.3, DrumlineError("ValueError"), is_follow_up(ValueError("ValueError")))
         assert root_cause([waited, failed]) is failed.error, text
+
+
+def caught(raising: Any, *arguments: Any) -> BaseException:
+    """What a function raises, with its traceback."""
+    try:
+        raising(*arguments)
+    except Exception as e:
+        return e
+    raise AssertionError("nothing was raised")
+
+
+def fail(error: BaseException) -> None:
+    """The user's code."""
+    raise error
+
+
+@pytest.mark.parametrize("word", ["the socket of the printer", "the job timed out", "waited for the licence"])
+@pytest.mark.parametrize("kind", [RuntimeError, OSError, ValueError])
+def test_the_users_own_error_is_a_cause_whatever_it_says(word: str, kind: type[Exception]) -> None:
+    own = caught(fail, kind(word))
+    assert not is_follow_up(own)
+    assert not is_follow_up(caught(call_user_code, fail, "the loss", kind(word))), "in our error that names the line"
+    cause = RankEnd(1, 1.3, DrumlineError(word), is_follow_up(own))
+    waited = RankEnd(0, 1.0, DrumlineError("lost"), is_follow_up(RuntimeError("rank 0 lost rank 1")))
+    assert root_cause([waited, cause]) is cause.error
+
+
+def test_errors_of_libraries_that_the_user_calls_are_causes() -> None:
+    """A download fails in the standard library; a worker of a DataLoader reports such an error through torch."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = server.getsockname()[1]
+    refused = caught(urllib.request.urlopen, f"http://127.0.0.1:{closed}/")
+    assert "Connection refused" in str(refused) and not is_follow_up(refused)
+    worker = ExceptionWrapper((type(refused), refused, refused.__traceback__), where="in DataLoader worker process 0")
+    reported = caught(worker.reraise)
+    assert "Connection refused" in str(reported) and not is_follow_up(reported)
+
+
+def test_errors_out_of_the_backward_and_of_our_groups_are_consequences() -> None:
+    class Gone(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("Connection closed by peer")
+
+    own = caught(Gone.apply(torch.ones(1, requires_grad=True)).backward)
+    assert not is_follow_up(own), "raised by the user's function, inside of the backward"
+    future: torch.futures.Future[None] = torch.futures.Future()
+    future.set_exception(RuntimeError("rank 0 waits for rank 1, which has died"))
+    assert is_follow_up(caught(future.wait))
+    work = GroupWork([])
+    work.finish(GaveUp("rank 0 lost rank 1"))
+    assert is_follow_up(caught(work.wait))
+    gloo = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
+    assert is_follow_up(caught(fail, RuntimeError(gloo))), "the user waits for a work of gloo itself"
+    assert is_follow_up(caught(fail, dist.DistNetworkError("Broken pipe")))

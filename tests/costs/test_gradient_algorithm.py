@@ -10,9 +10,11 @@ from drumline.clusters import Cluster, DeviceSpec, Link, Network, Node
 from drumline.clusters.measured import CollectiveTable
 from drumline.costs.collectives import collective_seconds, price
 from drumline.costs.gradient_algorithm import RankGroup, gradient_algorithm, gradient_seconds, host_all_reduce_seconds
+from drumline.costs.operator_model import OperatorCostModel
+from drumline.models import zoo
 from drumline.plans import Plan
 from drumline.plans.engine_constants import HOST_SEGMENT_BYTES
-from drumline.schedules import ALGORITHMS, SHARDED_HALVES, collective_schedule, segmented
+from drumline.schedules import ALGORITHMS, SEGMENTED_ALL_REDUCES, SHARDED_HALVES, collective_schedule, segmented
 from drumline.theory.alpha_beta import NodeTopology
 
 INSIDE, WIRE = Link(2e-5, 4e9), Link(1e-4, 1.25e8)
@@ -32,7 +34,7 @@ def test_a_named_algorithm_costs_what_its_schedule_costs(name: str, cluster: Clu
         assert seconds == host_all_reduce_seconds(ALL, M, HOSTS)
         return
     schedule = collective_schedule("all_reduce", name, 4, per_node=4 if cluster is HOST else 2)
-    if name in ("double_tree", "naive"):
+    if name in SEGMENTED_ALL_REDUCES:
         schedule = segmented(schedule, 64)
     links = INSIDE if cluster is HOST else NodeTopology(2, INSIDE, WIRE)
     assert seconds == pytest.approx(price(schedule, M, links), rel=1e-9)
@@ -97,3 +99,14 @@ def test_groups_that_share_a_port() -> None:
         plan = Plan(dp=4, allreduce=name)
         ours = gradient_seconds("all_reduce", RankGroup(4, 2), M, plan, four)
         assert ours == pytest.approx(gradient_seconds("all_reduce", ALL, M, plan, half), rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_prices_do_not_depend_on_what_was_priced_before(zero: int) -> None:
+    """Messages at the end of a step are cached by all that sets them, the algorithm too."""
+    profile = zoo.profile("gpt:125m")
+    one = OperatorCostModel(profile, HOSTS, "fp32")
+    for word in ALGORITHMS["all_reduce"]:
+        plan = Plan(dp=4, zero=zero, allreduce=word)
+        fresh = OperatorCostModel(profile, HOSTS, "fp32").estimate(plan)
+        assert one.estimate(plan).parts == fresh.parts

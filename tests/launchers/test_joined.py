@@ -77,7 +77,7 @@ def test_the_rank_that_failed_first_is_named_once(failing: int) -> None:
     def task(emit: Any, mine: str) -> None:
         if mine.endswith(str(failing)):
             raise ValueError("no data here")
-        raise RuntimeError("Connection closed by peer")
+        raise dist.DistNetworkError("Connection closed by peer")
 
     task.__name__ = "task"
     first, others = on_ranks(lambda ranks: ranks.run(task, OWN, on_event=None), task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,10 +10,13 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import torch.distributed as dist
 from launched import JOB, document, environment, run, same_weights, torchrun, train
 
 from drumline.comm.mpi.rendezvous import own_addresses
@@ -186,6 +190,68 @@ def test_rendezvous(scheme: str, tmp_path: Path, local: Path) -> None:
     assert [rank.returncode for rank in ranks] == [0, 0], err + more
     assert silent == ""
     assert json.loads(out)["losses"] == losses(local)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ["drumline/heartbeat/1", "joined/events/1"])
+def test_a_foreign_client_of_the_store_is_noticed(entry: str, tmp_path: Path) -> None:
+    """Another program connects to the port, lists the entries and writes one in the name of a rank: its status, or a
+    report about its step. The run ends with an error that names the entry."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "drumline", *train("dp=2", "run", "--steps", "120")]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "JOINED_JOB_SLEEP": "0.01"}
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(RANK=str(r), WORLD_SIZE="2", LOCAL_RANK=str(r), LOCAL_WORLD_SIZE="2", **place),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(2)
+    ]
+    try:
+        _write_foreign(port, entry, ranks)
+        errors = [rank.communicate(timeout=60)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert 0 not in [rank.returncode for rank in ranks], errors
+    assert f"the entry '{entry.removeprefix('joined/')}" in "".join(errors), errors
+    assert "was not written by a rank of this job" in "".join(errors)
+
+
+def _write_foreign(port: int, entry: str, ranks: list[subprocess.Popen[str]]) -> None:
+    """Connect as a client that knows nothing but the port; wait until the ranks train, and write the entry."""
+    store: Any = None
+    end = time.monotonic() + 90
+    while time.monotonic() < end and all(rank.poll() is None for rank in ranks):
+        time.sleep(0.2)
+        if store is None:
+            with contextlib.suppress(OSError, RuntimeError), socket.create_connection(("127.0.0.1", port), 1):
+                store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=2))
+            continue
+        keys = store.list_keys()
+        beats = [key for key in keys if key.endswith("drumline/heartbeat/1")]
+        if beats:  # the group is made and the training runs
+            key = beats[0]
+            if "heartbeat" not in entry:
+                nonce = next(key for key in keys if "/joined/" in key).partition("/joined/")[0]
+                key = f"{nonce}/{entry}/at/{store.add(f'{nonce}/{entry}', 1)}"
+            for _ in range(1000):  # a rank replaces its own status every second, and others may not have read it
+                with contextlib.suppress(RuntimeError):  # rank 0 has ended, and the store with it
+                    store.set(f"{key}/0", "78da030000000001")
+                    store.set(key, "1")
+                if ranks[0].poll() is not None:
+                    break
+                time.sleep(0.01)
+            return
+    for rank in ranks:
+        rank.kill()
+    pytest.fail("the ranks did not train: " + "".join(rank.communicate()[1] for rank in ranks))
 
 
 def _only_loopback(port: int, ranks: list[subprocess.Popen[str]]) -> None:

@@ -2,47 +2,73 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import resource
 import subprocess
 import sys
+import time
 import tomllib
 import zipfile
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import rank_steps
+import torch
+import torch.distributed as dist
 
+from drumline.clusters import Link
+from drumline.comm.process_group.gloo_group import GlooGroup
+from drumline.comm.process_group.torch_interface import GroupRanks
 from drumline.core.errors import InputError
-from drumline.launchers import spawn
+from drumline.launchers import run_ranks, spawn
 from drumline.launchers.local import MOST_RANKS
-from drumline.simulator import EventLoop
+from drumline.simulator import EventLoop, FairNetwork
+from drumline.theory.alpha_beta import NodeTopology
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
 SIMULATION = """
-import json, resource
-from drumline.clusters import load
-from drumline.models import zoo
-from drumline.plans import Plan
-from drumline.simulator.step import simulate_step
+import json, resource, sys, time
+import drumline as dl
 
-cluster, profile = load("dgx-h100").with_devices(16384), zoo.profile("gpt:7b", batch_size=16384)
-plan = Plan.parse("dp=256,tp=8,pp=8,micro=8")
-first = simulate_step(profile, plan, cluster)
-print(json.dumps([len({s.rank for s in first.spans}), first == simulate_step(profile, plan, cluster), first.seconds,
+def replay():
+    model, plan, cluster = sys.argv[1:]
+    simulation = dl.simulate(model, plan, cluster)
+    return simulation, simulation.critical_path
+
+first = replay()
+seconds = time.process_time()  # since the process began: with its imports
+simulation, path = first
+print(json.dumps([simulation.timeline.all_ranks, first == replay(), simulation.step_seconds, len(path), seconds,
                   resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
 """
 
 
 @pytest.mark.slow
-def test_sixteen_thousand_simulated_ranks() -> None:
-    """One step of each: seconds, 2 GiB, and the same result again."""
-    done = subprocess.run([sys.executable, "-c", SIMULATION], capture_output=True, text=True, timeout=120)
-    ranks, equal, seconds, kilobytes = json.loads(done.stdout)
-    assert ranks == 16384 and equal and seconds > 0
-    assert kilobytes < 2 * 2**20
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("model", "plan", "cluster", "ranks", "most"),
+    [
+        # Narayanan et al. 2021, Table 1: 102.6 s
+        ("gpt:1t", "tp=8,pp=64,dp=6,micro=512,recompute=full,precision=bf16", "dgx-a100", 3072, 5.0),
+        ("llama:405b", "tp=8,pp=16,dp=128,micro=16,recompute=full,precision=bf16", "dgx-h100", 16384, 10.0),
+    ],
+)
+def test_thousands_of_simulated_ranks(model: str, plan: str, cluster: str, ranks: int, most: float) -> None:
+    """A step of the largest published runs, on one core: in seconds, 2 GB, and the same result again."""
+    words = [sys.executable, "-c", SIMULATION, model, plan, cluster]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    count, equal, step, path, seconds, kilobytes = json.loads(done.stdout)
+    assert count == ranks and equal and path > 100
+    assert model != "gpt:1t" or step == pytest.approx(102.6, rel=0.15)
+    assert seconds < most and kilobytes < 2e9 / 1024
 
 
 @pytest.mark.slow
@@ -69,6 +95,35 @@ def test_events_leave_nothing_behind() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_flows_leave_nothing_behind() -> None:
+    """Ten million events of flows that share links, a hundred of them under way at a time: no growth per event."""
+    import psutil
+
+    loop, process, most = EventLoop(), psutil.Process(), 0
+    topology = NodeTopology(8, Link(0.0, 3.0), Link(0.0, 2.0))
+    network = FairNetwork(topology, loop, most_rates=math.inf)  # a replay stops earlier
+    flows = early = 0
+
+    def again(src: int) -> None:
+        nonlocal flows, early, most
+        flows += 1
+        most = max(most, len(loop._heap))
+        if loop._counter < 10_000_000:
+            if early == 0 and loop._counter > 1_000_000:
+                early = process.memory_info().rss
+            dst = (src + 1 + flows % 3) % 96
+            network.send(topology.path(src, dst), 1.0 + flows % 5, lambda: again(src))
+
+    for rank in range(96):
+        again(rank)
+    loop.run()
+    assert loop._counter >= 10_000_000 and not network.under_way()
+    assert most < 10_000, "ends that were computed for an earlier rate are few"
+    assert process.memory_info().rss - early < 8 * MIB
+
+
+@pytest.mark.slow
 def test_ten_thousand_steps_without_growth() -> None:
     """On two ranks: memory, files and threads stay as they were after the first thousand."""
     marks = (1000, 4000, 10_000)
@@ -76,6 +131,45 @@ def test_ten_thousand_steps_without_growth() -> None:
         (_, *counts), (middle, *_), (end, *last) = held
         assert counts == last, "open files or threads"
         assert end - middle < 4 * MIB, f"{(end - middle) / 6000:.0f} bytes a step"
+
+
+def test_a_repeated_call_over_gloo_takes_microseconds(tmp_path: Path) -> None:
+    """In seconds of this thread, the best of many rounds of eight calls: what comparing adds to torch's own call."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    timeout = timedelta(seconds=60)
+    checked = GlooGroup(dist.PrefixStore("checked", store), 0, 1, timeout)
+    checked._members = GroupRanks.of([0])
+    bare = dist.ProcessGroupGloo(dist.PrefixStore("bare", store), 0, 1, timeout=timeout)
+    tensors, opts = [torch.ones(8 + i) for i in range(8)], dist.AllreduceOptions()
+    try:
+        best = {}
+        for name, group in (("bare", bare), ("checked", checked)):
+            seconds = []
+            for _ in range(300):
+                begin = time.thread_time()
+                works = [group.allreduce([x], opts) for x in tensors]
+                seconds.append((time.thread_time() - begin) / len(tensors))
+                for work in works:
+                    work.wait()
+            best[name] = min(seconds)
+    finally:
+        checked.shutdown()
+    assert best["checked"] - best["bare"] < 12e-6
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_the_engine_takes_at_most_two_percent_more_than_ddp(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """With all guards on, in seconds of the processor, on a GPT; benchmarks/overhead.py measures the clock too."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import overhead
+
+    taken, losses = run_ranks(overhead.rank_main, "gpt", backend, 12, 3, ranks=2, threads=1)[0]
+    _, processor = overhead.ratios(taken)
+    assert losses["engine"] == pytest.approx(losses["bare"], rel=1e-3), "not the same steps"
+    assert processor.low <= overhead.BOUND, str(processor)
 
 
 @pytest.mark.slow
@@ -107,14 +201,25 @@ def test_nothing_is_compiled_at_installation() -> None:
     assert not [p for p in (ROOT / "src").rglob("*") if p.suffix in (".so", ".o", ".pyd")]
 
 
-@pytest.mark.xfail(reason="the packed sources have 1.16 MB, the wheel should have less than 1 MB", strict=True)
-def test_the_package_is_small(tmp_path: Path) -> None:
-    """What the wheel contains, packed as a wheel is."""
+@pytest.mark.xfail(
+    reason="the wheel has 1.6 MB for 1 MB: nearly all of it are Python sources, in 700 files", strict=True
+)
+def test_the_wheel_is_small(tmp_path: Path) -> None:
+    """What hatchling packs: the package, the examples, and the list of files with their digests."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    included = settings["tool"]["hatch"]["build"]["targets"]["wheel"].get("force-include", {})
+    wheel_settings = settings["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel_settings["packages"] == ["src/drumline"]
+    sources = {ROOT / "src" / "drumline": "drumline"}
+    sources |= {ROOT / name: into for name, into in wheel_settings.get("force-include", {}).items()}
+    record = []
     with zipfile.ZipFile(tmp_path / "wheel.zip", "w", zipfile.ZIP_DEFLATED) as wheel:
-        for source in (ROOT / "src" / "drumline", *(ROOT / name for name in included)):
-            for path in source.rglob("*"):
+        for source, into in sources.items():
+            for path in sorted(source.rglob("*")):
                 if path.is_file() and "__pycache__" not in path.parts:
-                    wheel.write(path, os.path.relpath(path, ROOT))
+                    name, data = f"{into}/{path.relative_to(source).as_posix()}", path.read_bytes()
+                    wheel.writestr(name, data)
+                    record.append(f"{name},sha256={hashlib.sha256(data).hexdigest()[:43]},{len(data)}")
+        wheel.writestr("drumline.dist-info/METADATA", (ROOT / "README.md").read_bytes())
+        wheel.writestr("drumline.dist-info/licenses/LICENSE", (ROOT / "LICENSE").read_bytes())
+        wheel.writestr("drumline.dist-info/RECORD", "\n".join(record))
     assert (tmp_path / "wheel.zip").stat().st_size < 1_000_000

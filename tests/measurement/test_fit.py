@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.measurement.links import alpha_beta
+from drumline.clusters import LogPTimes
+from drumline.measurement.links import alpha_beta, logp_times
 from drumline.measurement.timing import time_action
 
 
@@ -22,6 +23,13 @@ def test_exact_points_are_fitted(alpha: float, beta: float) -> None:
 def test_noise_never_gives_a_negative_time() -> None:
     alpha, beta, error = alpha_beta([(8.0, 3e-4), (4096.0, 1e-4), (65536.0, 1e-4)])
     assert alpha >= 0 and beta > 0 and error > 0.1
+
+
+def test_the_latency_is_what_both_overheads_leave() -> None:
+    points = [(8.0, 10e-6), (4096.0, 12e-6)]
+    assert logp_times(points, 2e-6, 3e-6) == LogPTimes(L=pytest.approx(6e-6), o=2e-6, g=3e-6)
+    slow = logp_times(points, 8e-6, 3e-6)  # the call took longer than half of the way: nothing is left
+    assert slow.L == 0 and slow.o == 5e-6
 
 
 def test_timing_repeats_and_reports_the_spread() -> None:

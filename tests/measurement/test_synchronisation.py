@@ -53,6 +53,7 @@ def partial_occupancy(threads_per_core: float) -> dict[int, ActiveRanks]:
     return measure_partial_occupancy(find_host_groups(), SmallSteps(threads_per_core), threads_per_core)
 
 
+@pytest.mark.slow
 def test_ranks_are_measured_with_others_idle(world: Callable[[int], World]) -> None:
     first, second, third, fourth = world(4).run(partial_occupancy, 2.0)
     assert first.keys() == {1, 2, 4} and first[4].compute_factor == pytest.approx(1.0)

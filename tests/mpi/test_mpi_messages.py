@@ -191,7 +191,9 @@ def objects(comm: Any) -> None:
         request.wait()
         assert np.array_equal(got, thing) if isinstance(thing, np.ndarray) else got == thing
     assert comm.sendrecv(comm.rank, dst, source=src) == src
-    request = comm.irecv(source=src)
+    assert "tag -5" in caught(MPI.Exception, lambda: comm.sendrecv(comm.rank, dst, sendtag=-5, source=src))
+    comm.Barrier()
+    request = comm.irecv(source=src)  # the receive of the call that was refused does not take its message
     comm.send("later", dst)
     assert request.wait() == "later"
     message = None

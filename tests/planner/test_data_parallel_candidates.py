@@ -14,6 +14,8 @@ from drumline.costs import OperatorCostModel, cost_model, estimate
 from drumline.models import Profile, zoo
 from drumline.planner import search
 from drumline.planner.explain import reason
+from drumline.planner.objectives import TIE
+from drumline.planner.reserve import GPU_RESERVE
 from drumline.planner.space import candidates, powers, recomputations, replicas, shardings
 from drumline.planner.tradeoffs import describe_tradeoffs
 from drumline.plans import Plan
@@ -111,9 +113,12 @@ def test_no_better_plan_is_missed(name: str, cluster: str, devices: int, memory:
     profile = small(zoo.profile(name), 16)
     machines = with_memory(load(cluster).with_devices(devices), memory)
     steps = cost_model(profile, machines, "bf16")
-    best = min((e for e in map(steps.estimate, everything(profile, machines)) if e.fits), key=lambda e: e.step_seconds)
-    answer, _ = search(profile, machines)
-    assert answer.candidates[0].step_seconds <= best.step_seconds * (1 + 1e-9)
+    fitting = [e for e in map(steps.estimate, everything(profile, machines)) if e.fits]
+    for reserve in (0.0, GPU_RESERVE):
+        best = min(e.step_seconds for e in fitting if e.memory_bytes <= (1 - reserve) * e.memory_limit)
+        answer, _ = search(profile, machines, reserve=reserve)
+        offered = [c.step_seconds for c in answer.candidates if c.fits and not c.in_reserve]
+        assert min(offered) <= best * (1 + 1e-9) and offered[0] <= best * (1 + TIE)
 
 
 def test_a_large_space_is_searched_quickly() -> None:

@@ -24,6 +24,8 @@ from drumline.planner import price, search
 from drumline.planner.finalists import SLACK, layout_columns, score_space
 from drumline.planner.fit_report import fit_report
 from drumline.planner.formula import formula
+from drumline.planner.objectives import TIE
+from drumline.planner.reserve import GPU_RESERVE, reserve_bytes
 from drumline.planner.scaling_curve import scaling_curve
 from drumline.planner.space import Layout, SearchSpace, candidates, multiples_of_powers
 from drumline.planner.what_if import compare
@@ -169,8 +171,10 @@ class TestConsistentPrices:
         answer, estimates = search(GPT, EIGHT)
         best = answer.candidates[0]
         plan = best.plan
-        assert price(GPT, EIGHT, plan) == estimates[str(plan)]
-        assert cost_model(GPT, EIGHT, "bf16").estimate(plan) == estimates[str(best.plan)]
+        kept = reserve_bytes(None, EIGHT)
+        assert replace(price(GPT, EIGHT, plan), reserve_bytes=kept) == estimates[str(plan)]
+        alone = cost_model(GPT, EIGHT, "bf16").estimate(plan)
+        assert replace(alone, reserve_bytes=kept) == estimates[str(best.plan)]
         assert compare(GPT, EIGHT, H100, ["batch=128"]).before.step_seconds == best.step_seconds
         assert scaling_curve(GPT, EIGHT)[-1].step_seconds == best.step_seconds
         assert formula(GPT, plan, estimates[str(best.plan)], EIGHT)[0].value == best.step_seconds
@@ -246,11 +250,18 @@ def test_no_better_plan_is_missed(name: str, cluster: str, devices: int, batch: 
     steps = fitted(profile, machines)
     space = score_space(profile, machines, BASE, steps)
     order = np.argsort(space.seconds, kind="stable").tolist()
-    first = next((float(space.seconds[i]) for i in order if steps.fits(space.layouts[i].plan(BASE))), np.inf)
-    coarse = [p for p in candidates(profile, machines, BASE) if steps.fits(p)]
-    best = min([first, *steps.seconds(coarse)])
-    answer, _ = search(profile, machines)
-    assert answer.candidates[0].step_seconds <= best * (1 + 1e-9)
+    for reserve in (0.0, GPU_RESERVE):
+        spare = reserve_bytes(reserve, machines)
+
+        def fits(plan: Plan, spare: float = spare) -> bool:
+            return steps.excess(plan) + spare <= 0
+
+        first = next((float(space.seconds[i]) for i in order if fits(space.layouts[i].plan(BASE))), np.inf)
+        coarse = [p for p in candidates(profile, machines, BASE) if fits(p)]
+        best = min([first, *steps.seconds(coarse)])
+        answer, _ = search(profile, machines, reserve=reserve)
+        offered = [c.step_seconds for c in answer.candidates if c.fits and not c.in_reserve]
+        assert min(offered) <= best * (1 + 1e-9) and offered[0] <= best * (1 + TIE)
 
 
 TABLE = [

@@ -45,6 +45,7 @@ def test_models_are_split_along_the_axes_that_they_have(name: str, keys: set[str
     assert seen == keys and len(plans) == len(set(plans))
     for plan in plans:
         check(plan)
+        assert plan.exact and not plan.keeps_batches_in_flight, "stale updates are never candidates"
         assert plan.ranks == 16 and plan.dp * plan.micro <= zoo.profile(name).batch_size
 
 

@@ -18,6 +18,7 @@ from drumline.costs.fitted import FittedCostModel
 from drumline.costs.fitted.transformer import transformer_of
 from drumline.models import Profile, zoo
 from drumline.planner import search
+from drumline.planner.reserve import reserve_bytes
 from drumline.plans import Plan
 from drumline.tracing import trace
 
@@ -140,7 +141,8 @@ def test_the_answer_names_the_cost_model() -> None:
     answer, estimates = search(traced(), EIGHT, precision="bf16", brief=True)
     best = estimates[str(answer.best.plan)]
     assert "fitted on" in answer.scored_by and "model: traced" in best.origin and best.error < 0.5
-    assert best == cost_model(traced(), EIGHT, "bf16").estimate(answer.best.plan)
+    alone = cost_model(traced(), EIGHT, "bf16").estimate(answer.best.plan)
+    assert best == replace(alone, reserve_bytes=reserve_bytes(None, EIGHT))
     assert not any("tp=8" in str(c.plan) for c in answer.candidates)  # 12 heads
 
 

@@ -226,3 +226,48 @@ def make_bare_run() -> Run:
         step_seconds=0.0031,
         evaluation={EVIL: 0.5},
     )
+
+
+def make_waiting_run(kind: str, seed: int = 0, *, steps: int = 400) -> Run:
+    """A run on four ranks, of which rank 2 is slower: `sync`, `async` (every gradient is an update) or `local`."""
+    rng = random.Random(f"{kind}/{seed}")
+    slow = {"sync": 0.08, "async": 0.03, "local": 0.045}[kind]
+    records, elapsed = [], 0.0
+    for i in range(steps):
+        seconds = slow * (1 + abs(rng.gauss(0, 0.05)))
+        elapsed += seconds
+        stale = min(9, int(rng.expovariate(0.4))) if kind == "async" else 0
+        waits = [0.6 * slow * rng.uniform(0.8, 1.1) if r != 2 else 0.01 * slow for r in range(4)]
+        measured = kind == "async" or i % 10 == 9
+        records.append(
+            StepRecord(
+                i,
+                1.2 + 3.1 * math.exp(-i / (70 if kind != "async" else 90)) + rng.gauss(0, 0.05),
+                1.0,
+                seconds,
+                16,
+                elapsed=elapsed,
+                staleness=(stale,) if kind == "async" else (),
+                worker=rng.choices(range(4), (3, 3, 1, 3))[0] if kind == "async" else None,
+                wait_seconds=tuple((1 if kind == "async" else 10) * (0.1 if kind != "sync" else 1) * w for w in waits)
+                if measured
+                else (),
+                network_share=0.14 if kind == "sync" else None,
+                slowest_rank=2 if kind == "sync" else None,
+                slowest_phase="backward" if kind == "sync" else "",
+                slowest_factor=1.94 if kind == "sync" else None,
+                dropped=i // 100 if kind == "async" else 0,
+            )
+        )
+    plans = {"sync": "dp=4", "async": "dp=4,sync=async", "local": "dp=4,sync=local:8"}
+    plan = Plan.parse(plans[kind])
+    run = make_run()
+    return dataclasses.replace(
+        run,
+        name=f"gpt-{kind}",
+        ranks=4,
+        plan=plan,
+        steps=tuple(records),
+        step_seconds=slow,
+        estimate=dataclasses.replace(run.estimate, plan=str(plan), step_seconds=slow * 0.93),
+    )

@@ -7,11 +7,11 @@ import dataclasses
 import hashlib
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from fake_run import EVIL, MIB, make_answer, make_bare_run, make_profile, make_run, make_timeline
+from page_reader import Reader
 
 from drumline.core.timeline import Span, Timeline
 from drumline.reports import Run, StepRecord
@@ -21,42 +21,8 @@ from drumline.reports.page_style import STYLE
 from drumline.reports.prediction_error import in_words, verdict
 from drumline.reports.split_summary import SplitSummary
 from drumline.reports.step_parts import idle_share, parts_of, phase_of, short_name
-
-_VOID = {"meta", "link", "br", "col", "wbr"}
-
-
-class Reader(HTMLParser):
-    """Parses a page, checks that elements close in order, and keeps tags, attributes and text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, k, v or "") for k, v in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not self.open or self.open[-1] not in ("style", "script"):
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.words))
+from drumline.reports.svg_heatmap import LEVELS
+from drumline.reports.svg_timeline import MOST_BYTES, timelines
 
 
 def text_of(run: Run) -> str:
@@ -277,9 +243,10 @@ def test_ids_are_unique_and_tables_have_headers() -> None:
     ids = [v for _, k, v in read.attributes if k == "id"]
     assert len(ids) == len(set(ids))
     assert {v[1:] for _, k, v in read.attributes if k == "href" and v.startswith("#")} <= set(ids)
-    assert read.tags.count("table") == read.tags.count("thead") == read.tags.count("caption") == 6
+    assert read.tags.count("table") == read.tags.count("thead") == read.tags.count("caption") == 11
     pictures = [x for x in read.attributes if x == ("svg", "role", "img")]
-    assert len(pictures) == read.tags.count("desc") == 5
+    assert len(pictures) == read.tags.count("desc") == 7
+    assert read.tags.count("details") == read.tags.count("summary") == 4
 
 
 def test_the_page_is_deterministic() -> None:
@@ -305,8 +272,23 @@ def test_a_large_run_makes_a_small_page() -> None:
         profile=dataclasses.replace(run.profile, layers=layers),
     )
     text = page(large)
-    assert len(text.encode()) < 5_000_000
-    assert "16 of 64 predicted ranks are drawn" in text and "drawn as one" in text and "440 more rows" in text
+    assert len(text.encode()) < 1_000_000
+    assert re.search(r"\d of 64 predicted ranks are drawn", text) and "drawn as one" in text and "440 more rows" in text
+
+
+def test_sparse_messages_are_not_joined_to_one() -> None:
+    """Where too many spans cannot be joined without hiding that a lane is idle, fewer ranks are drawn."""
+    spans = tuple(
+        Span(r, lane, name, i + start, i + start + length)
+        for r in range(16)
+        for i in range(600)
+        for lane, name, start, length in (("compute", f"F{i}", 0.0, 0.4), ("communication", f"to stage {r}", 0.5, 0.01))
+    )
+    drawn = timelines(Timeline("predicted", spans))
+    assert len(drawn) <= MOST_BYTES * 1.01
+    assert "4 of 16 predicted ranks are drawn" in drawn
+    widths = [float(w) for w in re.findall(r'class="s k-communication[^>]*width="([\d.]+)%"', drawn)]
+    assert len(widths) == 4 * 600 and max(widths) < 0.1
 
 
 def test_long_names_are_cut_with_the_whole_in_a_tooltip() -> None:
@@ -342,7 +324,9 @@ def _contrast(a: str, b: str) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read(scheme: str) -> None:
     parts = STYLE.split("prefers-color-scheme")
-    first, second = (dict(re.findall(r"--([\w-]+): (#\w{6});", part)) for part in parts[:2])
+    first, second = (
+        dict(re.findall(r"--([\w-]+): (#\w{6});", part)) for part in (parts[0], parts[1].partition("\n}\n")[0])
+    )
     colours = first if scheme == "light" else first | second
     for text in ("ink", "soft", "link", "good", "fair", "poor"):
         assert _contrast(colours[text], colours["paper"]) >= 4.5, text
@@ -350,6 +334,8 @@ def test_text_can_be_read(scheme: str) -> None:
         assert _contrast(colours["on-light"], colours[kind]) >= 4.5, kind
     for kind in ("backward", "gradients", "optimizer"):
         assert _contrast(colours["on-dark"], colours[kind]) >= 4.5, kind
+    for level in range(LEVELS):
+        assert _contrast(colours[f"heat-ink{level}"], colours[f"heat{level}"]) >= 4.5, level
 
 
 def test_the_bubble_and_unsplit_parts_are_shown() -> None:

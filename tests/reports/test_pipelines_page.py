@@ -72,5 +72,5 @@ def test_every_order_is_drawn_in_forty_columns(name: str) -> None:
             order = pipeline_order(name, p, 7, v)
             text = draw_pipeline(order)
             assert max(map(len, text.splitlines())) <= 40
-            drawn = re.findall(r"\b[FBW]\d+(?:@\d+)?(?= |$)", text, re.M)
+            drawn = re.findall(r"\b[FBWU]\d+(?:@\d+)?(?= |$)", text, re.M)
             assert sorted(drawn) == sorted(order.label(a) for lane in order.lanes for a in lane)

@@ -77,10 +77,14 @@ SAMES = (
 """In this order."""
 
 
+ELSEWHERE = parity.SPLITS | parity.WITHOUT_WAITING | {"graph"}
+"""Keys with tests of their own; `graph` needs a GPU."""
+
+
 def plans(dp: int) -> Iterator[tuple[dict[str, object], Plan | PlanError]]:
     """Every table with at most two choices, and its plan, or why it is invalid."""
     values = {**TESTED_VALUES, **{key: TRIED.get(key, ()) for key in sorted(UNRESTRICTED_KEYS - {"dp"})}}
-    data = {key: result for key, result in values.items() if key not in parity.SPLITS}
+    data = {key: result for key, result in values.items() if key not in ELSEWHERE}
     chosen = {key: [v for v in result if v != _DEFAULTS[key]] for key, result in data.items()}
     for n in range(CHOICES + 1):
         for keys in itertools.combinations(chosen, n):
@@ -102,7 +106,7 @@ def refused(plan: Plan | PlanError) -> str:
     if isinstance(plan, PlanError):
         return plan.rule or plan.what
     result = conflict(plan)
-    return result.reason if result else refusal(plan)
+    return result.reason_for(plan) if result else refusal(plan)
 
 
 def same_as(plan: Plan, computed: str) -> tuple[Plan, str]:

@@ -32,8 +32,10 @@ SAME: dict[str, tuple[object, ...]] = {"offload": ("optimizer", "all"), "precisi
 SPLITS = {"pp", "virtual", "split", "schedule", "tp", "cp", "tile", "halo", "ep"}
 """Keys of plans that split the model: their table is split_cells.py, ep's is test_experts_engine.py, and that of tiles
 without halos is test_no_halo.py."""
-ELSEWHERE = {"allreduce", "backend", "bucket", "compile"} | SPLITS
-"""Covered by tests of their own: algorithms and buckets need a model larger than one bucket, `nccl` needs CUDA devices,
+WITHOUT_WAITING = {"sync", "servers", "backup", "damping", "outer", "sync_first", "across"}
+"""Keys of replicas that do not wait for each other: test_local_sgd.py, test_gossip.py and others."""
+ELSEWHERE = {"allreduce", "backend", "bucket", "compile", "graph"} | SPLITS | WITHOUT_WAITING
+"""Covered by tests of their own: algorithms and buckets need a model larger than one bucket, `nccl` and `graph` need GPUs,
 compiling takes minutes."""
 
 TABLE: dict[str, tuple[object, ...]] = {

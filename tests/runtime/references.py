@@ -1,6 +1,7 @@
 """One-device reference results for the cells of the parity matrix: computed once, then read by every world.
 
-The reference depends on the plan only by micro-batches, dtype and fp16 loss scale. The results are in a folder that lives
+The reference depends on the plan only by micro-batches, dtype and fp16 loss scale, and where a pipeline does not drain,
+by its stages. The results are in a folder that lives
 as long as one run of the matrix, so that none is older than the code.
 """
 
@@ -15,8 +16,8 @@ from cells import Cell
 
 from drumline.runtime.engine import Engine
 from drumline.runtime.verification.activations import ActivationRecorder
+from drumline.runtime.verification.one_device import run_one_device
 from drumline.runtime.verification.tolerances import VerificationRun
-from drumline.runtime.verification.verify import run_one_device
 
 _KNOWN: dict[tuple[object, ...], VerificationRun] = {}
 
@@ -27,7 +28,8 @@ def reference(engine: Engine, cell: Cell, steps: int, folder: str = "", *, exact
     `exact`: in float64, whatever the cell computes in.
     """
     scale = engine.scaler.scale if engine.scaler and not exact else 1.0
-    key = (cell.job, engine.plan.micro, "float64" if exact else cell.computed, steps, scale)
+    delayed = cell.plan if engine.plan.keeps_batches_in_flight else ""  # its updates depend on the stages
+    key = (cell.job, engine.plan.micro, "float64" if exact else cell.computed, steps, scale, delayed)
     if key not in _KNOWN:
         path = Path(folder) / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.pt" if folder else None
         cached = _read(path) if path is not None and path.exists() else None

@@ -15,6 +15,7 @@ from drumline.core.errors import PlanError
 from drumline.plans import Plan
 from drumline.plans.combinations import TESTED_VALUES
 from drumline.runtime.verification.tolerances import COMPUTE_DTYPES
+from drumline.schedules import ASYNCHRONOUS
 
 RANKS = (2, 4, 8)
 TILES = ("2x1", "1x2", "2x2")
@@ -32,7 +33,9 @@ CHOICES: tuple[dict[str, object], ...] = (
 )
 """Besides the axes and, in a pipeline, its order."""
 ORDERS: tuple[dict[str, object], ...] = (
-    *({"schedule": str(name)} for name in TESTED_VALUES["schedule"] if name != "1f1b"),
+    *({"schedule": str(name)} for name in TESTED_VALUES["schedule"] if name not in ("1f1b", *ASYNCHRONOUS)),
+    {"schedule": "pipedream", "micro": 1},
+    {"schedule": "pipedream-2bw", "micro": 4},
     {"schedule": "interleaved", "virtual": 2},
     {"schedule": "zero-bubble", "virtual": 2},
 )
@@ -42,6 +45,11 @@ FEW: tuple[dict[str, object], ...] = ({}, {"zero": 1}, {"schedule": "zero-bubble
 HEADS = dict.fromkeys(("gpt", "masked", "dropout", "llama", "bert", "t5"), 2) | {"keys": 4}
 LAYERS = {"convnet": 5, "mlp": 5, "huge": 5, "named": 4, "partial": 4}
 """Jobs of fewer layers than the most stages that are tried, 8."""
+TIED = {
+    "dropout": "token.weight is used in stages 0",
+    "bert": "bert.embeddings.word_embeddings.weight is used in stages 0",
+}
+"""Jobs without clipping whose first and last stage share a parameter."""
 
 
 plan_of = functools.cache(Plan.parse)
@@ -81,6 +89,10 @@ def unfit(job: str, plan: Plan) -> str:
         return f"cp={plan.cp} for 1 tokens"
     if HEADS.get(job, plan.tp) % plan.tp:
         return f"tp={plan.tp} cannot share the {HEADS[job]} heads"
+    if plan.schedule == "pipedream" and small_jobs.make(job).clip is not None:
+        return f"clip={small_jobs.make(job).clip:g} with schedule=pipedream"
+    if plan.schedule == "pipedream" and job in TIED:
+        return TIED[job]
     if plan.recompute == "full" and job in small_jobs.FLAT:
         return "recompute=full saves nothing"
     stages = plan.pp * plan.virtual

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 from world import World
 
-from drumline.runtime.core.compiling import compile_layers, inside_compiled
+from drumline.plans import Plan
+from drumline.runtime.core.compiling import compile_layers, compiles_whole, inside_compiled
 from drumline.runtime.verification.verify import Verification
 
 Worlds = Callable[[int], World]
@@ -56,6 +57,7 @@ def test_graphs_equal_one_device(world: Worlds, job: str, plan: str) -> None:
     assert all(graphs > 0 for _, graphs in results)
 
 
+@pytest.mark.slow
 def test_rank_without_samples_stays_in_step(world: Worlds) -> None:
     """Its backward sends zeros, which depend on the gradient: else a compiler moves that message to the forward."""
     results = world(2).run(traced, "cnn", "dp=2,micro=2,compile=true", "aot_eager_decomp_partition")
@@ -111,6 +113,14 @@ def test_recompile_limit_is_raised() -> None:
         compile_layers(model)
         model(torch.randn(2, 6)).sum().backward()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 12
+
+
+@pytest.mark.parametrize(
+    ("plan", "whole"),
+    [("dp=1", True), ("dp=1,zero=1,micro=2", True), ("dp=2", False), ("dp=1,recompute=full", False), ("zero=3", False)],
+)
+def test_one_rank_compiles_the_model_as_one(plan: str, whole: bool) -> None:
+    assert compiles_whole(Plan.parse(plan)) == whole
 
 
 def test_model_without_blocks_is_compiled_whole() -> None:

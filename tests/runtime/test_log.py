@@ -27,8 +27,7 @@ from drumline.reports import StepRecord
 from drumline.reports.step_records import earlier_steps, read_steps, step_line
 from drumline.runtime.telemetry.log import RunFacts, StepLog, fit_fields, peak_of, step_fields, wrap_fields
 from drumline.runtime.telemetry.sinks import JsonLinesFile, JsonLinesStream, TensorBoard, Wandb, finite_numbers
-from drumline.runtime.training.slowest_rank import compare
-from drumline.runtime.training.train import tokens
+from drumline.runtime.training.step_reports import tokens
 
 FACTS = RunFacts(100, 4, predicted=0.5, work=0.0, work_per_sample=2e12, peak=100e12, memory_limit=80e9)
 
@@ -100,6 +99,7 @@ def test_memory_and_slowest_rank_persist() -> None:
     r = log.record(report(1, memory_bytes=1e9))
     assert (r.slowest_rank, r.slowest_phase, r.slowest_factor, r.memory_bytes) == (2, "forward", 1.5, 20e9)
     assert "slow rank 2 (forward 1.50x)" in step_fields(r, 100)
+    assert not any("rank" in field for field in step_fields(log.record(report(2, slowest=(2, "data", 1.004))), 100))
     assert "slowest rank 2 (data 1.10x)" in step_fields(log.record(report(2, slowest=(2, "data", 1.1))), 100)
 
 
@@ -112,9 +112,39 @@ def test_log_line() -> None:
     )
 
 
+def test_staleness_and_waiting_in_the_line() -> None:
+    log = StepLog(FACTS)
+    r = log.record(report(0, staleness=[2, 3], elapsed=0.5))
+    assert (r.staleness, r.mean_staleness, r.wait_share, r.worker) == ((2, 3), 2.5, None, None)
+    r = log.record(report(1, staleness=(), elapsed=1.0, wait_seconds=[0.0, 0.1, 0.0, 0.4], worker=3, dropped=2))
+    assert r.wait_seconds == (0.0, 0.1, 0.0, 0.4) and r.mean_staleness == 2.5 and r.elapsed == 1.0
+    assert r.wait_share == pytest.approx(0.125) and (r.longest_wait_rank, r.longest_wait_share) == (3, 0.4)
+    assert step_fields(r, 100)[-4:] == ["wait 12% (rank 3 40%)", "stale 2.5", "worker 3", "dropped 2"]
+    even = StepLog(FACTS).record(report(0, wait_seconds=[0.0] * 4))
+    assert "wait 0%" in step_fields(even, 100) and even.longest_wait_rank is None
+    plain = step_fields(StepLog(FACTS).record(report(0)), 100)
+    assert not any(word in field for field in plain for word in ("stale", "wait", "worker", "dropped"))
+
+
+def test_waiting_is_measured_over_the_last_steps() -> None:
+    """Of the time since the last report, whether or not the records between had waits; a lost rank starts anew."""
+    log = StepLog(FACTS)
+    for i in range(10):
+        r = log.record(report(i, elapsed=0.5 * (i + 1), wait_seconds=[2.5, 0.0] if i == 9 else ()))
+    assert r.wait_share == pytest.approx(0.25)
+    assert log.record(report(10, elapsed=5.5)).wait_share == pytest.approx(0.25)  # until the next report
+    for i in range(11, 40):
+        r = log.record(report(i, elapsed=0.5 * (i + 1), wait_seconds=[0.0, 0.25] if i % 10 == 9 else ()))
+    assert r.wait_share == pytest.approx(0.025) and r.longest_wait_rank == 1
+    assert log.record(report(40, elapsed=20.5, wait_seconds=[0.1])).wait_share == pytest.approx(0.2)
+    without = StepLog(FACTS)
+    assert without.record(report(0, wait_seconds=[0.25, 0.0])).longest_wait_share == 0.5  # 0.4 s and 0.1 s of data
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_lines_fit_a_terminal(width: int) -> None:
-    r = StepLog(FACTS).record(report(9, skipped=2, checkpoint_age=125.0, slowest=(1, "optimizer", 1.04)))
+    waits = {"staleness": [2, 3], "wait_seconds": [0.1] * 100, "worker": 99, "dropped": 12345}
+    r = StepLog(FACTS).record(report(9, skipped=2, checkpoint_age=125.0, slowest=(1, "optimizer", 1.04), **waits))
     text = wrap_fields(step_fields(r, 100_000), width)
     assert all(len(line) <= width for line in text.splitlines())
     assert re.sub(r"\s+", " ", text) == " ".join(step_fields(r, 100_000))
@@ -203,6 +233,19 @@ def test_file_grows_with_every_step_and_reads_back(tmp_path: Path) -> None:
         JsonLinesFile(tmp_path / "none" / "steps.jsonl")
 
 
+def test_records_of_earlier_releases_and_unknown_fields(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"step": 0, "loss": 2.5, "grad_norm": 1.0, "seconds": 0.1, "samples": 8}\n')
+    [old] = read_steps(path)
+    assert (old.staleness, old.wait_seconds, old.worker, old.dropped, old.elapsed) == ((), (), None, 0, None)
+    new = StepLog(FACTS).record(report(3, staleness=[0, 7], wait_seconds=[0.25, 0.0], worker=1, dropped=4, elapsed=2.0))
+    path.write_text(step_line(new))
+    assert read_steps(path) == (new,) and '"staleness": [0, 7]' in step_line(new)
+    path.write_text(step_line(new).replace('"worker"', '"workers"'))
+    with pytest.raises(CorruptFile, match="workers"):
+        read_steps(path)
+
+
 def test_resumed_run_appends_to_the_file(tmp_path: Path) -> None:
     """Steps that run again replace their old lines; the partial last line of a killed run is tolerated."""
     path, log = tmp_path / "steps.jsonl", StepLog(FACTS)
@@ -260,6 +303,8 @@ def test_tensorboard_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
         and "note" not in finite_numbers(record)
         and finite_numbers(record)["loss"] == 2.5
     )
+    several = finite_numbers(StepLog(FACTS).record(report(9, staleness=[1, 4], wait_seconds=[0.0, 0.5])))
+    assert (several["staleness_mean"], several["staleness_max"], several["wait_seconds_max"]) == (2.5, 4.0, 0.5)
 
 
 def test_wandb_is_offline_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -310,16 +355,6 @@ def test_invalid_options() -> None:
         check_log_options("json", None)
     with pytest.raises(InputError, match="--log-every 0"):
         check_log_options("text", 0)
-
-
-def test_slowest_rank() -> None:
-    assert compare([[0.1, 1.0, 2.0, 0.1], [0.1, 1.0, 3.9, 0.1], [0.1, 1.0, 2.0, 0.1]]) == (
-        1,
-        "backward",
-        pytest.approx(5.1 / 3.2),
-    )
-    assert compare([[0.5, 1.0, 2.0, 0.1], [0.1, 1.0, 2.0, 0.1]]) == (0, "data", pytest.approx(3.6 / 3.2))
-    assert compare([[0.0] * 4, [0.0] * 4]) is None
 
 
 def test_tokens() -> None:

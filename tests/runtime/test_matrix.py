@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import cells
 import matrix
-import parity
 import pytest
 import small_jobs
 from cells import Cell
@@ -46,7 +45,7 @@ def test_every_cell_runs_or_has_a_reason(ranks: int) -> None:
 def test_every_choice_is_covered() -> None:
     """Every value that the planner may choose, and every two of them, at some number of ranks."""
     met = {tuple(sorted(table.items())) for table, _ in cells.plans(4)}
-    data = {key: values for key, values in TESTED_VALUES.items() if key not in parity.SPLITS}
+    data = {key: values for key, values in TESTED_VALUES.items() if key not in cells.ELSEWHERE}
     singles = [(key, value) for key, values in data.items() for value in values if value != cells._DEFAULTS[key]]
     assert {((key, value),) for key, value in singles} <= met
     pairs = {tuple(sorted([a, b])) for a in singles for b in singles if a[0] < b[0]}

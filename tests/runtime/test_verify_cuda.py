@@ -64,3 +64,11 @@ def test_equals_one_device(world: Worlds, job: str, plan: str) -> None:
 )
 def test_split_models_equal_one_device(world: Worlds, job: str, plan: str) -> None:
     parity.check(world(2).run(parity.run_verify, job, plan, 3, timeout=120)[0])
+
+
+@pytest.mark.parametrize(
+    ("job", "plan"),
+    [("named", "pp=2,schedule=pipedream"), ("gpt", "pp=2,micro=2,schedule=pipedream-2bw,precision=bf16")],
+)
+def test_batches_in_flight_equal_delayed_updates(world: Worlds, job: str, plan: str) -> None:
+    parity.check(world(2).run(parity.run_verify, job, plan, 6, timeout=120)[0])

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drumline.costs.pipeline_clock import time_pipeline
 from drumline.plans.plan import CHOICES
-from drumline.schedules import ORDERS, Pipeline, pipeline_order, prove_pipeline
+from drumline.schedules import ASYNCHRONOUS, ORDERS, Pipeline, pipeline_order, prove_pipeline, zero_bubble_h2
 
 RANKS, MICROS = st.integers(1, 8), st.integers(1, 32)
 calm = settings(deadline=None, max_examples=60)  # other work on the machine is no failure
@@ -38,12 +39,15 @@ def test_every_schedule_is_proved(name: str, virtual: int, p: int, m: int) -> No
     proof = prove_pipeline(order)
     assert (order.name, order.stages, order.micros, len(order.lanes)) == (name, p * virtual, m, p)
     assert order.splits_backward == (name == "zero-bubble")
-    assert all(len(lane) == (3 if order.splits_backward else 2) * virtual * m for lane in order.lanes)
+    passes = [[a for a in lane if a.kind != "U"] for lane in order.lanes]
+    assert all(len(lane) == (3 if order.splits_backward else 2) * virtual * m for lane in passes)
+    assert order.has_updates == (proof.updates is not None) == (name in ASYNCHRONOUS)
     if name == "zero-bubble" and virtual == 2:
         assert order.homes() == dict(ways(p))
     else:
         assert order.homes() == {s: s % p for s in range(p * virtual)}
-    assert max(proof.activations) <= {"naive": 1, "1f1b": p, "zero-bubble": virtual * p}.get(name, virtual * m)
+    bounded = dict.fromkeys(("1f1b", "zero-bubble", *ASYNCHRONOUS), virtual * p)
+    assert max(proof.activations) <= {"naive": 1, **bounded}.get(name, virtual * m)
 
 
 @calm
@@ -53,6 +57,7 @@ def test_activations_of_basic_schedules(p: int, m: int) -> None:
     assert activations["naive"] == (1,) * p
     assert activations["gpipe"] == (m,) * p
     assert activations["1f1b"] == activations["interleaved"] == tuple(min(p - r, m) for r in range(p))
+    assert activations["pipedream"] == activations["1f1b"]
     # Weights that wait take the places that the later stages of 1F1B leave empty.
     assert activations["zero-bubble"] == (min(p, m),) * p
 
@@ -111,3 +116,16 @@ def test_the_v() -> None:
 
 def test_a_v_is_built_once() -> None:
     assert pipeline_order("zero-bubble", 4, 9, 2) is pipeline_order("zero-bubble", 4, 9, 2)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4, 7])
+@pytest.mark.parametrize("m", [1, 3, 13, 20])
+def test_ranks_of_h2_do_not_wait(p: int, m: int) -> None:
+    """With equal times and enough micro-batches, between their first and last action; with 2p - 1 activations."""
+    order = zero_bubble_h2(p, m)
+    proof = prove_pipeline(order)
+    assert max(proof.activations) <= 2 * p - 1
+    times = time_pipeline(order, forward=1, backward=1, weight=1)
+    if m >= 2 * p - 1:
+        assert times.longest_rank_seconds == 3 * m
+    assert times.seconds >= times.longest_rank_seconds

@@ -175,6 +175,13 @@ def test_a_local_run_listens_on_the_loopback_interface_only() -> None:
         assert all(ipaddress.ip_address(ip).is_loopback for ip, _ in addresses), addresses
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_open_the_store_of_a_local_run() -> None:
+    """The file of the store, by its exact path, from a process of another user while the ranks use it."""
+    for opened, read in spawn(rank_sockets.open_store_as_another_user, ranks=2):
+        assert opened == "PermissionError" and read == "own"
+
+
 # -- S6: secrets
 
 

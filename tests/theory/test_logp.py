@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from drumline.clusters import Link, LogPTimes
 from drumline.core.errors import InputError
 from drumline.schedules import (
     ALGORITHMS,
@@ -18,7 +19,7 @@ from drumline.schedules import (
     pairwise_all_to_all,
     ring_all_reduce,
 )
-from drumline.theory.logp import LogP, logp_seconds
+from drumline.theory.logp import LogGP, LogP, logp_seconds
 from drumline.theory.logp_trees import optimal_broadcast_seconds
 from drumline.theory.work_depth import ScheduleDepth, schedule_depth
 
@@ -116,3 +117,12 @@ def test_invalid_arguments_are_refused() -> None:
         LogP(1, 1, 1, 0)
     with pytest.raises(InputError, match=r"over 4 ranks\n.*P = 3"):
         logp_seconds(ring_all_reduce(4), 8, LogP(1, 1, 1, 3))
+
+
+def test_a_measured_link_is_a_machine() -> None:
+    link = Link(1e-5, 1e9, logp=LogPTimes(6e-6, 2e-6, 4e-6))
+    machine = LogGP.of(link, 8)
+    assert machine == LogGP(L=6e-6, o=2e-6, g=4e-6, G=1e-9, P=8)
+    assert machine.message_seconds(1) == pytest.approx(10e-6)
+    with pytest.raises(InputError, match="a link without L, o and g"):
+        LogGP.of(Link(1e-5, 1e9), 8)

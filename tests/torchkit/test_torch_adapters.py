@@ -26,7 +26,7 @@ from drumline.torchkit import (
     data_workers,
     dispatch_modes,
     fake_tensors,
-    mode_switches,
+    fused_adam,
     modules,
     operators,
     process_groups,
@@ -172,16 +172,16 @@ def test_pytree() -> None:
 
 
 def test_mode_switches_are_the_calls_of_a_captured_graph() -> None:
-    mode_switches.set_grad_enabled(False)
+    dispatch_modes.set_grad_enabled(False)
     try:
         assert not torch.is_grad_enabled()
     finally:
-        mode_switches.set_grad_enabled(True)
-    switch = mode_switches.enter_autocast("cpu", torch.bfloat16, True, True)
+        dispatch_modes.set_grad_enabled(True)
+    switch = dispatch_modes.enter_autocast("cpu", torch.bfloat16, True, True)
     try:
         assert torch.is_autocast_enabled("cpu")
     finally:
-        mode_switches.exit_autocast(switch)
+        dispatch_modes.exit_autocast(switch)
     assert not torch.is_autocast_enabled("cpu")
 
     def frozen(x: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ def test_mode_switches_are_the_calls_of_a_captured_graph() -> None:
 
     traced = make_fx(frozen, pre_dispatch=True)(torch.ones(2, 2))
     targets = [node.target for node in traced.graph.nodes]
-    switches = (mode_switches.set_grad_enabled, mode_switches.enter_autocast, mode_switches.exit_autocast)
+    switches = (dispatch_modes.set_grad_enabled, dispatch_modes.enter_autocast, dispatch_modes.exit_autocast)
     assert all(switch in targets for switch in switches)
 
 
@@ -374,3 +374,19 @@ def test_process_groups_give_their_stores(tmp_path: Path) -> None:
     finally:
         dist.destroy_process_group()
     assert process_groups.AllgatherOptions() is not None
+
+
+# -- the fused step; test_fused_adam.py has more
+
+
+def test_fused_step_with_prepared_lists() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    weight.grad = torch.ones(2)
+    fused = fused_adam.FusedAdam(optimizer)
+    assert not fused.step(None, torch.zeros(()))  # there are no states yet
+    optimizer.step()
+    before = weight.detach().clone()
+    assert fused.step(None, torch.zeros(()))
+    assert (weight < before).all() and float(optimizer.state[weight]["step"]) == 2.0
+    assert not operators.has_global_step_hooks()

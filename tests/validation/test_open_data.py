@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from drumline.costs.fitted import load_constants
+from drumline.planner.objectives import TIE
 from drumline.validation import RunsValidation, validate
-from drumline.validation.errors import ErrorScore, overall, relative
+from drumline.validation.errors import ErrorScore, job_of, overall, relative
 from drumline.validation.result import fit_file
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -61,6 +63,22 @@ def test_ranking_of_layouts(result: RunsValidation) -> None:
     assert len(ranked) >= 8
     assert sum(g.spearman for g in ranked) / len(ranked) > 0.8
     assert sum(g.regret <= 0.02 for g in ranked) >= len(ranked) - 1
+
+
+def test_smaller_differences_than_a_tie_say_little_and_larger_ones_much(result: RunsValidation) -> None:
+    """Pairs of runs that differ in their layout alone: how often the one predicted to be faster was faster."""
+    jobs: dict[object, list[int]] = {}
+    for i, run in enumerate(result.runs):
+        if run.seconds is not None:
+            jobs.setdefault(job_of(run), []).append(i)
+    below, above = [], []
+    for a, b in (pair for rows in jobs.values() for pair in itertools.combinations(rows, 2)):
+        predicted = np.log(result.seconds[a] / result.seconds[b])
+        measured = np.log((result.runs[a].seconds or 0) / (result.runs[b].seconds or 0))
+        if abs(predicted) < 2.5 * TIE and predicted:
+            (below if abs(predicted) < TIE else above).append(predicted * measured > 0)
+    assert len(below) >= 200 and len(above) >= 300
+    assert 0.45 < sum(below) / len(below) < 0.62 and sum(above) / len(above) > 0.68
 
 
 @pytest.mark.slow

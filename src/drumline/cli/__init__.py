@@ -13,6 +13,7 @@ from .bench import bench
 from .demo import demo
 from .doctor import doctor
 from .export import export
+from .join import join
 from .joined import enter
 from .launch import launch
 from .measure import measure
@@ -44,6 +45,7 @@ for verb in (
     plan,
     verify,
     train,
+    join,
     export,
     report,
     simulate,

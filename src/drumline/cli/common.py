@@ -20,6 +20,23 @@ Changes = Annotated[
 ]
 """The option that changes numbers of the cluster."""
 
+Slow = Annotated[
+    list[str] | None,
+    typer.Option("--slow", metavar="RANK:FACTOR", help="Ranks FACTOR times as slow: 3:4, 8-15:1.5 (repeatable)."),
+]
+
+Jitter = Annotated[
+    float | None, typer.Option("--jitter", help="Standard deviation of step times over their mean, such as 0.1.")
+]
+"""The options for ranks that differ."""
+
+SlowLinks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slow-link", metavar="LEVEL:SHARE", help="Links at a share of their bandwidth: network:0.5, node@3:0.5."
+    ),
+]
+
 NoCorrections = Annotated[
     bool, typer.Option("--no-corrections", help="Ignore what earlier runs taught, and do not learn from this one.")
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..core.errors import DoesNotFit, InputError
-from .common import Changes, NoCorrections, host_bytes, measuring, print_json, warn
+from .common import Changes, Jitter, NoCorrections, Slow, host_bytes, measuring, print_json, warn
 
 if TYPE_CHECKING:
     from ..costs import Estimate
@@ -26,13 +26,18 @@ _WHAT_IF = typer.Option(
 
 
 def plan(
-    target: str = typer.Argument(..., metavar="JOB", help="path.py, path.py:name, profile.json or a zoo name."),
+    target: str = typer.Argument(None, metavar="JOB", help="path.py, path.py:name, profile.json or a zoo name."),
+    listing: bool = typer.Option(False, "--list", help="List the models of the zoo and the clusters, and stop."),
     cluster: str = typer.Option(None, "--cluster", help="A cluster file or catalogue name (default: this machine)."),
     devices: int = typer.Option(None, "--devices", help="Number of devices."),
     memory: str = typer.Option(None, "--memory", help="Memory per device, such as 40GB."),
     changes: Changes = None,
     precision: str = typer.Option(None, "--precision", help="fp32 or bf16 (default: bf16 on GPUs that have it)."),
     batch: int = typer.Option(None, "--batch", help="Samples per step (default: the job's or the model's)."),
+    sequence: int = typer.Option(None, "--sequence", help="Tokens per sample of a zoo model."),
+    reserve: str = typer.Option(
+        None, "--reserve", help="Memory to keep free: 10%, 8GB, 0 (default: 10% of a GPU, none of a CPU)."
+    ),
     given: str = typer.Option(None, "--plan", help="Your own plan, compared with the best one."),
     source: str = typer.Option(None, "--from", help="A DeepSpeed or Accelerate config to complete."),
     emit: str = typer.Option(None, "--emit", help="Write the plan as deepspeed's, accelerate's, ... config."),
@@ -49,15 +54,32 @@ def plan(
     mtbf: str = typer.Option(None, "--mtbf", help="Mean time between failures (24h): how often to save."),
     tuned: int = typer.Option(None, "--tuned-batch", help="The batch size that the learning rate was tuned for."),
     dry: bool = typer.Option(False, "--dry-run", help="Dry-run the finalists; drop plans that fail."),
+    slow: Slow = None,
+    jitter: Jitter = None,
+    stale: bool = typer.Option(
+        False, "--allow-stale", help="Also offer plans whose replicas do not wait for each other (approximate)."
+    ),
     no_corrections: NoCorrections = False,
     top: int = typer.Option(10, "--top", help="Number of candidates to show."),
     output: str = typer.Option(None, "--output", "-o", help="Write the best plan to a TOML file."),
+    page: str = typer.Option(None, "--page", metavar="HTML", help="Write a page about the answer, with pictures."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Find the fastest plan that fits, and explain why."""
     from ..loop.plan import ask
     from ..loop.plan_details import PlanDetails
 
+    if listing:
+        from .plan_list import print_names
+
+        print_names(as_json=as_json)
+        return
+    if target is None:
+        raise InputError(
+            "plan without JOB",
+            rule="path.py, path.py:name, profile.json or a zoo name such as gpt:7b",
+            fix="drumline plan --list shows the zoo and the clusters",
+        )
     details = PlanDetails(fit, what_if, scaling, pareto, formula, tokens, epochs, samples, price, mtbf, tuned)
     details.check()
     if top < 1:
@@ -69,6 +91,8 @@ def plan(
         "precision": precision,
         "batch": batch,
         "objective": objective,
+        "reserve": reserve,
+        "sequence": sequence,
         "corrections": not no_corrections,
         "notify": warn,
     }
@@ -77,7 +101,7 @@ def plan(
         if source is not None or emit is not None:
             from .plan_tools import plan_for_tools
 
-            if details != PlanDetails(what_if=what_if[:0]):
+            if details != PlanDetails(what_if=what_if[:0]) or slow or jitter is not None or stale or page:
                 raise InputError(
                     "--from and --emit with another question",
                     rule="they answer with a plan and nothing else",
@@ -85,11 +109,14 @@ def plan(
                 )
             plan_for_tools(target, cluster, source, given, emit, inputs, output=output, as_json=as_json)
             return
-        question = ask(target, cluster, given=given, dry_run=dry, **inputs)
-    _answer(question, details, top=top, output=output, as_json=as_json)
+        spread = {"slow": slow, "jitter": jitter, "allow_stale": stale}
+        question = ask(target, cluster, given=given, dry_run=dry, **spread, **inputs)
+    _answer(question, details, top=top, output=output, page=page, as_json=as_json)
 
 
-def _answer(question: PlanQuestion, details: PlanDetails, *, top: int, output: str | None, as_json: bool) -> None:
+def _answer(
+    question: PlanQuestion, details: PlanDetails, *, top: int, output: str | None, page: str | None, as_json: bool
+) -> None:
     """Search, and print."""
     from ..loop.plan import search_plans
     from ..loop.plan_details import fit_of, plan_details
@@ -107,15 +134,23 @@ def _answer(question: PlanQuestion, details: PlanDetails, *, top: int, output: s
         where = f"{question.target} on {question.cluster.name}"
         search.best.save(output, comment=f"{where}: {search.answer.explanation}")
     more = list(plan_details(details, search))
+    if page:
+        from ..loop.prediction_pages import write_search
+
+        page = str(write_search(search, page))
     if as_json:
         document = _document(search, top) | ({"fit": dataclasses.asdict(fit)} if fit else {})
         document |= {"given": _given_json(search)} if question.given else {}
+        document |= {"stale": dataclasses.asdict(search.answer.stale)} if search.answer.stale else {}
         document |= {"dry_run": question.dry_runs.to_json()} if question.dry_runs else {}
+        document |= {"page": page} if page else {}
         print_json(document | {key: _detail_json(key, value) for key, value in more})
     else:
         if fit:
             _print_fit(fit, question)
         _print(search, more, details, top, output)
+        if page:
+            print(f"page: {page}")
     if search.answer.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -139,6 +174,8 @@ def _document(search: PlanSearch, top: int) -> dict[str, Any]:
                 "memory_bytes": c.memory_bytes,
                 "fits": c.fits,
                 "reason": c.reason,
+                "tie": c.tie,
+                "in_reserve": c.in_reserve,
                 **host_bytes(estimates[str(c.plan)]),
                 "uncorrected_step_seconds": estimates[str(c.plan)].uncorrected_seconds,
             }
@@ -160,8 +197,12 @@ def _document(search: PlanSearch, top: int) -> dict[str, Any]:
         "batch_size": q.profile.batch_size,
         "parts": best.parts,
         "memory_parts": best.memory_parts,
+        "memory_limit": best.memory_limit,
+        "memory_left": best.memory_limit - best.memory_bytes,
+        "reserve_bytes": best.reserve_bytes,
         **host_bytes(best),
         "correction": best.correction,
+        "staleness": best.staleness,
     }
 
 
@@ -184,6 +225,8 @@ def _given_json(search: PlanSearch) -> dict[str, Any]:
         **host_bytes(e),
         "uncorrected_step_seconds": e.uncorrected_seconds,
         "correction": e.correction,
+        "notes": list(e.notes),
+        "staleness": e.staleness,
     }
 
 
@@ -243,6 +286,7 @@ def _print(search: PlanSearch, more: list[tuple[str, Any]], details: PlanDetails
     if q.given is not None:
         e = search.estimates[str(q.given)]
         out.print(f"\nYour plan {e.plan}: {_given_reason(search)}\n{estimate_lines(e)}")
+        out.print("\n".join(f"note: {note}" for note in e.notes) if e.notes else "", end="\n" if e.notes else "")
     if q.dry_runs is not None:
         out.print("\n" + "\n".join(_dry_run_lines(q.dry_runs)))
     for key, value in more:

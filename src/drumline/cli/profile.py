@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from .common import NoCorrections, print_json, warn
+from .profile_graph import GraphOptions, show_graph
 
 if TYPE_CHECKING:
     from ..runtime.dry_run import DryRun, DryRunRank
@@ -23,6 +24,12 @@ def profile(
     dry: str = typer.Option(
         None, "--dry-run", metavar="PLAN", help="Show the messages and memory of every rank in a step under a plan."
     ),
+    graph: bool = typer.Option(False, "--graph", help="Show the model as a data-flow graph: bytes between its layers."),
+    depth: int = typer.Option(None, "--depth", help="Of the graph: 1 shows layers, 2 the modules inside of them, ..."),
+    layer: str = typer.Option(None, "--layer", help="Of the graph: show the operators of this layer."),
+    plan: str = typer.Option(None, "--plan", help="Of the graph: show where this plan cuts it."),
+    cluster: str = typer.Option(None, "--cluster", help="Of the graph: the machines (default: this one, if measured)."),
+    page: str = typer.Option(None, "--page", metavar="HTML", help="Of the graph: write it as a page."),
     no_corrections: NoCorrections = False,
     output: str = typer.Option(None, "--output", "-o", help="Write the profile, so that planning needs no torch."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
@@ -51,6 +58,11 @@ def profile(
     if dry is not None:
         _dry_run(target, dry, output, as_json=as_json)
         return
+    drawing = GraphOptions(depth, layer, plan, cluster, page)
+    if graph:
+        show_graph(target, drawing, samples, output, as_json=as_json)
+        return
+    drawing.refuse_without_graph()
     model = trace(target)
     n = model.batch_size if samples is None else samples
     rows = recompute_rows(model, recompute, n) if recompute is not None else []

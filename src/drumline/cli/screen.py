@@ -126,6 +126,10 @@ class Screen(TrainObserver):
             out.print("note: fewer than 4 steps, so the measured time includes warm-up and recording")
         if run.steps and run.steps[-1].skipped:
             out.print(f"skipped: {run.steps[-1].skipped} of {len(run.steps)} steps were not finite")
+        if run.gradients:
+            words = {"repeated": "updates repeated after a server failed", "lost": "lost with a failed worker"}
+            counts = [f"{n} {words.get(key, key)}" for key, n in run.gradients.items() if n or key == "applied"]
+            out.print(f"gradients: {', '.join(counts)}")
         for name, value in run.evaluation.items():
             out.print(f"evaluation: {name} {value:.4f}")
         out.print(f"run folder: {run.folder}")

@@ -108,6 +108,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "skipped": run.steps[-1].skipped if run.steps else 0,
         "notes": list(run.estimate.notes),
         "faults": list(run.faults),
+        "gradients": run.gradients,
         "failure": run.failure,
         **host_bytes(run.estimate),
         **({"division": dataclasses.asdict(run.division)} if run.division else {}),

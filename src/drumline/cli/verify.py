@@ -51,6 +51,8 @@ def print_verification(result: Verification) -> None:
         out.print(f"note: {note}")
     if result.passed:
         what = "computes what one device computes" if plan.exact else "is within the bounds of an approximate plan"
+        if plan.keeps_batches_in_flight:
+            what = "computes what one device with these delays computes"
         out.print(f"passed: {result.plan} {what}")
 
 

@@ -2,7 +2,8 @@
 
 from .catalogue import catalogue, load
 from .measured import CollectiveTable, KernelCurve, PartialOccupancy, ShapeTimes
-from .spec import Cluster, DeviceSpec, HostMemory, Link, Network, Node
+from .spec import Cluster, DeviceSpec, HostMemory, Link, LogPTimes, Network, Node
+from .step_times import SlowRank, StepTimeDistribution
 
 __all__ = [
     "Cluster",
@@ -11,10 +12,13 @@ __all__ = [
     "HostMemory",
     "KernelCurve",
     "Link",
+    "LogPTimes",
     "Network",
     "Node",
     "PartialOccupancy",
     "ShapeTimes",
+    "SlowRank",
+    "StepTimeDistribution",
     "catalogue",
     "load",
 ]

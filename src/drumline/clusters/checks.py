@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core import files
-from ..core.errors import ClusterError
+from ..core.errors import ClusterError, nearest
 
 if TYPE_CHECKING:
     from .spec import Cluster
@@ -19,6 +20,11 @@ LONGEST = 1.0
 """Seconds; a longer startup lacks its unit: 3 was meant to be 3us."""
 SMALLEST = 1e6
 """Bytes; a smaller device memory lacks its unit: 40 was meant to be 40GB."""
+
+MOST_DIRECTIONS = 3
+"""Directions of a torus."""
+TOPOLOGIES = ("fat-tree", "rail", "ethernet", "torus")
+"""Words of `network.topology`."""
 
 _WORD = r""""[^"]*"|'[^']*'|[A-Za-z0-9_-]+"""
 _HEADER = re.compile(r"\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(?:#.*)?\Z")
@@ -31,6 +37,9 @@ def refuse_implausible(cluster: Cluster, where: str) -> None:
     """Refuse numbers that no machine has, by key."""
     rates = {"device.bandwidth": cluster.device.bandwidth, "node.link.bandwidth": cluster.node.link.bandwidth}
     times = {"device.launch": cluster.device.launch, "node.link.alpha": cluster.node.link.alpha}
+    for key, link in (("node", cluster.node.link), ("network", cluster.network and cluster.network.link)):
+        if link and link.logp:
+            times |= {f"{key}.link.logp.{letter}": getattr(link.logp, letter) for letter in ("L", "o", "g")}
     if cluster.network is not None:
         rates["network.link.bandwidth"] = cluster.network.link.bandwidth
         times["network.link.alpha"] = cluster.network.link.alpha
@@ -45,6 +54,58 @@ def refuse_implausible(cluster: Cluster, where: str) -> None:
         raise _implausible("device.memory", size, f"at least {SMALLEST:g}", '"40GB"', where)
 
 
+def known_topology(word: str) -> str:
+    """The word, if it is one of TOPOLOGIES or empty."""
+    if word and word not in TOPOLOGIES:
+        raise ValueError(f"{word} is none of {', '.join(TOPOLOGIES)}. {nearest(word, TOPOLOGIES)}".rstrip(" "))
+    return word
+
+
+def parse_shape(value: Any) -> Any:
+    """`4x8` as two numbers; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    if not re.fullmatch(r"\d+(x\d+)*", value):
+        raise ValueError(f"{value} is not a shape such as 4x8")
+    return tuple(map(int, value.split("x")))
+
+
+def refuse_wrong_topology(cluster: Cluster, where: str) -> None:
+    """Refuse a torus whose shape is not that of its nodes, and switches that are oversubscribed to nothing."""
+    network = cluster.network
+    if network is None:
+        return
+    if network.topology == "torus" and (
+        math.prod(network.shape) != network.nodes or not 1 <= len(network.shape) <= MOST_DIRECTIONS
+    ):
+        raise ClusterError(
+            f"a torus of {network.nodes} nodes in the shape {'x'.join(map(str, network.shape)) or '(none)'}",
+            where=f"{where}: network.shape",
+            rule=f"one to {MOST_DIRECTIONS} sizes whose product is the {network.nodes} nodes",
+            fix=f'network.shape = "{_squarest(network.nodes)}"',
+        )
+    if network.shape and network.topology != "torus":
+        raise ClusterError(
+            f"the shape {'x'.join(map(str, network.shape))} of a network that is no torus",
+            where=f"{where}: network.shape",
+            rule="only a torus has a shape",
+            fix='network.topology = "torus"',
+        )
+    if network.oversubscription > 1 and (network.topology == "torus" or not network.nodes_per_switch):
+        raise ClusterError(
+            f"oversubscription {network.oversubscription:g} without nodes_per_switch",
+            where=f"{where}: network.oversubscription",
+            rule="it is the share of a switch's traffic that can leave it; a torus has no switches",
+            fix="network.nodes_per_switch = 16, or the number that is under one switch",
+        )
+
+
+def _squarest(nodes: int) -> str:
+    """The shape of two factors that are closest to each other."""
+    low = max(n for n in range(1, math.isqrt(nodes) + 1) if nodes % n == 0)
+    return f"{low}x{nodes // low}"
+
+
 def refuse_mixed_hardware(table: Mapping[str, Any], where: str) -> None:
     """Refuse several kinds of devices or nodes: a plan gives all ranks equal shares, so the slowest decides."""
     for key in ("device", "node", "network"):
@@ -53,7 +114,7 @@ def refuse_mixed_hardware(table: Mapping[str, Any], where: str) -> None:
                 f"{len(table[key])} kinds of {key}",
                 where=f"{where}: {key}",
                 rule="a cluster has one kind of device, in identical nodes",
-                fix="plan for each kind separately, or for all as if each were the slowest and smallest",
+                fix="plan for each kind apart, or for all as the smallest, with --slow 8-15:1.5 for slower ranks",
             )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..core import files
 from ..core.errors import ClusterError
@@ -22,7 +22,14 @@ from ..core.units import (
     parse_bytes,
     parse_flops,
 )
-from .checks import add_line, refuse_implausible, refuse_mixed_hardware
+from .checks import (
+    add_line,
+    known_topology,
+    parse_shape,
+    refuse_implausible,
+    refuse_mixed_hardware,
+    refuse_wrong_topology,
+)
 from .corrections import Corrections
 from .measured import (
     STRICT,
@@ -35,6 +42,7 @@ from .measured import (
     ShapeTimes,
     as_partial_occupancy,
 )
+from .step_times import StepTimeDistribution
 
 Bytes = Annotated[float, BeforeValidator(parse_bytes), Positive]
 Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth), Positive]
@@ -56,6 +64,22 @@ def _current_overheads(table: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class LogPTimes:
+    """Times of a short message in the LogP model. A message takes o + L + o from one rank to another."""
+
+    __pydantic_config__ = STRICT
+    L: Seconds
+    """Latency: time on the link."""
+    o: Seconds
+    """Overhead: time for which a rank is busy with sending, or with receiving."""
+    g: Seconds
+    """Gap: time from one message of a rank to its next, the reciprocal of the message rate."""
+
+    def __str__(self) -> str:
+        return f"L {format_seconds(self.L)}, o {format_seconds(self.o)}, g {format_seconds(self.g)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """A level of the network in the alpha-beta model: a message of m bytes takes alpha + m / bandwidth."""
 
@@ -67,6 +91,8 @@ class Link:
     """Bytes per second in one direction: of one device inside a node, of one node between nodes."""
     type: str = ""
     """Its technology, as link_types.toml names it (`nvswitch`, `infiniband`, ...); empty if unknown."""
+    logp: LogPTimes | None = None
+    """Times of short messages in the LogP model, if measured."""
 
     @property
     def beta(self) -> float:
@@ -163,6 +189,15 @@ class Network:
     """The link of a node, all ports together."""
     ports: Annotated[int, Field(ge=0, le=4096)] = 0
     """Network ports (NICs) of a node; 0 if unknown."""
+    topology: Annotated[str, AfterValidator(known_topology)] = ""
+    """How nodes are connected: `fat-tree`, `rail`, `ethernet` or `torus`. Empty: `fat-tree` if a node has several
+    ports, else `ethernet`."""
+    nodes_per_switch: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Nodes under one switch of the lowest level; 0: all."""
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    """Bandwidth of such a switch to its nodes over that to other switches."""
+    shape: Annotated[tuple[Count, ...], BeforeValidator(parse_shape)] = ()
+    """Nodes of a torus in each direction, the slowest first: `[4, 8]` or `"4x8"`."""
 
     @property
     def port_bandwidth(self) -> float:
@@ -209,6 +244,8 @@ class Cluster:
     """Source of each number, by key or key prefix; the longest match counts."""
     corrections: Corrections = field(default_factory=Corrections)
     """Factors learnt from earlier runs on these machines; empty unless asked for. They correct estimates."""
+    step_times: StepTimeDistribution = field(default_factory=StepTimeDistribution)
+    """How the compute times of ranks differ: slow ranks and jitter; empty unless asked for."""
 
     @property
     def devices(self) -> int:
@@ -305,6 +342,7 @@ class Cluster:
             refuse_mixed_hardware(table, str(path))
             cluster = files.from_plain(cls, table, str(path), ClusterError)
             refuse_implausible(cluster, str(path))
+            refuse_wrong_topology(cluster, str(path))
         except ClusterError as e:
             raise add_line(e, files.read_text(path, ClusterError), cls) from None
         origin = {files.current_key(cls, key): text for key, text in cluster.origin.items()}
@@ -333,7 +371,8 @@ class Cluster:
 
 
 def _link(link: Link) -> str:
-    return f"alpha {format_seconds(link.alpha)}, {format_rate(link.bandwidth)}"
+    short = f", {link.logp}" if link.logp else ""
+    return f"alpha {format_seconds(link.alpha)}, {format_rate(link.bandwidth)}{short}"
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, float]]:

@@ -103,28 +103,91 @@ def signature(
 
 def call_site(skip: tuple[str, ...] = ("drumline",)) -> CallSite:
     """The innermost line outside of the packages `skip`, or the one set by `attribute_calls_to`."""
-    attributed: CallSite | None = getattr(_attributed, "site", None)
+    attributed: CallSite | None = getattr(_attributed, "site", None) if _attributes else None
     if attributed is not None:
         return attributed
-    frame: FrameType = sys._getframe(1)
-    while frame.f_globals.get("__name__", "").partition(".")[0] in skip and frame.f_back is not None:
-        frame = frame.f_back
-    return _site(frame.f_code, frame.f_lineno)
+    return _site(_outside(sys._getframe(1), skip)[0])
 
 
+def _outside(frame: FrameType, skip: tuple[str, ...]) -> tuple[FrameType, int]:
+    """The innermost frame outside of the packages `skip`, and how many frames further out it is."""
+    packages, depth = _packages, 0
+    while True:
+        name = frame.f_globals.get("__name__", "")
+        package = packages.get(name)
+        if package is None:
+            package = packages.setdefault(name, name.partition(".")[0])
+        outer = frame.f_back if package in skip else None
+        if outer is None:
+            return frame, depth
+        frame, depth = outer, depth + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallPlace:
+    """Recognizes a call site by the identity of its code, which is quicker than finding it."""
+
+    site: CallSite
+    depth: int
+    code: CodeType
+    instruction: int
+    caller: CodeType
+
+    @staticmethod
+    def here(skip: tuple[str, ...]) -> CallPlace | None:
+        """The place of the call that the calling function serves; None where calls are attributed to another one."""
+        if _attributes:
+            return None
+        frame, depth = _outside(sys._getframe(1), skip)
+        caller = sys._getframe(min(3, depth + 1))
+        return CallPlace(_site(frame), depth, frame.f_code, frame.f_lasti, caller.f_code)
+
+    def is_here(self) -> bool:
+        """Whether the function that calls this serves a call of the same place."""
+        try:
+            frame = sys._getframe(self.depth + 1)
+            caller = sys._getframe(min(3, self.depth + 1))
+        except ValueError:  # fewer frames
+            return False
+        return (
+            frame.f_code is self.code
+            and frame.f_lasti == self.instruction
+            and caller.f_code is self.caller
+            and not _attributes
+        )
+
+
+_packages: dict[str, str] = {}
+"""The package of each module that has made a call or passed one on."""
 _attributed = threading.local()
+_attributes = False
+"""Whether any thread has attributed calls."""
 
 
 def attribute_calls_to(site: CallSite | None) -> None:
     """Attribute this thread's calls from now on to that line, where another thread requested them."""
+    global _attributes
+    _attributes = True
     _attributed.site = site
 
 
-@lru_cache(maxsize=4096)
-def _site(code: CodeType, line: int) -> CallSite:
+def _site(frame: FrameType) -> CallSite:
+    """The line that a frame is at. Reading its number takes long, so known places in the code are looked up."""
+    code = frame.f_code
+    known = _sites.get((id(code), frame.f_lasti))
+    if known is not None:
+        return known[1]
     # hosts may have the program in different folders, so only the file's name and the line count
-    name = code.co_filename.rpartition("/")[2]
-    return CallSite(f"{code.co_filename}:{line}", digest(f"{name}:{line}"))
+    line, name = frame.f_lineno, code.co_filename.rpartition("/")[2]
+    site = CallSite(f"{code.co_filename}:{line}", digest(f"{name}:{line}"))
+    if len(_sites) >= 4096:
+        _sites.clear()
+    _sites[id(code), frame.f_lasti] = code, site
+    return site
+
+
+_sites: dict[tuple[int, int], tuple[CodeType, CallSite]] = {}
+"""By code and instruction; the code is held, so that its id stays its own."""
 
 
 class CallChecker:

@@ -58,12 +58,20 @@ def device_of(where: RankInfo) -> torch.device:
     return torch.device("cpu")
 
 
-def connect(*, backend: str = "auto", timeout: float | None = None) -> RankInfo:
+def connect(
+    *,
+    backend: str = "auto",
+    timeout: float | None = None,
+    part: RankInfo | None = None,
+    store: dist.Store | None = None,
+) -> RankInfo:
     """Join the process group, unless the caller already has one. A single rank has a group too.
 
-    `timeout` is for the ranks to come and for a collective, in seconds (default: DRUMLINE_TIMEOUT, or 300).
+    `timeout` is for the ranks to come and for a collective, in seconds (default: DRUMLINE_TIMEOUT, or 300). `part`: the
+    place of this process in a group of some of the ranks, which meet in `store`.
     """
-    where, timeout = rank_info(), timeout or default_timeout()
+    whole, timeout = rank_info(), timeout or default_timeout()
+    where = part or whole
     device = device_of(where)
     if device.type == "cpu":
         keep_freed_memory(local_size(where) or where.size)
@@ -85,16 +93,16 @@ def connect(*, backend: str = "auto", timeout: float | None = None) -> RankInfo:
         backend = "cpu:gloo,cuda:nccl"
     elif backend == "gloo" and where.size > 1 and os.environ.get(CHECK_CALLS, "1") != "0":
         backend = CHECKED_GLOO
-    inject_from(os.environ, rank=where.rank, ranks=where.size)
+    inject_from(os.environ, rank=whole.rank, ranks=whole.size)
     wait = timedelta(seconds=timeout)
     atexit.register(_leave)
     if where.size == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=wait)
     else:
-        store = group_store(where, timeout)
+        store = store or group_store(where, timeout)
         dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.size, timeout=wait)
-    print_errors_without_traceback(where.rank)
-    if where.size > 1 and STATUS not in os.environ and STORE not in os.environ:  # no launcher of ours
+    print_errors_without_traceback(whole.rank)
+    if where.size > 1 and part is None and STATUS not in os.environ and STORE not in os.environ:  # no launcher of ours
         start_heartbeat(own_store, where.rank, where.size, rank_status(), os.environ)
     return where
 

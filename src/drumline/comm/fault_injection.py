@@ -38,6 +38,8 @@ KINDS = {
 }
 PLACES = ("start", "data", "forward", "backward", "communication", "optimizer", "collective", "save", "end")
 RANDOM_KINDS = ("kill", "kill", "raise", "segv", "exit", "stop")
+_WORK = ("forward", "optimizer")
+"""Where the work of a step begins: on ranks that compute, and on parameter servers."""
 _ENTERED = {"starting": "start", "saving": "save", "ending": "end"}
 _FORM = re.compile(
     r"(?P<kind>[a-z]+)(:(?P<rank>\d{1,6}))?(@(?P<step>\d{1,9}))?(/(?P<place>[a-z]+))?(x(?P<times>\d{1,3})|(?P<always>!))?"
@@ -52,7 +54,8 @@ class Fault:
     kind: str
     rank: int = 0
     step: int = 0
-    place: str = "forward"
+    place: str = ""
+    """Empty: where the rank's work of the step begins."""
     attempts: float = 1
     """Attempts of the run in which it occurs: the first, the first n, or all."""
 
@@ -80,13 +83,27 @@ def parse_faults(text: str) -> list[Fault | RandomFaults]:
             raise InputError(
                 f"--chaos {word}", rule="KIND[:RANK][@STEP][/PLACE][xN or !], or random:SECONDS", fix="kill:1@5"
             )
-        kind, place = match["kind"], match["place"] or "forward"
+        kind, place = match["kind"], match["place"] or ""
         for value, known in ((kind, tuple(KINDS)), (place, PLACES)):
-            if value not in known:
+            if value and value not in known:
                 raise InputError(f"--chaos {word}", rule=f"one of {', '.join(known)}", fix=nearest(value, known))
         attempts = float("inf") if match["always"] else float(match["times"] or 1)
         faults.append(Fault(kind, int(match["rank"] or 0), int(match["step"] or 0), place, attempts))
     return faults
+
+
+def check_faults(text: str, *, processes: int, steps: int) -> None:
+    """Refuse faults that a run cannot have: of a process that it does not start, or after its last step."""
+    for fault in parse_faults(text):
+        if isinstance(fault, RandomFaults):
+            continue
+        if fault.rank >= processes:
+            raise InputError(
+                f"--chaos {fault.kind}:{fault.rank}",
+                rule=f"the run has {processes} processes, ranks 0 to {processes - 1}",
+            )
+        if fault.step >= steps and fault.place not in ("start", "end"):
+            raise InputError(f"--chaos {fault.kind}@{fault.step}", rule=f"the run has {steps} steps, 0 to {steps - 1}")
 
 
 def inject_from(environment: Mapping[str, str], *, rank: int, ranks: int) -> None:
@@ -124,7 +141,7 @@ class FaultInjector:
             return
         place = {"place": _ENTERED.get(value, ""), "collective": "collective"}.get(what, value)
         for fault in list(self._faults):
-            if fault.place == place and self._is_due(fault):
+            if place in ((fault.place,) if fault.place else _WORK) and self._is_due(fault):
                 self._faults.remove(fault)
                 inject(fault.kind, self._rank)
 
@@ -143,13 +160,14 @@ class FaultInjector:
             draw = random.Random(f"{chaos.seed}/{self._attempt}/{self._step}")
             chance, rank, kind = draw.random(), draw.randrange(self._ranks), draw.choice(RANDOM_KINDS)
             if rank == self._rank and chance < min(0.5, elapsed / chaos.seconds):
-                inject(kind, self._rank)
+                # an exception that comes twice after the same step ends a run: this is another one
+                inject(kind, self._rank, f" in attempt {self._attempt}, step {self._step}")
 
 
-def inject(kind: str, rank: int) -> None:
+def inject(kind: str, rank: int, note: str = "") -> None:
     """Let a fault happen in this process."""
     if kind == "raise":
-        raise RuntimeError(f"injected into rank {rank}")
+        raise RuntimeError(f"injected into rank {rank}{note}")
     if kind == "exit":
         os._exit(9)
     if kind in ("kill", "abort", "stop"):

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from ..core.errors import GaveUp, InputError
 from .hang_report import HangReport, hang_report
 from .rank_status import RankStatus, StatusReading, parse_status
+from .signed_store import AlteredStore, SignedStore
 
 HANG_TIMEOUT = "DRUMLINE_HANG_TIMEOUT"
 """The variable with the seconds without progress that are allowed; 0 switches the detection off."""
@@ -96,7 +97,7 @@ class Heartbeat:
     """Publishes the status of this rank, and judges those of all ranks on the first two."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, status: RankStatus, limit: float | None = None) -> None:
-        self._store, self._rank, self._size, self._status = store, rank, size, status
+        self._store, self._rank, self._size, self._status = SignedStore(store), rank, size, status
         self._detector = HangDetector(size, limit)
         self._stop = threading.Event()
         self._count = 0
@@ -114,10 +115,16 @@ class Heartbeat:
 
     def _beat(self) -> None:
         """Thread: publish, read and judge."""
+        try:
+            self._judge()
+        except AlteredStore as e:
+            self._end(str(e))
+
+    def _judge(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store ends with the rank that has it
             while not self._stop.wait(_INTERVAL):
                 self._publish()
-                if self._store.check([f"{_KEY}/hang"]):
+                if self._store.check([f"{_KEY}/hang"]) and self._store.get(f"{_KEY}/hang"):
                     self._end()
                 if self._rank < _WATCHERS:
                     self._read_all()

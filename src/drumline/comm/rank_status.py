@@ -12,23 +12,24 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 
 STATUS = "DRUMLINE_STATUS"
 """The variable with the path of this rank's status file."""
 SIZE = 1280
 """Bytes of a status file."""
+_COUNTER = struct.Struct("<Q")
 _HEAD = struct.Struct("<QdqqqqQB")
 """Write counter, time of the last change, step, calls started, calls ended, number in its group, group, place."""
 _PLACES = ("starting", "training", "saving", "ending", "ended")
 _TEXT = 300
 """Bytes of each text."""
 _COLLECTIVE, _SITE, _PHASE, _PEERS = 64, 64 + _TEXT, 64 + 2 * _TEXT, 64 + 3 * _TEXT
-
-_NOTHING: Mapping[int, str] = MappingProxyType({})
+_Texts = tuple[tuple[int, str], ...]
+"""New texts, by their offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,52 +104,61 @@ class RankStatus:
 
     def phase(self, name: str) -> None:
         """Begin a part of a step."""
-        self._write({_PHASE: name})
+        self._write(((_PHASE, name),))
         if self.listener is not None:
             self.listener("phase", name)
 
     def collective_started(
-        self, text: str, site: str = "", *, group: int = 0, number: int = 0, peers: str = ""
+        self, text: str, site: str = "", *, group: int = 0, number: int = 0, peers: str = "", ended: int = 0
     ) -> None:
-        """A collective was called, or a wait for a message began; `peers` is the text of `rank_list`."""
+        """A collective was called, or a wait for a message began; `peers` is the text of `rank_list`.
+
+        `ended` collectives have ended since the last change.
+        """
         with self._lock:
             self._started += 1
+            self._ended += ended
             self._group, self._number = group, number
-            self._change({_COLLECTIVE: text, _SITE: site, _PEERS: peers})
+            self._change(((_COLLECTIVE, text), (_SITE, site), (_PEERS, peers)))
         if self.listener is not None:
             self.listener("collective", text)
 
-    def collective_ended(self) -> None:
-        """The oldest collective in progress has ended."""
+    def collective_ended(self, count: int = 1) -> None:
+        """The oldest collectives in progress have ended."""
         with self._lock:
-            self._ended += 1
-            self._change(_NOTHING)
+            self._ended += count
+            self._change(())
 
-    def _write(self, texts: Mapping[int, str] = _NOTHING) -> None:
+    def _write(self, texts: _Texts = ()) -> None:
         with self._lock:
             self._change(texts)
 
-    def _change(self, texts: Mapping[int, str]) -> None:
-        self._changed = time.monotonic()
-        self._texts.update(texts)
-        if self._memory is not None:
-            self._writes += 2
-            self._pack(self._memory, texts)
+    def _change(self, texts: _Texts) -> None:
+        self._changed, memory = time.monotonic(), self._memory
+        if memory is None:
+            self._texts.update(texts)
+            return
+        self._writes = writes = self._writes + 2
+        _COUNTER.pack_into(memory, 0, writes - 1)
+        for offset, text in texts:
+            if self._texts[offset] != text:
+                self._texts[offset] = text
+                data = _encoded(text)
+                memory[offset : offset + len(data)] = data
+        _HEAD.pack_into(memory, 0, *self._head())
 
-    def _pack(self, memory: mmap.mmap | bytearray, texts: Mapping[int, str]) -> None:
+    def _head(self) -> tuple[float, ...]:
         counters = self._step, self._started, self._ended, self._number, self._group
-        _HEAD.pack_into(memory, 0, self._writes - 1, self._changed, *counters, self._place)
-        for offset, text in texts.items():
-            data = text.encode(errors="replace")[: _TEXT - 2]
-            struct.pack_into("<H", memory, offset, len(data))
-            memory[offset + 2 : offset + 2 + len(data)] = data
-        _HEAD.pack_into(memory, 0, self._writes, self._changed, *counters, self._place)
+        return self._writes, self._changed, *counters, self._place
 
     def packed(self) -> bytes:
         """The status as it is now, in the form of a status file."""
         memory = bytearray(SIZE)
         with self._lock:
-            self._pack(memory, self._texts)
+            for offset, text in self._texts.items():
+                data = _encoded(text)
+                memory[offset : offset + len(data)] = data
+            _HEAD.pack_into(memory, 0, *self._head())
         return bytes(memory)
 
     def read(self) -> StatusReading:
@@ -185,6 +195,13 @@ def parse_status(data: bytes) -> StatusReading:
         number,
         _ranks(_text(data, _PEERS)),
     )
+
+
+@lru_cache(maxsize=1024)
+def _encoded(text: str) -> bytes:
+    """A text with its length; `_text` reads it."""
+    data = text.encode(errors="replace")[: _TEXT - 2]
+    return struct.pack("<H", len(data)) + data
 
 
 def _text(data: bytes, offset: int) -> str:

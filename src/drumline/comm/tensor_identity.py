@@ -21,23 +21,28 @@ from .call_check import CallSignature, CallSite, digest
 _MASK = (1 << 64) - 1
 _ODD = 0xD1B54A32D192ED03
 """Spreads the number of a tensor over all 64 bits."""
-_here = threading.local()
+_names: dict[int, str] = {}
+"""The names of calls by thread, while they have one: looked up for every call, and mostly empty."""
 
 
 @contextmanager
 def naming_calls(name: str) -> Iterator[None]:
     """Give the calls of this thread a name, which must be the same on all ranks."""
-    before = getattr(_here, "name", "")
-    _here.name = name
+    thread = threading.get_ident()
+    before = _names.get(thread, "")
+    _names[thread] = name
     try:
         yield
     finally:
-        _here.name = before
+        if before:
+            _names[thread] = before
+        else:
+            del _names[thread]
 
 
 def current_name() -> str:
     """The name of this thread's calls; empty if they have none."""
-    return getattr(_here, "name", "")
+    return _names.get(threading.get_ident(), "") if _names else ""
 
 
 def named_call(call: CallSignature, name: str) -> CallSignature:

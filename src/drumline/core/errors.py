@@ -136,6 +136,9 @@ class CorruptFile(DrumlineError):
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """`Did you mean 'x'?` for the known word nearest to `word`, or an empty text."""
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else ""
+    """`Did you mean x?` for a known word with a slip in it, those that contain `word`, or the most alike; or empty."""
+    known = list(words)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.85)
+    close = close or sorted((w for w in known if len(word) > 2 and word.lower() in w.lower()), key=len)[:3]
+    close = close or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -27,6 +27,8 @@ LAUNCHERS = {
 
 STORE = "DRUMLINE_STORE"
 """The variable with the file store of Drumline's own launcher: no port is opened."""
+REPLACED = "DRUMLINE_REPLACED"
+"""The variable with the number of processes that had this rank before, in one run."""
 ELASTIC = "TORCHELASTIC_RUN_ID"
 """Set by torchrun, and not by others that use its variables of rank and size."""
 

@@ -38,6 +38,8 @@ class Timeline:
     """`predicted` or `measured`."""
     spans: tuple[Span, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    rank_counts: dict[int, int] = field(default_factory=dict)
+    """How many ranks a drawn rank stands for, itself included, where others do the same; 1 where missing."""
 
     @property
     def seconds(self) -> float:
@@ -48,6 +50,16 @@ class Timeline:
     def ranks(self) -> tuple[int, ...]:
         """The ranks that have spans."""
         return tuple(sorted({s.rank for s in self.spans}))
+
+    @property
+    def all_ranks(self) -> int:
+        """The number of ranks, with those that are not drawn because they do the same as one that is."""
+        return sum(self.rank_counts.get(rank, 1) for rank in self.ranks)
+
+    def rank_label(self, rank: int) -> str:
+        """`rank 8`, or `rank 8 (x 2048 ranks)` if it stands for others too."""
+        count = self.rank_counts.get(rank, 1)
+        return f"rank {rank}" + (f" (x {count} ranks)" if count > 1 else "")
 
     def busy_seconds(self, rank: int, lane: str) -> float:
         """The sum of the spans of one lane of one rank."""
@@ -68,6 +80,10 @@ class Timeline:
         events: list[dict[str, object]] = [
             {"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": lane}}
             for (rank, lane), tid in lanes.items()
+        ]
+        events += [
+            {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": self.rank_label(rank)}}
+            for rank in self.rank_counts
         ]
         events += [
             {

@@ -13,7 +13,15 @@ from functools import lru_cache
 from itertools import chain
 
 from ..core.errors import InputError
-from ..schedules import ALGORITHMS, IN_RANK_ORDER, Schedule, collective_schedule, messages, reordered
+from ..schedules import (
+    ALGORITHMS,
+    IN_RANK_ORDER,
+    SEGMENTED_ALL_REDUCES,
+    Schedule,
+    collective_schedule,
+    messages,
+    reordered,
+)
 from ..theory.alpha_beta import Links, PairTopology, Port, Topology, UniformTopology, as_topology, message_seconds
 from ..theory.collective_forms import CLOSED_FORMS
 from .ring_order import ring_order
@@ -28,7 +36,7 @@ MANY_RANKS = 64
 """Ranks from which only the best algorithms by closed form are priced round by round."""
 
 SEGMENTED_ALGORITHMS = {
-    "all_reduce": ("double_tree", "naive"),
+    "all_reduce": SEGMENTED_ALL_REDUCES,
     "broadcast": ("binomial", "chain", "logp"),
     "reduce": ("binomial", "chain"),
     "scan": ("linear",),
@@ -213,8 +221,10 @@ def _floor(base: _Base, topology: Topology) -> _Floor:
         for (src, dst), size in sizes.items():
             link = topology.link(src, dst)
             alpha = min(alpha, link.alpha)
-            for port in (("out", src), ("in", dst), *topology.shared(src, dst)):
+            for port in (("out", src, 0), ("in", dst, 0)):
                 rates[port] += size / chunks * link.beta
+            for port in topology.shared(src, dst):
+                rates[port] += size / chunks / topology.capacity(port)
     return _Floor(chunks, count, alpha if count else 0.0, max(rates.values(), default=0.0))
 
 
@@ -250,13 +260,12 @@ def _round_lines(sizes: _Sizes, whole: int, topology: Topology) -> tuple[_Line, 
     rates: defaultdict[Port, float] = defaultdict(float)
     for (src, dst), size in sizes.items():
         link = topology.link(src, dst)
-        rate = size / whole * link.beta
-        for port in (("out", src), ("in", dst)):
+        for port in (("out", src, 0), ("in", dst, 0)):
             starts[port] += link.alpha
-            rates[port] += rate
+            rates[port] += size / whole * link.beta
         for port in topology.shared(src, dst):
             starts[port] = max(starts[port], link.alpha)
-            rates[port] += rate
+            rates[port] += size / whole / topology.capacity(port)
     upper: list[_Line] = []
     for line in sorted(((start, rates[port]) for port, start in starts.items()), reverse=True):
         if not upper or line[1] > upper[-1][1]:

@@ -15,7 +15,7 @@ from .estimate import Estimate
 ONE, REPLICAS, SHARDED, FULLY_SHARDED = "one", "replicas", "sharded", "fully sharded"
 """Kinds of plans. An error for one kind is often the same for every model."""
 
-CORRECTED_AS = {"recompute": "backward", "bubble": "backward", "overhead": "communication"}
+CORRECTED_AS = {"recompute": "backward", "bubble": "backward", "overhead": "communication", "waiting": "communication"}
 """Parts that are corrected like another part, so that runs without them count as well."""
 
 
@@ -23,6 +23,7 @@ def plan_kind(plan: Plan) -> str:
     """The kind of a plan, as far as its cost is concerned: `replicas`, `split by pp, tp`, `one with compile`."""
     tags = {
         "compile": plan.compile,
+        "graph": plan.graph,
         plan.compress: plan.compress != "none",
         "threads": plan.backend == "threads",
         "offload": plan.offload != "none",
@@ -33,6 +34,8 @@ def plan_kind(plan: Plan) -> str:
 
 
 def _base(plan: Plan) -> str:
+    if plan.sync != "allreduce":
+        return f"{plan.sync_mode} workers" if plan.has_coordinator else f"{plan.sync_mode} steps"
     if plan.splits_model:
         axes = {"cp": plan.cp, "pp": plan.pp, "tile": plan.tile[0] * plan.tile[1], "tp": plan.tp}
         return f"split by {', '.join(name for name, n in axes.items() if n > 1)}"

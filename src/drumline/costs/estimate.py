@@ -21,8 +21,9 @@ class Estimate:
     plan: str
     step_seconds: float
     parts: dict[str, float]
-    """Seconds by part (`forward`, `backward`, `recompute`, `communication`, `optimizer`, `overhead`, and of a pipeline
-    `bubble`); their sum is the step. Communication is what is not hidden behind computation."""
+    """Seconds by part (`forward`, `backward`, `recompute`, `communication`, `optimizer`, `overhead`, of a pipeline
+    `bubble`, and of ranks that differ `waiting`); their sum is the step. Communication is what is not hidden behind
+    computation."""
     memory_bytes: float
     """Most bytes of tensors alive on one rank."""
     memory_parts: dict[str, float]
@@ -37,20 +38,45 @@ class Estimate:
     """Where its numbers come from."""
     notes: tuple[str, ...] = field(default=())
     host_bytes: float = 0.0
-    """Bytes of one rank's tensors that are offloaded to host memory; not among `memory_bytes`."""
+    """Bytes of one rank's tensors that are offloaded to host memory, or of the parameter servers on one host; not among
+    `memory_bytes`."""
     host_limit: float = 0.0
-    """Host memory available to one rank; 0 where nothing is offloaded."""
+    """Host memory available to them; 0 where nothing is there."""
     raw_seconds: float = 0.0
     """The step before corrections from runs on these machines; 0 where it was not corrected."""
     runs: int = 0
     """Runs that corrected it."""
     own_runs: int = 0
     """Those of this model, under any plan."""
+    reserve_bytes: float = 0.0
+    """Of `memory_limit`, what a search keeps free; 0 where a plan was priced alone."""
+    staleness: float = 0.0
+    """Mean number of updates between the weights that a gradient is computed on and those that it is applied to."""
 
     @property
     def fits(self) -> bool:
         """Whether the memory of the device, and of the host if something is offloaded, is sufficient."""
         return self.memory_bytes <= self.memory_limit and self.host_bytes <= self.host_limit
+
+    @property
+    def in_reserve(self) -> bool:
+        """Whether it fits, but only into the memory that is kept free."""
+        return self.fits and self.memory_bytes > self.memory_limit - self.reserve_bytes
+
+    @property
+    def memory_text(self) -> str:
+        """`51.9 GiB of 78.1 GiB, 26.2 GiB left; 7.8 GiB are kept free`."""
+        text = f"{format_bytes(self.memory_bytes)} of {format_bytes(self.memory_limit)}"
+        if not self.fits:
+            return text
+        left = f"{text}, {format_bytes(self.memory_limit - self.memory_bytes)} left"
+        kept = f"{format_bytes(self.reserve_bytes)} {'should be' if self.in_reserve else 'are'} kept free"
+        return f"{left}; {kept}" if self.reserve_bytes else left
+
+    @property
+    def host_owner(self) -> str:
+        """Whom `host_bytes` are counted for."""
+        return "for the servers of a host" if "sync=" in self.plan else "a rank"
 
     @property
     def uncorrected_seconds(self) -> float:

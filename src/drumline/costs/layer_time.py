@@ -64,7 +64,7 @@ class LayerSums:
 
 def largest_micro_batch(batch_size: int, plan: Plan) -> int:
     """Samples of the largest micro-batch on the busiest rank."""
-    return math.ceil(math.ceil(batch_size / plan.micro) / plan.dp)
+    return math.ceil(math.ceil(batch_size / plan.micro) / plan.slices)
 
 
 def compute_slowdown(plan: Plan, cluster: Cluster) -> float:

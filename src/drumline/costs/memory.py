@@ -72,8 +72,20 @@ class ModelStates:
         return cls(kept + buffers, gradients, optimizer)
 
 
-def peak_memory(profile: Profile, plan: Plan, n: float, *, device: str = "cpu") -> PeakMemory:
-    """The worst moment of a step without a pipeline, with micro-batches of n samples on this rank."""
+def peak_memory(profile: Profile, plan: Plan, n: float, *, device: str = "cpu", updates: bool = True) -> PeakMemory:
+    """The worst moment of a step without a pipeline, with micro-batches of n samples on this rank.
+
+    `updates` is false where another process has the optimizer.
+    """
+    moments = memory_moments(profile, plan, n, device=device)
+    return max(moments if updates else moments[:-1], key=lambda m: m.total)
+
+
+def memory_moments(profile: Profile, plan: Plan, n: float, *, device: str = "cpu") -> list[PeakMemory]:
+    """Memory during the forward and the backward of every layer of the profile, two by two, and during the update.
+
+    Of a layer that repeats, it is that of its last repeat.
+    """
     states = ModelStates.of(profile, plan, profile.parameters, profile.trained, profile.buffers)
     inputs = profile.input.at(n) * plan.micro
     scale = BYTES_PER_VALUE[plan.precision] / profile.activation_bytes
@@ -89,7 +101,7 @@ def peak_memory(profile: Profile, plan: Plan, n: float, *, device: str = "cpu") 
     without = plan.offload != "none" or (device == "cuda" and profile.optimizer_ops <= FUSED_OPS)
     temporary = 0.0 if without else 2 * _largest_piece(profile, plan) * profile.parameter_bytes
     moments.append(PeakMemory(states.parameters, states.gradients, states.optimizer, inputs + temporary, 0.0))
-    return max(moments, key=lambda m: m.total)
+    return moments
 
 
 def _moments(

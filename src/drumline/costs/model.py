@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Self
 
 from ..clusters import Cluster
 from ..plans import Plan
+from ..plans.sync_caveats import sync_caveat
 from .estimate import Estimate
 from .memory import PeakMemory
 from .rank_model import RankModel
+from .tuning import COMPILED_HOST
+from .worker_times import WorkerTimes
 
 if TYPE_CHECKING:
     from .plan_columns import PlanColumns, PlanScores
@@ -58,6 +61,10 @@ class CostModel(ABC):
         """The part of the model on one rank, before pipeline stages are cut. Raises PlanError if it cannot be split."""
 
     @abstractmethod
+    def worker_times(self, plan: Plan) -> WorkerTimes:
+        """One worker's task of a plan whose replicas do not meet in every step (`sync`)."""
+
+    @abstractmethod
     def on_links_of(self, cluster: Cluster) -> Self:
         """The same model for a cluster that differs in its links alone; compute times are reused."""
 
@@ -94,9 +101,18 @@ def plan_notes(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     if plan.ep > 1:
         notes.append("ep is priced like ep=1: a profile does not know its experts")
     if plan.compile:
-        notes.append("compile=true is priced like compile=false: what the compiler fuses is not known before it runs")
+        gpu = (
+            f", and alone with a host that takes {COMPILED_HOST:g} times as long"
+            if cluster.device.kind == "cuda"
+            else ""
+        )
+        notes.append(f"compile=true is priced with unfused kernels{gpu}: what it fuses is not known before it runs")
     if plan.backend == "threads":
         notes.append("backend=threads is priced as if replicas were processes, without their one interpreter lock")
     if plan.compress == "powersgd":
         notes.append("compress=powersgd is priced as if every parameter were a square matrix")
+    if plan.sync != "allreduce":
+        notes += filter(None, [sync_caveat(plan)])
+        if plan.has_coordinator and cluster.device.kind == "cuda" and cluster.device.host is None:
+            notes.append("the memory of the parameter servers is not checked: device.host is not given")
     return tuple(notes)

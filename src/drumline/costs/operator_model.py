@@ -11,9 +11,10 @@ import copy
 from dataclasses import replace
 from functools import partial
 
-from ..clusters import Cluster
+from ..clusters import Cluster, DeviceSpec
 from ..models.profile import COMPUTE_KINDS, Layer, Profile
 from ..plans import Plan
+from .asynchronous import price_workers, with_waiting, workers_estimate
 from .collectives import between_stages
 from .corrections import Corrector
 from .data_parallel_comm import (
@@ -39,18 +40,20 @@ from .layer_time import (
 from .memory import PeakMemory, peak_memory
 from .model import CostModel, plan_notes
 from .model_split import PIPELINE_NOTES, split_model
-from .optimizer_update import effective_plan, host_accumulation_seconds, host_bytes, host_memory, update_seconds
+from .optimizer_update import effective_plan, host_accumulation_seconds, host_bytes, host_memory, update_parts
 from .pipeline_cost import PipelineCost, pipeline_cost
 from .pipeline_memory import layer_activations, memory_by_rank
 from .rank_model import RankModel
 from .stages import StageLayer, layer_names, layer_shares, stage_profile
 from .step import Step, Tail, TailPart, gap_between_steps, loss_agreement_seconds
-from .tuning import MEASURED_ERROR, UNMEASURED_ERROR
+from .tuning import COMPILED_HOST, MEASURED_ERROR, UNMEASURED_ERROR
+from .worker_memory import server_memory, worker_memory
+from .worker_times import TaskCompute, WorkerTimes, worker_times
 
 _Key = tuple[object, ...]
 _Layers = tuple[list[LayerTime], list[LayerCommTime], LayerSums]
-_RankTail = tuple[TailPart, float, TailPart]
-"""Gradients to sum, seconds of the update, parameters to gather."""
+_RankTail = tuple[TailPart, dict[str, float], TailPart]
+"""Gradients to sum, seconds of the update by name, parameters to gather."""
 
 
 def estimate(profile: Profile, plan: Plan, cluster: Cluster) -> Estimate:
@@ -102,13 +105,16 @@ class OperatorCostModel(CostModel):
         """Peak memory of the rank that needs the most."""
         if plan not in self._memory:
             most = max(self.memory_by_stage(plan), key=lambda m: m.total)
-            self._memory[plan] = replace(most, workspace=self._cluster.device.workspace)
+            streams = 2 if plan.graph else 1  # libraries have a workspace for each stream, also that of the capture
+            self._memory[plan] = replace(most, workspace=streams * self._cluster.device.workspace)
         return self._memory[plan]
 
     def memory_by_stage(self, plan: Plan) -> list[PeakMemory]:
         """Peak memory of a rank of every pipeline stage, without the libraries' workspace."""
         plan, profile = effective_plan(plan, self._cluster), self.rank_model(plan).profile
         n = largest_micro_batch(self._profile.batch_size, plan)
+        if plan.sync != "allreduce":
+            return [worker_memory(profile, plan, n, device=self._cluster.device.kind)]
         if plan.pp == 1:
             return [peak_memory(profile, plan, n, device=self._cluster.device.kind)]
         pipeline = self.pipeline(plan)
@@ -118,6 +124,9 @@ class OperatorCostModel(CostModel):
         """Bytes that a plan needs beyond the memory of the device or its host; much quicker than an estimate."""
         plan = effective_plan(plan, self._cluster)
         device = self.memory(plan).total - self._memory_limit
+        if plan.has_coordinator:
+            needed, there = server_memory(self._profile, plan, self._cluster, self.memory(plan).total)
+            return max(device, needed - there)
         if plan.offload == "none":
             return device
         return max(device, host_bytes(self._profile, plan) - host_memory(self._cluster.device).memory)
@@ -126,8 +135,11 @@ class OperatorCostModel(CostModel):
 
     def estimate(self, plan: Plan) -> Estimate:
         """Time and memory of one step."""
+        if plan.sync != "allreduce":
+            return self._corrected(self._estimate_workers(plan), plan)
         step, memory, cluster = self.step(plan), self.memory(plan), self._cluster
         parts, hidden = step.parts()
+        parts = with_waiting(parts, plan.ranks, cluster.step_times)
         uncorrected = Estimate(
             plan=str(plan),
             step_seconds=sum(parts.values()),
@@ -136,13 +148,45 @@ class OperatorCostModel(CostModel):
             memory_parts=memory.parts(),
             memory_limit=self._memory_limit,
             hidden_seconds=hidden,
-            error=max(MEASURED_ERROR, cluster.measurement_spread) if cluster.measured else UNMEASURED_ERROR,
-            origin=f"closed form; rates: {cluster.origin_of('device.peak')}; model: {self._profile.origin}",
+            error=self._error,
+            origin=self._origin,
             notes=(*plan_notes(plan, cluster), *step.notes),
             host_bytes=host_bytes(self._profile, step.plan),
             host_limit=host_memory(cluster.device).memory if step.plan.offload != "none" else 0.0,
         )
         return self._corrected(uncorrected, plan)
+
+    def _estimate_workers(self, plan: Plan) -> Estimate:
+        """Time and memory of a step whose replicas do not meet."""
+        price = price_workers(plan, self.worker_times(plan), self._cluster)
+        return workers_estimate(
+            plan, price, self._profile, self._cluster, self.memory(plan), error=self._error, origin=self._origin
+        )
+
+    @property
+    def _error(self) -> float:
+        cluster = self._cluster
+        return max(MEASURED_ERROR, cluster.measurement_spread) if cluster.measured else UNMEASURED_ERROR
+
+    @property
+    def _origin(self) -> str:
+        """Where the numbers of an estimate come from."""
+        return f"closed form; rates: {self._cluster.origin_of('device.peak')}; model: {self._profile.origin}"
+
+    def worker_times(self, plan: Plan) -> WorkerTimes:
+        """One worker's task of a plan whose replicas do not meet, for the estimate and for the simulator."""
+        *_, sums = self._layers_of(plan)
+        m, cluster = plan.micro, self._active_cluster(plan)
+        recompute = m * sums.recompute
+        overhead = gap_between_steps(cluster) + max(0.0, self._launch_lag(plan))
+        compute = TaskCompute(
+            m * sums.forward,
+            m * sums.backward - recompute,
+            recompute,
+            overhead,
+            sum(self._rank_tail(plan, 0)[1].values()),
+        )
+        return worker_times(self._profile, plan, cluster, compute)
 
     def step(self, plan: Plan) -> Step:
         """One step as data, for the estimate and for the simulator."""
@@ -150,6 +194,9 @@ class OperatorCostModel(CostModel):
         cluster = self._active_cluster(plan)
         times, comm, sums = self._layers_of(plan)
         collectives, pipeline = self._collectives_of(plan), self.pipeline(plan) if plan.pp > 1 else None
+        tails = tuple(self._tail(plan, stage) for stage in range(plan.pp))
+        if pipeline is not None and pipeline.never_drains:
+            pipeline = replace(pipeline, update=tuple(sum(part.seconds for part in tail) for tail in tails))
         return Step(
             plan=plan,
             cluster=cluster,
@@ -159,7 +206,7 @@ class OperatorCostModel(CostModel):
             busiest=pipeline.busiest if pipeline else sums,
             sharded_units=sharded_units_seconds(collectives, plan, cluster),
             pipeline=pipeline,
-            tails=tuple(self._tail(plan, stage) for stage in range(plan.pp)),
+            tails=tails,
             notes=(*self.rank_model(plan).notes, *(PIPELINE_NOTES if pipeline else ())),
         )
 
@@ -189,7 +236,7 @@ class OperatorCostModel(CostModel):
         key = _split_key(plan)
         if key not in self._ranks:
             rank = split_model(self._profile, plan)
-            self._ranks[key] = rank, Pricer(rank.profile, self._cluster.device, self._precision)
+            self._ranks[key] = rank, Pricer(rank.profile, launched_by(self._cluster.device, plan), self._precision)
         return self._ranks[key]
 
     def _layers_of(self, plan: Plan) -> _Layers:
@@ -209,9 +256,7 @@ class OperatorCostModel(CostModel):
 
     def _collectives_of(self, plan: Plan) -> LayerCollectives:
         """The data-parallel collectives around the layers of one rank."""
-        sizes = plan.pp, plan.dp, plan.shards, plan.zero
-        carried = plan.compress, plan.bucket, plan.allreduce, plan.backend
-        key = *_split_key(plan), *sizes, plan.offload, plan.chunk, *carried
+        key = *_split_key(plan), *_message_key(plan)
         if key not in self._collectives:
             messages = layer_collectives(self.rank_model(plan).profile, plan, self._active_cluster(plan))
             self._collectives[key] = LayerCollectives.of(messages)
@@ -230,24 +275,36 @@ class OperatorCostModel(CostModel):
             part("communication host", host_accumulation_seconds(profile, plan, cluster.device)),
             TailPart("overhead", "communication loss", loss_agreement_seconds(plan, cluster)),
             TailPart("overhead", "overhead", gap_between_steps(cluster)),
-            TailPart("optimizer", "optimizer", max(update, self._launch_lag(plan))),
+            TailPart("optimizer", "optimizer weights", self._version_seconds(plan, stage)),
+            *(TailPart("optimizer", name, max(seconds, self._launch_lag(plan))) for name, seconds in update.items()),
             parameters,
         )
 
     def _rank_tail(self, plan: Plan, stage: int) -> _RankTail:
         profile, pricer = self.rank_model(plan).profile, self._split(plan)[1]
         shares = layer_shares(self.pipeline(plan).of_rank(stage)) if plan.pp > 1 else None
-        sizes = plan.pp, plan.dp, plan.shards, plan.zero
-        key = *_split_key(plan), shares, *sizes, plan.offload, plan.chunk, plan.bucket
+        key = *_split_key(plan), shares, *_message_key(plan)
         if key not in self._tails:
             cluster = self._active_cluster(plan)
             profile = profile if shares is None else stage_profile(profile, shares)
             self._tails[key] = (
                 TailPart.of("communication gradients", gradient_collectives(profile, plan, cluster)),
-                cluster.compute_factor(plan.ranks) * update_seconds(profile, plan, cluster.device, pricer),
+                {
+                    name: cluster.compute_factor(plan.ranks) * seconds
+                    for name, seconds in update_parts(profile, plan, cluster.device, pricer).items()
+                },
                 TailPart.of("communication parameters", parameter_collectives(profile, plan, cluster)),
             )
         return self._tails[key]
+
+    def _version_seconds(self, plan: Plan, stage: int) -> float:
+        """A copy of the weights before each update, where batches in flight still need the old ones."""
+        if not plan.keeps_batches_in_flight or stage == plan.pp - 1:
+            return 0.0
+        profile = stage_profile(self.rank_model(plan).profile, layer_shares(self.pipeline(plan).of_rank(stage)))
+        moved = 2.0 * profile.trained * profile.parameter_bytes
+        rate = self._split(plan)[1].memory_rate("pointwise", max(1.0, moved))
+        return self._active_cluster(plan).compute_factor(plan.ranks) * moved / rate
 
     def _launch_lag(self, plan: Plan) -> float:
         """How much later than the passes a GPU's host has launched the update: it may be behind its GPU.
@@ -255,7 +312,7 @@ class OperatorCostModel(CostModel):
         Not with a split model, where the device waits for messages and the host catches up.
         """
         device = self._cluster.device
-        if device.kind != "cuda" or plan.offload != "none" or plan.splits_model:
+        if device.kind != "cuda" or plan.offload != "none" or plan.splits_model or plan.graph:
             return 0.0
         (rank, pricer), n = self._split(plan), largest_micro_batch(self._profile.batch_size, plan)
         key = *_split_key(plan), n, plan.recompute
@@ -311,6 +368,23 @@ class OperatorCostModel(CostModel):
         return self._weight_shares[key]
 
 
+def _message_key(plan: Plan) -> _Key:
+    """The choices that set the messages between replicas."""
+    sizes = plan.pp, plan.dp, plan.shards, plan.zero, plan.offload, plan.chunk
+    return *sizes, plan.compress, plan.bucket, plan.allreduce, plan.backend
+
+
 def _split_key(plan: Plan) -> _Key:
-    """The axes that decide one rank's part of the model."""
-    return plan.tile, plan.halo, plan.cp, plan.tp
+    """The keys that decide one rank's part of the model, and how it is launched."""
+    return plan.tile, plan.halo, plan.cp, plan.tp, plan.graph, plan.compile
+
+
+def launched_by(device: DeviceSpec, plan: Plan) -> DeviceSpec:
+    """A GPU with its host's times under a plan: a graph launches all kernels at once, compiled code takes longer."""
+    if device.kind != "cuda" or not (plan.graph or plan.compile):
+        return device
+    launches = ("forward", "backward", "cast", "entry", "recurrent", "recurrent_backward")
+    factor = 0.0 if plan.graph else COMPILED_HOST
+    changed = {key: factor * device.host_overhead.get(key, device.launch) for key in launches}
+    kept = {key: s for key, s in changed.items() if key in device.host_overhead or key in ("forward", "backward")}
+    return replace(device, host_overhead=device.host_overhead | kept)

@@ -65,19 +65,24 @@ def host_accumulation_seconds(profile: Profile, plan: Plan, device: DeviceSpec) 
     return (plan.micro - 1) * host_stream_seconds(added, device)
 
 
-def update_seconds(profile: Profile, plan: Plan, device: DeviceSpec, pricer: Pricer) -> float:
-    """What a rank does between its last gradient and its updated parameters."""
+def update_parts(profile: Profile, plan: Plan, device: DeviceSpec, pricer: Pricer) -> dict[str, float]:
+    """Seconds of what a rank does between its last gradient and its updated parameters, in order, by name."""
     checks = [1.0 * profile.parameter_bytes]  # the norm reads every gradient
     if plan.precision == "fp16":
         checks.append(2.0 * profile.parameter_bytes)  # undoing the loss scale reads, checks and writes them
     if plan.offload == "all":
-        return _on_host(profile, plan, device, sum(checks))
+        return {"optimizer on host": _on_host(profile, plan, device, sum(checks))}
     passes = [(moved, 0.0) for moved in checks]
     if plan.offload == "none":
-        return _on_device(profile, plan, device, pricer, [*passes, (profile.optimizer_bytes, profile.optimizer_ops)])
-    size = profile.trained * profile.parameter_bytes / plan.shards
-    there_and_back = 2 * copy_seconds(size, device)
-    return _on_device(profile, plan, device, pricer, passes) + there_and_back + _on_host(profile, plan, device, 0.0)
+        passes.append((profile.optimizer_bytes, profile.optimizer_ops))
+        return {"optimizer": _on_device(profile, plan, device, pricer, passes)}
+    one_way = copy_seconds(profile.trained * profile.parameter_bytes / plan.shards, device)
+    return {
+        "optimizer norm": _on_device(profile, plan, device, pricer, passes),
+        "optimizer copy of gradients to host": one_way,
+        "optimizer on host": _on_host(profile, plan, device, 0.0),
+        "optimizer copy of parameters to device": one_way,
+    }
 
 
 def _on_device(

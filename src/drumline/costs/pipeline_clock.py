@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core.errors import InputError
-from ..schedules import Action, Pipeline, check_order, check_skips, pipeline_order
+from ..schedules import ASYNCHRONOUS, Action, Pipeline, check_order, check_skips, pipeline_order
 
 Durations = float | Sequence[float]
 """Seconds: the same for all stages (or boundaries), or one number for each."""
@@ -57,6 +57,16 @@ class PipelineTimes:
         """Until the last action ends."""
         return max((timed.end for timed in self.actions), default=0.0)
 
+    @property
+    def longest_rank_seconds(self) -> float:
+        """From the first action of a rank to its last: the step, if ranks do not wait for each other between steps."""
+        first: dict[int, float] = {}
+        last: dict[int, float] = {}
+        for timed in self.actions:
+            first[timed.rank] = min(timed.start, first.get(timed.rank, timed.start))
+            last[timed.rank] = max(timed.end, last.get(timed.rank, timed.end))
+        return max((last[rank] - first[rank] for rank in first), default=0.0)
+
     def busy(self, rank: int) -> float:
         """Seconds in which a rank computes."""
         return sum(timed.end - timed.start for timed in self.actions if timed.rank == rank)
@@ -76,17 +86,16 @@ def time_pipeline(
     weight: Durations = 0.0,
     transfer: Durations = 0.0,
     skips: Mapping[tuple[int, int], float] | None = None,
+    update: Durations = 0.0,
 ) -> PipelineTimes:
     """Time every action of a schedule. Durations are per micro-batch and stage, transfers per boundary between stages.
 
     Where the schedule has W actions, `backward` is the part for the input and `weight` the part for the weights.
-    `skips` are values that a stage sends directly to a later one, with their seconds.
+    `skips` are values that a stage sends directly to a later one, with their seconds. `update` is for U actions.
     """
     stages = pipeline.stages
-    seconds = {
-        kind: _each(word, given, stages, "stage")
-        for kind, word, given in (("F", "forward", forward), ("B", "backward", backward), ("W", "weight", weight))
-    }
+    given = {"F": ("forward", forward), "B": ("backward", backward), "W": ("weight", weight), "U": ("update", update)}
+    seconds = {kind: _each(word, durations, stages, "stage") for kind, (word, durations) in given.items()}
     routes = {(s, s + 1): t for s, t in enumerate(_each("transfer", transfer, stages - 1, "boundary"))}
     check_skips(tuple(skips or ()), stages)
     _each("skip", tuple((skips or {}).values()), len(skips or ()), "skip")
@@ -108,7 +117,7 @@ def end_seconds(
 ) -> float:
     """Seconds until the last action ends: `time_pipeline` without its record, for a search that asks often.
 
-    `homes` are those of the schedule.
+    `homes` are those of the schedule, which drains after every batch.
     """
     seconds = {"F": forward, "B": backward, "W": weight}
     return _run(pipeline, homes, seconds, {(s, s + 1): t for s, t in enumerate(transfer)})
@@ -127,14 +136,14 @@ def _run(
     Times do not depend on the order in which ranks are visited: a link is fed by one rank alone, in its order.
     """
     stages, micros = range(pipeline.stages), pipeline.micros
-    receivers: dict[str, list[list[tuple[int, float]]]] = {kind: [[] for _ in stages] for kind in "FBW"}
+    receivers: dict[str, list[list[tuple[int, float]]]] = {kind: [[] for _ in stages] for kind in "FBWU"}
     for (a, b), t in sorted(routes.items()):  # the neighbour first
         receivers["F"][a].append((b, t))
     for (a, b), t in sorted(routes.items(), reverse=True):
         receivers["B"][b].append((a, t))
     missing = {kind: [[len(receivers[back][s])] * micros for s in stages] for kind, back in (("F", "B"), ("B", "F"))}
     arrived = {kind: [[0.0] * micros for _ in stages] for kind in "FB"}
-    ended = {kind: [[-1.0] * micros for _ in stages] for kind in "FBW"}
+    ended = {kind: [[-1.0] * micros for _ in stages] for kind in "FBWU"}
     link_free: dict[tuple[int, int], float] = {}
     lanes = [[(a.kind, a.stage, a.micro) for a in lane] for lane in pipeline.lanes]
     place, clock = [0] * len(lanes), [0.0] * len(lanes)
@@ -145,10 +154,13 @@ def _run(
             i, now = place[rank], clock[rank]
             while i < len(lane):
                 kind, s, m = lane[i]
-                own = 0.0 if kind == "F" else ended["B" if kind == "W" else "F"][s][m]
-                if own < 0 or (kind != "W" and missing[kind][s][m]):
+                own = 0.0 if kind == "F" else ended["F" if kind == "B" else "B"][s][m]
+                if kind == "U" and pipeline.joint_updates:
+                    first = ended["B"][0][m]
+                    own = max(own, first) if own >= 0 and first >= 0 else -1.0
+                if own < 0 or (kind in "FB" and missing[kind][s][m]):
                     break
-                start = max(now, own) if kind == "W" else max(now, own, arrived[kind][s][m])
+                start = max(now, own, arrived[kind][s][m]) if kind in "FB" else max(now, own)
                 now = ended[kind][s][m] = start + seconds[kind][s]
                 if actions is not None:
                     actions.append(TimedAction(rank, pipeline.lanes[rank][i], start, now))
@@ -185,10 +197,12 @@ def idle_seconds(order: str, p: int, m: int, v: int, f: float, b: float, w: floa
 
     f, b, w are the seconds of one micro-batch in all stages of a rank: forward, backward for the input, and backward
     for the weights; b + w where the schedule does not split the backward. Stages are equal and messages free; then it
-    is exact for every schedule and all m.
+    is exact for every schedule and all m. Schedules that do not drain are full, and their updates free.
     """
     check_order(order, p, m, v)
     both = f + b + w
+    if order in ASYNCHRONOUS:
+        return 0.0
     if order == "naive":
         # While another rank works, this one waits.
         return (p - 1) * m * both

@@ -14,6 +14,7 @@ from .collectives import between_stages
 from .layer_time import LayerSums
 from .pipeline_clock import PipelineTimes, end_seconds, time_pipeline
 from .stages import Stage, StageLayer, cut_stages
+from .steady_pipeline import StageSeconds, batch_seconds, sample_batches, steady_seconds, steady_times
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class PipelineCost:
     """The schedule of a pipeline, its stages and their durations."""
 
     order: Pipeline
+    """Of one step; of a pipeline that does not drain, of several."""
+    micros: int
+    """Micro-batches of a step."""
     stages: tuple[Stage, ...]
     forward: tuple[float, ...]
     """Seconds by stage; communication of the stage's own layers is included."""
@@ -31,11 +35,27 @@ class PipelineCost:
     """Seconds by boundary between stages."""
     homes: dict[int, int]
     """Stage -> its rank."""
+    update: tuple[float, ...] = ()
+    """Seconds by stage of an update between the passes, where the pipeline does not drain."""
+
+    @property
+    def never_drains(self) -> bool:
+        """Whether the next step begins before this one ends."""
+        return self.order.has_updates
 
     @cached_property
     def seconds(self) -> float:
-        """Until the last action ends."""
+        """Until the last action ends; of a pipeline that does not drain, from one step to the next."""
+        if self.never_drains:
+            return steady_seconds(self.order, self.micros, self._stage_seconds)
         return end_seconds(self.order, self.homes, self.forward, self.backward, self.weight, self.transfer)
+
+    @property
+    def batch_seconds(self) -> float:
+        """From a batch's first forward until its last backward; where the pipeline does not drain, until its update."""
+        if self.never_drains:
+            return batch_seconds(self.order, self.micros, self._stage_seconds)
+        return self.seconds
 
     @property
     def ranks(self) -> int:
@@ -45,12 +65,21 @@ class PipelineCost:
     def busy(self, rank: int) -> float:
         """Seconds in which a rank computes or waits for its layers' messages, over all micro-batches."""
         own = [i for i, home in self.homes.items() if home == rank]
-        return self.order.micros * sum(self.forward[i] + self.backward[i] + self.weight[i] for i in own)
+        return self.micros * sum(self.forward[i] + self.backward[i] + self.weight[i] for i in own)
+
+    def updating(self, rank: int) -> float:
+        """Seconds in which a rank updates between its passes; 0 where the update follows the pipeline."""
+        return self.update[rank] if self.update else 0.0
+
+    @cached_property
+    def busiest_rank(self) -> int:
+        """The rank with the most work."""
+        return max(range(self.ranks), key=lambda rank: self.busy(rank) + self.updating(rank))
 
     @cached_property
     def busiest(self) -> LayerSums:
         """The layers of the busiest rank in one micro-batch; sends to other stages count as hidden."""
-        rank = max(range(self.ranks), key=self.busy)
+        rank = self.busiest_rank
         layers = [x for s in self.of_rank(rank) for x in s]
         return LayerSums(
             sum(x.forward for x in layers),
@@ -64,10 +93,21 @@ class PipelineCost:
     def bubble(self) -> float:
         """The share of the time until the last action ends in which ranks do not compute."""
         whole = self.ranks * self.seconds
-        return 1 - sum(map(self.busy, range(self.ranks))) / whole if whole else 0.0
+        return 1 - sum(self.busy(r) + self.updating(r) for r in range(self.ranks)) / whole if whole else 0.0
+
+    @property
+    def _stage_seconds(self) -> StageSeconds:
+        update = self.update or (0.0,) * len(self.stages)
+        return StageSeconds(self.forward, self.backward, self.transfer, update)
 
     def times(self) -> PipelineTimes:
-        """When each action and each transfer starts and ends."""
+        """When each action and each transfer of a step starts and ends."""
+        return self._times
+
+    @cached_property
+    def _times(self) -> PipelineTimes:
+        if self.never_drains:
+            return steady_times(self.order, self.micros, self._stage_seconds)
         return time_pipeline(
             self.order, forward=self.forward, backward=self.backward, weight=self.weight, transfer=self.transfer
         )
@@ -84,7 +124,7 @@ class PipelineCost:
 
 def pipeline_cost(layers: Sequence[StageLayer], plan: Plan, cluster: Cluster, model: str) -> PipelineCost:
     """Cut the layers of a rank into the plan's stages; `model` is named in errors."""
-    order = pipeline_order(plan.schedule, plan.pp, plan.micro, plan.virtual)
+    order = schedule_of(plan)
     stages = cut_stages(layers, order.stages, plan.begins)
     if len(stages) < order.stages:
         raise PlanError(
@@ -97,6 +137,7 @@ def pipeline_cost(layers: Sequence[StageLayer], plan: Plan, cluster: Cluster, mo
     backward = tuple(sum(x.backward + x.comm_backward for x in s) - w for s, w in zip(stages, weight, strict=True))
     return PipelineCost(
         order,
+        plan.micro,
         stages,
         tuple(sum(x.forward + x.comm_forward for x in s) for s in stages),
         backward,
@@ -104,3 +145,10 @@ def pipeline_cost(layers: Sequence[StageLayer], plan: Plan, cluster: Cluster, mo
         tuple(between_stages(s[-1].output, plan, cluster) for s in stages[:-1]),
         order.homes(),
     )
+
+
+def schedule_of(plan: Plan) -> Pipeline:
+    """The schedule of a plan's step; of a pipeline that does not drain, some steps."""
+    if plan.keeps_batches_in_flight:
+        return sample_batches(plan.schedule, plan.pp, plan.micro)
+    return pipeline_order(plan.schedule, plan.pp, plan.micro, plan.virtual)

@@ -9,7 +9,7 @@ from ..core.errors import InputError
 from ..models.op_shapes import ConvolutionShape, MatmulShape, shape_of
 from ..models.profile import Layer, Profile
 from ..plans import Plan
-from ..schedules import Pipeline
+from ..schedules import Pipeline, prove_updates
 from ..theory.roofline import BYTES_PER_VALUE
 from .memory import ModelStates, PeakMemory, cast_bytes, wide_bytes
 from .rank_model import tokens_of
@@ -71,34 +71,78 @@ def peak_activation_bytes(
     `kept` is what of it, and of gradients, exists from B until W: inputs of layers with weights and the gradients of
     their outputs; by default, all that was saved.
     """
-    kept = saved if kept is None else kept
+    levels = activation_levels(pipeline, saved, saved if kept is None else kept)
+    return tuple(max((0.0, *of_rank)) for of_rank in levels)
+
+
+def activation_levels(pipeline: Pipeline, saved: Sequence[float], kept: Sequence[float]) -> list[list[float]]:
+    """By rank: the bytes of activations after each of its actions."""
     for word, given in (("saved", saved), ("kept", kept)):
         if len(given) != pipeline.stages:
             raise InputError(f"{word} bytes of {len(given)} stages", rule=f"one number for each of {pipeline.stages}")
     until_w = pipeline.splits_backward
-    peaks = []
+    ranks = []
     for lane in pipeline.lanes:
-        now = peak = 0.0
+        now, levels = 0.0, []
         for action in lane:
             s = action.stage
-            change = {"F": saved[s], "B": (kept[s] if until_w else 0.0) - saved[s], "W": -kept[s]}
+            change = {"F": saved[s], "B": (kept[s] if until_w else 0.0) - saved[s], "W": -kept[s], "U": 0.0}
             now += change[action.kind]
-            peak = max(peak, now)
-        peaks.append(peak)
-    return tuple(peaks)
+            levels.append(now)
+        ranks.append(levels)
+    return ranks
 
 
 def memory_by_rank(
     profile: Profile, plan: Plan, n: float, order: Pipeline, stages: Sequence[Stage], homes: Mapping[int, int]
 ) -> list[PeakMemory]:
     """The memory of every rank of the pipeline; `homes` are the ranks of the stages."""
+    activations = peak_activation_bytes(order, *_saved_and_kept(profile, stages))
+    own = [[s for i, s in enumerate(stages) if homes[i] == r] for r in range(len(order.lanes))]
+    ranks = [_rank(profile, plan, n, some, size) for some, size in zip(own, activations, strict=True)]
+    return _with_versions(ranks, order) if order.has_updates else ranks
+
+
+def memory_during_actions(
+    profile: Profile, plan: Plan, n: float, order: Pipeline, stages: Sequence[Stage], homes: Mapping[int, int]
+) -> list[tuple[list[float], float]]:
+    """By rank: bytes during each of its actions, and during the update. Their maximum is that of `memory_by_rank`.
+
+    A backward needs as much beyond saved activations as that of the rank's most demanding stage.
+    """
+    levels = activation_levels(order, *_saved_and_kept(profile, stages))
+    peaks = memory_by_rank(profile, plan, n, order, stages, homes)
+    ranks = []
+    for r, (lane, of_rank, peak) in enumerate(zip(order.lanes, levels, peaks, strict=True)):
+        own = [s for i, s in enumerate(stages) if homes[i] == r]
+        working, update = max((_working(s) for s in own), default=0.0), _update_bytes(profile, plan, own)
+        during = [
+            max(before, after) + (working if action.kind in "BW" else 0.0)
+            for action, before, after in zip(lane, [0.0, *of_rank], of_rank, strict=False)
+        ]
+        fixed = peak.total - peak.activations + profile.input.at(n) * plan.micro
+        ranks.append(([fixed + x for x in during], fixed + update))
+    return ranks
+
+
+def _saved_and_kept(profile: Profile, stages: Sequence[Stage]) -> tuple[list[float], list[float]]:
     saved = [_saved(stages, i, profile) for i in range(len(stages))]
     # a split backward keeps the graph, and the gradients it begins with, until its second half; the first stage has no
     # input that needs a gradient
-    kept = [s + (sum(x.deferred for x in stages[i]) if i else 0.0) for i, s in enumerate(saved)]
-    activations = peak_activation_bytes(order, saved, kept)
-    own = [[s for i, s in enumerate(stages) if homes[i] == r] for r in range(len(order.lanes))]
-    return [_rank(profile, plan, n, some, size) for some, size in zip(own, activations, strict=True)]
+    return saved, [s + (sum(x.deferred for x in stages[i]) if i else 0.0) for i, s in enumerate(saved)]
+
+
+def _with_versions(ranks: Sequence[PeakMemory], order: Pipeline) -> list[PeakMemory]:
+    """Add what batches in flight need: older weights until their backwards, and where an update waits for the norm of
+    all stages, the gradients of the next batch next to its own. Both are as large as the gradients."""
+    return [
+        replace(
+            m,
+            parameters=m.parameters + (versions - 1) * m.gradients,
+            gradients=m.gradients * (2 if order.joint_updates else 1),
+        )
+        for m, versions in zip(ranks, prove_updates(order).versions, strict=True)
+    ]
 
 
 def _saved(stages: Sequence[Stage], i: int, profile: Profile) -> float:
@@ -115,18 +159,12 @@ def _saved(stages: Sequence[Stage], i: int, profile: Profile) -> float:
 
 
 def _rank(profile: Profile, plan: Plan, n: float, own: Sequence[Stage], activations: float) -> PeakMemory:
-    part = stage_profile(profile, layer_shares(own))
     layers = [x for s in own for x in s]
-    here = {x.layer for x in layers}
-    tied = 0 if _counts_tied_table(profile, here) else max((profile.layers[i].tied for i in here), default=0)
-    trained = part.trained + tied
+    parameters, trained = _numbers(profile, own)
     buffers = profile.buffers * sum(x.share for x in layers) / sum(x.repeats for x in profile.layers)
-    states = ModelStates.of(profile, plan, part.parameters + tied, trained, buffers)
-    largest = max((profile.layers[i].largest for i in here), default=0)
-    peak = max(
-        activations + max((_working(stage) for stage in own), default=0.0),
-        2.0 * min(largest, trained / plan.shards) * profile.parameter_bytes,
-    )
+    states = ModelStates.of(profile, plan, parameters, trained, buffers)
+    working = max((_working(stage) for stage in own), default=0.0)
+    peak = max(activations + working, _update_bytes(profile, plan, own))
     return PeakMemory(
         states.parameters,
         states.gradients,
@@ -134,6 +172,21 @@ def _rank(profile: Profile, plan: Plan, n: float, own: Sequence[Stage], activati
         profile.input.at(n) * plan.micro + peak,
         max((x.output for x in layers), default=0.0),
     )
+
+
+def _numbers(profile: Profile, own: Sequence[Stage]) -> tuple[int, int]:
+    """Parameters of a rank, and those of them that are trained."""
+    part = stage_profile(profile, layer_shares(own))
+    here = {x.layer for s in own for x in s}
+    tied = 0 if _counts_tied_table(profile, here) else max((profile.layers[i].tied for i in here), default=0)
+    return part.parameters + tied, part.trained + tied
+
+
+def _update_bytes(profile: Profile, plan: Plan, own: Sequence[Stage]) -> float:
+    """Temporaries of the update, of the largest piece that is updated at once."""
+    _, trained = _numbers(profile, own)
+    largest = max((profile.layers[x.layer].largest for s in own for x in s), default=0)
+    return 2.0 * min(largest, trained / plan.shards) * profile.parameter_bytes
 
 
 def _working(stage: Stage) -> float:

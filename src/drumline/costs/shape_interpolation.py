@@ -35,7 +35,8 @@ ROW_SUMS = "reduce_rows"
 """Sums of rows, among operators of the kind `reduce`: their speed depends on the width of the rows."""
 
 SIMILAR_DTYPES = {"fp16": "bf16", "tf32": "fp32"}
-"""The type whose shapes are used for one that was not measured."""
+"""The type whose shapes are used for one that was not measured. Recurrent layers of a GPU, which are bound by latency,
+are measured in tf32 and used for fp32 as well."""
 
 Amount = tuple[float, float]
 """Operations, and the least number of values read and written."""
@@ -157,7 +158,8 @@ class ShapeInterpolation:
             and (UNALIGNED_MATMUL, dtype) in self._tables
         ):
             kind = UNALIGNED_MATMUL
-        table = self._tables.get((kind, dtype)) or self._tables.get((kind, SIMILAR_DTYPES.get(dtype, dtype)))
+        similar = "tf32" if dtype == "fp32" and kind.startswith("recurrent") else SIMILAR_DTYPES.get(dtype, dtype)
+        table = self._tables.get((kind, dtype)) or self._tables.get((kind, similar))
         if table is None or len(table.shapes[0]) != len(shape) or min(shape) <= 0:
             return None
         key = (kind, dtype, shape)

@@ -97,10 +97,18 @@ class Step:
             del parts["bubble"]
         else:
             busy = m * (busiest.forward + busiest.backward + busiest.communication)
-            parts["bubble"] = max(0.0, self.pipeline.seconds - busy)
-        for part in max(self.tails, key=lambda tail: sum(p.seconds for p in tail)):
+            # without a drain, updates are among the passes, and part of the pipeline's time
+            parts["bubble"] = max(0.0, self.pipeline.seconds - busy - self.pipeline.updating(self.slowest))
+        for part in self.tails[self.slowest]:
             parts[part.part] += part.seconds
         return parts, hidden + m * busiest.hidden
+
+    @property
+    def slowest(self) -> int:
+        """The pipeline rank whose tail counts: the longest; without a drain, the busiest rank's."""
+        if self.pipeline is not None and self.pipeline.never_drains:
+            return self.pipeline.busiest_rank
+        return max(range(len(self.tails)), key=lambda rank: sum(p.seconds for p in self.tails[rank]))
 
 
 def loss_agreement_seconds(plan: Plan, cluster: Cluster) -> float:

@@ -43,6 +43,10 @@ ATTENTION_CALLS = 4.0
 CALLS_PER_OP = 2.0
 """Host time of an operator, its views and functions included, where these were not counted."""
 
+COMPILED_HOST = 1.15
+"""A GPU host's time for a compiled model over that for the same model without compiling: its kernels are fewer, but
+launched from Python. ResNet-50 with a batch of 32 on an H200 (docs/gpu.md). Moves `compile=true` alone."""
+
 OPS_BETWEEN_STEPS = 12
 """Operators that a host could launch between reading a loss and launching the first kernel of the next step. Moves the
 overhead of every step on a GPU."""
@@ -68,3 +72,24 @@ the price of BatchNorm statistics on CPUs."""
 
 LONG_MESSAGE = 2.0**24
 """Bytes of a message whose start-up time is negligible."""
+
+# -- workers and parameter servers (`sync`). All four are assumptions until a run of servers is measured.
+
+REQUEST_SECONDS = 1e-4
+"""Seconds in which a server answers a request for a task, in Python: a call of 8 bytes takes 92 to 107 us on two AMD
+cores (benchmarks/server_or_ring.py). Moves steps of a few milliseconds."""
+
+UPDATE_SECONDS = 1.5e-4
+"""Seconds of an update of a few parameters by a server, in Python: 144 to 154 us there. Moves steps of a few
+milliseconds."""
+
+SOCKET_BANDWIDTH = 3e9
+"""Bytes per second of one stream through a socket, where the links of a cluster are those of its GPUs and not of their
+hosts: one copy into the kernel and one out of it. Moves the messages of workers with GPUs."""
+
+SOCKET_ALPHA = 3e-5
+"""Start-up seconds of such a message on one host."""
+
+HOST_BANDWIDTH = 2e10
+"""Bytes per second to the memory of a host that a cluster does not describe (`device.host`). Moves the updates and
+copies of servers next to GPUs."""

@@ -22,6 +22,8 @@ FROM_COMMAND_LINE = "given on the command line"
 
 _FORM = "KEY=VALUE, such as node.link.bandwidth=400GB/s or device.peak.bf16=500TFLOP/s"
 
+_CONNECTIONS = ("network.topology", "network.shape")
+
 
 def with_changes(cluster: Cluster, changes: Sequence[str]) -> Cluster:
     """The cluster with some of its numbers changed, each by KEY=VALUE; units as in a cluster file."""
@@ -44,8 +46,8 @@ def with_changes(cluster: Cluster, changes: Sequence[str]) -> Cluster:
 
 
 def settable(cluster: Cluster) -> tuple[str, ...]:
-    """Every key that can be set: numbers, but no tables."""
-    return tuple(_numbers(Cluster, "", cluster))
+    """Every key that can be set: numbers, and how nodes are connected, but no tables."""
+    return (*_numbers(Cluster, "", cluster), *(_CONNECTIONS if cluster.network else ()))
 
 
 def _numbers(cls: Any, prefix: str, value: object) -> Iterator[str]:

@@ -86,7 +86,8 @@ class KeyCoverage:
         self._refused: dict[str, str] = {}
         for conflict in CONFLICTS:
             if conflict.choices in MEANINGLESS_CONFLICTS and conflict.applies(plan):
-                raise PlanError(f"{conflict.choices}", where=f"plan {plan}", rule=conflict.reason, fix=conflict.fix)
+                why, fix = conflict.reason_for(plan), conflict.fix_for(plan)
+                raise PlanError(conflict.choices, where=f"plan {plan}", rule=why, fix=fix)
 
     @property
     def samples_per_rank(self) -> int:

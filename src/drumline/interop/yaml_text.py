@@ -53,7 +53,7 @@ def write(table: Mapping[str, Any]) -> str:
     yaml.version, yaml.default_flow_style, yaml.width = (1, 1), False, 2**20
     yaml.allow_unicode, yaml.sort_base_mapping_type_on_output = True, False
     yaml.dump(dict(table), out)
-    return out.getvalue().removeprefix("%YAML 1.1\n---").lstrip()
+    return out.getvalue().removeprefix("%YAML 1.1\n---").lstrip("\n ")
 
 
 def _yaml() -> Any:

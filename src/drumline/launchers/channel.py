@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ..comm.signed_store import SignedStore
+
 if TYPE_CHECKING:
     import torch.distributed as dist
 
@@ -19,7 +21,7 @@ class StoreChannel:
     """Named texts in a store. A text is written once; reading does not remove it."""
 
     def __init__(self, store: dist.Store) -> None:
-        self._store = store
+        self._store = SignedStore(store)
         self._read: dict[str, int] = {}
 
     def put(self, name: str, text: str) -> None:
@@ -32,7 +34,7 @@ class StoreChannel:
 
     def has(self, name: str) -> bool:
         """Whether a text is there."""
-        return bool(self._store.check([name]))
+        return self._store.check([name])
 
     def get(self, name: str) -> str:
         """A text that is there."""
@@ -67,4 +69,4 @@ class StoreChannel:
 
     def count(self, name: str, more: int = 1) -> int:
         """Add to a counter; its new value."""
-        return int(self._store.add(name, more))
+        return self._store.add(name, more)

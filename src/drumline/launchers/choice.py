@@ -22,6 +22,7 @@ from .torchrun import TorchrunLauncher
 
 if TYPE_CHECKING:
     from .hang_watch import HangWatch
+    from .local import Replace
 
 LAUNCHERS: tuple[type[Launcher], ...] = (
     LocalLauncher,
@@ -87,11 +88,12 @@ def run_ranks(
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
     watch: HangWatch | None = None,
     handles_signals: bool = False,
+    replace: Replace | None = None,
 ) -> list[Any]:
     """Run `function(emit, *arguments)` on all ranks: on those that were joined, or on new local ones.
 
     `on_event(rank, record)` receives the records that ranks emit. A `watch` ends local ranks that hang; joined ranks
-    have the timeouts of their collectives.
+    have the timeouts of their collectives. `replace` starts local ranks anew; joined ones are their launcher's.
     """
     joined = joined_ranks()
     if joined is None:
@@ -103,6 +105,7 @@ def run_ranks(
             on_event=on_event,
             watch=watch,
             handles_signals=handles_signals,
+            replace=replace,
         )
     joined.check_size("this", ranks)
     return joined.run(function, *arguments, on_event=on_event)

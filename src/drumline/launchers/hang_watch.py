@@ -44,6 +44,12 @@ class HangWatch:
         self._step, self._since = -1, time.monotonic()
         self._stopped.clear()
 
+    def follow(self, pids: Mapping[int, int]) -> None:
+        """Some ranks are other processes now."""
+        self._pids = pids
+        self._stopped.clear()
+        self._since = time.monotonic()
+
     def be_patient(self) -> None:
         """Allow twice the silence from now on: the last alarm may have been false."""
         self._patience *= 2

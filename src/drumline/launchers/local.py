@@ -1,4 +1,4 @@
-"""Run functions on ranks that are processes of this machine, with a file store in a private folder: no port is opened.
+"""Runs functions on ranks that are processes of this machine, and notices when one of them dies. No port is opened.
 
 Ranks are forked from a server process that has already imported torch, so a second start is cheap. If one rank fails,
 the others are killed and its own error is raised, not the follow-up errors of its peers. A rank leads a process group
@@ -25,13 +25,14 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..comm.parent_process import die_with_parent
 from ..comm.rank_status import STATUS
 from ..core.errors import InputError
+from ..core.rank_info import REPLACED
 from ..core.streams import tolerate_failing_streams
 from .failures import RankEnd, died, error_message, out_of_memory_kills, raised, root_cause
 from .hang_watch import HangWatch, stack_path, status_path
@@ -46,6 +47,8 @@ MOST_RANKS = 512
 
 Emit = Callable[[dict[str, Any]], None]
 """Sends a small record from a running rank to the launcher."""
+Replace = Callable[[RankEnd], Sequence[int]]
+"""The ranks to start anew after one has failed; none if its failure ends the run."""
 
 
 def spawn(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
@@ -61,11 +64,13 @@ def run_ranks(
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
     watch: HangWatch | None = None,
     handles_signals: bool = False,
+    replace: Replace | None = None,
 ) -> list[Any]:
     """Run `function(emit, *arguments)` on local ranks. `on_event(rank, record)` receives the records they emit.
 
     A `watch` ends ranks that hang. With `handles_signals`, TERM and USR1 stay blocked in the ranks until the function
-    has its own handlers.
+    has its own handlers. `replace` says which ranks are started anew after one has failed, while the others go on; if
+    it names none, the failure ends all.
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
@@ -82,28 +87,64 @@ def run_ranks(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's C++ warnings are for torch developers
     threads = threads or max(1, (os.cpu_count() or 1) // ranks)
     with tempfile.TemporaryDirectory(prefix="drumline-", ignore_cleanup_errors=True) as folder:
-        pipes: list[Any] = []
-        processes: list[Any] = []
+        group = _RankProcesses(context, payload, ranks, threads, Path(folder), handles_signals)
         done = False
         try:
             for rank in range(ranks):
-                receiver, sender = context.Pipe(duplex=False)
-                pipes.append(receiver)
-                place = (rank, ranks, threads, folder, multiprocessing.util.get_temp_dir(), handles_signals)
-                process = context.Process(target=_rank_main, args=(sender, payload, *place), daemon=True)
-                with _signals_blocked(), contextlib.nullcontext() if b"__main__" in payload else _without_main():
-                    process.start()
-                processes.append(process)
-                sender.close()
+                group.start(rank)
             if watch is not None:
-                watch.begin(Path(folder), {rank: process.pid for rank, process in enumerate(processes)})
-            results = _collect(pipes, processes, on_event, watch, Path(folder))
+                watch.begin(Path(folder), group.pids)
+            results = _Collection(group, on_event, watch, replace).run()
             done = True
             return results
         finally:
-            _end(processes, wait=GRACE if done else 0.0)
-            for pipe in pipes:
+            _end(group.processes, wait=GRACE if done else 0.0)
+            for pipe in group.pipes:
                 pipe.close()
+
+
+class _RankProcesses:
+    """The processes of all ranks, and the pipes from them."""
+
+    def __init__(
+        self, context: Any, payload: bytes, ranks: int, threads: int, folder: Path, handles_signals: bool
+    ) -> None:
+        self._context, self._payload, self._threads = context, payload, threads
+        self.folder, self._handles_signals, self.ranks = folder, handles_signals, ranks
+        self.pipes: list[Any] = []
+        self.processes: list[Any] = []
+        self.replaced = [0] * ranks
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each rank."""
+        return {rank: process.pid for rank, process in enumerate(self.processes)}
+
+    def start(self, rank: int) -> None:
+        """Start the process of a rank, the first one or another in its place."""
+        receiver, sender = self._context.Pipe(duplex=False)
+        place = (rank, self.ranks, self._threads, str(self.folder), multiprocessing.util.get_temp_dir())
+        options = (self._handles_signals, self.replaced[rank])
+        process = self._context.Process(target=_rank_main, args=(sender, self._payload, *place, *options), daemon=True)
+        with _signals_blocked(), contextlib.nullcontext() if b"__main__" in self._payload else _without_main():
+            process.start()
+        if rank == len(self.processes):
+            self.pipes.append(receiver)
+            self.processes.append(process)
+        else:
+            self.pipes[rank], self.processes[rank] = receiver, process
+        sender.close()
+
+    def restart(self, ranks: Sequence[int]) -> None:
+        """End the processes of some ranks and start others in their places; they share a count of replacements."""
+        count = max(self.replaced[rank] for rank in ranks) + 1
+        for rank in ranks:
+            _end([self.processes[rank]], wait=0.0)
+            self.pipes[rank].close()
+            stack_path(self.folder, rank).unlink(missing_ok=True)
+            status_path(self.folder, rank).unlink(missing_ok=True)
+            self.replaced[rank] = count
+            self.start(rank)
 
 
 @contextlib.contextmanager
@@ -129,41 +170,77 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _collect(pipes: list[Any], processes: list[Any], on_event: Any, watch: HangWatch | None, folder: Path) -> list[Any]:
-    """Wait for every rank's result, or for the first failure."""
-    results: dict[int, Any] = {}
-    ends: list[RankEnd] = []
-    waiting: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pipes)}
-    deadline: float | None = None
-    kills = out_of_memory_kills()
-    while waiting and (deadline is None or time.monotonic() < deadline):
-        ready: list[Any] = multiprocessing.connection.wait(list(waiting), _LOOK if watch or deadline else None)
-        for pipe in ready:
-            rank = waiting[pipe]
-            try:
-                kind, value = pipe.recv()
-            except (EOFError, ConnectionResetError):
-                del waiting[pipe]
-                if rank not in results and all(end.rank != rank for end in ends):
-                    processes[rank].join(GRACE)
-                    ran_out = None if kills is None else out_of_memory_kills() != kills
-                    code, trace = processes[rank].exitcode, _crash(folder, rank)
-                    ends.append(died(rank, code, time.monotonic(), trace, memory_ran_out=ran_out))
-                continue
-            if kind == "error":
-                ends.append(raised(rank, value))
-            elif kind == "result":
-                results[rank] = value
-            elif on_event is not None and deadline is None:
-                on_event(rank, value)
-        if ends and deadline is None:
-            # a broken connection may be noticed before the failure that caused it
-            deadline = time.monotonic() + 0.5
-        elif watch is not None and deadline is None and (report := watch.check()):
-            raise watch.failure(report)
-    if ends:
-        raise root_cause(ends)
-    return [results[rank] for rank in range(len(pipes))]
+class _Collection:
+    """Waits for every rank's result, or for the first failure that ends all."""
+
+    def __init__(self, group: _RankProcesses, on_event: Any, watch: HangWatch | None, replace: Replace | None) -> None:
+        self._group, self._on_event, self._watch, self._replace = group, on_event, watch, replace
+        self._results: dict[int, Any] = {}
+        self._ends: list[RankEnd] = []
+        self._waiting: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(group.pipes)}
+        self._deadline: float | None = None
+        self._kills = out_of_memory_kills()
+
+    def run(self) -> list[Any]:
+        """The results by rank."""
+        while self._waiting and (self._deadline is None or time.monotonic() < self._deadline):
+            look = _LOOK if self._watch or self._deadline else None
+            ready: list[Any] = multiprocessing.connection.wait(list(self._waiting), look)
+            for pipe in ready:
+                if pipe in self._waiting:
+                    self._read(pipe)
+            if self._ends and self._deadline is None and not self._replaced():
+                # a broken connection may be noticed before the failure that caused it
+                self._deadline = time.monotonic() + 0.5
+            elif self._watch is not None and self._deadline is None and (report := self._watch.check()):
+                failure = self._watch.failure(report)
+                if failure.rank < 0 or not self._replaced(RankEnd(failure.rank, time.monotonic(), failure)):
+                    raise failure
+        if self._ends:
+            raise root_cause(self._ends)
+        return [self._results[rank] for rank in range(self._group.ranks)]
+
+    def _read(self, pipe: Any) -> None:
+        """One message of a rank, or its end."""
+        rank = self._waiting[pipe]
+        try:
+            kind, value = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            del self._waiting[pipe]
+            if rank not in self._results and all(end.rank != rank for end in self._ends):
+                process = self._group.processes[rank]
+                process.join(GRACE)
+                ran_out = None if self._kills is None else out_of_memory_kills() != self._kills
+                trace = _crash(self._group.folder, rank)
+                self._ends.append(died(rank, process.exitcode, time.monotonic(), trace, memory_ran_out=ran_out))
+            return
+        if kind == "error":
+            self._ends.append(raised(rank, value))
+        elif kind == "result":
+            self._results[rank] = value
+        elif self._on_event is not None and self._deadline is None:
+            self._on_event(rank, value)
+
+    def _replaced(self, hang: RankEnd | None = None) -> bool:
+        """Whether all ranks that have failed were replaced by new ones."""
+        if self._replace is None:
+            return False
+        ends, self._ends = [hang] if hang else self._ends, []
+        anew: set[int] = set()
+        for end in ends:
+            ranks = self._replace(end)
+            if not ranks:
+                self._ends = list(ends)
+                return False
+            anew |= set(ranks)
+        self._waiting = {pipe: rank for pipe, rank in self._waiting.items() if rank not in anew}
+        self._group.restart(sorted(anew))
+        for rank in anew:
+            self._results.pop(rank, None)
+            self._waiting[self._group.pipes[rank]] = rank
+        if self._watch is not None:
+            self._watch.follow(self._group.pids)
+        return True
 
 
 def _crash(folder: Path, rank: int) -> str:
@@ -197,6 +274,7 @@ def _rank_main(
     folder: str,
     launcher_folder: str,
     handles_signals: bool,
+    replaced: int,
 ) -> None:
     """The main function of a rank's process."""
     die_with_parent()
@@ -215,6 +293,7 @@ def _rank_main(
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": str(threads),
             STATUS: str(status_path(Path(folder), rank)),
+            REPLACED: str(replaced),
         }
     )
     stacks = stack_path(Path(folder), rank).open("w")  # stays open: it is written to when this process crashes

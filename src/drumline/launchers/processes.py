@@ -1,4 +1,4 @@
-"""Processes of this machine that end together: when one fails the others are ended, by their own numbers."""
+"""Processes that `run`, `launch` and ssh start on this machine: when one fails the others are ended, by their ids."""
 
 from __future__ import annotations
 

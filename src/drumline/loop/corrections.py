@@ -153,12 +153,18 @@ def keep_run(
 
 
 def predicted_timeline(profile: Profile, plan: Plan, cluster: Cluster, e: Estimate, speed: float) -> Timeline:
-    """The simulated step. The simulator ignores corrections, so they stretch all of it evenly."""
-    from ..simulator.step import simulate_step
+    """The simulated step, which ends with its estimate `e`; all ranks, to compare with those of a run.
+
+    Replays of ranks that differ ignore corrections, so these stretch all of them evenly.
+    """
+    from ..simulator.step import simulate_step, unfolded
+    from ..simulator.workers import plan_timeline
 
     plain = without_corrections(cluster)
+    if plan.sync == "allreduce" and not cluster.step_times:
+        return unfolded(simulate_step(profile, plan, plain, estimate=e))
     speed *= e.uncorrected_seconds / e.step_seconds if e.step_seconds else 1.0
-    return simulate_step(profile, plan, plain, speed=speed)
+    return plan_timeline(profile, plan, plain, speed=speed)
 
 
 def forget_runs(ranks: int | None, output: str | None) -> list[Path]:

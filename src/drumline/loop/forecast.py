@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError, PlanError, TraceError
+from ..core.job import call_user_code
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import load_machines, without_corrections
 from .inputs import load_plan, profile_in_precision
@@ -72,7 +73,7 @@ def forecast(
     if given is not None:
         check_ranks(given, ranks)
         check(given)
-        check_split(job, given)  # before this machine is measured
+        check_job(job, given)  # before this machine is measured
     profile = trace(job)
     machines = load_machines(
         cluster, given.ranks if given else ranks, corrections=corrections, notify=notify, progress=progress
@@ -105,8 +106,12 @@ def check_ranks(plan: Plan, ranks: int | None) -> None:
         )
 
 
-def check_split(job: Job, plan: Plan) -> None:
-    """Raise what the engine would raise for a plan that splits the model; needs no ranks and no machine."""
+def check_job(job: Job, plan: Plan) -> None:
+    """Raise what the engine would raise for a job under a plan that splits or captures it; needs no ranks."""
+    if plan.graph:
+        from ..runtime.core.step_graph import check_batches
+
+        check_batches(job, plan, len(call_user_code(job.data, "the job's data()")))
     if plan.splits_model:
         from ..runtime.parallel.trial_split import try_split
 
@@ -127,7 +132,7 @@ def best_runnable(job: Job, answer: Answer, *, processes: int | None = None) -> 
         if not candidate.fits or (plan.splits_model and isinstance(refused, TraceError)):
             continue  # a model that cannot be captured cannot be split by any plan
         try:
-            check_split(job, plan)
+            check_job(job, plan)
             return plan, skipped
         except (PlanError, TraceError) as e:
             kind = "no plan that splits the model was chosen" if isinstance(e, TraceError) else f"{plan} was not chosen"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     """A plan, the notation `dp=2,zero=1`, or a TOML file."""
     ClusterInput = Cluster | str | Path | None
     """A cluster, a TOML file, a catalogue name, or None for this machine."""
+    SlowRanks = Mapping[int, float] | Sequence[str]
+    """Slow ranks: factors by rank, or texts `RANK:FACTOR`."""
 
 JOB_RULE = "a job is path.py or path.py:name"
 
@@ -63,17 +65,32 @@ def load_job(job: JobInput, *, rule: str = JOB_RULE) -> Job:
     return Job.load(str(job))
 
 
-def load_profile(target: ModelInput, *, batch: int | None = None, precision: str = "", device: str = "cpu") -> Profile:
+def load_profile(
+    target: ModelInput,
+    *,
+    batch: int | None = None,
+    sequence: int | None = None,
+    precision: str = "",
+    device: str = "cpu",
+    data_flow: bool = False,
+) -> Profile:
     """The profile of a job (traced) or a zoo model (by formula), or a saved one.
 
-    A job is traced in fp32, or in half precision as a device of that kind computes: see `profile_in_precision`.
+    A job is traced in fp32, or in half precision as a device of that kind computes: see `profile_in_precision`. With
+    `data_flow` its profile has the graph of the forward. `sequence` is the number of tokens per sample of a zoo model.
     """
     from ..models import Profile
 
+    if sequence is not None and (isinstance(target, Profile) or is_job(target) or str(target).endswith(".json")):
+        raise InputError(
+            f"--sequence {sequence} for {describe(target)}",
+            rule="only zoo models have a sequence length to choose: the samples of a job or a profile have theirs",
+            fix="change the job's data, or name a zoo model such as gpt:7b",
+        )
     if isinstance(target, Profile):
         profile = target
     elif is_job(target):
-        profile = _traced(target, precision, device)
+        profile = _traced(target, precision, device, data_flow)
     elif str(target).endswith(".json"):
         profile = Profile.load(str(target))
     else:
@@ -86,16 +103,18 @@ def load_profile(target: ModelInput, *, batch: int | None = None, precision: str
                 rule="a job is path.py or path.py:name; a profile is path.json; a model is a zoo name such as gpt:7b",
                 fix=nearest(name, zoo.names()),
             )
-        return zoo.profile(name, batch_size=batch)
+        return zoo.profile(name, batch_size=batch, sequence=sequence)
     return profile if batch is None else dataclasses.replace(profile, batch_size=batch)
 
 
-def _traced(target: JobInput, precision: str, device: str) -> Profile:
+def _traced(target: JobInput, precision: str, device: str, data_flow: bool = False) -> Profile:
     from ..tracing import trace
     from ..tracing.autocast import HALF_DTYPES
 
     job = load_job(target)
-    return trace(job, precision=precision, device=device) if precision in HALF_DTYPES else trace(job)
+    if precision in HALF_DTYPES:
+        return trace(job, precision=precision, device=device, data_flow=data_flow)
+    return trace(job, data_flow=data_flow)
 
 
 def profile_in_precision(target: ModelInput, profile: Profile, precision: str, device: str) -> Profile:
@@ -133,6 +152,21 @@ def check_local(plan: Plan) -> None:
             rule="MPI's ranks are started by mpiexec",
             fix=f"mpiexec -n {plan.ranks} drumline train ..., or leave out backend=mpi",
         )
+
+
+def with_step_times(
+    cluster: Cluster, slow: SlowRanks | None = None, jitter: float | None = None, seed: int | None = None
+) -> Cluster:
+    """The cluster whose ranks differ: `slow` has factors by rank, or texts `RANK:FACTOR`. What is not given stays."""
+    from ..clusters import StepTimeDistribution
+
+    own = cluster.step_times
+    texts = [f"{rank}:{factor}" for rank, factor in slow.items()] if isinstance(slow, Mapping) else slow
+    spread = StepTimeDistribution.of(
+        texts or map(str, own.slow), own.jitter if jitter is None else jitter, own.seed if seed is None else seed
+    )
+    spread.check_ranks(cluster.devices)
+    return dataclasses.replace(cluster, step_times=spread)
 
 
 def load_cluster(

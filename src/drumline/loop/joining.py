@@ -84,6 +84,7 @@ def _fit(bound: inspect.BoundArguments, verb: Callable[..., Any], ranks: JoinedR
         given["ranks"] = ranks.size
     if "plan" in parameters and (plan := given.get("plan", AUTO)) != AUTO:
         ranks.check_size(f"the plan {load_plan(plan)}", load_plan(plan).processes)
+        given["ranks"] = load_plan(plan).ranks  # without the processes of parameter servers
     if "output" in parameters and "plan" in parameters and given.get("cluster") is None and given.get("output"):
         given["cluster"] = _kept_measurement(Path(given["output"]), ranks)
 

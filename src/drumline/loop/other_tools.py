@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..interop.emission import EmitSettings, EmittedConfig, TransformerShape
     from ..interop.imported import ImportedConfig, NamedComponent
     from ..models import Profile
+    from ..planner.reserve import Reserve
     from ..plans import Plan
     from .inputs import ClusterInput, ModelInput, PlanInput
 
@@ -43,6 +44,8 @@ class ConversionRequest:
     precision: str | None = None
     batch: int | None = None
     objective: str = "time"
+    reserve: Reserve = None
+    sequence: int | None = None
     corrections: bool = True
     notify: Notify = log_note
     progress: Progress = ignore_progress
@@ -51,7 +54,7 @@ class ConversionRequest:
         """Refuse bad values before anything is traced or measured."""
         from ..interop.tools import TOOLS
 
-        check_plan_options(batch=self.batch, precision=self.precision, objective=self.objective)
+        check_plan_options(batch=self.batch, precision=self.precision, objective=self.objective, reserve=self.reserve)
         if self.tool is not None and self.tool not in TOOLS:
             raise InputError(f"--emit {self.tool}", rule=f"one of {', '.join(TOOLS)}", fix=nearest(self.tool, TOOLS))
         if self.source is not None and self.given is not None:
@@ -124,7 +127,7 @@ def _next_best(tool: str, converted: ConvertedPlan, settings: EmitSettings) -> s
 
 
 def _choose(request: ConversionRequest) -> ConvertedPlan:
-    profile = load_profile(request.target)
+    profile = load_profile(request.target, sequence=request.sequence)
     if request.source is not None:
         return _read(request, profile)
     sized = profile if request.batch is None else dataclasses.replace(profile, batch_size=request.batch)
@@ -146,7 +149,12 @@ def _search(request: ConversionRequest, profile: Profile) -> ConvertedPlan:
 
     m = request.machines(request.devices)
     answer, estimates = search(
-        profile, m.cluster, precision=request.precision, fleet=m.fleet, objective=request.objective
+        profile,
+        m.cluster,
+        precision=request.precision,
+        fleet=m.fleet,
+        objective=request.objective,
+        reserve=request.reserve,
     )
     best, *others = answer.candidates
     alternatives = tuple((c.plan, estimates[str(c.plan)]) for c in others if c.fits)
@@ -167,7 +175,9 @@ def _read(request: ConversionRequest, profile: Profile) -> ConvertedPlan:
             return ConvertedPlan(config.plan, dataclasses.replace(profile, batch_size=batch), config=config)
     cluster = request.machines(ranks).cluster
     config = read_config(request.source, cluster.devices)
-    choice = complete(profile, cluster, config, batch=request.batch, precision=request.precision)
+    choice = complete(
+        profile, cluster, config, batch=request.batch, precision=request.precision, reserve=request.reserve
+    )
     plan, e = choice.ranked[0]
     if not e.fits:
         request.notify(config_lines(config, plan))

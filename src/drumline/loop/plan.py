@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import InputError, PlanError
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import Machines, load_machines
 from .finalists import FinalistDryRuns
-from .inputs import load_plan, load_profile, profile_in_precision
+from .inputs import load_plan, load_profile, profile_in_precision, with_step_times
 from .main_guard import refuse_while_loading
 
 if TYPE_CHECKING:
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from ..costs import Estimate
     from ..models import Profile
     from ..planner import Answer
+    from ..planner.reserve import Reserve
     from ..plans import Plan
-    from .inputs import ClusterInput, ModelInput, PlanInput
+    from .inputs import ClusterInput, ModelInput, PlanInput, SlowRanks
 
 LARGEST_BATCH = 10_000_000
 
@@ -41,6 +43,10 @@ class PlanQuestion:
     given: Plan | None = None
     """The user's own plan, priced next to the best."""
     dry_runs: FinalistDryRuns | None = None
+    allow_stale: bool = False
+    """Whether replicas need not wait for each other."""
+    reserve: Reserve = None
+    """Memory of each device that stays free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +83,14 @@ def plan(
     batch: int | None = None,
     precision: str | None = None,
     objective: str = "time",
+    reserve: Reserve = None,
+    sequence: int | None = None,
     corrections: bool = True,
     dry_run: bool = False,
+    slow: SlowRanks | None = None,
+    jitter: float | None = None,
+    allow_stale: bool = False,
+    page: str | Path | None = None,
     notify: Notify = log_note,
     progress: Progress = ignore_progress,
 ) -> Answer:
@@ -86,8 +98,13 @@ def plan(
 
     `job` is a job, a profile, or a zoo name such as `gpt:175b`; `cluster` a cluster, a file, or a catalogue name
     (default: this machine). `devices` and `memory` limit the cluster, `changes` alter it
-    (`node.link.bandwidth=400GB/s`). `objective` is `time`, `memory` or `cost`. `dry_run` runs a step of each finalist
-    on fake tensors and drops those that fail. Raises `DoesNotFit` if no plan fits.
+    (`node.link.bandwidth=400GB/s`). `objective` is `time`, `memory` or `cost`. `reserve` is the memory of a device that
+    stays free: a share (`10%`), a size (`8GB`), 0 for none; by default 10% of a GPU and nothing of a CPU. `sequence` is
+    the number of tokens per sample of a zoo model. `dry_run` runs a step of each finalist
+    on fake tensors and drops those that fail. `slow` (`{3: 4.0}`: rank 3 takes four times as long) and `jitter`
+    (standard deviation of step times over their mean) describe ranks that differ; `allow_stale` also offers plans whose
+    replicas do not wait for each other, which are approximate. `page` is a file, or a folder, for an HTML page about
+    the answer. Raises `DoesNotFit` if no plan fits.
     """
     question = ask(
         job,
@@ -98,12 +115,22 @@ def plan(
         batch=batch,
         precision=precision,
         objective=objective,
+        reserve=reserve,
+        sequence=sequence,
         corrections=corrections,
         dry_run=dry_run,
+        slow=slow,
+        jitter=jitter,
+        allow_stale=allow_stale,
         notify=notify,
         progress=progress,
     )
-    return search_plans(question).answer
+    search = search_plans(question)
+    if page is not None:
+        from .prediction_pages import write_search
+
+        write_search(search, page)
+    return search.answer
 
 
 def ask(
@@ -117,8 +144,13 @@ def ask(
     batch: int | None = None,
     precision: str | None = None,
     objective: str = "time",
+    reserve: Reserve = None,
+    sequence: int | None = None,
     corrections: bool = True,
     dry_run: bool = False,
+    slow: SlowRanks | None = None,
+    jitter: float | None = None,
+    allow_stale: bool = False,
     notify: Notify = log_note,
     progress: Progress = ignore_progress,
 ) -> PlanQuestion:
@@ -127,7 +159,7 @@ def ask(
     own = load_plan(given) if given is not None else None
 
     def load() -> Machines:
-        return load_machines(
+        machines = load_machines(
             cluster,
             devices,
             corrections=corrections,
@@ -136,18 +168,30 @@ def ask(
             notify=notify,
             progress=progress,
         )
+        here = with_step_times(machines.cluster, slow, jitter)
+        return dataclasses.replace(machines, cluster=here)
 
     # this machine may have to be measured, which takes a minute: bad options and a bad job should fail before that
     machines = load() if cluster is not None else None
-    check_plan_options(batch=batch, precision=precision, objective=objective)
+    check_plan_options(batch=batch, precision=precision, objective=objective, reserve=reserve)
     wanted = _precision(own, precision, machines.cluster) if machines else ""
-    profile = load_profile(job, precision=wanted, device=machines.cluster.device.kind if machines else "cpu")
+    kind = machines.cluster.device.kind if machines else "cpu"
+    profile = load_profile(job, precision=wanted, device=kind, sequence=sequence)
     own_batch = profile.batch_size
     profile = profile if batch is None else dataclasses.replace(profile, batch_size=batch)
     machines = machines or load()
     dry_runs = FinalistDryRuns(job, batch, machines.cluster.device.kind) if dry_run else None
     question = PlanQuestion(
-        job, profile, own_batch, machines.cluster, machines.fleet, precision, objective, dry_runs=dry_runs
+        target=job,
+        profile=profile,
+        own_batch=own_batch,
+        cluster=machines.cluster,
+        fleet=machines.fleet,
+        precision=precision,
+        objective=objective,
+        dry_runs=dry_runs,
+        allow_stale=allow_stale,
+        reserve=reserve,
     )
     if own is not None:
         own = check_given(own, question)
@@ -170,18 +214,22 @@ def search_plans(question: PlanQuestion) -> PlanSearch:
         objective=q.objective,
         break_even=True,
         dry_run=q.dry_runs,
+        allow_stale=q.allow_stale,
+        reserve=q.reserve,
     )
     if q.given is not None:
         estimates[str(q.given)] = price(q.profile, q.cluster, q.given)
     return PlanSearch(q, answer, estimates)
 
 
-def check_plan_options(*, batch: int | None, precision: str | None, objective: str) -> None:
+def check_plan_options(*, batch: int | None, precision: str | None, objective: str, reserve: Reserve = None) -> None:
     """Refuse bad values before anything is traced or measured."""
     from ..planner.objectives import best_first
+    from ..planner.reserve import check_reserve
     from ..plans.plan import CHOICES
 
     best_first(objective)  # refuses unknown objectives
+    check_reserve(reserve)
     if batch is not None and not 1 <= batch <= LARGEST_BATCH:
         raise InputError(f"batch={batch}", rule=f"from 1 to {LARGEST_BATCH:,} samples")
     if precision is not None and precision not in CHOICES["precision"]:
@@ -202,12 +250,14 @@ def check_given(plan: Plan, question: PlanQuestion) -> Plan:
             rule=f"{plan.equation} = {plan.ranks} > {have} devices",
             fix=f"--devices {plan.ranks}, or a smaller plan",
         )
-    if plan.dp * plan.micro > batch:
+    least = plan.slices * plan.micro
+    if least > batch:
+        replicas = f"dp({plan.dp}) x " if plan.slices > 1 else ""
         raise PlanError(
             f"{plan} for batches of {batch}",
-            rule=f"every replica has a sample in every micro-batch: dp({plan.dp}) x micro({plan.micro}) = "
-            f"{plan.dp * plan.micro} > {batch} samples",
-            fix=f"--batch {plan.dp * plan.micro}, or fewer replicas or micro-batches",
+            rule=f"every replica has a sample in every micro-batch: {replicas}micro({plan.micro}) = {least} > {batch} "
+            "samples",
+            fix=f"--batch {least}, or fewer replicas or micro-batches",
         )
     return plan
 

@@ -103,10 +103,18 @@ def plan_details(details: PlanDetails, search: PlanSearch) -> Iterator[tuple[str
     if details.what_if:
         yield (
             "what_if",
-            compare(q.profile, q.cluster, q.fleet, details.what_if, precision=q.precision, objective=q.objective),
+            compare(
+                q.profile,
+                q.cluster,
+                q.fleet,
+                details.what_if,
+                precision=q.precision,
+                objective=q.objective,
+                reserve=q.reserve,
+            ),
         )
     if details.scaling:
-        yield "scaling", scaling_curve(q.profile, q.cluster, precision=q.precision)
+        yield "scaling", scaling_curve(q.profile, q.cluster, precision=q.precision, reserve=q.reserve)
     yield from _whole_training(details, search)
 
 

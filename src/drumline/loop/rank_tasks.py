@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from .joining import current_ranks
 if TYPE_CHECKING:
     from ..clusters import DeviceSpec
     from ..launchers.hang_watch import HangWatch
+    from ..launchers.local import Replace
+    from ..runtime.engine import Engine
     from ..runtime.guards.guard import Guards
     from ..runtime.training.checkpoint_policy import CheckpointPolicy
     from ..runtime.verification.verify import Verification
@@ -29,10 +32,12 @@ def run_job_ranks(
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
     watch: HangWatch | None = None,
     handles_signals: bool = False,
+    replace: Replace | None = None,
 ) -> list[Any]:
     """Run `task(emit, job, *arguments)` on local ranks. One rank of a job that only this process has runs here.
 
-    `watch` ends ranks that hang; with `handles_signals` the task handles TERM and USR1 itself.
+    `watch` ends ranks that hang; with `handles_signals` the task handles TERM and USR1 itself; `replace` names ranks
+    that are started anew after a failure.
     """
     from ..launchers import run_ranks
     from ..launchers.joined import OWN
@@ -50,6 +55,7 @@ def run_job_ranks(
             on_event=on_event,
             watch=watch,
             handles_signals=handles_signals,
+            replace=replace,
         )
     if ranks > 1:
         assert job.problem is not None
@@ -89,27 +95,55 @@ def train_rank(
     import os
 
     from ..comm.fault_injection import ATTEMPT, CHAOS
-    from ..measurement.host_overhead import host_slowdown
-    from ..measurement.speed_probe import ROUNDS_AFTER, current_speed, expected_speed, speed_during_run
+    from ..core.rank_info import REPLACED
+    from ..plans import Plan
+    from ..runtime.asynchronous.run import is_worker, make_worker, serve
+    from ..runtime.asynchronous.worker import work
     from ..runtime.engine import initialize
     from ..runtime.training.train import train
 
     if chaos:
-        os.environ.update({CHAOS: chaos, ATTEMPT: str(attempt)})
-    engine = initialize(load_sent_job(sent), plan, guards=guards, flops_per_byte=flops_per_byte)
+        os.environ.update({CHAOS: chaos, ATTEMPT: str(attempt + int(os.environ.get(REPLACED, "0")))})
+    job, parsed = load_sent_job(sent), Plan.parse(plan)
+    if not parsed.has_coordinator:
+        engine = initialize(job, parsed, guards=guards, flops_per_byte=flops_per_byte)
+        run = functools.partial(train, engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+        return _at_current_speed(engine, emit, measured, run)
+    if is_worker(parsed):
+        worker = make_worker(job, parsed, guards=guards)
+        run = functools.partial(work, worker, emit, evaluate=evaluate)
+        if int(os.environ.get(REPLACED, "0")):  # the machine's speed is known, and its cores are busy
+            measured = None
+        return _at_current_speed(worker, emit, measured, run, reports=worker.worker == 0)
+    return serve(job, parsed, emit, steps=steps, guards=guards, saves=saves)
+
+
+def _at_current_speed(
+    engine: Engine,
+    emit: Emit,
+    measured: DeviceSpec | None,
+    run: Callable[[], dict[str, Any]],
+    *,
+    reports: bool | None = None,
+) -> dict[str, Any]:
+    """Run a training, and report the machine's speed before and during it; `reports`: from this process."""
+    from ..measurement.host_overhead import host_slowdown
+    from ..measurement.speed_probe import ROUNDS_AFTER, current_speed, expected_speed, speed_during_run
+
+    reports = engine.rank == 0 if reports is None else reports
     if measured is None:
-        return train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+        return run()
     if engine.device.type == "cuda":  # a GPU keeps its speed, its host does not
         pace = host_slowdown(measured, engine.device)
-        if engine.rank == 0 and pace:
+        if reports and pace:
             emit({"pace": pace})
-        result = train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+        result = run()
         after = host_slowdown(measured, engine.device) if pace else None
         return result | ({"pace": math.sqrt(pace * after), "drift": _drift(pace, after)} if pace and after else {})
     before = current_speed(measured, engine.device)
-    if engine.rank == 0:
+    if reports:
         emit({"speed": expected_speed(before, engine.device)})
-    result = train(engine, emit, steps=steps, evaluate=evaluate, saves=saves)
+    result = run()
     after = current_speed(measured, engine.device, rounds=ROUNDS_AFTER)
     return result | {"speed": speed_during_run(before, after, engine.device), "drift": _drift(before, after)}
 
@@ -122,6 +156,8 @@ def _drift(before: float, after: float) -> float:
 def verify_rank(emit: Emit, sent: str | Job | Callable[[], Job], plan: str, steps: int) -> Verification | None:
     """One rank's part of a verification; the first rank returns the result."""
     from ..plans import Plan
+    from ..runtime.asynchronous.verification import verify_coordinated
     from ..runtime.verification.verify import verify
 
-    return verify(load_sent_job(sent), Plan.parse(plan), steps=steps)
+    parsed = Plan.parse(plan)
+    return (verify_coordinated if parsed.has_coordinator else verify)(load_sent_job(sent), parsed, steps=steps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,9 +16,11 @@ from ..core.errors import InputError, PlanError, RankFailed
 from .callbacks import Notify
 
 if TYPE_CHECKING:
+    from ..launchers.failures import RankEnd
     from ..launchers.hang_watch import HangWatch
     from ..plans import Plan
     from ..runtime.training.checkpoint_policy import CheckpointPolicy
+    from .training_events import TrainingEvents
 
 RESTARTS = 3
 """Restarts without a new step after which a run gives up."""
@@ -54,6 +56,13 @@ class FaultOptions:
             from ..comm.fault_injection import parse_faults
 
             parse_faults(self.chaos)
+
+    def check_chaos(self, plan: Plan, steps: int) -> None:
+        """Refuse injected faults that a run under this plan cannot have."""
+        if self.chaos:
+            from ..comm.fault_injection import check_faults
+
+            check_faults(self.chaos, processes=plan.processes, steps=steps)
 
     def watch(self) -> HangWatch:
         """The watch over the ranks."""
@@ -193,6 +202,37 @@ class RestartLoop:
         if policy.resume is not None:
             return policy.resume
         return "step 0, because there is no checkpoint" + ("" if policy.every else " (--save-every N saves some)")
+
+
+class Replacements:
+    """Replaces single processes of a plan with a coordinator: a worker by itself, parameter servers together.
+
+    A process that fails again and again without a new update in between ends the attempt.
+    """
+
+    def __init__(self, plan: Plan, options: FaultOptions, events: TrainingEvents) -> None:
+        self._plan, self._options, self._events = plan, options, events
+        self._useless: dict[int, int] = {}
+        self._best = -1
+
+    def __call__(self, end: RankEnd) -> Sequence[int]:
+        """The ranks to start anew; none if the failure ends the attempt."""
+        plan, error = self._plan, end.error
+        if not isinstance(error, RankFailed) or not self._options.restarts:
+            return ()
+        if self._events.steps_done > self._best:
+            self._best = self._events.steps_done
+            self._useless.clear()
+        if error.kind in ("exception", "memory") and not end.follow_up and self._useless.get(end.rank):
+            return ()  # it would come again
+        self._useless[end.rank] = self._useless.get(end.rank, 0) + 1
+        if self._useless[end.rank] > self._options.restarts:
+            return ()
+        worker = end.rank < plan.dp
+        self._events.faults.append(_first_line(error))
+        who = "worker" if worker else "parameter servers"
+        self._events.observer.warn(f"{error}\nreplacing the {who}; the others go on")
+        return (end.rank,) if worker else tuple(range(plan.dp, plan.processes))
 
 
 class _StopLater:

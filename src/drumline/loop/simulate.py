@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import InputError, nearest
 from .callbacks import Notify, Progress, ignore_progress, log_note
-from .corrections import without_corrections
-from .inputs import load_cluster, load_plan, load_profile
+from .inputs import load_cluster
 
 if TYPE_CHECKING:
     from ..clusters import Cluster
     from ..core.timeline import Timeline
     from ..costs import Estimate
-    from ..schedules import Pipeline, Schedule
-    from .inputs import ClusterInput, ModelInput, PlanInput
+    from ..costs.link_traffic import LinkLoad
+    from ..schedules import Pipeline, Schedule, UpdateProof
+    from ..simulator import ClusterCollective
+    from ..simulator.critical_path import PathPart
+    from ..simulator.failures import FailureReplay
+    from ..simulator.memory_curve import StageMemory
+    from ..simulator.worker_replay import WorkerReplay
+    from .inputs import ClusterInput, ModelInput, PlanInput, SlowRanks
 
-LARGEST_COLLECTIVE = 4096
-"""Ranks of a collective that is replayed message by message."""
+LARGEST_COLLECTIVE = 1_000_000
+"""Ranks of a collective; fewer if its ranks differ (`simulator.collective_replay.MOST_MESSAGES`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +40,49 @@ class Simulation:
     estimate: Estimate | None = None
     """Of a job: the prediction that the replay follows."""
     planned_seconds: float | None = None
-    """Of a job: the step that `plan` predicts."""
+    """Of a job: the step that `plan` predicts; where `step_seconds` differs, `notes` say why."""
     planned_by: str = ""
-    """Of a job: the cost model of `plan`, if it is not the one of the replay."""
+    """Of a job: where fitted prices come from; empty if they are summed over operators."""
+    memory: tuple[StageMemory, ...] = ()
+    """Of a job: bytes over the time of the step, by pipeline stage. The highest peak is the estimate's."""
+    links: tuple[LinkLoad, ...] = ()
+    """Of a job: bytes and use of the links inside nodes and between them."""
+    latency_seconds: float | None = None
+    """Of a job: from a batch's first forward until its update. Longer than a step where batches overlap."""
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    """Of a job whose samples are sequences of tokens."""
+    mfu: float | None = None
+    """Of a job: operations of the model, forward and backward, per second over the peak rate of all devices."""
+    failures: FailureReplay | None = None
+    """Of a job and a mean time between failures: days of training with restarts."""
+    notes: tuple[str, ...] = ()
+    """What the replay changed or assumed, in sentences."""
     schedule: Schedule | None = None
     """Of a collective."""
+    collective: ClusterCollective | None = None
+    """Of a collective: its links and how busy they are, and its time by formula."""
     pipeline: Pipeline | None = None
     bubble: float | None = None
     """Of a pipeline: the share of time in which ranks wait."""
     activations: float | None = None
     """Of a pipeline: most micro-batches whose activations one rank stores at once."""
+    workers: WorkerReplay | None = None
+    """Of a job whose ranks differ, or do not wait for each other: throughput, waiting and staleness over many steps."""
+    updates: UpdateProof | None = None
+    """Of a pipeline that does not drain between batches: weight versions and staleness by stage."""
 
     @property
     def step_seconds(self) -> float:
-        """Seconds from the first start to the last end."""
-        return self.timeline.seconds
+        """Seconds from the first start to the last end; of many steps, the mean."""
+        return self.workers.step_seconds if self.workers is not None else self.timeline.seconds
 
     @property
-    def critical_path(self) -> list[str]:
-        """Names of the spans that the end waited for, in order: each begins when the one before ends."""
-        path = []
-        moment = max((s.end for s in self.timeline.spans), default=0.0)
-        for s in sorted(self.timeline.spans, key=lambda s: s.end, reverse=True):
-            if abs(s.end - moment) <= 1e-12 + 1e-9 * moment:
-                path.append(s.name)
-                moment = s.start
-        return path[::-1]
+    def critical_path(self) -> tuple[PathPart, ...]:
+        """The spans that the end waited for, in order: each begins when the one before ends."""
+        from ..simulator.critical_path import critical_path
+
+        return critical_path(self.timeline)
 
 
 def simulate(
@@ -73,14 +95,32 @@ def simulate(
     size: str | int = "1MiB",
     micro: int = 8,
     virtual: int = 1,
+    batch: int | None = None,
+    slow: SlowRanks | None = None,
+    jitter: float | None = None,
+    slow_links: Sequence[str] = (),
+    mtbf: str | float | None = None,
+    restart: str | float | None = None,
+    days: float | None = None,
+    seed: int | None = None,
+    corrections: bool = True,
     notify: Notify = log_note,
     progress: Progress = ignore_progress,
 ) -> Simulation:
     """Replay one step of a job or zoo model under `plan`; or `all_reduce:ring`, `pipeline:1f1b` and the like.
 
     A collective takes `ranks` and `size` (bytes of its buffer), a pipeline `ranks`, `micro` and `virtual`.
+
+    The step of a job takes as long as `plan` predicts. Its ranks may differ: `slow` (`{3: 4.0}`: rank 3 takes four
+    times as long) and `jitter` (standard deviation of step times over their mean). `slow_links` are texts such as
+    `network:0.5` (at half the bandwidth) or `node@3:0.5` (inside node 3 alone). With `mtbf`, the mean time between
+    failures of one device, `days` (30) of training are replayed with restarts from checkpoints, each of which
+    takes `restart` (5 minutes). The same `seed` gives the same answer.
     """
     kind, _, name = str(target).partition(":") if isinstance(target, str | Path) else ("", "", "")
+    if kind == "pipeline" or kind in _collectives():
+        given = {"--batch": batch, "--slow-link": slow_links, "--mtbf": mtbf, "--restart": restart, "--days": days}
+        refuse_options_of_jobs(str(target), given)
     if kind == "pipeline":
         return _simulate_pipeline(name, ranks, micro, virtual)
     if kind in _collectives():
@@ -88,7 +128,32 @@ def simulate(
         _check_collective(kind, name, ranks)
         here, _ = load_cluster(cluster, changes=changes, notify=notify, progress=progress)
         return _simulate_collective(kind, name, ranks, size, here)
-    return _simulate_step(target, plan, cluster, changes, notify, progress)
+    _refuse_misspelt(kind, name)
+    from .step_simulation import FailureOptions, simulate_job
+
+    failures = FailureOptions.of(mtbf, restart, days)
+    return simulate_job(
+        target,
+        plan,
+        cluster,
+        changes=changes,
+        batch=batch,
+        slow=slow,
+        jitter=jitter,
+        slow_links=slow_links,
+        failures=failures,
+        seed=seed,
+        corrections=corrections,
+        notify=notify,
+        progress=progress,
+    )
+
+
+def refuse_options_of_jobs(target: str, options: Mapping[str, object]) -> None:
+    """A collective or a pipeline order has no batch, no plan and no days."""
+    name = next((name for name, value in options.items() if value is not None and value != ()), None)
+    if name:
+        raise InputError(f"{name} for {target}", rule="it is for a job or a zoo model", fix=f"leave out {name}")
 
 
 def _collectives() -> tuple[str, ...]:
@@ -99,7 +164,7 @@ def _collectives() -> tuple[str, ...]:
 
 def _simulate_pipeline(name: str, ranks: int, micro: int, virtual: int) -> Simulation:
     from ..reports.schedule_text import most_activations
-    from ..schedules import pipeline_order
+    from ..schedules import pipeline_order, prove_pipeline
     from ..simulator import bubble, replay_in_thirds
 
     order = pipeline_order(name, ranks, micro, virtual)
@@ -112,7 +177,18 @@ def _simulate_pipeline(name: str, ranks: int, micro: int, virtual: int) -> Simul
         pipeline=order,
         bubble=share,
         activations=most_activations(order, virtual),
+        updates=prove_pipeline(order).updates,
     )
+
+
+def _refuse_misspelt(kind: str, name: str) -> None:
+    """Refuse `all_reduc:ring`, which is neither a job nor a model."""
+    from ..schedules import ALGORITHMS, ORDERS
+
+    known = ("pipeline", *ALGORITHMS)
+    algorithms = {*ORDERS, *(word for words in ALGORITHMS.values() for word in words)}
+    if _current_word(name) in algorithms and nearest(kind, known):
+        raise InputError(f"no collective {kind!r}", rule=f"one of {', '.join(known)}", fix=nearest(kind, known))
 
 
 def _current_word(name: str) -> str:
@@ -135,50 +211,20 @@ def _check_collective(kind: str, name: str, ranks: int) -> None:
 
 def _simulate_collective(kind: str, name: str, ranks: int, size: str | int, cluster: Cluster) -> Simulation:
     from ..core.units import parse_bytes
-    from ..schedules import collective_schedule
-    from ..simulator import replay
+    from ..simulator import replay_on_cluster
 
     try:
         m = size if isinstance(size, int) else int(parse_bytes(size))
     except ValueError as e:
         raise InputError(f"--bytes {size}", rule=str(e)) from None
-    schedule = collective_schedule(kind, name, ranks)
-    timeline = replay(schedule, m, cluster.node.link)
-    title = f"{size} on {cluster.name}'s node link"
-    return Simulation(title, timeline, {"communication": timeline.seconds}, schedule=schedule)
-
-
-def _simulate_step(
-    target: ModelInput,
-    plan: PlanInput,
-    cluster: ClusterInput,
-    changes: Sequence[str],
-    notify: Notify,
-    progress: Progress,
-) -> Simulation:
-    from ..costs import cost_model, estimate
-    from ..plans import check
-    from ..simulator.step import simulate_step
-
-    chosen = load_plan(plan)
-    check(chosen)
-    devices = chosen.ranks if cluster is not None else None
-    loaded, _ = load_cluster(cluster, devices=devices, changes=changes, notify=notify, progress=progress)
-    machines = without_corrections(loaded)  # the replay knows none
-    if chosen.ranks > machines.devices:
-        raise InputError(
-            f"{chosen} takes {chosen.ranks} ranks",
-            rule=f"{machines.name} has {machines.devices} devices",
-            fix=f"--cluster NAME, or a file from `drumline measure --ranks {chosen.ranks}`",
-        )
-    profile = load_profile(target)
-    predicted = estimate(profile, chosen, machines)
-    planner = cost_model(profile, machines, chosen.precision)  # what `plan` predicts with
+    if m < 0:
+        raise InputError(f"--bytes {size}", rule="a buffer has zero bytes or more")
+    collective = replay_on_cluster(kind, name, ranks, m, cluster)
+    text = str(size) if str(size)[-1:] == "B" else f"{m} bytes"
     return Simulation(
-        f"{profile.name} with {chosen} on {machines.name}",
-        simulate_step(profile, chosen, machines),
-        predicted.parts,
-        estimate=predicted,
-        planned_seconds=planner.estimate(chosen).step_seconds if planner.source else predicted.step_seconds,
-        planned_by=planner.source,
+        f"{text} over {collective.where}",
+        collective.replay.timeline,
+        {"communication": collective.replay.seconds},
+        schedule=collective.schedule,
+        collective=collective,
     )

@@ -17,7 +17,7 @@ from .inputs import JOB_RULE, check_local, describe, load_job
 from .joining import joins_ranks
 from .main_guard import RankJob, rank_job
 from .rank_tasks import run_job_ranks, train_rank
-from .restarts import FaultOptions, RestartLoop
+from .restarts import FaultOptions, Replacements, RestartLoop
 from .run_lock import releases_run_lock
 from .training import RankReports, make_run, prepare_folder, write_last_step
 from .training_events import TrainingEvents
@@ -121,12 +121,13 @@ def train(
         loaded, plan, ranks, cluster, corrections=corrections, compare=compare, notify=watch.warn, progress=progress
     )
     check_local(f.plan)
+    count = steps or loaded.steps
+    faults.check_chaos(f.plan, count)
     if sent.problem is not None and f.plan.processes > 1:
         raise sent.problem
     folder = Path(output) if output else Path("runs") / f"{loaded.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     saves = checkpoints.policy(loaded.name, folder, watch.note)
     prepare_folder(folder, overwrite=overwrite or saves.resume is not None)
-    count = steps or loaded.steps
     earlier = earlier_steps(folder / STEPS) if continues(saves, folder) else ()
     targets = _open_sinks(
         sinks or RecordSinks(),
@@ -138,7 +139,7 @@ def train(
     watch.note(f.skipped)
     watch.start(describe(loaded), f.plan, f.estimate, count)
     command = tuple(command or (f"drumline.train({describe(loaded)!r}, {str(f.plan)!r})",))
-    events = TrainingEvents(f, count, targets, watch)
+    events = TrainingEvents(f, count, targets, watch, earlier=earlier)
     try:
         reports = _run_ranks(sent, f, count, guards or Guards(), events, saves, faults)
     except (DrumlineError, KeyboardInterrupt) as e:
@@ -156,7 +157,7 @@ def train(
     first = reports.first
     watch.end(run, page, first["seconds_by_phase"], taken=len(reports.records))
     watch.note(checkpoints.advice(first["save_stall"], run.step_seconds))
-    if corrections and not reports.faults:
+    if corrections and not reports.faults and not f.plan.has_coordinator:
         own = [r["own_by_phase"] for r in reports.results]
         watch.note(keep_run(f.file, run, f.speed_of(first), own, first["counted"], drift=first.get("drift", 0.0)))
     if first["preempted"]:
@@ -226,6 +227,7 @@ def _run_ranks(
             on_event=events,
             watch=hang_watch,
             handles_signals=True,
+            replace=Replacements(plan, faults, events) if plan.has_coordinator else None,
         )
 
     loop = RestartLoop(

@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ class RankReports:
     """The machine's speed at the start, relative to when it was measured."""
     faults: tuple[str, ...] = ()
     """The faults that were survived."""
+    gradients: dict[str, int] = field(default_factory=dict)
+    """What became of the gradients of workers."""
 
     @property
     def first(self) -> dict[str, Any]:
@@ -113,6 +115,7 @@ def make_run(
         predicted=predicted_timeline(f.profile, f.plan, f.cluster, predicted, speed or 1.0),
         step_seconds=statistics.median(r.seconds for r in records) if records else 0.0,
         faults=reports.faults,
+        gradients=reports.gradients,
         failure=failure,
         folder=folder,
     )
@@ -148,13 +151,14 @@ def _split_summary(
     if summary is None or plan.pp == 1:
         return summary
     from ..costs import OperatorCostModel
+    from ..costs.pipeline_cost import schedule_of
     from ..runtime.pipeline.clock import measured_bubble, order_bubble
-    from ..schedules import pipeline_order
 
     lanes = [r["lanes"] for r in results]
-    order = pipeline_order(plan.schedule, plan.pp, plan.micro, plan.virtual)
-    predicted = OperatorCostModel(profile, cluster, plan.precision).pipeline(plan).bubble
-    bubbles = {"predicted": predicted, "measured": measured_bubble(lanes), "order": order_bubble(order, lanes)}
+    pipeline = OperatorCostModel(profile, cluster, plan.precision).step(plan).pipeline
+    assert pipeline is not None
+    of_order = order_bubble(schedule_of(plan), lanes, plan.micro)
+    bubbles = {"predicted": pipeline.bubble, "measured": measured_bubble(lanes), "order": of_order}
     return dataclasses.replace(summary, bubble={k: v for k, v in bubbles.items() if v is not None})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from .training import RankReports
@@ -18,10 +19,37 @@ if TYPE_CHECKING:
     from .train import TrainObserver
 
 
+class GradientCounts:
+    """What became of the gradients of workers, over all parameter servers of a run."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, int] = {}
+        self._seen = {"dropped": 0, "lost": 0}
+
+    def add(self, record: StepRecord, event: dict[str, Any], undone: Sequence[StepRecord]) -> None:
+        """Count one more update; `undone` are those that a server that failed had made, and that are made again."""
+        self.totals = self.totals or dict.fromkeys(("applied", "dropped", "lost", "repeated"), 0)
+        if undone:  # a new server counts from 0
+            self._seen = dict.fromkeys(self._seen, 0)
+        self.totals["applied"] += len(record.staleness) - sum(len(r.staleness) for r in undone)
+        self.totals["repeated"] += len(undone)
+        for key, before in self._seen.items():
+            self.totals[key] += max(0, event[key] - before)
+            self._seen[key] = event[key]
+
+
 class TrainingEvents:
     """Receives the events of the ranks. After a restart, steps that run again replace their earlier records."""
 
-    def __init__(self, forecast: Forecast, steps: int, sinks: Sequence[Sink], observer: TrainObserver) -> None:
+    def __init__(
+        self,
+        forecast: Forecast,
+        steps: int,
+        sinks: Sequence[Sink],
+        observer: TrainObserver,
+        *,
+        earlier: Sequence[StepRecord] = (),
+    ) -> None:
         self._forecast, self._steps, self._sinks = forecast, steps, sinks
         self.observer = observer
         self.records: list[StepRecord] = []
@@ -29,11 +57,14 @@ class TrainingEvents:
         """The most steps that were done in any attempt."""
         self.faults: list[str] = []
         """The faults that were survived."""
+        self.gradients = GradientCounts()
         self._speed: float | None = None
+        self._clock = _RunClock(next((r.elapsed for r in reversed(earlier) if r.elapsed is not None), 0.0))
         self._log = self._new_log(forecast.plan)
 
     def begin(self, plan: Plan) -> None:
         """An attempt begins, under the plan of the run or, while ranks are lost, under a smaller one."""
+        self._clock.new_attempt()
         self._log = self._new_log(plan)
 
     def _new_log(self, plan: Plan) -> StepLog:
@@ -58,9 +89,12 @@ class TrainingEvents:
             self._step(event)
 
     def _step(self, event: dict[str, Any]) -> None:
-        record = self._log.record(event)
+        record = self._log.record({**event, "elapsed": self._clock.at(event.get("elapsed"))})
+        undone = []
         while self.records and self.records[-1].step >= record.step:
-            self.records.pop()
+            undone.append(self.records.pop())
+        if "lost" in event:
+            self.gradients.add(record, event, undone)
         self.records.append(record)
         self.steps_done = max(self.steps_done, record.step + 1)
         for sink in self._sinks:
@@ -82,13 +116,39 @@ class TrainingEvents:
 
     def reports(self, results: list[dict[str, Any]]) -> RankReports:
         """What the ranks reported in all."""
-        return RankReports(self.records, results, self._speed, tuple(self.faults))
+        return RankReports(self.records, results, self._speed, tuple(self.faults), self.gradients.totals)
 
     def close(self) -> None:
         """The ranks have ended."""
         self.observer.close()
         for sink in self._sinks:
             sink.close()
+
+
+class _RunClock:
+    """Seconds since the first step of a run began, through its restarts; a resumed run goes on from `before`."""
+
+    def __init__(self, before: float) -> None:
+        self._before = before
+        self._start: float | None = None
+        """When the first step of the first attempt began."""
+        self._lost: float | None = None
+        """Seconds from then until the first step of this attempt; None until it has reported one."""
+
+    def new_attempt(self) -> None:
+        """The ranks are started again, and count from 0 again."""
+        self._lost = None
+
+    def at(self, seconds: float | None) -> float:
+        """The time of a report that came `seconds` after the first step of its attempt, or now."""
+        now = time.monotonic()
+        if self._start is None:
+            self._start = now - (seconds or 0.0)
+        if seconds is None:
+            return self._before + now - self._start
+        if self._lost is None:
+            self._lost = now - seconds - self._start
+        return self._before + self._lost + seconds
 
 
 def _speed_note(event: dict[str, Any], speed: float, predicted: float | None) -> str:

@@ -45,7 +45,7 @@ def verify(
         check_ranks(chosen, ranks)
     check(chosen)
     check_local(chosen)
-    result: Verification = run_job_ranks(
+    results: list[Verification | None] = run_job_ranks(
         verify_rank, rank_job(job, loaded), str(chosen), steps, ranks=chosen.processes
-    )[0]
-    return result
+    )
+    return next(result for result in results if result is not None)

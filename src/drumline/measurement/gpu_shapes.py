@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..costs.shape_interpolation import ROW_SUMS, UNALIGNED_MATMUL, kernel_work
+from ..runtime.numerics.float32_settings import float32_in
 from ..torchkit.recurrent import silence_rnn_contiguity_warning
 from .kernels import ShapeTiming
 from .resume_journal import ResumeJournal
@@ -40,18 +41,9 @@ Case = tuple[str, tuple[int, ...], Callable[[], object]]
 """Kernel, shape, and the action to time."""
 
 
-@contextmanager
-def float32_precision(name: str) -> Iterator[None]:
-    """Compute fp32 matmuls in tf32 or not, as the engine does for a plan of that precision."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    if name == "tf32":
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+def float32_precision(name: str) -> AbstractContextManager[None]:
+    """Compute float32 in tf32 or not, as the engine does for a plan of that precision."""
+    return float32_in("tf32" if name == "tf32" else "ieee")
 
 
 def measure_shapes(
@@ -243,9 +235,8 @@ def _layouts() -> list[tuple[int, tuple[int, int, int, int, int, int, int]]]:
 
 
 def _convolutions(device: torch.device, dtype: torch.dtype, most: float, name: str) -> Iterator[Case]:
-    if name in ("fp16", "tf32"):  # torch computes fp32 convolutions in tf32, whatever matmuls do
+    if name in ("fp16", "fp32"):  # fp16 is as bf16; exact fp32 is priced by its matmuls
         return
-    most = MAX_OPERATIONS["tf32"] if name == "fp32" else most
     for layout, (n, cin, cout, side, window, stride, groups) in _layouts():
         shape = (n, cin, cout, side * side, window * window, stride, groups, layout)
         padding = window // 2 if stride == 1 or window % 2 else 0
@@ -267,7 +258,7 @@ def _convolutions(device: torch.device, dtype: torch.dtype, most: float, name: s
 
 
 def _recurrents(device: torch.device, dtype: torch.dtype, most: float, name: str) -> Iterator[Case]:
-    if name not in ("fp32", "bf16"):  # tf32 is as fp32, and fp16 as bf16
+    if name not in ("tf32", "bf16"):  # fp32 is as tf32, and fp16 as bf16
         return
     silence_rnn_contiguity_warning()
     shapes = list(itertools.product((16, 64, 256), (256, 1024), (64, 256), (1, 4)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from ..clusters import LogPTimes
 from ..comm.gloo_fallbacks import irecv, isend
 from ..comm.hosts import find_hosts, host_id, per_node
 from ..comm.torch_transport import TorchTransport
@@ -18,6 +19,8 @@ from ..core.errors import InputError
 from .cgroup import cpu_quota, typical_seconds
 from .timing import synchronize
 
+TRAINS, TRAIN_REPEATS = (16, 144), 15
+"""Short messages in a short and in a long train, and how often both are sent."""
 SIZES = (8, 2**12, 2**16, 2**20, 2**22, 2**24)
 """Bytes of the measured messages."""
 FLUSHED_VALUES = 2**24
@@ -46,6 +49,54 @@ def measure_pair(rank: int, device: torch.device, between: tuple[int, int] = (0,
 
         points.append((float(size), _together(trip, device, size) / 2))
     return points
+
+
+def measure_short_messages(rank: int, device: torch.device, between: tuple[int, int]) -> tuple[float, float]:
+    """(o, g) of LogP for short messages between two ranks, as the first of them sees it; 0 on the other ranks.
+
+    o is the time of the call that starts a send, in which the rank can do nothing else. g is the time from one message
+    to the next when many are on their way: that of a long train less that of a short one, over the difference of their
+    lengths, so that start and end do not count.
+    """
+    first, second = between
+    buffers = [torch.zeros(SIZES[0], dtype=torch.uint8, device=device) for _ in range(max(TRAINS))]
+    calls: list[float] = []
+
+    def train(count: int) -> float:
+        """Seconds of a train of messages, until the receiver has answered the last one."""
+        start = time.perf_counter()
+        if rank == first:
+            works = []
+            for buffer in buffers[:count]:
+                begin = time.perf_counter()
+                works.append(isend(buffer, group=None, dst=second))
+                calls.append(time.perf_counter() - begin)
+            for work in works:
+                work.wait()
+            irecv(buffers[0], group=None, src=second).wait()
+        elif rank == second:
+            for work in [irecv(buffer, group=None, src=first) for buffer in buffers[:count]]:
+                work.wait()
+            isend(buffers[0], group=None, dst=first).wait()
+        synchronize(device.type)
+        return time.perf_counter() - start
+
+    times = []
+    for _ in range(TRAIN_REPEATS + 1):
+        dist.barrier()
+        times.append([train(count) for count in TRAINS])
+    if rank != first:
+        return 0.0, 0.0
+    warm = calls[sum(TRAINS) :]
+    short, long = map(min, zip(*times[1:], strict=True))  # other programs only make a train longer
+    return statistics.median(warm), max(0.0, (long - short) / (TRAINS[1] - TRAINS[0]))
+
+
+def logp_times(points: list[tuple[float, float]], overhead: float, gap: float) -> LogPTimes:
+    """L, o and g from the time of a short message, o + L + o, and the measured o and g."""
+    _, one_way = points[0]
+    o = min(overhead, one_way / 2)
+    return LogPTimes(one_way - 2 * o, o, gap)
 
 
 def measure_collectives(

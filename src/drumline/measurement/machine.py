@@ -19,6 +19,7 @@ from ..clusters import (
     DeviceSpec,
     KernelCurve,
     Link,
+    LogPTimes,
     Network,
     Node,
     PartialOccupancy,
@@ -31,7 +32,17 @@ from .gpu_kernels import measure_gpu, measure_host_memory, measure_workspace
 from .host_overhead import HostOverheadSteps
 from .in_step_slowdown import SmallSteps, StepOverhead, measure_gpu_slowdown
 from .kernels import geometric_mean, measure_launch
-from .links import HostGroups, alpha_beta, find_host_groups, measure_collectives, measure_overlap, measure_pair
+from .links import (
+    SIZES,
+    HostGroups,
+    alpha_beta,
+    find_host_groups,
+    logp_times,
+    measure_collectives,
+    measure_overlap,
+    measure_pair,
+    measure_short_messages,
+)
 from .resume_journal import ResumeJournal
 from .synchronisation import ActiveRanks, SynchronisationCost, SynchronisedSteps, measure_partial_occupancy
 
@@ -118,6 +129,8 @@ _ONE_RANK = {
     "synchronisation": SynchronisationCost(1.0, 1.0, 0.0, 0.0, 1, 1.0),
     "near_messages": [],
     "far_messages": [],
+    "near_short": (0.0, 0.0),
+    "far_short": (0.0, 0.0),
     "collectives": [],
     "overlap": 1.0,
 }
@@ -136,6 +149,8 @@ def _messages(rank: int, device: torch.device, groups: HostGroups, report: Calla
     results = {
         "near_messages": measure_pair(rank, device, groups.near_pair) if groups.near_pair else [],
         "far_messages": measure_pair(rank, device, groups.far_pair) if groups.far_pair else [],
+        "near_short": measure_short_messages(rank, device, groups.near_pair) if groups.near_pair else (0.0, 0.0),
+        "far_short": measure_short_messages(rank, device, groups.far_pair) if groups.far_pair else (0.0, 0.0),
         "collectives": [
             (dist.get_world_size(group), measure_collectives(group, device, report if i else between))
             for i, group in enumerate(_collective_groups(groups))
@@ -222,8 +237,10 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
             curve=curves,
             shape_times=_shape_times(results),
         ),
-        node=Node(ranks // hosts, Link(alpha, 1 / beta)),
-        network=Network(hosts, Link(far_alpha, 1 / far_beta)) if hosts > 1 else None,
+        node=Node(ranks // hosts, Link(alpha, 1 / beta, logp=_short(near, first["near_short"]))),
+        network=Network(hosts, Link(far_alpha, 1 / far_beta, logp=_short(far, first["far_short"])))
+        if hosts > 1
+        else None,
         overlap=min(r["overlap"] for r in results),
         straggler_slowdown=slowdown,
         mid_step_message_s=synchronisation.mid_step_message,
@@ -238,6 +255,10 @@ def to_cluster(results: list[dict[str, Any]]) -> Cluster:
     )
 
 
+def _short(points: list[tuple[float, float]], measured: tuple[float, float]) -> LogPTimes | None:
+    return logp_times(points, *measured) if points else None
+
+
 def _origins(first: dict[str, Any], ranks: int, error: float, far_error: float) -> dict[str, str]:
     """Source of each number: when, where and how it was measured."""
     cpu = first["device"] == "cpu"
@@ -248,10 +269,13 @@ def _origins(first: dict[str, Any], ranks: int, error: float, far_error: float) 
         stamp += f", {first['threads']} thread{'s' if first['threads'] > 1 else ''} each"
     alone, here = "assumed: one rank alone sends no messages", ranks // first["hosts"]
     fit = "alpha-beta fit of messages"
+    short = f"trains of {SIZES[0]}-byte messages over {first['transport']}"
     near = {"node.link": f"{fit} over {first['transport']}, mean error {error:.0%}"}
     between = {
         **(near if first["near_messages"] else {}),
+        **({"node.link.logp": short} if first["near_messages"] else {}),
         "network.link": f"{fit} between hosts over {first['transport']}, mean error {far_error:.0%}",
+        "network.link.logp": f"{short}, between hosts",
         "overlap": "an all-reduce during matmuls",
         "straggler_slowdown": "small steps replicated and not, less their messages",
         "mid_step_message_s": "small steps with messages in between",

@@ -1,8 +1,4 @@
-"""The `Profile` value: a model as layers, each with its operators, parameters and saved activations.
-
-Amounts that depend on the batch are *affine* in the number n of samples that one rank runs at once: a fixed part
-(reading a weight, adding a gradient) and a part per sample (the activations).
-"""
+"""The `Profile` value: a model as layers, each with its operators, parameters and saved activations."""
 
 from __future__ import annotations
 
@@ -17,6 +13,8 @@ from pydantic import ConfigDict
 from ..core import files
 from ..core.errors import CorruptFile
 from ..core.units import format_bytes, format_count
+from .affine import Affine as Affine
+from .data_flow import DataFlow
 
 KINDS = {
     "matmul": "matmuls (size in operations)",
@@ -81,26 +79,7 @@ SIMILAR_KINDS = {
 """The kind whose curve is used for a kind without one."""
 
 _STRICT = ConfigDict(extra="forbid")
-
-
-@dataclass(frozen=True, slots=True)
-class Affine:
-    """`fixed + per_sample * n`."""
-
-    __pydantic_config__ = _STRICT
-    fixed: float = 0.0
-    per_sample: float = 0.0
-
-    def at(self, n: float) -> float:
-        """The amount for n samples."""
-        return self.fixed + self.per_sample * n
-
-    def __add__(self, other: Affine) -> Affine:
-        return Affine(self.fixed + other.fixed, self.per_sample + other.per_sample)
-
-    def times(self, k: int) -> Affine:
-        """The amount k times."""
-        return Affine(self.fixed * k, self.per_sample * k)
+_NOTHING = Affine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +99,7 @@ class ProfiledOp:
     bytes: Affine
     """Bytes read and written."""
     count: int = 1
-    output: Affine = Affine()
+    output: Affine = _NOTHING
     """Bytes of its result in the forward: the cost of keeping it."""
     group: int = 0
     """Operators of a layer with the same number above 0 are kept or recomputed together: they write one value, or draw
@@ -166,15 +145,15 @@ class Layer:
     tp_replicated: int = 0
     """Of one rank's part under tensor parallelism: the trained parameters replicated on all of these ranks."""
     ops: tuple[ProfiledOp, ...] = ()
-    saved: Affine = Affine()
+    saved: Affine = _NOTHING
     """Bytes of activations that its forward keeps for its backward."""
-    output: Affine = Affine()
+    output: Affine = _NOTHING
     """Bytes of its output, which full recomputation keeps."""
-    live_forward: Affine = Affine()
+    live_forward: Affine = _NOTHING
     """Peak bytes of activations and temporaries of the whole model during its forward."""
-    live_backward: Affine = Affine()
+    live_backward: Affine = _NOTHING
     """The same during its backward, without gradients of parameters."""
-    local_backward: Affine = Affine()
+    local_backward: Affine = _NOTHING
     """Memory that its backward needs beyond all kept activations: its own part of `live_backward`."""
     depth_forward: float = 0.0
     """Longest chain of dependent unit operations in its forward."""
@@ -226,9 +205,9 @@ class Profile:
     """Bytes of one activation as counted; other precisions are scaled from it."""
     buffers: float = 0.0
     """Bytes of the model's buffers."""
-    input: Affine = Affine()
+    input: Affine = _NOTHING
     """Bytes of one batch of inputs and targets."""
-    depth: Affine = Affine()
+    depth: Affine = _NOTHING
     """Longest chain of dependent unit operations in forward and backward of one step; 0 if not traced."""
     origin: str = "formula"
     """`traced` or `formula`."""
@@ -236,6 +215,8 @@ class Profile:
     """Precision of the plan that it was traced in, with all casts; empty: other precisions are scaled."""
     notes: tuple[str, ...] = ()
     """Limitations and assumptions of the trace."""
+    data_flow: DataFlow | None = None
+    """Operators of the forward and the values between them; only if the trace was asked for it."""
 
     @property
     def parameters(self) -> int:

@@ -62,9 +62,8 @@ class ObjectMessages(MessageProbes):
         status: Status | None = None,
     ) -> Any:
         """Send and receive an object."""
-        receiving, sending = self._receive_object(source, recvtag, recvbuf), self._send_object(sendobj, dest, sendtag)
-        self._complete(PendingOperation(receiving.matcher or sending.matcher, (*receiving.items, *sending.items)))
-        return self._complete(receiving, status)
+        receiving = self._receive_object(source, recvtag, recvbuf)
+        return self._both(receiving, lambda: self._send_object(sendobj, dest, sendtag), status)
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """Start to send an object."""

@@ -168,14 +168,15 @@ class PointToPoint(Handle):
             status,
         )
 
-    def _both(self, receiving: PendingOperation, send: Callable[[], PendingOperation], status: Status | None) -> None:
+    def _both(self, receiving: PendingOperation, send: Callable[[], PendingOperation], status: Status | None) -> Any:
+        """Send and wait for both; what was received. If the send is refused, the receive is cancelled."""
         try:
             sending = send()
         except BaseException:
             receiving.cancel()
             raise
         self._complete(PendingOperation(receiving.matcher or sending.matcher, (*receiving.items, *sending.items)))
-        self._complete(receiving, status)
+        return self._complete(receiving, status)
 
     # -- buffers, not blocking ----------------------------------------------------------------------------------------
 

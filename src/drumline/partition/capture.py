@@ -29,8 +29,8 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..core.errors import DrumlineError, TraceError
+from ..torchkit.dispatch_modes import enter_autocast, exit_autocast, set_grad_enabled
 from ..torchkit.fake_tensors import FakeTensor, FakeTensorMode, with_real_tensors
-from ..torchkit.mode_switches import enter_autocast, exit_autocast, set_grad_enabled
 from ..torchkit.modules import BatchNormBase, reparametrize
 from ..torchkit.pytree import tree_flatten, tree_map, tree_unflatten
 from ..tracing.fake import untraceable_error

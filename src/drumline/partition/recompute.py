@@ -12,8 +12,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import checkpoint
 
-from ..torchkit.dispatch_modes import reenter_function_modes
-from ..torchkit.mode_switches import set_grad_enabled
+from ..torchkit.dispatch_modes import reenter_function_modes, set_grad_enabled
 from .program import GraphProgram
 
 

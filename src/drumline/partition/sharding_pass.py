@@ -16,8 +16,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from ..torchkit.dispatch_modes import set_grad_enabled
 from ..torchkit.fake_tensors import FakeTensorMode
-from ..torchkit.mode_switches import set_grad_enabled
 from .operator_properties import is_elementwise, mutated_values
 from .sharding import redistribution
 from .sharding.halo_exchange import rebalance

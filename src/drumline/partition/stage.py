@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from ..torchkit.mode_switches import enter_autocast, exit_autocast, set_grad_enabled
+from ..torchkit.dispatch_modes import enter_autocast, exit_autocast, set_grad_enabled
 from .program import GraphProgram, ValueObserver
 from .weight_gradients import detached_leaf, mark_input_only, record_use
 

@@ -12,6 +12,7 @@ from ..core import files
 from ..core.errors import CorruptFile
 from ..plans import Plan
 from .plan_families import PlanFamily
+from .stale_plans import StaleVerdict
 
 
 def _parsed(value: Any) -> Any:
@@ -30,11 +31,16 @@ class Candidate:
     fits: bool
     reason: str
     """Why it won, or by how much and why it lost."""
+    tie: bool = False
+    """Whether its time, or its cost, and the least one differ by less than the prices can tell apart."""
+    in_reserve: bool = False
+    """Whether it fits only into the memory that is kept free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All candidates, best first: those that fit by the objective, then those that do not by memory."""
+    """All candidates, best first: the winner, those that fit by the objective, those that fit only into the reserve,
+    then those that do not fit by memory."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     candidates: tuple[Candidate, ...]
@@ -52,6 +58,10 @@ class Answer:
     """Plans that were scored: more than the candidates where the whole space was scored on arrays."""
     scored_by: str = ""
     """The fitted cost model and its error; empty where prices are summed over operators."""
+    stale: StaleVerdict | None = None
+    """Where plans were allowed whose replicas do not wait for each other: what became of them."""
+    reserve_bytes: float = 0.0
+    """Memory of each device that is kept free."""
 
     @property
     def best(self) -> Candidate:

@@ -20,6 +20,7 @@ DEPENDS_ON = {
     "bubble": "pipeline stages waiting for each other (pp, micro)",
     "optimizer": "the optimizer update, at memory bandwidth",
     "overhead": "work between two steps: reading the loss and agreeing on it",
+    "waiting": "waiting for slower ranks, or for busy servers (step_times, sync)",
 }
 """What each bottleneck depends on."""
 
@@ -42,7 +43,7 @@ def bottlenecks(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> 
     """Attribute the time of a step."""
     compute = sum(e.parts.get(k, 0.0) for k in ("forward", "backward", "recompute"))
     seconds = {k: compute * share for k, share in _kernel_limits(profile, plan, cluster).items()}
-    seconds |= {k: e.parts.get(k, 0.0) for k in ("communication", "bubble", "optimizer", "overhead")}
+    seconds |= {k: e.parts.get(k, 0.0) for k in ("communication", "bubble", "optimizer", "overhead", "waiting")}
     total = sum(seconds.values()) or 1.0
     shares = {k: v / total for k, v in sorted(seconds.items(), key=lambda kv: -kv[1]) if v > 0}
     peak_flops = e.step_seconds * plan.ranks * cluster.device.peak[plan.precision]

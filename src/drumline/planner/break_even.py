@@ -18,7 +18,7 @@ from ..costs.model import CostModel
 from ..models.profile import Profile
 from ..plans import Plan
 from .memory_saving import most_savings
-from .objectives import Scored
+from .objectives import Scored, simplest_first
 from .plan_families import families_of
 from .space import MAX_ACTIONS
 
@@ -72,6 +72,14 @@ class _Variation:
     """A plan as it would be then; None where it cannot be."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Adapted:
+    """A plan, and what becomes of it after a change."""
+
+    now: Plan
+    then: Plan
+
+
 Vary = Callable[[float], _Variation]
 
 
@@ -100,7 +108,7 @@ def link_thresholds(profile: Profile, cluster: Cluster, winner: Plan, rival: Pla
         if key == "batch":
             continue
         for factor in sorted((f for k in FACTORS for f in (k, 1 / k)), key=lambda f: abs(math.log(f))):
-            if _fastest_first(both, vary, factor)[:1] == [rival]:
+            if _fastest(both, vary, factor) == rival:
                 threshold = _bisect_pair(both, vary, factor)
                 result.append(Threshold("", str(rival), key, now * threshold, threshold < 1))
                 break
@@ -112,8 +120,7 @@ def _bisect_pair(both: list[Plan], vary: Vary, after: float) -> float:
     before = 1.0
     while max(before, after) / min(before, after) > TOLERANCE:
         middle = math.sqrt(before * after)
-        second_wins = _fastest_first(both, vary, middle)[:1] == both[1:]
-        before, after = (before, middle) if second_wins else (middle, after)
+        before, after = (before, middle) if _fastest(both, vary, middle) == both[1] else (middle, after)
     return after
 
 
@@ -123,7 +130,8 @@ def _best_meshes(ranked: list[Scored]) -> list[Plan]:
     count: Counter[tuple[str, ...]] = Counter()
     for plan, e in ranked:
         mesh = (plan.dp, plan.tp, plan.pp, plan.cp, plan.tile, plan.zero, plan.shard, plan.offload)
-        if e.fits and mesh not in best and count[families_of(plan)] < PER_FAMILY:
+        usable = e.fits and e.in_reserve == ranked[0][1].in_reserve
+        if usable and mesh not in best and count[families_of(plan)] < PER_FAMILY:
             best[mesh] = plan
             count[families_of(plan)] += 1
     return list(best.values())
@@ -163,34 +171,41 @@ def _changes_of_winner(winner: Plan, plans: list[Plan], vary: Vary) -> Iterator[
             order = _fastest_first(plans, vary, factor)
             if not order:
                 break
-            new = [name for name in families_of(order[0]) if name not in seen]
+            new = [name for name in families_of(order[0].then) if name not in seen]
             for name in new:
-                near = list(dict.fromkeys([*order[:8], *_fastest_first(plans, vary, before)[:8]]))
-                yield name, *_bisect_family(name, near, vary, before, factor)
+                near = [p.now for p in (*order[:8], *_fastest_first(plans, vary, before)[:8])]
+                yield name, *_bisect_family(name, list(dict.fromkeys(near)), vary, before, factor)
             seen.update(new)
             before = factor
 
 
 def _bisect_family(name: str, plans: list[Plan], vary: Vary, before: float, after: float) -> tuple[float, str]:
     """The factor from which on a plan of the family is the fastest, and that plan."""
-    first = str(_fastest_first(plans, vary, after)[0])
+    first = str(_fastest_first(plans, vary, after)[0].then)
     while max(before, after) / min(before, after) > TOLERANCE:
         middle = math.sqrt(before * after)
         order = _fastest_first(plans, vary, middle)
-        if order and name in families_of(order[0]):
-            after, first = middle, str(order[0])
+        if order and name in families_of(order[0].then):
+            after, first = middle, str(order[0].then)
         else:
             before = middle
     return after, first
 
 
-def _fastest_first(plans: list[Plan], vary: Vary, factor: float) -> list[Plan]:
-    """The plans that fit after a change, fastest first."""
+def _fastest_first(plans: list[Plan], vary: Vary, factor: float) -> list[_Adapted]:
+    """The plans that fit after a change, fastest first, but the simplest of those that tie before them."""
     varied = vary(factor)
-    adapted = [p for plan in plans if (p := varied.adapt(plan)) and p.dp * p.micro <= varied.batch_size]
-    fitting = [plan for plan in adapted if varied.model.fits(plan)]
-    seconds = varied.model.seconds(fitting)
-    return [fitting[i] for i in sorted(range(len(fitting)), key=lambda i: seconds[i])]
+    adapted = [_Adapted(plan, then) for plan in plans if (then := varied.adapt(plan)) is not None]
+    fitting = [p for p in adapted if p.then.dp * p.then.micro <= varied.batch_size and varied.model.fits(p.then)]
+    seconds = varied.model.seconds([p.then for p in fitting])
+    fastest = sorted(range(len(fitting)), key=lambda i: seconds[i])
+    order = simplest_first([(fitting[i].then, seconds[i]) for i in fastest])
+    return [fitting[fastest[k]] for k in order]
+
+
+def _fastest(plans: list[Plan], vary: Vary, factor: float) -> Plan | None:
+    """The plan that is the fastest after a change of links, which leaves plans as they are; None if none fits."""
+    return next((p.then for p in _fastest_first(plans, vary, factor)), None)
 
 
 def with_slower_messages(cluster: Cluster, factor: float) -> Cluster:
@@ -255,25 +270,37 @@ def _smaller_plans(ranked: list[Scored], cluster: Cluster, model: CostModel) -> 
 
 def _memory_thresholds(cluster: Cluster, ranked: list[Scored]) -> list[Threshold]:
     """Each plan of the Pareto front wins from the memory it needs up to that of the next faster plan."""
-    now = ranked[0][1].memory_limit
-    context = cluster.device.context
+    winner, best = ranked[0]
+    # `cluster` is without the reserve, which is taken for a share of the memory
+    share = 0.0 if best.in_reserve else best.reserve_bytes / best.memory_limit
+    now = best.memory_limit * (1 - share)
+
+    def device_memory(size: float) -> float:
+        return size / (1 - share) + cluster.device.context
+
+    def order(s: Scored) -> tuple[object, ...]:
+        """By time; of what fits now, nothing comes before the winner, which may be a tie that is simpler."""
+        plan, e = s
+        fits = e.memory_bytes <= now
+        return max(e.step_seconds, best.step_seconds) if fits else e.step_seconds, plan != winner, e.step_seconds
+
     near = [
         (p, e)
         for p, e in ranked
         if e.host_bytes <= e.host_limit and now / MEMORY_FACTOR < e.memory_bytes < now * MEMORY_FACTOR
     ]
     front: list[tuple[Plan, Estimate, float]] = []
-    for plan, e in sorted(near, key=lambda s: (s[1].step_seconds, s[1].memory_bytes)):
+    for plan, e in sorted(near, key=lambda s: (*order(s), s[1].memory_bytes)):
         if not front or e.memory_bytes < front[-1][1].memory_bytes:
             front.append((plan, e, front[-1][1].memory_bytes if front else math.inf))
-    winners = set(families_of(ranked[0][0]))
+    winners = set(families_of(winner))
     result: dict[tuple[str, bool], Threshold] = {}
     for below, points in (
         (False, [x for x in reversed(front) if x[1].memory_bytes > now]),
         (True, [x for x in front if x[2] <= now]),
     ):
         for plan, e, until in points:
-            needed, next_needs = e.memory_bytes + context, until + context
+            needed, next_needs = device_memory(e.memory_bytes), device_memory(until)
             if next_needs < MIN_RANGE * needed:
                 continue
             for name in families_of(plan):

@@ -13,6 +13,7 @@ from ..interop.imported import ImportedConfig
 from ..models.profile import Profile
 from ..plans import Plan, check
 from ..plans.combinations import refusal
+from .reserve import Reserve, reserve_bytes, with_reserve
 from .search import default_precision, price
 from .space import powers
 
@@ -58,8 +59,9 @@ def complete(
     *,
     batch: int | None = None,
     precision: str | None = None,
+    reserve: Reserve = None,
 ) -> CompletedConfig:
-    """Price every plan that the config allows; those that fit come first, by time."""
+    """Price every plan that the config allows; those that fit and keep the reserve free come first, by time."""
     profile = replace(profile, batch_size=batch_size_of(config, profile.batch_size, batch))
     plans = list(allowed_plans(profile, cluster, config, precision))
     if len(plans) == 1:
@@ -80,7 +82,13 @@ def complete(
             where=f"plan {config.plan}",
             rule=f"a batch of {profile.batch_size} on {config.plan.ranks} ranks",
         )
-    scored.sort(key=lambda x: (not x[1].fits, x[1].step_seconds if x[1].fits else x[1].memory_bytes, x[0].ranks))
+    kept = reserve_bytes(reserve, cluster)
+    scored = [(plan, with_reserve(e, kept, hidden=False)) for plan, e in scored]
+
+    def order(plan: Plan, e: Estimate) -> tuple[float, ...]:
+        return not e.fits, e.in_reserve, e.step_seconds if e.fits else e.memory_bytes, plan.ranks
+
+    scored.sort(key=lambda x: order(*x))
     return CompletedConfig(profile, tuple(scored))
 
 

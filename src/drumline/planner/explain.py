@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from ..clusters import Cluster
 from ..core.units import format_bytes, format_seconds
 from ..costs import Estimate
 from ..models.profile import Profile
 from ..plans import Plan
+from ..plans.sync_caveats import sync_caveat
 from .bottlenecks import bottlenecks
 from .break_even import Threshold, link_thresholds, thresholds
 from .gradient_algorithms import describe_algorithm
-from .objectives import WON, Scored, complexity, value
+from .objectives import TIE, WON, Scored, complexity, is_tie, value
 from .plan_families import FAMILIES, PlanFamily, absent, best_of_each, compare, families_of
+from .stale_plans import StaleVerdict, is_stale
 from .tradeoffs import describe_tradeoffs
 
 MIN_SHARE = 0.05
@@ -27,14 +30,38 @@ _BOUND = {
     "bubble": "the pipeline bubble",
     "optimizer": "the optimizer update",
     "overhead": "the time between two steps",
+    "waiting": "waiting for slower ranks",
 }
 _SHARE = {"products": "matmuls", "memory": "memory bandwidth", "launches": "kernel launches"}
 
 
+def winner_reason(ranked: list[Scored], objective: str = "time") -> str:
+    """Why the first plan is proposed: it is the best, or the simplest of those that cannot be told apart from it."""
+    plan, e = ranked[0]
+    tied, fastest = _ties(ranked, objective)
+    won = WON[objective] if fastest[0] == plan else f"simplest of {tied} plans within {100 * TIE:.0f}% of the best"
+    tight = "fits only into the reserve" if e.in_reserve else ""
+    return "; ".join(filter(None, [won, tight, sync_caveat(plan)]))
+
+
+def _ties(ranked: list[Scored], objective: str) -> tuple[int, Scored]:
+    """How many exact plans tie with the best value, and the plan that has it."""
+    rivals = [s for s in ranked if s[1].fits and s[1].in_reserve == ranked[0][1].in_reserve and not is_stale(s[0])]
+    if is_stale(ranked[0][0]):
+        return 1, ranked[0]
+    values = [value(*s, objective) for s in rivals]
+    least = min(values)
+    # of equal values the winner's counts
+    fastest = ranked[0] if value(*ranked[0], objective) <= least else rivals[values.index(least)]
+    return sum(is_tie(least, v, objective) for v in values), fastest
+
+
 def reason(e: Estimate, best: Estimate, plan: Plan, objective: str = "time") -> str:
-    """One line for one candidate: its margin, and the part of the step that causes it."""
+    """One line for one candidate: its margin over the proposed plan, and the part of the step that causes it."""
     if e is best:
-        return WON[objective]
+        return winner_reason([(plan, e)], objective)
+    if e.in_reserve and not best.in_reserve:
+        return f"fits only into the reserve: {format_bytes(e.memory_limit - e.memory_bytes)} left"
     if not e.fits:
         where, over = e.lacks
         if where == "host":
@@ -44,34 +71,73 @@ def reason(e: Estimate, best: Estimate, plan: Plan, objective: str = "time") -> 
     if objective == "memory":
         extra = e.memory_bytes - best.memory_bytes
         return f"needs {format_bytes(extra)} more, takes {format_seconds(e.step_seconds)}"
-    winner = Plan.parse(best.plan) if objective == "cost" else plan
-    slower = value(plan, e, objective) / value(winner, best, objective) - 1
-    if slower < 1e-3:
-        more = complexity(plan) > complexity(Plan.parse(best.plan))
-        return "as fast, but with more ranks, micro-batches or sharding" if more else "as fast, and simpler"
+    slower = value(plan, e, objective) / value(_parsed(best.plan), best, objective) - 1
+    margin = f"{abs(100 * slower):.{0 if abs(slower) >= 0.01 else 1}f}%"
+    if is_stale(plan) and slower < 1e-3:
+        return f"{f'{margin} faster' if slower < -1e-3 else 'as fast'}, but {sync_caveat(plan)}"
+    if plan.backup and slower >= 1e-3:
+        return f"{margin} slower: the gradients of {plan.backup} of {plan.dp} replicas do not count"
+    if abs(slower) <= TIE:
+        return f"tie: {_tie(slower, objective)}, {_compare_complexity(plan, _parsed(best.plan))}"
     gaps = {k: v - best.parts.get(k, 0.0) for k, v in e.parts.items()}
     part = max(gaps, key=lambda k: gaps[k])
-    margin = f"{100 * slower:.{0 if slower >= 0.01 else 1}f}%"
     if objective == "cost":
         return f"{margin} more device hours: {plan.ranks} devices for {format_seconds(e.step_seconds)}"
     return f"{margin} slower: {part} takes {format_seconds(gaps[part])} more"
 
 
+def is_tied(e: Estimate, best: Estimate, plan: Plan, objective: str) -> bool:
+    """Whether a candidate and the proposed plan cannot be told apart: both are exact, and fit alike."""
+    if objective == "memory" or not e.fits or e.in_reserve != best.in_reserve or is_stale(plan) or plan.backup:
+        return False
+    winner = _parsed(best.plan)
+    return not is_stale(winner) and abs(value(plan, e, objective) / value(winner, best, objective) - 1) <= TIE
+
+
+def _tie(slower: float, objective: str) -> str:
+    if abs(slower) < 1e-3:
+        return "as fast" if objective == "time" else "as many device hours"
+    unit = ("slower", "faster") if objective == "time" else ("more device hours", "fewer device hours")
+    return f"within {100 * TIE:.0f}% ({abs(100 * slower):.1f}% {unit[slower < 0]})"
+
+
+def _compare_complexity(plan: Plan, winner: Plan) -> str:
+    if plan.ranks < winner.ranks:
+        return "but on fewer devices"
+    more = complexity(plan) > complexity(winner)
+    return "but less simple" if more else "and simpler"
+
+
+@lru_cache(maxsize=64)
+def _parsed(notation: str) -> Plan:
+    return Plan.parse(notation)
+
+
 def compare_families(
-    profile: Profile, cluster: Cluster, ranked: list[Scored], objective: str, *, break_even: bool
+    profile: Profile,
+    cluster: Cluster,
+    ranked: list[Scored],
+    objective: str,
+    *,
+    break_even: bool,
+    allow_stale: bool = False,
 ) -> tuple[PlanFamily, ...]:
     """The best of each family against the winner; with `break_even`, what would make it the fastest."""
     best = ranked[0][1]
-    changes = thresholds(profile, cluster, ranked) if break_even and objective == "time" else []
+    # approximate plans win by a margin that is no price, so no threshold is computed for or against them
+    exact = [s for s in ranked if not is_stale(s[0])]
+    asked = break_even and objective == "time" and not is_stale(ranked[0][0])
+    changes = thresholds(profile, cluster, exact) if asked else []
     each = best_of_each(ranked)
     rows = []
     for name in FAMILIES:
         if name not in each:
-            rows.append(absent(name, profile, cluster))
+            rows.append(absent(name, profile, cluster, allow_stale=allow_stale))
             continue
         plan, e = each[name]
         wins_if = tuple(_with_plan(t, str(plan)) for t in changes if t.family == name)
-        rows.append(compare(name, plan, e, best, reason(e, best, plan, objective), wins_if))
+        why = winner_reason(ranked, objective) if e is best else reason(e, best, plan, objective)
+        rows.append(compare(name, plan, e, best, why, wins_if))
     return tuple(rows)
 
 
@@ -88,19 +154,25 @@ def explain(
     *,
     break_even: bool = False,
     too_large: str = "",
+    stale: StaleVerdict | None = None,
 ) -> str:
     """One paragraph: what bounds the step, how the best plan uses the machine, why the alternatives lose.
 
-    `too_large` is the number of candidates that do not fit, such as `12 of 80`.
+    `too_large` is the number of candidates that do not fit, such as `12 of 80`. `stale` is about plans whose replicas
+    do not wait for each other, where they are allowed.
     """
     plan, best = ranked[0]
     lines = [
         f"{plan} takes {format_seconds(best.step_seconds)} per step on {plan.ranks} of {cluster.devices} "
         f"{cluster.device.name}{'s' if cluster.devices > 1 else ''}.",
         _bottleneck(profile, plan, best, cluster),
-        f"It needs {format_bytes(best.memory_bytes)} of {format_bytes(best.memory_limit)} per device.",
+        f"A device needs {best.memory_text}.",
+        _tight(best),
+        _simplest(ranked, objective),
         *describe_tradeoffs(profile, plan, best, cluster),
     ]
+    if stale is not None:
+        lines.append(stale.sentence)
     if plan.ranks > 1:
         lines.append(
             f"{format_seconds(best.hidden_seconds)} of its communication is hidden behind compute, "
@@ -112,8 +184,33 @@ def explain(
     lines += _less_sharding(ranked, objective)
     lines += _alternatives(profile, cluster, ranked, families, objective, break_even)
     if too_large:
-        lines.append(f"{too_large} candidates do not fit.")
+        kept = best.reserve_bytes and not best.in_reserve
+        lines.append(f"{too_large} candidates do not fit{', or only into the reserve' if kept else ''}.")
     return " ".join(filter(None, lines))
+
+
+def _tight(e: Estimate) -> str:
+    """A warning where the plan uses memory that should stay free."""
+    if not e.in_reserve:
+        return ""
+    return (
+        f"No plan leaves {format_bytes(e.reserve_bytes)} of a device free (--reserve); this is the best that fits at "
+        "all, and so close to the limit steps may take longer or run out of memory."
+    )
+
+
+def _simplest(ranked: list[Scored], objective: str) -> str:
+    """Why the plan is proposed although another one is priced a little lower."""
+    plan, best = ranked[0]
+    tied, (other, e) = _ties(ranked, objective)
+    if other == plan:
+        return ""
+    less = 1 - value(other, e, objective) / value(plan, best, objective)
+    what = "device hours" if objective == "cost" else "time"
+    return (
+        f"It is the simplest of {tied} plans whose {what} the prices cannot tell apart ({100 * TIE:.0f}%): {other} is "
+        f"predicted to take {100 * less:.1f}% less."
+    )
 
 
 def _bottleneck(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> str:
@@ -141,8 +238,11 @@ def _idle_devices(ranked: list[Scored], cluster: Cluster, objective: str) -> str
 
 def _clause(e: Estimate, best: Estimate, plan: Plan, objective: str) -> str:
     """The reason with its verb."""
-    is_adjective = e.fits and objective != "memory"
-    return f"{'is ' if is_adjective else ''}{reason(e, best, plan, objective)}"
+    text = reason(e, best, plan, objective)
+    if text.startswith("tie: "):
+        return f"ties: {text.removeprefix('tie: ')}"
+    is_adjective = e.fits and not e.in_reserve and objective != "memory"
+    return f"{'is ' if is_adjective else ''}{text}"
 
 
 def _less_sharding(ranked: list[Scored], objective: str) -> list[str]:
@@ -173,11 +273,14 @@ def _alternatives(
 ) -> list[str]:
     """The best plan of another kind, and what would make another family the fastest."""
     winner, best = ranked[0]
-    rival = next(((p, e) for p, e in ranked[1:] if e.fits and _kind(p) != _kind(winner)), None)
+    tight = best.in_reserve
+    rivals = ((p, e) for p, e in ranked[1:] if e.fits and e.in_reserve == tight and _kind(p) != _kind(winner))
+    rival = next(rivals, None)
     lines = []
     if rival is not None:
         text = reason(rival[1], best, rival[0], objective)
-        links = link_thresholds(profile, cluster, winner, rival[0]) if break_even and objective == "time" else []
+        asked = break_even and objective == "time" and not (is_stale(winner) or is_stale(rival[0]))
+        links = link_thresholds(profile, cluster, winner, rival[0]) if asked else []
         wins = f"; it becomes faster {', or '.join(map(str, links))}" if links else ""
         lines.append(f"The best alternative is {rival[0]}: {text}{wins}.")
     own = set(families_of(winner))
@@ -194,4 +297,4 @@ def _without_plans(wins_if: tuple[str, ...]) -> str:
 
 def _kind(plan: Plan) -> tuple[object, ...]:
     """Keys that make two plans different at first sight."""
-    return plan.dp, plan.tp, plan.pp, plan.cp, plan.tile, plan.zero, plan.offload
+    return plan.dp, plan.tp, plan.pp, plan.cp, plan.tile, plan.zero, plan.offload, plan.sync

@@ -18,7 +18,7 @@ from ..costs.plan_columns import RECOMPUTE, SCHEDULES, Array, PlanColumns
 from ..models.profile import Profile
 from ..plans import Plan
 from .memory_saving import fewest_savings, most_savings
-from .objectives import Scored
+from .objectives import TIE, Scored
 from .space import Layout, SearchSpace
 
 BLOCK = 16_384
@@ -29,6 +29,8 @@ BRIEF = 4
 """Plans that fit, where only the best is asked for."""
 PER_FAMILY, PER_FAMILY_TRIED = 6, 30
 """Meshes of every combination of plan families that fit; rows estimated for them at most."""
+SIMPLEST_TRIED = 24
+"""Rows estimated, simplest first, until BRIEF of those that tie with the best fit."""
 FRONT = 80
 """Rows of the Pareto front of time and memory, at most."""
 SAVINGS = 12
@@ -136,16 +138,30 @@ class Finalists:
     def scored(self, cluster: Cluster, *, save_memory: bool, brief: bool = False) -> Iterator[Scored]:
         """The finalists as they are estimated, best first. `brief` skips what the best is compared with."""
         yield from self._walk(self._order, BRIEF if brief else BEST, BEST_TRIED)
+        yield from self._simplest_ties()
         if not self._any_fits():
             by_size = self._sorted(np.flatnonzero(self._space.columns.schedule != _GPIPE), self._space.bytes)
             yield from self._walk(by_size, BRIEF, BEST_TRIED)
         if not brief:
             yield from self._alternatives()
-        if not brief or save_memory or not self._any_fits():
-            yield from self._savings(cluster, save_memory=save_memory)
+        yield from self._savings(cluster, save_memory=save_memory)
 
     def _any_fits(self) -> bool:
         return any(e.fits for _, e in self._seen.values())
+
+    def _simplest_ties(self) -> Iterator[Scored]:
+        """Rows that tie with the best, simplest first: the order of `objectives.complexity`."""
+        fitting = [i for i, (_, e) in self._seen.items() if e.fits]
+        if not fitting or self._objective is self._space.bytes:
+            return
+        c = self._space.columns
+        best = min(fitting, key=lambda i: self._objective[i])
+        tied = (self._objective <= (1 + TIE) * self._objective[best]) & (c.ranks >= c.ranks[best])
+        rows = self._order[tied[self._order]]
+        axes = sum((column[rows] > 1).astype(np.int64) for column in (c.dp, c.tp, c.pp, c.cp))
+        keys = (c.micro, c.recompute, c.zero)  # the last is the most important
+        simplest = rows[np.lexsort((*(k[rows] for k in keys), axes))]
+        yield from self._walk(simplest, BRIEF, SIMPLEST_TRIED)
 
     def _alternatives(self) -> Iterator[Scored]:
         """What the best is compared with: the best of each family, the Pareto front, and its own neighbours."""

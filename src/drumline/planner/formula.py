@@ -20,6 +20,7 @@ from ..costs.model_split import split_model
 from ..models.profile import Profile
 from ..plans import Plan
 from ..theory.alpha_beta import level
+from .worker_formula import worker_terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,13 @@ def formula(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> list
     sizes = [(k, v) for k, v in e.memory_parts.items() if v]
     total = " + ".join(f"{k} {format_seconds(v)}" for k, v in times)
     operators = _OperatorTerms(profile, plan, e, cluster)
-    fitted = cost_model(profile, cluster, plan.precision).time_terms(plan, e)
-    if fitted is not None:
+    workers = plan.sync != "allreduce"
+    fitted = None if workers else cost_model(profile, cluster, plan.precision).time_terms(plan, e)
+    if workers:
+        passes = [(k, v) for k, v in times if k in ("forward", "backward")]
+        seconds = [FormulaTerm(k, operators.part(k), v, "s") for k, v in passes]
+        seconds += [FormulaTerm(*term, "s") for term in worker_terms(profile, plan, e, cluster)]
+    elif fitted is not None:
         seconds = [FormulaTerm(term.name, term.formula, term.seconds, "s") for term in fitted]
     else:
         seconds = [*(FormulaTerm(k, operators.part(k), v, "s") for k, v in times), *operators.messages()]
@@ -80,6 +86,7 @@ class _OperatorTerms:
             f"hidden {format_seconds(self._e.hidden_seconds)}",
             "optimizer": self._update(),
             "overhead": f"{plan.ranks} ranks agree on the loss and read it before the next step",
+            "waiting": f"for the slowest of {plan.ranks} ranks in every step ({self._cluster.step_times})",
         }
         return text.get(part, "")
 
@@ -87,10 +94,11 @@ class _OperatorTerms:
         plan, n, e = self._plan, self._n, self._e
         stage = f" / {plan.pp} stages, the busiest" if plan.pp > 1 else ""
         flops = self._mine.flops(phase).at(n)
-        rate = plan.micro * flops / plan.pp / e.parts[phase] if e.parts.get(phase) else 0.0
+        seconds = e.parts.get(phase, 0.0) * (plan.dp // plan.slices)  # of whole batches, dp are computed at once
+        rate = plan.micro * flops / plan.pp / seconds if seconds else 0.0
         return (
             f"{plan.micro} x sum over operators of max(flops / rate, bytes / bandwidth, launch) for n = ceil(ceil("
-            f"{self._profile.batch_size} / {plan.micro}) / {plan.dp}) = {n} samples: "
+            f"{self._profile.batch_size} / {plan.micro}) / {plan.slices}) = {n} samples: "
             f"{format_count(flops, 'FLOP')}{stage} at {format_count(rate, 'FLOP/s')}"
         )
 

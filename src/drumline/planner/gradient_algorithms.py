@@ -48,7 +48,7 @@ def other_words(plan: Plan, cluster: Cluster) -> list[str]:
 
 def describe_algorithm(plan: Plan, cluster: Cluster) -> str:
     """One sentence: the algorithm, its price for a bucket and the two cheapest others; empty without a choice."""
-    if not comparable_algorithms(plan, cluster):
+    if plan.sync != "allreduce" or not comparable_algorithms(plan, cluster):
         return ""
     sharded = plan.zero in (1, 2)
     group = RankGroup(plan.shards, inner(plan)) if sharded else RankGroup(*replicas(plan))

@@ -25,6 +25,7 @@ FAMILIES = {
     "pipeline": "layers over ranks (pp)",
     "context": "tokens over ranks (cp)",
     "tiles": "tiles of an image over ranks (tile)",
+    "asynchronous": "replicas that do not wait for each other (sync)",
 }
 """Every family, and how its plans use ranks."""
 
@@ -56,6 +57,8 @@ class PlanFamily:
 
 def families_of(plan: Plan) -> tuple[str, ...]:
     """Families that a plan belongs to: one, or several where it combines them."""
+    if plan.sync != "allreduce":
+        return ("asynchronous",)
     belongs = {
         "one device": plan.ranks == 1 and plan.offload == "none" and plan.chunk == 1,
         "data": plan.dp > 1 and plan.zero == 0 and not plan.splits_model and plan.offload == "none",
@@ -85,14 +88,16 @@ def compare(name: str, plan: Plan, e: Estimate, best: Estimate, reason: str, win
     return PlanFamily(name, str(plan), e.step_seconds, e.memory_bytes, e.fits, slower, e.lacks[1], reason, wins_if)
 
 
-def absent(name: str, profile: Profile, cluster: Cluster) -> PlanFamily:
+def absent(name: str, profile: Profile, cluster: Cluster, *, allow_stale: bool = False) -> PlanFamily:
     """A family without candidates, and why."""
-    return PlanFamily(name, "", 0.0, 0.0, False, 0.0, 0.0, why_absent(name, profile, cluster))
+    return PlanFamily(name, "", 0.0, 0.0, False, 0.0, 0.0, why_absent(name, profile, cluster, allow_stale=allow_stale))
 
 
-def why_absent(name: str, profile: Profile, cluster: Cluster) -> str:
+def why_absent(name: str, profile: Profile, cluster: Cluster, *, allow_stale: bool = False) -> str:
     """Why a family has no candidates."""
     device = cluster.device
+    if name == "asynchronous" and not allow_stale:
+        return "approximate: only with --allow-stale"
     if name == "offload":
         if device.kind != "cuda":
             return "a CPU already keeps everything in host memory"
@@ -107,6 +112,8 @@ def why_absent(name: str, profile: Profile, cluster: Cluster) -> str:
         return "there is only one device"
     if name in ("data", "sharded"):
         return f"batch size {profile.batch_size}: no sample for a second replica"
+    if name == "asynchronous":
+        return "no such plan fits"
     if name == "context":
         tokens = tokens_of(profile)
         short = f"{tokens} tokens per sample < 2 x {MIN_TOKENS}"

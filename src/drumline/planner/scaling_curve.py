@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..clusters import Cluster
 from ..core.errors import ClusterError, DoesNotFit
 from ..models.profile import Profile
+from .reserve import Reserve
 from .search import search
 from .space import powers
 
@@ -41,6 +42,7 @@ def scaling_curve(
     devices: list[int] | None = None,
     precision: str | None = None,
     grow: bool = False,
+    reserve: Reserve = None,
 ) -> list[ScalingPoint]:
     """The curve at a fixed batch size (strong scaling), or with a batch that grows with the devices (`grow`, weak)."""
     points: list[ScalingPoint] = []
@@ -51,7 +53,7 @@ def scaling_curve(
         sized = replace(profile, batch_size=batch)
         try:
             machines = fleet.with_devices(n)
-            answer, _ = search(sized, machines, precision=precision, fleet=fleet, brief=True)
+            answer, _ = search(sized, machines, precision=precision, fleet=fleet, brief=True, reserve=reserve)
         except DoesNotFit as e:
             points.append(ScalingPoint(n, "", batch, 0.0, 0.0, 0.0, e.rule))
             continue

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..clusters import Cluster
 from ..core.errors import DoesNotFit, PlanError
@@ -16,10 +17,12 @@ from ..plans import Plan
 from . import suggestions
 from .answer import Answer, Candidate
 from .dry_runs import DryRun, drop_failed
-from .explain import compare_families, explain, reason
+from .explain import compare_families, explain, is_tied, reason, winner_reason
 from .gradient_algorithms import choose_algorithms
-from .objectives import Scored, best_first
+from .objectives import Scored, best_first, simplest_first, value
+from .reserve import Reserve, reserve_bytes, with_reserve, without_reserve
 from .space import candidates
+from .stale_plans import StaleVerdict, decide, stale_plans
 
 Score = Callable[[Profile, Plan, Cluster], Estimate]
 
@@ -40,55 +43,116 @@ def search(
     break_even: bool = False,
     brief: bool = False,
     dry_run: DryRun | None = None,
+    allow_stale: bool = False,
+    reserve: Reserve = None,
 ) -> tuple[Answer, dict[str, Estimate]]:
     """Score every plan for the cluster; return the answer, and the estimates by plan notation.
 
     `fleet` is the cluster that `cluster` was taken from: when nothing fits, more of its devices may help. Ctrl-C ends
     the search early; the answer then has the candidates scored so far and says so. `break_even` adds what would have to
     change for other families of plans to become the fastest. `brief` leaves out all but the best. Of the best plans,
-    those whose `dry_run` fails are not proposed.
+    those whose `dry_run` fails are not proposed. `allow_stale` also prices plans whose replicas do not wait for each
+    other, and says what became of them. Of each device the `reserve` stays free; plans that need it are proposed only
+    if no other fits.
     """
     start = time.perf_counter()
-    order = best_first(objective)
+    best_first(objective)  # refuses unknown objectives
     profile = _with_shared_operators(profile)
     base = Plan(precision=precision or default_precision(cluster))
+    kept = reserve_bytes(reserve, cluster)
+    rank = partial(_rank, profile, base, score, objective, brief=brief, dry_run=dry_run, allow_stale=allow_stale)
+    limited = without_reserve(cluster, kept)
+    ranking = rank(limited, kept, hidden=True)
+    if ranking is None and kept:
+        limited = cluster
+        ranking = rank(cluster, kept, hidden=False)
+    if ranking is None:
+        raise _nothing_fits(profile, cluster, base, fleet or cluster, brief)
+    ranked, scoring = ranking.plans, ranking.scoring
+    best = ranked[0][1]
+    rows = tuple(
+        Candidate(
+            plan,
+            e.step_seconds,
+            e.memory_bytes,
+            e.fits,
+            winner_reason(ranked, objective) if e is best else reason(e, best, plan, objective),
+            tie=e is not best and is_tied(e, best, plan, objective),
+            in_reserve=e.in_reserve,
+        )
+        for plan, e in ranked
+    )
+    compared = partial(compare_families, break_even=break_even, allow_stale=allow_stale)
+    families = () if brief else compared(profile, limited, ranked, objective)
+    count = scoring.count or len(ranked)
+    too_many = scoring.too_large if scoring.count else sum(not e.fits or e.in_reserve for _, e in ranked)
+    too_large = f"{too_many:,} of {count:,}" if too_many and not best.in_reserve else ""
+    explained = partial(explain, break_even=break_even, too_large=too_large, stale=ranking.stale)
+    text = explained(profile, limited, ranked, families, objective)
+    seconds = time.perf_counter() - start
+    answer = Answer(
+        rows, seconds, text, objective, families, ranking.interrupted, count, scoring.source, ranking.stale, kept
+    )
+    return answer, {e.plan: e for _, e in ranked}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranking:
+    """Scored plans, best first: those that fit, those that fit only into the reserve, those that do not fit."""
+
+    plans: list[Scored]
+    scoring: _Scoring
+    stale: StaleVerdict | None
+    interrupted: bool
+
+
+def _rank(
+    profile: Profile,
+    base: Plan,
+    score: Score | None,
+    objective: str,
+    cluster: Cluster,
+    kept: float,
+    *,
+    hidden: bool,
+    brief: bool,
+    dry_run: DryRun | None,
+    allow_stale: bool,
+) -> _Ranking | None:
+    """Score every plan for the cluster; None if none fits. `hidden`: its memory is without the `kept` bytes."""
+    order = best_first(objective)
     model = cost_model(profile, cluster, base.precision)
     scoring = _score_candidates(profile, cluster, base, model, score, objective, brief=brief)
-    scored, interrupted = _collect(scoring.plans)
+    approximate = stale_plans(profile, cluster, base, model) if allow_stale else ()
+    scored, interrupted = _collect(itertools.chain(scoring.plans, approximate))
     interrupted = interrupted or scoring.interrupted
     if scoring.count and not interrupted and not any(e.fits for _, e in scored):
         # the approximate memory may have missed the plan that comes closest
         scored.append(suggestions.closest_plan(profile, cluster, base))
-    fitting = drop_failed(sorted((s for s in scored if s[1].fits), key=order), dry_run)
-    if score is None:
-        fitting = sorted(choose_algorithms(fitting, model, cluster), key=order)
-    others = sorted((s for s in scored if not s[1].fits), key=lambda s: s[1].memory_bytes)
+    shown = [(plan, with_reserve(e, kept, hidden=hidden)) for plan, e in scored]
+    tight = sorted((s for s in shown if s[1].in_reserve), key=order)
+    fitting = sorted((s for s in shown if s[1].fits and not s[1].in_reserve), key=order)
+    if not fitting and not hidden:
+        fitting, tight = tight, []
+    if not fitting and interrupted:
+        raise KeyboardInterrupt
     if not fitting:
-        if interrupted:
-            raise KeyboardInterrupt
-        if not scored:
-            raise PlanError("there is no candidate", rule=f"batch {profile.batch_size}, {cluster.devices} devices")
-        raise _nothing_fits(profile, cluster, base, fleet or cluster, brief)
-    ranked = fitting + others
-    best = ranked[0][1]
-    rows = tuple(
-        Candidate(plan, e.step_seconds, e.memory_bytes, e.fits, reason(e, best, plan, objective)) for plan, e in ranked
-    )
-    families = () if brief else compare_families(profile, cluster, ranked, objective, break_even=break_even)
-    count = scoring.count or len(ranked)
-    too_large = scoring.too_large if scoring.count else len(others)
-    text = explain(
-        profile,
-        cluster,
-        ranked,
-        families,
-        objective,
-        break_even=break_even,
-        too_large=f"{too_large:,} of {count:,}" if too_large else "",
-    )
-    seconds = time.perf_counter() - start
-    answer = Answer(rows, seconds, text, objective, families, interrupted, count, scoring.source)
-    return answer, {e.plan: e for _, e in ranked}
+        return None
+    fitting = drop_failed(fitting, dry_run)
+    if score is None:
+        chosen = choose_algorithms(_simplest(fitting, objective), model, cluster)
+        fitting = sorted(((plan, with_reserve(e, kept, hidden=hidden)) for plan, e in chosen), key=order)
+    fitting = _simplest(fitting, objective)
+    stale = None
+    if allow_stale:
+        fitting, stale = decide(profile, cluster, fitting)
+    others = sorted((s for s in shown if not s[1].fits), key=lambda s: s[1].memory_bytes)
+    return _Ranking(fitting + tight + others, scoring, stale, interrupted)
+
+
+def _simplest(fitting: list[Scored], objective: str) -> list[Scored]:
+    """Plans, best first, with the simplest of those that tie before them."""
+    return [fitting[i] for i in simplest_first([(p, value(p, e, objective)) for p, e in fitting], objective)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +211,11 @@ def _collect(plans: Iterable[Scored]) -> tuple[list[Scored], bool]:
     return scored, False
 
 
-def _nothing_fits(profile: Profile, cluster: Cluster, base: Plan, fleet: Cluster, brief: bool) -> DoesNotFit:
+def _nothing_fits(
+    profile: Profile, cluster: Cluster, base: Plan, fleet: Cluster, brief: bool
+) -> DoesNotFit | PlanError:
+    if next(candidates(profile, cluster, base), None) is None:
+        return PlanError("there is no candidate", rule=f"batch {profile.batch_size}, {cluster.devices} devices")
     plan, closest = suggestions.closest_plan(profile, cluster, base)
     return DoesNotFit(
         f"no plan for {profile.name} fits {cluster.devices} x {cluster.device.name}",

@@ -34,6 +34,11 @@ MAX_ACTIONS = 8192
 """Coarse: micro-batches times ranks of a pipeline at most; its schedule is played action by action."""
 FEW_ROUNDS = 4
 """Coarse: up to this many micro-batches per rank, schedules with smaller bubbles are candidates too."""
+CAPTURED_OPTIMIZERS = ("Adam", "AdamW", "SGD")
+"""Optimizers whose update can be captured."""
+LEAST_GRAPH_GAIN = 0.95
+"""`graph=true` is a candidate if it takes at most this share of the step's time: a captured step has fixed shapes, and
+costs a capture."""
 
 
 class Layout(NamedTuple):
@@ -213,11 +218,23 @@ def candidates(
     for layout in space.replicated():
         plan = layout.plan(base)
         yield plan
+        yield from captured(plan, profile, cluster, model)
         if save_memory:
             yield from most_savings(plan, cluster)
         elif not model.fits(plan):
             yield from fewest_savings(plan, cluster, model.fits)
     yield from split_candidates(space, base, model.fits, save_memory=save_memory)
+
+
+def captured(plan: Plan, profile: Profile, cluster: Cluster, model: CostModel) -> Iterator[Plan]:
+    """The plan with `graph=true`, where its step can be captured and its GPU waits for the host without it."""
+    graph = replace(plan, graph=True)
+    if cluster.device.kind != "cuda" or plan.graph or refusal(graph) or profile.optimizer not in CAPTURED_OPTIMIZERS:
+        return
+    if profile.batch_size % plan.micro == 0 and model.fits(plan):
+        plain, replayed = model.seconds([plan, graph])
+        if replayed < LEAST_GRAPH_GAIN * plain:
+            yield graph
 
 
 def split_candidates(

@@ -64,7 +64,7 @@ def suggest(profile: Profile, cluster: Cluster, closest: tuple[Plan, Estimate], 
 def last_resorts(profile: Profile, cluster: Cluster, e: Estimate) -> str:
     """Options where neither more devices nor smaller batches help."""
     if e.lacks[0] == "host":
-        larger = f"hosts with {format_bytes(e.host_bytes)} per rank (device.host.memory)"
+        larger = f"hosts with {format_bytes(e.host_bytes)} {e.host_owner} (device.host.memory)"
     else:
         needed = e.memory_bytes + cluster.device.context
         larger = f"devices with {format_bytes(needed)} (--memory {needed / 2**30:.1f}GiB)"

@@ -97,6 +97,8 @@ def _offload(plan: Plan, e: Estimate) -> list[str]:
     """States in host memory."""
     if not e.host_bytes:
         return []
+    if plan.has_coordinator:
+        return [f"Its servers need {format_bytes(e.host_bytes)} of {format_bytes(e.host_limit)} on a host."]
     what = "all model states" if plan.offload == "all" else "optimizer state"
     return [f"Host memory holds {what}: {format_bytes(e.host_bytes)} of {format_bytes(e.host_limit)} per rank."]
 

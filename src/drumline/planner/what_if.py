@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..clusters import Cluster
 from ..core.errors import DoesNotFit, InputError
@@ -11,6 +12,7 @@ from ..core.units import parse_bytes
 from ..costs.what_if import with_changes as changed
 from ..models.profile import Profile
 from ..plans import Plan
+from .reserve import Reserve
 from .search import price, search
 
 SHORT_KEYS = {
@@ -86,11 +88,12 @@ def compare(
     *,
     precision: str | None = None,
     objective: str = "time",
+    reserve: Reserve = None,
 ) -> WhatIfComparison:
     """Search before and after the changes."""
     other, machines = with_changes(profile, cluster, fleet, changes)
-    before = _answer(profile, cluster, precision, objective)
-    after = _answer(other, machines, precision, objective)
+    before = _answer(profile, cluster, precision, objective, reserve)
+    after = _answer(other, machines, precision, objective, reserve)
     return WhatIfComparison(tuple(changes), before, after, _old_plan_seconds(before.plan, other, machines))
 
 
@@ -103,9 +106,12 @@ def _old_plan_seconds(notation: str, profile: Profile, cluster: Cluster) -> floa
     return e.step_seconds if e.fits else 0.0
 
 
-def _answer(profile: Profile, cluster: Cluster, precision: str | None, objective: str) -> WhatIfAnswer:
+def _answer(
+    profile: Profile, cluster: Cluster, precision: str | None, objective: str, reserve: Reserve
+) -> WhatIfAnswer:
+    ask = partial(search, precision=precision, objective=objective, brief=True, reserve=reserve)
     try:
-        answer, estimates = search(profile, cluster, precision=precision, objective=objective, brief=True)
+        answer, estimates = ask(profile, cluster)
     except DoesNotFit as e:
         return WhatIfAnswer("", 0.0, 0.0, 0.0, {}, cluster.devices, profile.batch_size, f"{e.what}: {e.rule}")
     best = estimates[str(answer.best.plan)]

@@ -5,10 +5,10 @@ generated from this table, the planner offers only what is in it, and the engine
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from ..core.errors import PlanError
-from ..schedules import NATIVE
+from ..schedules import ASYNCHRONOUS, NATIVE, PIPEDREAM
 from .plan import KEYS, Plan
 
 TESTED_VALUES: dict[str, tuple[object, ...]] = {name: key.tested for name, key in KEYS.items() if key.tested}
@@ -28,11 +28,123 @@ class Conflict:
 
     choices: str
     applies: Callable[[Plan], bool]
-    reason: str
-    fix: str
+    reason: str | Callable[[Plan], str]
+    fix: str | Callable[[Plan], str]
+    """What to change, or the nearest plan that runs."""
+
+    def reason_for(self, plan: Plan) -> str:
+        """Why a plan does not run."""
+        return self.reason if isinstance(self.reason, str) else self.reason(plan)
+
+    def fix_for(self, plan: Plan) -> str:
+        """What to change in a plan."""
+        return self.fix if isinstance(self.fix, str) else f"the nearest plan that runs: {self.fix(plan)}"
+
+
+WORKER_KEYS = ("dp", "micro", "recompute", "precision", "compile", "backend")
+"""Keys that may be set where replicas do not meet in every step."""
+_SYNC_KEYS = ("sync", "servers", "backup", "damping", "outer", "sync_first", "across")
+
+
+def _needs_meeting(plan: Plan) -> dict[str, object]:
+    """The keys of a plan that need replicas to meet in every step."""
+    return {k: v for k, v in plan.table().items() if k not in (*WORKER_KEYS, *_SYNC_KEYS)}
+
+
+def _why_meeting(plan: Plan) -> str:
+    keys = ", ".join(f"{key}={value}" for key, value in _needs_meeting(plan).items())
+    return (
+        f"{keys} needs replicas that meet in every step, and those of sync={plan.sync} do not; "
+        f"besides sync, only {', '.join(WORKER_KEYS)} apply"
+    )
+
+
+def _without_meeting(plan: Plan) -> str:
+    """The nearest plan whose replicas need not meet."""
+    kept = {k: v for k, v in plan.table().items() if k not in _needs_meeting(plan)}
+    return str(Plan.from_table(kept, where=f"plan {plan}"))
+
+
+def _uncaptured(plan: Plan) -> str:
+    """The keys of a plan whose steps cannot be captured as CUDA graphs."""
+    kept = ("zero", "micro", "precision", "compile", "graph", "bucket", "allreduce", "compress", "static")
+    keys = {k: v for k, v in plan.table().items() if k not in kept and (k, v) != ("dp", 1)}
+    return ", ".join(f"{k}={v}" for k, v in (keys | ({"zero": 3} if plan.zero == 3 else {})).items())
 
 
 CONFLICTS = (
+    Conflict(
+        "graph with keys that are not captured",
+        lambda p: p.graph and bool(_uncaptured(p)),
+        lambda p: f"{_uncaptured(p)}: a CUDA graph repeats the kernels of one GPU, without messages and host memory",
+        lambda p: str(replace(p, graph=False)),
+    ),
+    Conflict(
+        "servers with a sync that has none",
+        lambda p: p.servers > 1 and p.sync_mode not in ("server", "async", "stale"),
+        "parameter servers belong to sync=server, async and stale:k",
+        "servers=1, or one of these",
+    ),
+    Conflict(
+        "more servers than workers",
+        lambda p: p.servers > p.dp,
+        "each server holds a share of the parameters for the workers: at most one server per worker, servers <= dp",
+        lambda p: str(replace(p, servers=p.dp)),
+    ),
+    Conflict(
+        "backup without sync=server",
+        lambda p: p.backup > 0 and p.sync != "server",
+        "only sync=server waits for all gradients of a step and can stop waiting for the slowest",
+        lambda p: str(replace(p, sync="server", damping="none")),
+    ),
+    Conflict(
+        "backup for all workers",
+        lambda p: p.backup >= p.dp,
+        "a step needs at least one gradient: backup < dp",
+        lambda p: str(replace(p, backup=p.dp - 1)),
+    ),
+    Conflict(
+        "damping without stale gradients",
+        lambda p: p.damping != "none" and p.sync_mode not in ("async", "stale"),
+        "only sync=async and stale:k apply gradients of older weights",
+        lambda p: str(replace(p, damping="none")),
+    ),
+    Conflict(
+        "outer, sync_first or across without sync=local:k",
+        lambda p: (p.outer != "none" or p.sync_first > 0 or p.across > 0) and p.sync_mode != "local",
+        "they configure local steps",
+        lambda p: str(replace(p, outer="none", sync_first=0, across=0)),
+    ),
+    Conflict(
+        "an outer optimizer that stands still or grows without limit",
+        lambda p: p.outer_rates is not None and not (p.outer_rates[0] > 0 and p.outer_rates[1] < 1),
+        "outer=nesterov:RATE:MOMENTUM has a rate above 0 and a momentum below 1",
+        lambda p: str(replace(p, outer="nesterov")),
+    ),
+    Conflict(
+        "across that is no multiple of k",
+        lambda p: p.across > 0 and p.sync_mode == "local" and p.across % p.sync_steps > 0,
+        "hosts average among themselves when their ranks do: across is a multiple of k in sync=local:k",
+        lambda p: str(replace(p, across=-(-p.across // p.sync_steps) * p.sync_steps)),
+    ),
+    Conflict(
+        "keys that need replicas to meet, and sync without allreduce",
+        lambda p: p.sync_mode != "allreduce" and bool(_needs_meeting(p)),
+        _why_meeting,
+        _without_meeting,
+    ),
+    Conflict(
+        "sync without allreduce, and backend=threads",
+        lambda p: p.sync_mode != "allreduce" and p.backend == "threads",
+        "replicas that are threads always compute one step together",
+        lambda p: str(replace(p, backend="auto")),
+    ),
+    Conflict(
+        "sync without allreduce, and precision=fp16",
+        lambda p: p.sync_mode != "allreduce" and p.precision == "fp16",
+        "the loss scale is one number for all replicas, and these do not agree on it",
+        lambda p: str(replace(p, precision="bf16")),
+    ),
     Conflict(
         "shard without zero",
         lambda p: p.shard > 0 and not p.zero,
@@ -132,9 +244,39 @@ CONFLICTS = (
     ),
     Conflict(
         "virtual, split or schedule without pp",
-        lambda p: p.pp == 1 and (p.virtual > 1 or bool(p.split) or p.schedule != "1f1b"),
+        lambda p: p.pp == 1 and (p.virtual > 1 or bool(p.split) or p.schedule not in ("1f1b", *ASYNCHRONOUS)),
         "they configure a pipeline",
         "pp=2 or more",
+    ),
+    Conflict(
+        "pipedream with micro-batches",
+        lambda p: p.schedule == PIPEDREAM and p.micro > 1,
+        "whole batches follow each other through its stages, and each is applied by itself",
+        lambda p: str(replace(p, micro=1)),
+    ),
+    Conflict(
+        "pipedream-2bw with fewer micro-batches than stages",
+        lambda p: p.schedule in ASYNCHRONOUS and p.schedule != PIPEDREAM and p.micro < p.pp,
+        "a batch begins on weights that the last but one has updated on every stage: micro >= pp",
+        lambda p: str(replace(p, micro=p.pp)),
+    ),
+    Conflict(
+        "pipedream with zero",
+        lambda p: p.schedule in ASYNCHRONOUS and p.zero > 0,
+        "a stage stores whole older weights for the batches in flight, which sharding would not make smaller",
+        lambda p: str(replace(p, zero=0, shard=0)),
+    ),
+    Conflict(
+        "pipedream with virtual, tp, cp, tile or ep",
+        lambda p: p.schedule in ASYNCHRONOUS and p.virtual * p.tp * p.cp * p.tile[0] * p.tile[1] * p.ep > 1,
+        "only pp and dp are tested with a pipeline that does not drain",
+        lambda p: str(replace(p, virtual=1, tp=1, cp=1, tile=(1, 1), halo=True, ep=1, split=())),
+    ),
+    Conflict(
+        "pipedream with precision=fp16",
+        lambda p: p.schedule in ASYNCHRONOUS and p.precision == "fp16",
+        "a batch whose gradients overflow is repeated with a smaller loss scale, but later batches are in flight",
+        lambda p: str(replace(p, precision="bf16")),
     ),
     Conflict(
         "halo=false without tile",
@@ -239,7 +381,10 @@ def check(plan: Plan) -> None:
     first = conflict(plan)
     if first:
         raise PlanError(
-            f"the engine does not run {first.choices}", where=f"plan {plan}", rule=first.reason, fix=first.fix
+            f"the engine does not run {first.choices}",
+            where=f"plan {plan}",
+            rule=first.reason_for(plan),
+            fix=first.fix_for(plan),
         )
     reason = refusal(plan)
     if reason:

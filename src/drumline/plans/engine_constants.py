@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..schedules import SEGMENTED_ALL_REDUCES
+
 FIRST_BUCKET_BYTES = 2**20
 """Bytes of the gradient bucket that is filled first: small, so that reduction begins early in the backward."""
 
@@ -35,6 +37,6 @@ enough that the network and the memory of a host overlap well."""
 
 def tree_segments(algorithm: str, size: int) -> int:
     """Segments in which the engine runs an all-reduce of `size` bytes."""
-    if algorithm not in ("double_tree", "naive"):
+    if algorithm not in SEGMENTED_ALL_REDUCES:
         return 1
     return min(MOST_TREE_SEGMENTS, max(1, round(size / TREE_SEGMENT_BYTES)))

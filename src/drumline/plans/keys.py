@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from ..core.units import parse_bytes
@@ -35,6 +36,10 @@ class KeyType(ABC):
     def write(self, value: Any) -> Any:
         """The TOML form of a value."""
         return value
+
+    def nearest(self, value: Any) -> str:
+        """A valid value that is close to an invalid one, in the notation; empty if there is none."""
+        return ""
 
 
 class CountKey(KeyType):
@@ -139,6 +144,11 @@ class PatternKey(KeyType):
 
     def check(self, value: Any) -> bool:
         return self._pattern.fullmatch(value) is not None
+
+    def nearest(self, value: Any) -> str:
+        word = str(value).partition(":")[0]
+        near = get_close_matches(word, [form.partition(":")[0] for form in self.values.split()], n=1)
+        return next((form for start in near for form in (start, f"{start}:0", f"{start}:1") if self.check(form)), "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,20 @@ from typing import Any
 from ..core import files
 from ..core.errors import PlanError, nearest
 from ..core.mesh import Mesh
-from ..schedules import ALL_REDUCE_WORDS, OLD_WORDS
+from ..schedules import ALL_REDUCE_WORDS, ASYNCHRONOUS, OLD_WORDS
 from .keys import MEASURED, BytesKey, ChoiceKey, CountKey, FlagKey, LayersKey, PatternKey, TileKey, keys_of, plan_key
 
 _COUNT, _FLAG = CountKey(), FlagKey()
+
+COORDINATED = ("server", "async", "stale", "hogwild")
+"""Values of `sync` whose replicas do not meet: a coordinator hands out work, and parameters live outside of them."""
+INDEPENDENT = ("local", "gossip")
+"""Values of `sync` whose replicas take optimizer steps by themselves and average weights."""
+OUTER_RATES = (0.7, 0.9)
+"""Rate and momentum of `outer=nesterov`, as in DiLoCo."""
+
+WHOLE_BATCHES = ("async", "hogwild")
+"""Values of `sync` whose replicas compute whole batches, not slices of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +71,9 @@ class Plan:
     )
     schedule: str = plan_key(
         "1f1b",
-        ChoiceKey("naive", "gpipe", "1f1b", "interleaved", "zero-bubble"),
-        "pipeline order",
-        tested=("naive", "gpipe", "1f1b", "interleaved", "zero-bubble"),
+        ChoiceKey("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", *ASYNCHRONOUS),
+        "pipeline order; the last two never drain between steps, and compute on older weights",
+        tested=("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", *ASYNCHRONOUS),
         elsewhere="it has one pipeline order, 1f1b",
     )
     micro: int = plan_key(1, _COUNT, "micro-batches per step", tested=None)
@@ -104,10 +114,54 @@ class Plan:
     sync: str = plan_key(
         "allreduce",
         PatternKey(
-            r"allreduce|server|async|(stale|local):[1-9]\d{0,6}", "allreduce", "server", "async", "stale:k", "local:k"
+            r"allreduce|server|async|hogwild|stale:(0|[1-9]\d{0,6})|local:[1-9]\d{0,6}|gossip(:random)?",
+            *("allreduce", "server", "async", "stale:k", "hogwild", "local:k", "gossip", "gossip:random"),
         ),
-        "how replicas synchronise",
+        "how replicas agree on the weights",
+        tested=None,
         elsewhere="its replicas synchronise in every step",
+    )
+    servers: int = plan_key(
+        1,
+        _COUNT,
+        "parameter servers of `sync=server`, `async` and `stale:k`: processes in addition to the replicas",
+        tested=None,
+        elsewhere="it has no parameter servers",
+    )
+    backup: int = plan_key(
+        0,
+        CountKey(least=0),
+        "gradients of a step that `sync=server` does not wait for: the slowest are dropped",
+        tested=None,
+        elsewhere="it waits for every gradient",
+    )
+    damping: str = plan_key(
+        "none",
+        ChoiceKey("none", "inverse"),
+        "weight of stale gradients; `inverse`: 1 / (1 + staleness)",
+        tested=("none", "inverse"),
+        elsewhere="it has no stale gradients",
+    )
+    outer: str = plan_key(
+        "none",
+        PatternKey(r"none|nesterov(:\d*\.?\d+:\d*\.?\d+)?", "none", "nesterov", "nesterov:RATE:MOMENTUM"),
+        "optimizer on the average of `sync=local:k` (DiLoCo); `nesterov` alone is nesterov:0.7:0.9",
+        tested=None,
+        elsewhere="it has no outer optimizer",
+    )
+    sync_first: int = plan_key(
+        0,
+        CountKey(least=0),
+        "steps of `sync=local:k` at the start that average after every step (post-local SGD)",
+        tested=None,
+        elsewhere="it has no local steps",
+    )
+    across: int = plan_key(
+        0,
+        CountKey(least=0),
+        "steps between averages over all hosts, while `sync=local:k` averages inside each host; 0: all at once",
+        tested=None,
+        elsewhere="it has no local steps",
     )
     allreduce: str = plan_key(
         "auto",
@@ -138,6 +192,9 @@ class Plan:
         elsewhere="it has no bucket size under this strategy",
     )
     compile: bool = plan_key(False, _FLAG, "fuse the graph", tested=(False, True), elsewhere="it has no key for it")
+    graph: bool = plan_key(
+        False, _FLAG, "replay steps as CUDA graphs", tested=(False, True), elsewhere="it has no graphs"
+    )
     static: bool = plan_key(
         False,
         _FLAG,
@@ -152,7 +209,9 @@ class Plan:
             if value is not default and not key.type.check(value):
                 choices = map(str, getattr(key.type, "choices", ()))
                 word = _word(key.type.write(value))
-                raise PlanError(f"{name}={word}", rule=f"{name} is {key.type.rule}", fix=nearest(word, choices))
+                close = key.type.nearest(value)
+                fix = f"the nearest that works: {name}={close}" if close else nearest(word, choices)
+                raise PlanError(f"{name}={word}", rule=f"{name} is {key.type.rule}", fix=fix)
         if self.shard and self.dp % self.shard:
             raise PlanError(
                 f"shard={self.shard} with dp={self.dp}", rule=f"shard divides dp: {self.dp} % {self.shard} != 0"
@@ -174,13 +233,59 @@ class Plan:
 
     @property
     def processes(self) -> int:
-        """Number of processes: one per rank, or one in all if replicas are threads."""
-        return 1 if self.backend == "threads" else self.ranks
+        """Number of processes: one per rank and per parameter server, or one in all if replicas are threads."""
+        return 1 if self.backend == "threads" else self.ranks + self.server_processes
+
+    @property
+    def sync_mode(self) -> str:
+        """The word of `sync`, without its number: `stale` of `stale:4`."""
+        return self.sync.partition(":")[0]
+
+    @property
+    def sync_steps(self) -> int:
+        """The number of `sync`: 4 of `stale:4` and of `local:4`; 0 where there is none."""
+        number = self.sync.partition(":")[2]
+        return int(number) if number.isdigit() else 0
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether a process in addition to the replicas decides who computes what: see docs/asynchronous.md."""
+        return self.sync_mode in COORDINATED
+
+    @property
+    def slices(self) -> int:
+        """Parts of a batch that replicas compute at the same time: one each, or 1 where each computes whole batches."""
+        return 1 if self.sync in WHOLE_BATCHES else self.dp
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether each replica takes optimizer steps by itself, and replicas average weights, not gradients."""
+        return self.sync_mode in INDEPENDENT
+
+    @property
+    def outer_rates(self) -> tuple[float, float] | None:
+        """Rate and momentum of the outer optimizer; None without one."""
+        _, *numbers = self.outer.split(":")
+        if self.outer == "none":
+            return None
+        return (float(numbers[0]), float(numbers[1])) if numbers else OUTER_RATES
+
+    @property
+    def server_processes(self) -> int:
+        """Processes in addition to one per replica: parameter servers, or the coordinator of `sync=hogwild`."""
+        if not self.has_coordinator:
+            return 0
+        return 1 if self.sync_mode == "hogwild" else self.servers
 
     @property
     def splits_model(self) -> bool:
         """Whether ranks work on different parts of the model or of a sample."""
         return self.pp * self.tp * self.cp * self.tile[0] * self.tile[1] > 1
+
+    @property
+    def keeps_batches_in_flight(self) -> bool:
+        """Whether the pipeline does not drain between batches, which then compute on older weights."""
+        return self.pp > 1 and self.schedule in ASYNCHRONOUS
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -217,8 +322,10 @@ class Plan:
     def exact(self) -> bool:
         """Whether the result equals that of one device, up to rounding."""
         return (
-            self.sync in ("allreduce", "server")
+            (self.sync in ("allreduce", "server", "stale:0") or (self.dp == 1 and self.outer == "none"))
+            and self.backup == 0
             and self.compress == "none"
+            and not self.keeps_batches_in_flight
             and self.precision not in ("bf16-pure", "fp8")
             and self.halo
         )

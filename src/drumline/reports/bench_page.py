@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ..core.units import format_bytes, format_rate, format_seconds
 from .bench_results import BenchResult, groups
-from .markup import Html, tag
-from .page_style import STYLE, html_document
+from .markup import Content, Html, join, table, tag
+from .page_style import STYLE, data_table, html_document
 
 _COLOURS = 10
 _HEIGHT, _FOOT = 260, 26
@@ -99,7 +99,32 @@ def _chart(sizes: dict[int, list[BenchResult]], collective: str) -> Html:
     keys = (tag("li", tag("span", class_=f"key {_kind(label, labels)}"), label) for label in labels)
     caption = "Solid: measured, median of the slowest rank. Dashed: predicted from the links."
     pair = tag("div", left, tag("div", plot), class_="pair")
-    return tag("figure", pair, tag("ul", *keys, class_="legend"), tag("figcaption", caption))
+    figure = tag("figure", pair, tag("ul", *keys, class_="legend"), tag("figcaption", caption))
+    return join(figure, data_table(_table(sizes, collective)))
+
+
+def _table(sizes: dict[int, list[BenchResult]], collective: str) -> Html:
+    rows: list[list[Content]] = [
+        [
+            format_bytes(r.bytes),
+            f"auto ({r.chosen})" if r.chosen else r.label,
+            r.ranks,
+            format_seconds(r.seconds),
+            format_seconds(r.predicted_seconds) if r.predicted_seconds is not None else "-",
+            format_rate(r.bus),
+        ]
+        for results in sizes.values()
+        for r in results
+    ]
+    heads = (
+        ("bytes", "num"),
+        ("algorithm", "tight"),
+        ("ranks", "num"),
+        ("measured", "num"),
+        ("predicted", "num"),
+        ("bus", "num"),
+    )
+    return table(heads, rows, caption=f"{collective}: measured and predicted")
 
 
 def _grid(scale: _Scale) -> list[Html]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 
 from rich.console import Console
 from rich.table import Table
@@ -33,6 +34,12 @@ def _columns() -> int:
     text = os.environ.get("COLUMNS", "")
     columns = int(text) if text.isascii() and text.isdigit() else 0
     return min(columns, WIDEST) if columns > 0 else 120
+
+
+def wrap(text: str, width: int, *, indent: int = 0) -> list[str]:
+    """Lines of at most that width, broken at spaces, the later ones indented; a longer word stays whole."""
+    later = " " * indent
+    return textwrap.wrap(text, max(1, width), subsequent_indent=later, break_long_words=False, break_on_hyphens=False)
 
 
 def borderless_table(*, gap: int = 1) -> Table:

@@ -46,8 +46,8 @@ def tag(name: str, /, *inside: Content, **attributes: object) -> Html:
     return Html(f"<{head}>{content}</{name}>")
 
 
-_SVG = frozenset({"rect", "line", "path", "circle", "polyline"})
-_BARE = _SVG | {"meta", "link", "br", "col"}
+_SVG = frozenset({"rect", "line", "path", "circle", "polyline", "use"})
+_BARE = _SVG | {"meta", "link", "br", "col", "input"}
 
 
 def _each(parts: Iterable[Content]) -> Iterable[str]:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import shlex
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 from ..core import files
+from ..core.timeline import Timeline
 from ..core.units import format_bytes, format_count, format_seconds
+from .collective_section import collective_section
+from .fault_section import fault_section
+from .history_section import history_section
 from .markup import Content, Html, cut, join, names, tag
 from .page_sections import cluster_section, model_section, plan_section
-from .page_style import html_document
-from .prediction_error import MEMORY_PARTS, level, memory_table, ordered, time_table, time_unit, verdict
+from .page_style import data_table, html_document, navigation, section
+from .prediction_error import MEMORY_PARTS, level, memory_table, ordered, time_table, verdict
+from .roofline_section import roofline_section
 from .run import Run
-from .svg_charts import line_chart, memory_bars
-from .svg_timeline import PATTERN, timelines
+from .svg_charts import memory_bars
+from .svg_timeline import PATTERN, parts_table, timelines
+from .waiting_sections import waiting_parts
 
+PageSection = tuple[str, str, Html | None]
+"""Key, title, contents; a section without contents is left out."""
 PAGE = "report.html"
 """The name of the page in a run folder."""
 
@@ -29,55 +37,72 @@ def write_page(run: Run, path: str | Path) -> Path:
     return path
 
 
-def page(run: Run) -> Html:
-    """The whole document."""
-    sections = (
+def page(run: Run, problems: Sequence[str] = ()) -> Html:
+    """The whole document. `problems` say what is missing or damaged in the folder of the run."""
+    history = history_section(
+        run.steps,
+        predicted_seconds=run.estimate.step_seconds,
+        step_seconds=run.step_seconds,
+        evaluation=run.evaluation,
+    )
+    sections: list[PageSection] = [
         ("Numbers", "Predicted and measured", _numbers(run)),
-        ("Timeline", "One step, rank by rank", _timeline(run)),
+        ("Timeline", "One step, rank by rank", timeline_section(run.predicted, run.measured)),
         ("Memory", "Memory of the fullest rank", _memory(run)),
-        ("Steps", "Loss and step time", _history(run)),
-        ("Plan", "The plan, and why it won" if run.answer else "The plan", plan_section(run)),
+        ("Steps", "Loss and step time", history),
+        ("Faults", "What happened to the run", fault_section(run.faults, run.failure, run.steps)),
+        *waiting_parts(run.steps),
+        ("Collectives", "Collectives, measured and by the model", _collectives(run)),
+        ("Roofline", "The operators under the roofline", _roofline(run)),
+        ("Plan", "The plan, and why it won" if run.answer else "The plan", plan_section(run.plan, run.answer)),
         ("Model", "The model", model_section(run.profile)),
         ("Cluster", "The cluster", cluster_section(run.cluster)),
-    )
-    main = tag(
-        "main",
-        *(
-            tag(
-                "section",
-                tag("h2", title, id=f"title-{key.lower()}"),
-                inside,
-                id=key.lower(),
-                aria_labelledby=f"title-{key.lower()}",
-            )
-            for key, title, inside in sections
-        ),
-    )
-    header = _headline(run, [key for key, _, _ in sections])
+    ]
+    shown = [(key, title, inside) for key, title, inside in sections if inside is not None]
+    header = _headline(run, [key for key, _, _ in shown], problems)
+    main = tag("main", *(section(*x) for x in shown))
     return html_document(f"{run.name}: {run.plan}", PATTERN, header, main, _footer(run))
+
+
+def _collectives(run: Run) -> Html | None:
+    return collective_section(run.cluster, run.predicted, run.measured)
+
+
+def _roofline(run: Run) -> Html | None:
+    return roofline_section(run.profile, run.plan, run.cluster.device, run.batch_size)
 
 
 # ---- headline
 
 
-def _headline(run: Run, sections: list[str]) -> Html:
+def problem_list(problems: Sequence[str]) -> Html:
+    """What is missing or damaged, a line for each."""
+    return tag("ul", *(tag("li", cut(problem, 300)) for problem in problems[:40]), class_="problems")
+
+
+def _headline(run: Run, sections: list[str], problems: Sequence[str]) -> Html:
+    digest = f"sha256 {run.digest[:12]}" if run.digest else ""
     facts: list[tuple[str, Html]] = [
         ("Plan", join(names(str(run.plan), 200), f" on {_ranks(run.ranks)} ({run.device})")),
-        ("Job", join(tag("code", cut(run.job, 80)), " ", tag("span", f"sha256 {run.digest[:12]}", class_="lead"))),
-        ("Started", tag("time", _date(run.started), datetime=run.started)),
+        ("Job", join(tag("code", cut(run.job, 80)), " ", tag("span", digest, class_="lead"))),
+        ("Started", tag("time", _date(run.started), datetime=run.started) if run.started else Html("")),
         ("Machine", cut(run.machine, 160)),
-        ("Command", tag("code", cut(shlex.join(run.command), 400))),
+        ("Command", tag("code", cut(shlex.join(run.command), 400)) if run.command else Html("")),
     ]
+    facts = [(key, value) for key, value in facts if value]
+    if problems:
+        facts.insert(0, ("Incomplete", problem_list(problems)))
     if run.failure:
         facts.insert(0, ("Failed", tag("strong", f"{_stopped_after(run)}: {cut(run.failure, 600)}")))
     if run.faults:
-        facts.insert(1, (f"Survived {len(run.faults)}", tag("ul", *(tag("li", cut(f, 200)) for f in run.faults[:20]))))
+        survived = tag("ul", *(tag("li", cut(f, 200)) for f in run.faults[:20]))
+        facts.insert(1, (f"Survived {len(run.faults)}", survived))
     return tag(
         "header",
         tag("h1", tag("b", cut(run.name, 60)), " · ", cut(run.profile.name, 40), f" · batch of {run.batch_size}"),
         tag("p", verdict(run).replace(" ms", "\u00a0ms"), class_="verdict"),
         tag("dl", *((tag("dt", key), tag("dd", value)) for key, value in facts), class_="facts"),
-        tag("nav", *(tag("a", key, href=f"#{key.lower()}") for key in sections), aria_label="Sections"),
+        navigation(sections),
     )
 
 
@@ -134,9 +159,14 @@ def _numbers(run: Run) -> Html:
     )
     origin = f"The prediction comes from {e.origin}." if e.origin else ""
     corrected = f"It is {e.correction}; {format_seconds(e.raw_seconds)} without." if e.raw_seconds else ""
-    lines = [x for x in (origin, corrected, *e.notes) if x]
+    lines = [_sentence(x) for x in (origin, corrected, *e.notes) if x]
     notes = tag("p", " ".join(lines), class_="note") if lines else None
     return join(cards, time_table(run), notes, _not_split(run))
+
+
+def _sentence(text: str) -> str:
+    """A note as a sentence among others."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def _bubble(run: Run) -> list[Html]:
@@ -166,14 +196,18 @@ def _card(title: str, big: str, *lines: Content) -> Html:
     return tag("div", tag("h3", title), tag("div", big, class_="big"), text, class_="card")
 
 
-# ---- timeline, memory, history
+# ---- timeline, memory
 
 
-def _timeline(run: Run) -> Html:
+def timeline_section(predicted: Timeline | None, measured: Timeline | None) -> Html:
+    """One or both timelines, with the parts of a step behind them."""
     lead = "Predicted above, measured below, on the same time scale. Hatched is idle."
-    if run.measured is None:
+    if measured is None:
         lead = "No step was recorded in this run: this is the prediction only. Hatched is idle."
-    return join(tag("p", lead, class_="lead"), timelines(run.predicted, run.measured))
+    elif predicted is None:
+        lead = "Measured. Hatched is idle."
+    both = [t for t in (predicted, measured) if t is not None]
+    return join(tag("p", lead, class_="lead"), timelines(*both), data_table(parts_table(both)))
 
 
 def _memory(run: Run) -> Html:
@@ -185,7 +219,8 @@ def _memory(run: Run) -> Html:
     host = (
         tag(
             "p",
-            f"Predicted host memory: {format_bytes(e.host_bytes)} of {format_bytes(e.host_limit)} per rank.",
+            f"Predicted host memory: {format_bytes(e.host_bytes)} of {format_bytes(e.host_limit)} "
+            f"{e.host_owner.replace('a rank', 'per rank')}.",
             class_="note",
         )
         if e.host_bytes
@@ -205,53 +240,6 @@ def _memory(run: Run) -> Html:
     )
 
 
-def _history(run: Run) -> Html:
-    if not run.steps:
-        return tag("p", "No step was taken.", class_="lead")
-    loss = [(s.step, s.loss, f"step {s.step}\nloss {s.loss:.5g}, gradient norm {s.grad_norm:.4g}") for s in run.steps]
-    time = [(s.step, s.seconds, f"step {s.step}\n{format_seconds(s.seconds)}, {s.samples} samples") for s in run.steps]
-    levels = [(run.estimate.step_seconds, "guess")]
-    if run.step_seconds:
-        levels.append((run.step_seconds, "middle"))
-    unit, scale = time_unit(run.step_seconds or run.estimate.step_seconds or 1.0)
-    longest = max(run.steps, key=lambda s: s.seconds)
-    legend = tag(
-        "ul",
-        tag("li", tag("span", class_="key guess"), "predicted"),
-        tag("li", tag("span", class_="key"), "measured median after warm-up") if run.step_seconds else None,
-        tag("li", f"longest: step {longest.step}, {format_seconds(longest.seconds)}"),
-        class_="legend",
-    )
-    charts = tag(
-        "div",
-        tag(
-            "figure",
-            tag("h3", "Loss ", tag("small", _from_to(run))),
-            line_chart("Loss over the steps", loss, form=lambda v: f"{v:.4g}"),
-        ),
-        tag(
-            "figure",
-            tag("h3", "Step time ", tag("small", f"in {unit}")),
-            line_chart("Step time over the steps", time, form=lambda v: f"{v / scale:.4g}", levels=levels, zero=True),
-            legend,
-        ),
-        class_="charts",
-    )
-    broken = next((s for s in run.steps if not math.isfinite(s.loss)), None)
-    warning = tag("p", f"The loss is not finite from step {broken.step} on: {broken.loss}.") if broken else None
-    metrics = (
-        tag("dl", *((tag("dt", cut(k)), tag("dd", f"{v:.6g}")) for k, v in run.evaluation.items()), class_="facts")
-        if run.evaluation
-        else None
-    )
-    return join(warning, charts, tag("h3", "Evaluation") if metrics else None, metrics)
-
-
-def _from_to(run: Run) -> str:
-    first, last = run.steps[0], run.steps[-1]
-    return f"{first.loss:.4g}" if first is last else f"from {first.loss:.4g} to {last.loss:.4g}"
-
-
 def _footer(run: Run) -> Html:
     versions = ", ".join(f"{k} {v}" for k, v in sorted(run.versions.items()))
-    return tag("footer", tag("p", f"Drumline report. {versions}."))
+    return tag("footer", tag("p", f"Drumline report. {versions}{'.' if versions else ''}"))

@@ -6,12 +6,12 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-from ..clusters.spec import Cluster
+from ..clusters.spec import Cluster, Link
 from ..core.units import format_bytes, format_count, format_rate, format_seconds
 from ..models.profile import COMPUTE_KINDS, Layer, Profile
+from ..planner.answer import Answer
 from ..plans.plan import Plan
 from .markup import Content, Html, cut, join, names, table, tag
-from .run import Run
 
 MOST_CANDIDATES = 30
 MOST_LAYERS = 100
@@ -45,9 +45,14 @@ MEANING = {
 """The meaning of each key of a plan, in a line."""
 
 
-def plan_section(run: Run) -> Html:
+def plan_section(plan: Plan, answer: Answer | None) -> Html:
     """The keys of the plan, and the candidates that it was chosen from."""
-    set_here = run.plan.table()
+    return join(plan_keys(plan), _answer(plan, answer))
+
+
+def plan_keys(plan: Plan) -> Html:
+    """The plan in words: how it arranges ranks, whether it is exact, and its keys."""
+    set_here = plan.table()
     rows: list[list[Content]] = [
         [
             tag("code", k),
@@ -60,20 +65,30 @@ def plan_section(run: Run) -> Html:
     keys = table((("key", "tight"), ("value", "tight"), ("meaning", "wide")), rows, caption="The keys of the plan")
     exact = (
         "exact: it computes what one device would, up to rounding"
-        if run.plan.exact
+        if plan.exact
         else "approximate: its result differs from that of one device by more than rounding"
     )
-    layout = f"arranges the ranks as {run.plan.mesh}" if run.plan.ranks > 1 else "runs on one rank"
-    lead = tag("p", names(str(run.plan)), f" {layout}. It is {exact}.")
+    layout = f"arranges the ranks as {plan.mesh}" if plan.ranks > 1 else "runs on one rank"
+    lead = tag("p", names(str(plan)), f" {layout}. It is {exact}.")
     defaults = tag("p", "At their defaults: ", tag("code", ", ".join(rest)), ".", class_="note")
-    return join(lead, keys, defaults, _answer(run))
+    return join(lead, keys, defaults)
 
 
-def _answer(run: Run) -> Html:
-    if run.answer is None:
+def _answer(plan: Plan, answer: Answer | None) -> Html:
+    if answer is None:
         return tag("p", "The plan was given, not searched for: no candidates to compare it with.", class_="note")
-    candidates = run.answer.candidates
-    chosen = next((i for i, c in enumerate(candidates) if _same(str(c.plan), run.plan)), -1)
+    return join(
+        tag("h3", "Why this plan"),
+        tag("p", answer.explanation) if answer.explanation else None,
+        candidate_table(answer, plan, whose="This run's plan", rest_in="answer.json"),
+    )
+
+
+def candidate_table(answer: Answer, plan: Plan, *, whose: str, rest_in: str = "") -> Html:
+    """The best candidates, and `plan` among them, with their reasons. `whose` names the plan that is highlighted,
+    `rest_in` the file that has the others."""
+    candidates = answer.candidates
+    chosen = next((i for i, c in enumerate(candidates) if _same(str(c.plan), plan)), -1)
     shown = list(enumerate(candidates))[:MOST_CANDIDATES]
     if chosen >= MOST_CANDIDATES:
         shown.append((chosen, candidates[chosen]))
@@ -103,12 +118,11 @@ def _answer(run: Run) -> Html:
     marked = next((k for k, (i, _) in enumerate(shown) if i == chosen), -1)
     rest = len(candidates) - len(shown)
     fit = sum(c.fits for c in candidates)
-    note = f"{len(candidates)} candidates in {format_seconds(run.answer.seconds)}; {fit} of them fit."
-    note += f" {rest} more are in answer.json." if rest else ""
-    note += " This run's plan is highlighted." if marked >= 0 else " This run's plan is not among them."
+    note = f"{len(candidates)} candidates in {format_seconds(answer.seconds)}; {fit} of them fit."
+    where = f"are in {rest_in}" if rest_in else "are not listed"
+    note += f" {rest} more {where}." if rest else ""
+    note += f" {whose} is highlighted." if marked >= 0 else f" {whose} is not among them."
     return join(
-        tag("h3", "Why this plan"),
-        tag("p", run.answer.explanation) if run.answer.explanation else None,
         table(heads, rows, caption="Candidates, best first", marked=marked, class_="stack"),
         tag("p", note, class_="note"),
     )
@@ -224,6 +238,16 @@ def _nameless(layer: Layer) -> Layer:
 # ---- cluster
 
 
+def _link_rows(cluster: Cluster, where: str, link: Link, key: str) -> list[list[Content]]:
+    rows: list[list[Content]] = [
+        [f"{where}: alpha", format_seconds(link.alpha), cluster.origin_of(f"{key}.alpha")],
+        [f"{where}: bandwidth", format_rate(link.bandwidth), cluster.origin_of(f"{key}.bandwidth")],
+    ]
+    if link.logp:
+        rows.append([f"{where}: LogP", str(link.logp), cluster.origin_of(f"{key}.logp")])
+    return rows
+
+
 def cluster_section(cluster: Cluster) -> Html:
     """Every number of the cluster with its origin; measured curves and tables as ranges."""
     d = cluster.device
@@ -235,19 +259,10 @@ def cluster_section(cluster: Cluster) -> Html:
     rows += [
         ["launch of an operator", format_seconds(d.launch), cluster.origin_of("device.launch")],
         ["used by the framework", format_bytes(d.context), cluster.origin_of("device.context")],
-        ["link in a node: alpha", format_seconds(cluster.node.link.alpha), cluster.origin_of("node.link.alpha")],
-        [
-            "link in a node: bandwidth",
-            format_rate(cluster.node.link.bandwidth),
-            cluster.origin_of("node.link.bandwidth"),
-        ],
+        *_link_rows(cluster, "link in a node", cluster.node.link, "node.link"),
     ]
     if cluster.network:
-        link = cluster.network.link
-        rows += [
-            ["link between nodes: alpha", format_seconds(link.alpha), cluster.origin_of("network.link.alpha")],
-            ["link between nodes: bandwidth", format_rate(link.bandwidth), cluster.origin_of("network.link.bandwidth")],
-        ]
+        rows += _link_rows(cluster, "link between nodes", cluster.network.link, "network.link")
     rows += [
         ["communication hidden by computation", f"{100 * cluster.overlap:.0f}%", cluster.origin_of("overlap")],
         ["spread of measurements", f"{100 * cluster.measurement_spread:.1f}%", cluster.origin_of("measurement_spread")],

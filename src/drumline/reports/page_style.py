@@ -1,11 +1,11 @@
-"""Style, script and frame of the HTML pages. Constants, so that the page can state the script's digest."""
+"""Style and frame of the HTML pages."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
+from collections.abc import Iterable
 
 from .markup import Content, Html, join, tag
+from .page_script import SCRIPT, policy
 
 COLOURS = """
 :root {
@@ -16,6 +16,9 @@ COLOURS = """
   --forward: #7fb2dc; --backward: #27588e; --recompute: #a9b8c8; --communication: #e39a2d; --optimizer: #25806e;
   --overhead: #a7a69d; --data: #b99ac4; --parameters: #7fb2dc; --gradients: #27588e; --activations: #cc8fb0;
   --other: #a7a69d; --on-light: #14212e; --on-dark: #ffffff;
+  --heat0: #1b4f86; --heat1: #2d67a2; --heat2: #639ac9; --heat3: #8fb7db; --heat4: #b6d0e8; --heat5: #d5e4f1;
+  --heat6: #e9f0f7; --heat-ink0: #ffffff; --heat-ink1: #ffffff; --heat-ink2: #0c1a27; --heat-ink3: #0c1a27;
+  --heat-ink4: #0c1a27; --heat-ink5: #0c1a27; --heat-ink6: #0c1a27;
 }
 @media (prefers-color-scheme: dark) {
   :root {
@@ -25,6 +28,9 @@ COLOURS = """
     --forward: #8bbbe2; --backward: #4176af; --recompute: #8292a3; --communication: #e0a044; --optimizer: #298270;
     --overhead: #8b8c86; --data: #b79cc1; --parameters: #8bbbe2; --gradients: #4176af; --activations: #cf97b5;
     --other: #8b8c86;
+    --heat0: #b3d6f7; --heat1: #8cbfee; --heat2: #69a3d4; --heat3: #3b6d99; --heat4: #305a80; --heat5: #284a69;
+    --heat6: #233c53; --heat-ink0: #0c1a27; --heat-ink1: #0c1a27; --heat-ink2: #0c1a27; --heat-ink3: #ffffff;
+    --heat-ink4: #ffffff; --heat-ink5: #ffffff; --heat-ink6: #ffffff;
   }
 }
 """
@@ -42,6 +48,7 @@ svg.inline { display: inline-block; vertical-align: middle; }
 .paper { fill: var(--paper); }
 .lane { fill: var(--idle); } .hatch { fill: url(#idle); } #idle path { stroke: var(--hatch); }
 .s { fill: var(--k, var(--overhead)); }
+rect.s.hatch { fill: url(#idle); }
 rect.s.room { stroke: var(--paper); stroke-width: 1px; }
 svg text.in { fill: var(--on-light); font-size: 10.5px; pointer-events: none; }
 svg text.in.k-backward, svg text.in.k-gradients, svg text.in.k-optimizer { fill: var(--on-dark); }
@@ -72,7 +79,7 @@ h2 { font-size: 1.3rem; line-height: 1.3; font-weight: 650; letter-spacing: -.00
 h3 { font-size: .95rem; font-weight: 650; margin: 1.5rem 0 .45rem; }
 h3 small { font-size: 1em; font-weight: 400; color: var(--soft); }
 section { margin: 3.1rem 0 0; padding-top: 1.5rem; border-top: 1px solid var(--line); }
-p { margin: 0 0 .8rem; max-width: 46rem; }
+p { margin: 0 0 .8rem; max-width: 46rem; overflow-wrap: anywhere; }
 .lead, .note, figcaption { color: var(--soft); }
 .note, figcaption { font-size: .85rem; line-height: 1.5; margin: .5rem 0 0; max-width: 46rem; }
 a { color: var(--link); text-underline-offset: .15em; }
@@ -83,6 +90,7 @@ code { font: .9em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation
   font-size: .9rem; }
 .facts dt { color: var(--soft); }
 .facts dd { margin: 0; overflow-wrap: anywhere; }
+.facts ul { margin: 0; padding-left: 1.1em; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 1px; margin: 1.1rem 0 1.4rem;
   background: var(--line); border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }
 .card { background: var(--paper); padding: .85rem 1.1rem .9rem; }
@@ -120,12 +128,30 @@ figure { margin: 0; }
 """
     + DRAWING
     + """.bar { fill: var(--rule); } .over { fill: var(--good); } .under { fill: var(--poor); }
+.heat { fill: var(--k); } svg text.heat-text { fill: var(--i); pointer-events: none; }
+svg text.heat-text.unfit { fill: var(--soft); paint-order: stroke; stroke: var(--idle); stroke-width: 3px; }
+.best { fill: none; stroke: var(--poor); stroke-width: 2.5px; pointer-events: none; }
+.h0 { --k: var(--heat0); --i: var(--heat-ink0); } .h1 { --k: var(--heat1); --i: var(--heat-ink1); }
+.h2 { --k: var(--heat2); --i: var(--heat-ink2); } .h3 { --k: var(--heat3); --i: var(--heat-ink3); }
+.h4 { --k: var(--heat4); --i: var(--heat-ink4); } .h5 { --k: var(--heat5); --i: var(--heat-ink5); }
+.h6 { --k: var(--heat6); --i: var(--heat-ink6); }
+.point { fill: var(--k); fill-opacity: .8; stroke: var(--paper); stroke-width: 1px; }
+.point.chosen { fill-opacity: 1; stroke: var(--ink); stroke-width: 2px; }
+.path { fill: none; stroke: var(--k, var(--ink)); stroke-width: 1.7px; stroke-linejoin: round; }
+.path.dashed { stroke-dasharray: 6 4; }
+.key.dashed { border-top-style: dashed; } .key.point { width: .8em; height: .8em; border: 0; border-radius: 50%; }
+.key.k-line { border-top-color: var(--k); } .key.point { background: var(--k); }
+.fault { stroke: var(--poor); stroke-width: 2px; } .fault-mark { fill: var(--poor); }
+pre { font: .85em/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace; overflow-x: auto; }
+td ul { margin: .2rem 0 0; padding-left: 1.1em; }
+.data { margin: 0 0 1rem; } .data > button { float: right; margin: -1.5rem 0 0; }
 .bars { width: 42%; } .edges { display: flex; justify-content: space-between; }
 table.narrow { width: auto; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.4rem 2.5rem; }
 .curve { fill: none; stroke: var(--backward); stroke-width: 1.6px; stroke-linejoin: round; }
 .dot, svg text.dot { fill: var(--backward); } .faint { stroke-opacity: .45; }
 .guess { stroke: var(--communication); stroke-width: 1.5px; stroke-dasharray: 6 4; }
+.guess.solid { stroke: var(--ink); stroke-width: 2px; stroke-dasharray: none; }
 .middle { stroke: var(--ink); stroke-width: 1px; }
 .limit { stroke: var(--poor); stroke-width: 2px; }
 .cursor { stroke: var(--ink); visibility: hidden; }
@@ -167,136 +193,51 @@ footer p { max-width: none; border-top: 1px solid var(--line); padding-top: 1.1r
   header .facts dt { font-size: .8rem; margin-top: .5rem; }
 }
 @media print {
-  :root { --paper: #fff; --panel: #fff; --ink: #000; --soft: #444; --line: #ccc; --rule: #999; --idle: #eee;
+  :root { --heat0: #1b4f86; --heat1: #2d67a2; --heat2: #639ac9; --heat3: #8fb7db; --heat4: #b6d0e8; --heat5: #d5e4f1;
+    --heat6: #e9f0f7; --heat-ink0: #fff; --heat-ink1: #fff; --heat-ink2: #000; --heat-ink3: #000; --heat-ink4: #000;
+    --heat-ink5: #000; --heat-ink6: #000; --good: #1b6295; --fair: #8a5a00; --poor: #a8330d;
+    --paper: #fff; --panel: #fff; --ink: #000; --soft: #444; --line: #ccc; --rule: #999; --idle: #eee;
     --hatch: #ccc; --mark: #f2f2f2; --link: #000; color-scheme: light; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   body { font-size: 10pt; }
-  nav, .tools, #tip { display: none; }
+  nav, .tools, #tip, .data > button { display: none; }
   section { margin-top: 1.6rem; }
   figure, .cards, tr, h2, h3 { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
   .scroll, .pan { overflow: visible; }
+  details::details-content { content-visibility: visible; block-size: auto; } summary { display: none; }
 }
 """
 )
 
-SCRIPT = """
-(() => {
-  "use strict";
-  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-  const tip = document.getElementById("tip");
 
-  const show = (text, x, y) => {
-    tip.textContent = text;
-    tip.hidden = false;
-    const box = tip.getBoundingClientRect();
-    tip.style.left = Math.max(8, Math.min(x + 12, innerWidth - box.width - 8)) + "px";
-    tip.style.top = (y + 18 + box.height > innerHeight ? Math.max(8, y - box.height - 10) : y + 18) + "px";
-  };
-  const hide = () => { tip.hidden = true; };
-
-  // The browser's own tooltips are slow, and absent on phones.
-  for (const title of all(".s > title")) {
-    title.parentNode.dataset.tip = title.textContent;
-    title.remove();
-  }
-  for (const cut of all(".cut")) {
-    cut.dataset.tip = cut.title;
-    cut.setAttribute("aria-label", cut.title);
-    cut.removeAttribute("title");
-    cut.tabIndex = 0;
-    cut.addEventListener("focus", () => {
-      const box = cut.getBoundingClientRect();
-      show(cut.dataset.tip, box.left, box.bottom - 12);
-    });
-    cut.addEventListener("blur", hide);
-  }
-  const point = (event) => {
-    const target = event.target.closest("[data-tip]");
-    if (target) show(target.dataset.tip, event.clientX, event.clientY);
-    else if (!event.target.closest("[data-points]")) hide();
-  };
-  document.addEventListener("pointermove", point);
-  document.addEventListener("pointerdown", point);
-  document.addEventListener("scroll", hide, true);
-  document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
-
-  // A name wider than its span is shown in the tooltip only.
-  const lengths = new WeakMap();
-  const fit = () => {
-    for (const text of all("text.in")) {
-      if (!lengths.has(text)) lengths.set(text, text.getComputedTextLength());
-      const room = text.ownerSVGElement.width.baseVal.value;
-      text.setAttribute("visibility", lengths.get(text) + 2 * text.x.baseVal[0].value > room ? "hidden" : "inherit");
-    }
-  };
-
-  // The timelines zoom and scroll together.
-  const pans = all(".pan");
-  let zoom = 1;
-  const rescale = (factor) => {
-    const before = zoom;
-    zoom = factor ? Math.max(1, Math.min(64, zoom * factor)) : 1;
-    for (const pan of pans) {
-      const middle = (pan.scrollLeft + pan.clientWidth / 2) / before;
-      pan.style.setProperty("--zoom", zoom);
-      pan.classList.toggle("zoomed", zoom >= 4);
-      pan.scrollLeft = middle * zoom - pan.clientWidth / 2;
-    }
-    fit();
-  };
-  for (const pan of pans) {
-    pan.addEventListener("scroll", () => {
-      for (const other of pans) if (other.scrollLeft !== pan.scrollLeft) other.scrollLeft = pan.scrollLeft;
-    });
-  }
-  for (const tools of all(".tools")) tools.hidden = false;
-  for (const button of all("button[data-zoom]")) {
-    button.addEventListener("click", () => rescale(Number(button.dataset.zoom)));
-  }
-
-  // A chart shows the values of the step under the pointer.
-  for (const chart of all("[data-points]")) {
-    const points = JSON.parse(chart.dataset.points);
-    const cursor = chart.querySelector(".cursor");
-    const follow = (event) => {
-      const box = chart.getBoundingClientRect();
-      const at = 100 * (event.clientX - box.left) / box.width;
-      let best = points[0];
-      for (const p of points) if (Math.abs(p[0] - at) < Math.abs(best[0] - at)) best = p;
-      cursor.setAttribute("x1", best[0] + "%");
-      cursor.setAttribute("x2", best[0] + "%");
-      cursor.style.visibility = "visible";
-      show(best[1], event.clientX, event.clientY);
-    };
-    chart.addEventListener("pointermove", follow);
-    chart.addEventListener("pointerdown", follow);
-    chart.addEventListener("pointerleave", () => { cursor.style.visibility = "hidden"; hide(); });
-  }
-
-  new ResizeObserver(fit).observe(document.querySelector("main"));
-  fit();
-  document.documentElement.dataset.ready = "yes";
-})();
-"""
-
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
-    f"script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
-)
-"""The page may run its own script and nothing else, and fetch nothing."""
+def section(key: str, title: str, *inside: Content) -> Html:
+    """A section of a page; its anchor is the key in small letters."""
+    name = f"title-{key.lower()}"
+    return tag("section", tag("h2", title, id=name), *inside, id=key.lower(), aria_labelledby=name)
 
 
-def html_document(title: str, *body: Content, style: str = STYLE) -> Html:
+def navigation(keys: Iterable[str]) -> Html:
+    """Links to the sections."""
+    return tag("nav", *(tag("a", key, href=f"#{key.lower()}") for key in keys), aria_label="Sections")
+
+
+def data_table(table: Html, *, title: str = "As a table") -> Html:
+    """The table behind a picture: folded, opened by keyboard, with a button that copies it."""
+    button = tag("button", "Copy", type="button", data_copy=True, hidden=True)
+    return tag("details", tag("summary", title), button, table, class_="data")
+
+
+def html_document(title: str, *body: Content, style: str = STYLE, script: str = SCRIPT) -> Html:
     """A self-contained HTML page with the style, the script and the tooltip."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">'),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", title),
         tag("link", rel="icon", href="data:,"),
         tag("style", Html(style)),
     )
-    end = (tag("div", id="tip", role="status", hidden=True), tag("script", Html(SCRIPT)))
+    end = (tag("div", id="tip", role="status", hidden=True), tag("script", Html(script)))
     return join(Html("<!doctype html>\n"), tag("html", head, tag("body", *body, *end), lang="en"), Html("\n"))

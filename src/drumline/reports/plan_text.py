@@ -44,12 +44,12 @@ def estimate_lines(e: Estimate) -> str:
     """One estimate: step time and memory, each by part."""
     parts = ", ".join(f"{k} {format_seconds(v)}" for k, v in e.parts.items() if v)
     memory = ", ".join(f"{k} {format_bytes(v)}" for k, v in e.memory_parts.items() if v)
-    host = f"\nhost memory {format_bytes(e.host_bytes)} of {format_bytes(e.host_limit)} a rank" if e.host_bytes else ""
+    host = f"\nhost memory {format_bytes(e.host_bytes)} of {format_bytes(e.host_limit)} {e.host_owner}"
     corrected = f"{correction_line(e)}\n" if e.raw_seconds else ""
     return (
         f"step {format_seconds(e.step_seconds)} (+-{100 * e.error:.0f}%): {parts}\n{corrected}"
-        f"memory {format_bytes(e.memory_bytes)} of {format_bytes(e.memory_limit)}"
-        f"{'' if e.fits else ', does not fit'}: {memory}{host}"
+        f"memory {e.memory_text}"
+        f"{'' if e.fits else ', does not fit'}: {memory}{host if e.host_bytes else ''}"
     )
 
 

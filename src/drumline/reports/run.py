@@ -74,6 +74,9 @@ class Run:
     """How the plan split the model, and the bubble of its pipeline; none if it splits nothing."""
     faults: tuple[str, ...] = ()
     """The faults that it survived, in order."""
+    gradients: dict[str, int] = field(default_factory=dict)
+    """What became of the gradients of workers: `applied`, `dropped` (too late), `lost` (with a failed worker), and
+    `repeated` (updates made again after a parameter server failed). Empty for other plans."""
     failure: str = ""
     """Why it ended before its last step; empty if it did not, or was asked to."""
     folder: Path | None = field(default=None, compare=False)
@@ -125,7 +128,9 @@ class Run:
             else:
                 _remove(folder / name)
         sums = {name: sha256(folder / name) for name, write in writers.items() if write}
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(_Head) if f.name not in ("format", "files")}
+        values = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(RunHead) if f.name not in ("format", "files")
+        }
         files.write_json(folder / HEAD, finite({"format": FORMAT, **values, "files": sums}))
         return folder
 
@@ -184,7 +189,7 @@ def _is_secret(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class RunHead:
     """The contents of run.json: the scalars of a run, and the digests of the other files."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -205,34 +210,51 @@ class _Head:
     evaluation: dict[str, float]
     files: dict[str, str]
     division: SplitSummary | None = None
+    gradients: dict[str, int] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     failure: str = ""
 
 
-def _read_head(folder: Path) -> _Head:
+def check_folder(folder: Path) -> None:
+    """Refuse what is no folder."""
+    if folder.is_dir():
+        return
+    near = nearest(folder.name, [p.name for p in folder.parent.iterdir()]) if folder.parent.is_dir() else ""
+    if folder.is_file():
+        raise InputError(f"{folder} is a file, not a run folder", fix=f"give its folder: {folder.parent}")
+    raise InputError(f"no run at {folder}", rule="a run is a folder that `drumline train` wrote", fix=near)
+
+
+def runs_inside(folder: Path) -> list[str]:
+    """The names of the run folders in a folder."""
+    return sorted(p.parent.name for p in folder.glob(f"*/{HEAD}"))
+
+
+def _read_head(folder: Path) -> RunHead:
     path = folder / HEAD
-    if not folder.is_dir():
-        near = nearest(folder.name, [p.name for p in folder.parent.iterdir()]) if folder.parent.is_dir() else ""
-        if folder.is_file():
-            raise InputError(f"{folder} is a file, not a run folder", fix=f"give its folder: {folder.parent}")
-        raise InputError(f"no run at {folder}", rule="a run is a folder that `drumline train` wrote", fix=near)
+    check_folder(folder)
     if not path.is_file():
-        inside = sorted(p.parent.name for p in folder.glob(f"*/{HEAD}"))
+        inside = runs_inside(folder)
         raise InputError(
             f"{folder} is not a run",
             rule=f"a run folder contains {HEAD}; this one does not (or its training has not ended)",
             fix=f"runs inside it: {', '.join(inside[:5])}" if inside else "drumline train JOB writes one",
         )
     document = _damaged(path, files.read_json)
+    check_format(document, folder)
+    return files.from_plain(RunHead, document, str(path), CorruptFile)
+
+
+def check_format(document: object, folder: Path) -> None:
+    """Refuse a run.json that a later version of this package wrote."""
     version = document.get("format") if isinstance(document, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise InputError(
             f"{folder} was written by a later drumline",
-            where=str(path),
+            where=str(folder / HEAD),
             rule=f"format {version}; this one reads up to {FORMAT}",
             fix="pip install --upgrade drumline",
         )
-    return files.from_plain(_Head, document, str(path), CorruptFile)
 
 
 def _check(folder: Path, name: str, written: str) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from ..costs.pipeline_clock import bubble as pipeline_bubble
+from ..costs.pipeline_clock import pipeline_seconds
 from ..schedules import ORDERS, Pipeline, Schedule, Send, messages, pipeline_order, prove_pipeline
 from ..simulator import bubble, replay_in_thirds, replay_pipeline
 from .console import borderless_table
@@ -19,12 +21,12 @@ def draw_collective(schedule: Schedule, *, width: int = WIDTH) -> str:
 
     Three or more consecutive chunks are written as `4-7`. Lines wider than the screen are continued.
     """
-    write = _signal if schedule.collective == "barrier" else _message
+    write = signal_text if schedule.collective == "barrier" else message_text
     rounds = [list(map(write, messages(sends).values())) for sends in schedule.rounds]
     label = len(f"{max(len(rounds) - 1, 0)}: ")
     cell = max((len(item) for items in rounds for item in items), default=0)
     lines = _wrap(f"{schedule.name}, p = {schedule.p}, {_chunks(schedule)}", width)
-    for legend in _legend(schedule):
+    for legend in legend_lines(schedule):
         lines += _wrap(legend, width)
     if not rounds:
         lines.append("one rank: nothing to send")
@@ -39,7 +41,7 @@ def draw_pipeline(pipeline: Pipeline, *, width: int = WIDTH) -> str:
     Lanes wider than the screen are continued in the next block.
     """
     # Unit times put every start on a whole number: a column.
-    timeline = replay_pipeline(pipeline, forward=1, backward=1, weight=1)
+    timeline = replay_pipeline(pipeline, forward=1, backward=1, weight=1, update=1)
     columns = round(timeline.seconds)
     grid = [["."] * columns for _ in pipeline.lanes]
     for span in timeline.spans:
@@ -59,20 +61,20 @@ def draw_pipeline(pipeline: Pipeline, *, width: int = WIDTH) -> str:
     return "\n".join(lines)
 
 
-def _message(parts: list[Send]) -> str:
+def message_text(parts: list[Send]) -> str:
     """`0->1 +2,3`: the sends of one message, added chunks before stored ones."""
-    added = _runs([s.chunk for s in parts if s.reduce])
-    kept = _runs([s.chunk for s in parts if not s.reduce])
+    added = number_runs([s.chunk for s in parts if s.reduce])
+    kept = number_runs([s.chunk for s in parts if not s.reduce])
     marks = [mark + chunks for mark, chunks in (("+", added), ("=", kept)) if chunks]
     return f"{parts[0].src}->{parts[0].dst} {' '.join(marks)}"
 
 
-def _signal(parts: list[Send]) -> str:
+def signal_text(parts: list[Send]) -> str:
     """`0->1`: a message of a barrier, which carries no data."""
     return f"{parts[0].src}->{parts[0].dst}"
 
 
-def _runs(chunks: list[int]) -> str:
+def number_runs(chunks: list[int]) -> str:
     """`0,1,4-7`, in the given order."""
     runs: list[list[int]] = []
     for chunk in chunks:
@@ -83,7 +85,8 @@ def _runs(chunks: list[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
-def _legend(schedule: Schedule) -> list[str]:
+def legend_lines(schedule: Schedule) -> list[str]:
+    """How to read the messages of a drawing."""
     if schedule.collective == "barrier":
         return ["a->b: a signals b"]
     lines = ["a->b +c: b adds chunk c; =c: b keeps it"]
@@ -157,11 +160,21 @@ def order_rows(ranks: int, micros: int) -> list[PipelineOrderRow]:
     for name, order in ORDERS.items():
         for virtual in order.virtual or (2, 4):
             pipeline = pipeline_order(name, ranks, micros, virtual)
-            timeline = replay_in_thirds(pipeline)
-            rows.append(
-                PipelineOrderRow(name, virtual, timeline.seconds, bubble(timeline), most_activations(pipeline, virtual))
-            )
+            seconds, share = _full(pipeline) if pipeline.has_updates else _replayed(pipeline)
+            rows.append(PipelineOrderRow(name, virtual, seconds, share, most_activations(pipeline, virtual)))
     return rows
+
+
+def _replayed(pipeline: Pipeline) -> tuple[float, float]:
+    """Time and bubble of a step."""
+    timeline = replay_in_thirds(pipeline)
+    return timeline.seconds, bubble(timeline)
+
+
+def _full(pipeline: Pipeline) -> tuple[float, float]:
+    """The same for as many micro-batches in a pipeline that does not drain, once it is full."""
+    times = (pipeline.name, len(pipeline.lanes), pipeline.micros, 1, 1.0, 1.0, 1.0)
+    return pipeline_seconds(*times), pipeline_bubble(*times)
 
 
 def most_activations(pipeline: Pipeline, virtual: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from ..core.timeline import Timeline
 
@@ -20,6 +21,7 @@ _PHASE = {
 Intervals = list[tuple[float, float]]
 
 
+@lru_cache(maxsize=4096)
 def phase_of(lane: str, name: str) -> str:
     """The phase of a span: by its lane, on the compute lane by the first words of its name."""
     if lane != "compute":
@@ -50,18 +52,19 @@ def parts_of(timeline: Timeline) -> dict[str, float]:
         phases[s.rank].setdefault(phase_of(s.lane, s.name), []).append(interval)
         if s.lane == "compute":
             phases[s.rank].setdefault("computing", []).append(interval)
-    for intervals in phases.values():
+    for rank, intervals in phases.items():
         covered: Intervals = []
+        count = timeline.rank_counts.get(rank, 1)
         for phase in ("recompute", "backward", "forward", "optimizer"):
             # A recomputed forward is inside the backward: time is counted once, for the first phase that claims it.
             before = _length(covered)
             covered = _union(covered + intervals.get(phase, []))
-            total[phase] += _length(covered) - before
+            total[phase] += count * (_length(covered) - before)
         whole = _union(intervals.get("computing", []))
         exposed = _length(_union(whole + intervals.get("communication", []))) - _length(whole)
-        total["communication"] += exposed
-        total["overhead"] += length - _length(covered) - exposed
-    return {k: v / len(ranks) for k, v in total.items() if v > 1e-12 * length} if ranks else {}
+        total["communication"] += count * exposed
+        total["overhead"] += count * (length - _length(covered) - exposed)
+    return {k: v / timeline.all_ranks for k, v in total.items() if v > 1e-12 * length}
 
 
 def idle_share(timeline: Timeline, lane: str = "compute") -> float:
@@ -70,8 +73,9 @@ def idle_share(timeline: Timeline, lane: str = "compute") -> float:
     for s in timeline.spans:
         if s.lane == lane:
             intervals[s.rank].append((s.start, s.end))
-    whole = len(intervals) * timeline.seconds
-    return 1 - sum(_length(_union(x)) for x in intervals.values()) / whole if whole else 0.0
+    whole = timeline.all_ranks * timeline.seconds
+    busy = sum(timeline.rank_counts.get(rank, 1) * _length(_union(x)) for rank, x in intervals.items())
+    return 1 - busy / whole if whole else 0.0
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> Intervals:

@@ -62,6 +62,27 @@ class StepRecord:
     """Seconds since the last complete checkpoint."""
     note: str = ""
     """For the user's attention: a loss spike, why a step was skipped."""
+    staleness: tuple[int, ...] = ()
+    """For each gradient of this step, the updates between the weights that it was computed on and those that it was
+    applied to. Empty where every rank waits for all others."""
+    wait_seconds: tuple[float, ...] = ()
+    """Seconds that each rank (or worker) waited for others since the last record that has them, by rank; empty if not
+    measured."""
+    worker: int | None = None
+    """The worker whose gradient this is, where every gradient is an update."""
+    dropped: int = 0
+    """Gradients so far that came too late to be applied."""
+    elapsed: float | None = None
+    """Seconds since the first step of the run began; a resumed run continues to count."""
+    mean_staleness: float | None = None
+    """Over the gradients of the last steps; None where there is no staleness."""
+    wait_share: float | None = None
+    """Of the time, spent waiting for others in the last steps: the mean over ranks."""
+    longest_wait_rank: int | None = None
+    longest_wait_share: float | None = None
+    """The rank that waited most, and its share."""
+    network_share: float | None = None
+    """Of the time, spent in messages that no rank was late for, and that computation did not hide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +120,26 @@ def earlier_steps(path: Path) -> tuple[StepRecord, ...]:
     if not path.exists():
         return ()
     return _records(path, (table for table in map(_parsed, read_lines(path)) if table is not None))
+
+
+def complete_steps(path: Path) -> tuple[tuple[StepRecord, ...], int, int]:
+    """The records of a file that may be damaged: those that can be read, the number of lines that cannot, and the first
+    of these lines (0 if there is none)."""
+    records: list[StepRecord] = []
+    bad, first = 0, 0
+    numbered = ((i, _parsed(line)) for i, line in enumerate(read_lines(path), start=1) if line.strip())
+    while part := list(itertools.islice(numbered, _AT_ONCE)):
+        try:
+            records += files.from_plain(_Steps, {"lines": [table for _, table in part]}, str(path), CorruptFile).lines
+            continue
+        except CorruptFile:
+            pass  # some line of these is damaged: look at each
+        for i, table in part:
+            try:
+                records += files.from_plain(_Steps, {"lines": [table]}, str(path), CorruptFile).lines
+            except CorruptFile:
+                bad, first = bad + 1, first or i
+    return tuple(records), bad, first
 
 
 def _records(path: Path, tables: Iterator[Any]) -> tuple[StepRecord, ...]:

@@ -14,6 +14,10 @@ from .svg_timeline import nice_step
 MOST_POINTS = 600
 """Points of a line; of more, the lowest and highest of each stretch are kept."""
 
+STEPS_AXIS, SECONDS_AXIS = "step", "seconds"
+LOSS_OUTLIER = 10.0
+"""A loss this many times above the median is off the scale: the beginning of a training is not."""
+
 _BAR = 34
 
 
@@ -67,11 +71,12 @@ def _byte_axis(scale: float, y: int) -> Html:
         x = f"{100 * i * step / scale:.2f}%"
         anchor = "start" if i == 0 else "end" if i * step > 0.95 * scale else "middle"
         drawn.append(tag("line", x1=x, x2=x, y1=y, y2=y + 4, class_="rule"))
-        drawn.append(tag("text", "0" if i == 0 else _plain_bytes(i * step), x=x, y=y + 16, text_anchor=anchor))
+        drawn.append(tag("text", "0" if i == 0 else plain_bytes(i * step), x=x, y=y + 16, text_anchor=anchor))
     return tag("g", *drawn)
 
 
-def _plain_bytes(n: float) -> str:
+def plain_bytes(n: float) -> str:
+    """Bytes without trailing zeros, for axes: `4 MiB`."""
     number, unit = format_bytes(n).split(" ")
     return f"{float(number):g} {unit}"
 
@@ -88,20 +93,23 @@ def line_chart(
     levels: Sequence[tuple[float, str]] = (),
     zero: bool = False,
     height: int = 190,
+    axis: str = STEPS_AXIS,
+    outlier: float = 3.0,
 ) -> Html:
-    """One line over the steps. `levels` are (value, class) of horizontal lines; `zero` starts the scale at zero.
-    Values far above the rest (a first step that warms up) are drawn at the upper edge."""
+    """One line over the steps, or over seconds from 0. `levels` are (value, class) of horizontal lines; `zero` starts
+    the scale at zero. Values above the median by the factor `outlier` (a first step that warms up) are drawn at the
+    upper edge."""
     finite = [(x, y, tip) for x, y, tip in points if math.isfinite(y)]
     if not finite:
         return tag("p", f"{title}: no finite value.", class_="note")
     values = sorted(y for _, y, _ in finite)
     usual = values[len(values) // 2]
-    top = max([values[-1] if values[-1] <= 3 * usual or usual <= 0 else 1.2 * usual, *(v for v, _ in levels)])
+    top = max([values[-1] if values[-1] <= outlier * usual or usual <= 0 else 1.2 * usual, *(v for v, _ in levels)])
     low = 0.0 if zero else values[0]
     step = nice_step((top - low) or abs(top) or 1.0, 4)
     low, top = math.floor(low / step + 1e-9) * step, math.ceil(top / step - 1e-9) * step
     top = top if top > low else low + step
-    first, last = points[0][0], points[-1][0]
+    first, last = points[0][0] if axis == STEPS_AXIS else 0.0, points[-1][0]
     width = (last - first) or 1.0
 
     def px(x: float) -> float:
@@ -125,10 +133,11 @@ def line_chart(
         tag("text", "▲", x=f"{px(x):.2f}%", y=14, text_anchor="middle", class_="dot") for x, y, _ in shown if y > top
     ][:50]
     drawn += [tag("line", x1=0, x2="100%", y1=f"{py(v):.1f}", y2=f"{py(v):.1f}", class_=kind) for v, kind in levels]
-    drawn += _steps_axis(first, last, px, height)
+    drawn += x_axis(first, last, px, height, axis)
     drawn.append(tag("line", x1=0, x2=0, y1=6, y2=height - 26, class_="cursor"))
     tips = json.dumps([[round(px(x), 3), tip] for x, _, tip in shown])
-    description = f"From {form(finite[0][1])} at step {first:g} to {form(finite[-1][1])} at step {last:g}."
+    begin, end = (x_label(x, axis) for x in (finite[0][0], finite[-1][0]))
+    description = f"From {form(finite[0][1])} at {begin} to {form(finite[-1][1])} at {end}."
     plot = tag(
         "svg",
         tag("title", title),
@@ -169,11 +178,18 @@ def _lines(
     return tag("g", stretched, *(dots if len(alone) <= 60 else []))
 
 
-def _steps_axis(first: float, last: float, px: Callable[[float], float], height: int) -> list[Html]:
+def x_label(x: float, axis: str) -> str:
+    """A place on the horizontal axis: `step 12` or `3.5 s`."""
+    return f"step {x:g}" if axis == STEPS_AXIS else f"{x:.4g} s"
+
+
+def x_axis(first: float, last: float, px: Callable[[float], float], height: int, axis: str) -> list[Html]:
+    """The horizontal axis of a chart with about five marks."""
     y = height - 26
     marks = [first]
     if last > first:
-        step = max(1.0, nice_step(last - first, 5))
+        step = nice_step(last - first, 5)
+        step = max(1.0, step) if axis == STEPS_AXIS else step
         begin = math.ceil(first / step) * step
         marks = sorted({first, *(begin + i * step for i in range(int((last - begin) / step) + 1))})
     if len(marks) > 1 and px(marks[1]) - px(marks[0]) < 6:
@@ -182,7 +198,7 @@ def _steps_axis(first: float, last: float, px: Callable[[float], float], height:
     for i, x in enumerate(marks):
         at, one = px(x), len(marks) == 1
         anchor = "middle" if one else "start" if at < 3 else "end" if at > 96 else "middle"
-        text = f"step {x:g}" if i == 0 else f"{x:g}"
+        text = x_label(x, axis) if i == 0 or axis != STEPS_AXIS else f"{x:g}"
         drawn.append(tag("text", text, x=f"{at:.2f}%", y=y + 16, text_anchor=anchor))
     return drawn
 

@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ..core.timeline import Span, Timeline
 from ..core.units import format_bytes, format_seconds
-from .markup import Html, join, swatch, tag
+from .markup import Content, Html, join, swatch, table, tag
 from .page_style import COLOURS, DRAWING
-from .step_parts import idle_share, phase_of, short_name
+from .step_parts import idle_share, parts_of, phase_of, short_name
 
 MOST_RANKS = 16
-MOST_SPANS = 4000
-"""Per timeline, to keep the page small; of more, neighbours too short to see are drawn as one."""
+MOST_SPANS = 6000
+"""Per timeline; of more, neighbours too short to see are drawn as one."""
+MOST_BYTES = 640_000
+"""Of all timelines of a page, which has at most 1 MB. Where they have more, fewer ranks are drawn."""
+_LEAST_VISIBLE = 1 / 100
+"""Share of the width up to which neighbours may be drawn as one while there is another rank to leave out."""
+_INVISIBLE = 1 / 1600
+"""Share of the width up to which the gaps between neighbours do not matter."""
+_LABELLED_SPANS = 1000
+"""Up to this many spans, more is written about each."""
 
 _LANES = ("compute", "communication", "data", "link")
 _SHORT = {"communication": "comm."}
 _HEIGHT = 20
 _GAP = 3
 _AXIS = 20
-_NAMES = 84
+_NAMES = 96
 """Width of the lane names, in pixels."""
 _FILE_WIDTH = 900
 """Width of a drawing in a file of its own."""
 
 
-def timelines(predicted: Timeline, measured: Timeline | None) -> Html:
-    """The predicted timeline above the measured one, on the same time scale."""
-    both = [_from_zero(t) for t in (predicted, measured) if t is not None]
+def timelines(*each: Timeline) -> Html:
+    """One timeline, or the predicted one above the measured one, on the same time scale."""
+    both = [_from_zero(t) for t in each]
     scale = max((t.seconds for t in both), default=0.0) * 1.005
     if scale <= 0:
         return tag("p", "Nothing was recorded on either timeline.", class_="note")
@@ -51,15 +60,36 @@ def timelines(predicted: Timeline, measured: Timeline | None) -> Html:
     legend = tag(
         "ul", *(tag("li", swatch(k), _KINDS[k]) for k in kinds), tag("li", swatch("idle"), "idle"), class_="legend"
     )
-    pictures = [_picture(t, scale, ends=[o.seconds for o in other.values() if o is not t]) for t in both]
-    return join(tag("div", legend, tools, class_="row"), pictures, _remarks(both))
+    budget = MOST_BYTES // len(both)
+    drawings = [_drawing(t, scale, [o.seconds for o in other.values() if o is not t], budget) for t in both]
+    hint = "Zoom with + and - while a timeline has the focus, or with Ctrl and the wheel; 0 shows the whole step."
+    keys = tag("p", hint, class_="note tools", hidden=True)
+    notes = ["The dashed line marks the end of the other timeline."] if len(both) == 2 else []
+    notes += [note for d in drawings for note in d.notes]
+    remarks = tag("p", " ".join(notes), class_="note") if notes else None
+    return join(tag("div", legend, tools, class_="row"), [d.picture for d in drawings], keys, remarks)
+
+
+def parts_table(timelines: Sequence[Timeline]) -> Html:
+    """The parts of each timeline, and how long each lane of a rank is busy: the numbers of the drawing."""
+    rows: list[list[Content]] = []
+    for t in timelines:
+        rows += [[f"{t.origin}: {part}", "all", format_seconds(v)] for part, v in parts_of(t).items()]
+        shown, busy = _chosen(t.ranks, MOST_RANKS), dict[tuple[int, str], float]()
+        for s in t.spans:
+            if s.rank in shown:
+                busy[s.rank, s.lane] = busy.get((s.rank, s.lane), 0.0) + s.end - s.start
+        rows += [[f"{t.origin}: {lane} busy", rank, format_seconds(busy[rank, lane])] for rank, lane in sorted(busy)]
+    heads = (("", "tight"), ("rank", "num"), ("time", "num"))
+    return table(heads, rows, caption="The parts of the timelines", class_="narrow")
 
 
 def standalone_timeline(timeline: Timeline, title: str) -> Html:
     """One timeline as an SVG file: title, lanes, legend. Its colours follow the reader's light or dark theme."""
     timeline = _from_zero(timeline)
     scale = timeline.seconds * 1.005 or 1.0
-    names, rows, height = _rows(timeline, scale)
+    spans = _select(timeline, scale, MOST_SPANS)
+    names, rows, height = _rows(timeline, spans, scale)
     plot = tag("svg", _axis(scale, height), *rows, x=_NAMES, width=_FILE_WIDTH - _NAMES, height=height)
     kinds = [k for k in _KINDS if any(phase_of(s.lane, s.name) == k for s in timeline.spans)]
     legend, x = [], _NAMES
@@ -67,14 +97,15 @@ def standalone_timeline(timeline: Timeline, title: str) -> Html:
         legend.append(tag("rect", x=x, y=2, width=10, height=10, class_=f"s k-{k}"))
         legend.append(tag("text", _KINDS[k], x=x + 15, y=11))
         x += 30 + 7 * len(_KINDS[k])
-    summary = f"{title}: {format_seconds(timeline.seconds)}, compute idle {100 * idle_share(timeline):.1f}%"
+    summary = f"{title}: {_summary(timeline)}"
+    heading = summary.removesuffix(_folded(timeline))  # next to the ranks, where there is room for it
     return tag(
         "svg",
         tag("title", summary),
         tag("style", Html(COLOURS + DRAWING)),
         PATTERN,
         tag("rect", x=-12, y=-8, width="100%", height="100%", class_="paper"),
-        tag("text", summary, x=0, y=14, class_="strong"),
+        tag("text", heading, x=0, y=14, class_="strong"),
         tag("svg", *names, plot, y=26, width=_FILE_WIDTH, height=height),
         tag("svg", *legend, y=height + 36, width=_FILE_WIDTH, height=16),
         xmlns="http://www.w3.org/2000/svg",
@@ -94,9 +125,57 @@ _KINDS = {
 }
 
 
-def _picture(timeline: Timeline, scale: float, ends: list[float]) -> Html:
-    names, rows, height = _rows(timeline, scale)
-    summary = f"{format_seconds(timeline.seconds)}, compute idle {100 * idle_share(timeline):.1f}%"
+@dataclass(frozen=True, slots=True)
+class _Detail:
+    """How much is written about each span."""
+
+    zoom: int
+    """Names are in their span if they fit when zoomed in this many times."""
+    letters: int
+    """Of the name in the tooltip."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """One timeline as it is drawn, and what was left out of it."""
+
+    picture: Html
+    notes: tuple[str, ...]
+
+
+def _drawing(timeline: Timeline, scale: float, ends: list[float], budget: int) -> _Drawing:
+    """All ranks and spans if they are few; else fewer, until it is small enough."""
+    most = MOST_SPANS
+    while True:
+        spans = _select(timeline, scale, most)
+        picture = _picture(timeline, spans, scale, ends)
+        if len(picture) <= budget or most <= 200:
+            break
+        most = int(most * 0.7)
+    ranks, drawn = len(timeline.ranks), len({s.rank for s in spans})
+    notes = [f"{drawn} of {ranks} {timeline.origin} ranks are drawn, evenly spread."] if drawn < ranks else []
+    own = {s.rank for s in spans}
+    if sum(s.rank in own for s in timeline.spans) > len(spans):
+        notes.append(f"Of {len(timeline.spans)} {timeline.origin} spans, short neighbours are drawn as one.")
+    return _Drawing(picture, (*notes, *timeline.notes))
+
+
+def _select(timeline: Timeline, scale: float, most: int) -> tuple[Span, ...]:
+    """At most about `most` spans: neighbours too short to see are one, then ranks are left out, then the rest is
+    joined."""
+    ranks = MOST_RANKS
+    while True:
+        own = _chosen(timeline.ranks, ranks)
+        spans = [s for s in timeline.spans if s.rank in own]
+        merged = _merged(spans, scale, most, scale * (_LEAST_VISIBLE if ranks > 1 else 4.0))
+        if len(merged) <= most or ranks == 1:
+            return merged
+        ranks //= 2
+
+
+def _picture(timeline: Timeline, spans: Sequence[Span], scale: float, ends: list[float]) -> Html:
+    names, rows, height = _rows(timeline, spans, scale)
+    summary = _summary(timeline)
     title = timeline.origin.capitalize()
     marks = [tag("line", x1=_x(e, scale), x2=_x(e, scale), y1=_AXIS - 4, y2=height, class_="end") for e in ends]
     plot = tag(
@@ -116,53 +195,82 @@ def _picture(timeline: Timeline, scale: float, ends: list[float]) -> Html:
     return tag("figure", tag("h3", title, " ", tag("small", summary)), tag("div", left, pan, class_="pair"))
 
 
-def _rows(timeline: Timeline, scale: float) -> tuple[list[Html], list[Html], int]:
+def _summary(timeline: Timeline) -> str:
+    computes = any(s.lane == "compute" for s in timeline.spans)
+    idle = f", compute idle {100 * idle_share(timeline):.1f}%" if computes else ""
+    return f"{format_seconds(timeline.seconds)}{idle}{_folded(timeline)}"
+
+
+def _folded(timeline: Timeline) -> str:
+    """For how many ranks a drawn one stands; nothing if all are drawn."""
+    count = _equal_count(timeline)
+    if count:
+        return f", each rank drawn x {count} ranks"
+    return f", for {timeline.all_ranks} ranks" if timeline.rank_counts else ""
+
+
+def _equal_count(timeline: Timeline) -> int:
+    """The number of ranks that every drawn rank stands for; 0 if it differs, or is one."""
+    counts = {timeline.rank_counts.get(rank, 1) for rank in timeline.ranks}
+    return max(counts) if len(counts) == 1 and max(counts) > 1 else 0
+
+
+def _rows(timeline: Timeline, spans: Sequence[Span], scale: float) -> tuple[list[Html], list[Html], int]:
     """The lane names, the lanes, and their total height."""
-    ranks = _chosen(timeline.ranks)
     by_lane: dict[tuple[int, str], list[Span]] = {}
-    for s in _merged([s for s in timeline.spans if s.rank in ranks], scale):
+    for s in spans:
         by_lane.setdefault((s.rank, s.lane), []).append(s)
-    names = [tag("text", "rank", x=0, y=10)]
+    detail = _Detail(16, 120) if len(spans) <= _LABELLED_SPANS else _Detail(4, 48)
+    count = _equal_count(timeline)
+    names = [tag("text", f"rank x {count}" if count else "rank", x=0, y=10)]
     rows: list[Html] = []
     y, last = _AXIS, -1
     for rank, lane in sorted(by_lane, key=lambda key: (key[0], _LANES.index(key[1]) if key[1] in _LANES else 9)):
         if rank != last:
             y += 2 * _GAP if rows else 0
-            names.append(tag("text", rank, x=0, y=y + 14, class_="strong"))
+            names.append(tag("text", tag("title", timeline.rank_label(rank)), rank, x=0, y=y + 14, class_="strong"))
         last = rank
         levels = _stacked(by_lane[rank, lane])
         height = _HEIGHT if len(levels) == 1 else 13 * len(levels)
         names.append(tag("text", _SHORT.get(lane, lane), x=_NAMES - 8, y=y + 14, text_anchor="end"))
-        rows.append(_lane(levels, y, height, scale))
+        rows.append(_lane(levels, y, height, scale, detail))
         y += height + _GAP
     return names, rows, y
 
 
-def _lane(levels: list[list[Span]], y: int, height: int, scale: float) -> Html:
+def _lane(levels: list[list[Span]], y: int, height: int, scale: float, detail: _Detail) -> Html:
     drawn = [
         tag("rect", x=0, y=y, width="100%", height=height, class_="lane"),
         tag("rect", x=0, y=y, width="100%", height=height, class_="hatch"),
     ]
     tall = height / len(levels)
     for level, spans in enumerate(levels):
-        drawn += [_span(s, y + level * tall, tall, scale) for s in spans]
+        drawn += [_span(s, y + level * tall, tall, scale, detail) for s in spans]
     return tag("g", *drawn)
 
 
-def _span(s: Span, y: float, height: float, scale: float) -> Html:
+def _span(s: Span, y: float, height: float, scale: float, detail: _Detail) -> Html:
     kind = phase_of(s.lane, s.name)
     share = (s.end - s.start) / scale
     box = {"x": _x(s.start, scale), "y": f"{y:g}", "width": f"{max(100 * share, 0.03):.3f}%", "height": f"{height:g}"}
     size = f", {format_bytes(s.bytes)}" if s.bytes else ""
-    tip = f"{s.name[:200]}\n{format_seconds(s.end - s.start)} from {format_seconds(s.start)}, rank {s.rank}{size}"
+    when = f"{format_seconds(s.end - s.start)} from {format_seconds(s.start)}, rank {s.rank}"
+    tip = f"{_shortened(s.name, detail.letters)}\n{when}{size}"
     room = " room" if share > 0.004 else ""
     rect = tag("rect", tag("title", tip), class_=f"s k-{kind}{room}", **box)
     name = short_name(s.name)
-    # Omit a name that would not fit even when zoomed in sixteen times.
-    if height < 12 or share * 16 * 900 < 6 * len(name[:40]):
+    # Omit a name that would not fit even when zoomed in.
+    if height < 12 or share * detail.zoom * 900 < 6 * len(name[:40]):
         return rect
     text = tag("text", name[:40], x=3, y=f"{height / 2 + 4:g}", class_=f"in k-{kind}")
     return join(rect, tag("svg", text, **box))
+
+
+def _shortened(name: str, letters: int) -> str:
+    """A long name without its middle: its end tells it from others."""
+    if len(name) <= letters:
+        return name
+    return f"{name[: letters // 3]}…{name[len(name) - (letters - 1 - letters // 3) :]}"
 
 
 def _axis(scale: float, height: int) -> Html:
@@ -206,20 +314,27 @@ def _from_zero(timeline: Timeline) -> Timeline:
     return dataclasses.replace(timeline, spans=spans)
 
 
-def _chosen(ranks: tuple[int, ...]) -> set[int]:
-    """All ranks, or some spread evenly, so that every pipeline stage is shown."""
+def _chosen(ranks: tuple[int, ...], most: int) -> set[int]:
+    """All ranks, or some spread evenly, so that pipeline stages of all places are shown."""
     n = len(ranks)
-    if n <= MOST_RANKS:
+    if n <= most:
         return set(ranks)
-    return {ranks[round(i * (n - 1) / (MOST_RANKS - 1))] for i in range(MOST_RANKS)}
+    return {ranks[round(i * (n - 1) / max(1, most - 1))] for i in range(most)}
 
 
-def _merged(spans: list[Span], scale: float) -> tuple[Span, ...]:
-    """The spans, with short neighbours of one phase joined until there are few enough to draw."""
+def _near(last: Span, s: Span, least: float, scale: float) -> bool:
+    """Whether two neighbours may be one: together short, and mostly busy unless they are too short to see."""
+    length = s.end - last.start
+    return length < least and (length < _INVISIBLE * scale or s.start - last.end <= 0.7 * length)
+
+
+def _merged(spans: list[Span], scale: float, most: int, longest: float) -> tuple[Span, ...]:
+    """The spans, with short neighbours of one phase joined until there are few enough, or the joined ones would be
+    longer than `longest`."""
     least = scale / 16_000
     spans = sorted(spans, key=lambda s: (s.rank, s.lane, s.start, -s.end))
     counts = [1] * len(spans)
-    while len(spans) > MOST_SPANS:
+    while len(spans) > most:
         joined: list[Span] = []
         sizes: list[int] = []
         for s, k in zip(spans, counts, strict=True):
@@ -227,7 +342,7 @@ def _merged(spans: list[Span], scale: float) -> tuple[Span, ...]:
             if (
                 last
                 and (last.rank, last.lane) == (s.rank, s.lane)
-                and s.end - last.start < least
+                and _near(last, s, least, scale)
                 and phase_of(last.lane, last.name) == phase_of(s.lane, s.name)
             ):
                 joined[-1] = dataclasses.replace(last, end=max(last.end, s.end), bytes=last.bytes + s.bytes)
@@ -235,8 +350,8 @@ def _merged(spans: list[Span], scale: float) -> tuple[Span, ...]:
             else:
                 joined.append(s)
                 sizes.append(k)
-        spans, counts, least = joined, sizes, least * 2
-        if least > 4 * scale:
+        spans, counts, least = joined, sizes, least * 1.5
+        if least > longest:
             break
     return tuple(
         s if k == 1 else dataclasses.replace(s, name=f"{s.name} and {k - 1} more")
@@ -254,17 +369,6 @@ def _stacked(spans: Iterable[Span]) -> list[list[Span]]:
             rows.append(row := [])
         (rows[-1] if row is None else row).append(s)
     return rows
-
-
-def _remarks(both: list[Timeline]) -> Html:
-    notes = ["The dashed line marks the end of the other timeline."] if len(both) == 2 else []
-    for t in both:
-        if len(t.ranks) > MOST_RANKS:
-            notes.append(f"{MOST_RANKS} of {len(t.ranks)} {t.origin} ranks are drawn, evenly spread.")
-        if len(t.spans) > MOST_SPANS:
-            notes.append(f"Of {len(t.spans)} {t.origin} spans, neighbours too short to see are drawn as one.")
-        notes += t.notes
-    return tag("p", " ".join(notes), class_="note") if notes else Html("")
 
 
 PATTERN = tag(

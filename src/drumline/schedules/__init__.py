@@ -1,13 +1,15 @@
 """Schedules as data: collectives and pipeline schedules, each written once, for every reader."""
 
+from .averaging import AveragingSchedule, random_partner, ring_neighbours
 from .barriers import central_barrier, dissemination_barrier
-from .check import ScheduleProof, prove
+from .check import ScheduleProof, contents, prove
 from .collectives import (
     ALGORITHMS,
     ALL_REDUCE_WORDS,
     IN_RANK_ORDER,
     NATIVE,
     OLD_WORDS,
+    SEGMENTED_ALL_REDUCES,
     SHARDED_HALVES,
     collective_schedule,
 )
@@ -48,20 +50,30 @@ from .halving import (
 from .hierarchical import hierarchical_all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
 from .listing import AlgorithmRow, listing
 from .pipeline import (
+    ASYNCHRONOUS,
     ORDERS,
+    PIPEDREAM,
     Action,
     Pipeline,
     PipelineProof,
     Skips,
+    UpdateProof,
+    batches_in_flight,
     check_order,
     check_skips,
+    expected_staleness,
     gpipe,
     interleaved,
     naive,
     one_f_one_b,
+    pipedream,
+    pipedream_2bw,
     pipeline_order,
     prove_pipeline,
+    prove_updates,
+    update_delay,
     zero_bubble_h1,
+    zero_bubble_h2,
     zero_bubble_v,
 )
 from .rings import chain_broadcast, chain_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
@@ -76,6 +88,7 @@ from .trees import (
     logp_broadcast,
     scatter_allgather_broadcast,
 )
+from .update_rules import BatchRule, Contribution, GradientTask, StepRule, UpdateRule, WeightUpdate, update_rule
 
 __all__ = [
     "ALGORITHMS",
@@ -83,6 +96,7 @@ __all__ = [
     "ALL_REDUCE",
     "ALL_REDUCE_WORDS",
     "ALL_TO_ALL",
+    "ASYNCHRONOUS",
     "BARRIER",
     "BROADCAST",
     "EXSCAN",
@@ -91,14 +105,20 @@ __all__ = [
     "NATIVE",
     "OLD_WORDS",
     "ORDERS",
+    "PIPEDREAM",
     "REDUCE",
     "REDUCE_SCATTER",
     "SCAN",
     "SCATTER",
+    "SEGMENTED_ALL_REDUCES",
     "SHARDED_HALVES",
     "Action",
     "AlgorithmRow",
+    "AveragingSchedule",
+    "BatchRule",
     "Contract",
+    "Contribution",
+    "GradientTask",
     "Pipeline",
     "PipelineProof",
     "Round",
@@ -107,7 +127,12 @@ __all__ = [
     "ScheduleProof",
     "Send",
     "Skips",
+    "StepRule",
     "Traffic",
+    "UpdateProof",
+    "UpdateRule",
+    "WeightUpdate",
+    "batches_in_flight",
     "binomial_broadcast",
     "binomial_gather",
     "binomial_reduce",
@@ -120,6 +145,7 @@ __all__ = [
     "check_order",
     "check_skips",
     "collective_schedule",
+    "contents",
     "direct_all_gather",
     "direct_all_reduce",
     "direct_reduce_scatter",
@@ -129,6 +155,7 @@ __all__ = [
     "doubling_all_reduce",
     "doubling_exscan",
     "doubling_scan",
+    "expected_staleness",
     "flat_broadcast",
     "flat_gather",
     "flat_reduce",
@@ -149,16 +176,24 @@ __all__ = [
     "naive_all_reduce",
     "one_f_one_b",
     "pairwise_all_to_all",
+    "pipedream",
+    "pipedream_2bw",
     "pipeline_order",
     "prove",
     "prove_pipeline",
+    "prove_updates",
+    "random_partner",
     "reordered",
     "ring_all_gather",
     "ring_all_reduce",
+    "ring_neighbours",
     "ring_reduce_scatter",
     "scatter_allgather_broadcast",
     "segmented",
     "server_all_reduce",
+    "update_delay",
+    "update_rule",
     "zero_bubble_h1",
+    "zero_bubble_h2",
     "zero_bubble_v",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..core.errors import VerificationError
-from .spec import Schedule, Send
+from .spec import Round, Schedule, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class _Trees:
 
 
 _State = dict[tuple[int, int], _Value]
+Contents = dict[tuple[int, int], tuple[int, ...]]
+"""(rank, chunk) -> the ranks whose contributions the chunk contains there."""
 
 
 def prove(schedule: Schedule) -> ScheduleProof:
@@ -62,20 +65,36 @@ def prove(schedule: Schedule) -> ScheduleProof:
     Raises VerificationError for a send of a chunk that the rank does not have, a contribution that is lost or added
     twice (where the contract forbids it), a chunk written twice in one round, and unknown ranks or chunks.
     """
-    s, trees = schedule, _Trees()
-    start = [_Value(1 << rank, rank, rank, True, -1 - rank, -1) for rank in range(s.p)]
-    state: _State = {
-        (rank, chunk): start[rank]
-        for rank in range(s.p)
-        for chunk in range(s.chunks)
-        if s.contract.before(s, rank, chunk)
-    }
+    s, trees, state = schedule, _Trees(), _start(schedule)
     rounds = sends = 0
     for k, group in enumerate(s.rounds):
         _round(s, k, group, state, trees)
         rounds, sends = k + 1, sends + len(group)
     identical, in_order = _end(s, state)
     return ScheduleProof(f"{s.name} p={s.p}", rounds, sends, identical, in_order)
+
+
+def contents(schedule: Schedule) -> Iterator[tuple[Round, Contents]]:
+    """Before the first round and after each: its sends, and the ranks whose contributions each chunk contains."""
+    trees, state = _Trees(), _start(schedule)
+    for k, group in enumerate(((), *schedule.rounds), -1):
+        _round(schedule, k, group, state, trees)
+        yield group, {place: _bits(value.ranks) for place, value in state.items()}
+
+
+def _start(s: Schedule) -> _State:
+    """What every rank has before the first round."""
+    start = [_Value(1 << rank, rank, rank, True, -1 - rank, -1) for rank in range(s.p)]
+    return {
+        (rank, chunk): start[rank]
+        for rank in range(s.p)
+        for chunk in range(s.chunks)
+        if s.contract.before(s, rank, chunk)
+    }
+
+
+def _bits(ranks: int) -> tuple[int, ...]:
+    return tuple(r for r in range(ranks.bit_length()) if ranks >> r & 1)
 
 
 def _round(s: Schedule, k: int, group: tuple[Send, ...], state: _State, trees: _Trees) -> None:

@@ -121,6 +121,9 @@ SHARDED_HALVES: dict[str, tuple[str, str]] = {
 """All-reduce algorithms that are a reduce-scatter and an all-gather, by the names of these two. With the others,
 sharded gradients are all-reduced whole and every rank keeps its shard; the updated shards are gathered by the ring."""
 
+SEGMENTED_ALL_REDUCES = ("double_tree", "naive")
+"""All-reduce algorithms in which ranks idle in most rounds unless the buffer travels in segments."""
+
 IN_RANK_ORDER: dict[str, tuple[str, ...]] = {
     "all_reduce": ("halving", "doubling", "double_tree", "direct", "server", "naive"),
     "reduce_scatter": ("direct",),

@@ -1,46 +1,109 @@
 """Draws one predicted step as a timeline: the parts of `costs.step.Step`, laid out on the lanes of each rank.
 
-A rank has two lanes. The compute lane runs layers in order; the communication lane runs messages in the order in which
-they become ready. While both are busy, messages proceed at the share `overlap` of their speed.
+Ranks that do the same are drawn once: one for every pipeline stage, with the number of ranks that it stands for.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..clusters import Cluster
 from ..core.timeline import Span, Timeline
-from ..costs.data_parallel_comm import CollectiveMessage
+from ..core.units import format_seconds
+from ..costs.estimate import Estimate
 from ..costs.operator_model import OperatorCostModel
 from ..costs.pipeline_cost import PipelineCost
 from ..costs.step import Step, Tail
 from ..models.profile import Profile
 from ..plans import Plan
+from .lanes import Lanes, Row
+from .scaled_step import scaled_step
 
-Row = tuple[str, str, float, float, float]
-"""Lane, name, start, end, bytes."""
+LARGEST_STRETCH = 0.005
+"""Relative difference between layout and estimate up to which the timeline says nothing about it."""
 
 
-def simulate_step(profile: Profile, plan: Plan, cluster: Cluster, *, speed: float = 1.0) -> Timeline:
-    """The predicted timeline of one step.
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """A step laid out in time, by pipeline stage."""
 
-    `speed` is that of a machine which runs at a share of its measured speed: all spans are stretched by it.
+    step: Step
+    rows: list[list[Row]]
+    """Of a rank of each stage, in seconds of the layout."""
+    stretch: float = 1.0
+    """Seconds of the timeline over those of the layout."""
+    notes: tuple[str, ...] = ()
+
+    def timeline(self, speed: float = 1.0) -> Timeline:
+        """The spans of every stage's first rank, which stands for all ranks of the stage."""
+        plan, k = self.step.plan, self.stretch / speed
+        ranks = plan.ranks // plan.pp
+        spans = tuple(
+            Span(stage * ranks, lane, name, start * k, end * k, size)
+            for stage, own in enumerate(self.rows)
+            for lane, name, start, end, size in own
+        )
+        counts = {stage * ranks: ranks for stage in range(len(self.rows))} if ranks > 1 else {}
+        return Timeline("predicted", spans, self.notes, counts)
+
+
+def lay_out(step: Step, estimate: Estimate | None = None) -> StepLayout:
+    """Lay out a step of the operator model, or the parts of an `estimate` of the same plan, with which it then ends.
+
+    An estimate adds up closed forms of overlaps and bubbles, so a layout of its parts differs by some percent: it is
+    stretched by that, and a note says so.
     """
+    if estimate is None:
+        return StepLayout(step, step_rows(step))
+    scaled = scaled_step(step, estimate)
+    rows = step_rows(scaled)
+    seconds = rows_seconds(rows)
+    stretch = estimate.step_seconds / seconds if seconds else 1.0
+    notes: tuple[str, ...] = ()
+    if abs(stretch - 1) > LARGEST_STRETCH:
+        notes = (
+            f"Laid out in time, the parts of the estimate take {format_seconds(seconds)}; the timeline is drawn "
+            f"{100 * abs(stretch - 1):.1f}% {'longer' if stretch > 1 else 'shorter'}, to end with the estimate.",
+        )
+    return StepLayout(scaled, rows, stretch, notes)
+
+
+def simulate_step(
+    profile: Profile, plan: Plan, cluster: Cluster, *, speed: float = 1.0, estimate: Estimate | None = None
+) -> Timeline:
+    """The predicted timeline of one step of ranks that are alike and meet in every step.
+
+    It shows the seconds of the operator model, or those of an `estimate` of the same plan by any model. `speed` is that
+    of a machine which runs at a share of its measured speed: all spans are stretched by it. For ranks that differ and
+    other plans, see workers.py.
+    """
+    assert plan.sync == "allreduce", f"{plan}: its replicas do not meet in every step"
     step = OperatorCostModel(profile, cluster, plan.precision).step(plan)
-    ranks = step.plan.ranks // step.plan.pp
-    spans = tuple(
-        Span(stage * ranks + i, lane, name, start / speed, end / speed, size)
-        for stage, rows in enumerate(_rows(step))
-        for i in range(ranks)
-        for lane, name, start, end, size in rows
+    return lay_out(step, estimate).timeline(speed)
+
+
+def rows_seconds(rows: list[list[Row]]) -> float:
+    """The end of the last row."""
+    return max((end for own in rows for _, _, _, end, _ in own), default=0.0)
+
+
+def unfolded(timeline: Timeline) -> Timeline:
+    """The same with the spans of every rank: a drawn rank stands for itself and those that follow it."""
+    spans = (
+        Span(rank, s.lane, s.name, s.start, s.end, s.bytes)
+        for s in timeline.spans
+        for rank in range(s.rank, s.rank + timeline.rank_counts.get(s.rank, 1))
     )
-    return Timeline("predicted", spans)
+    return Timeline(timeline.origin, tuple(sorted(spans, key=lambda s: s.rank)), timeline.notes)
 
 
-def _rows(step: Step) -> list[list[Row]]:
+def step_rows(step: Step) -> list[list[Row]]:
     """The spans of a rank of each pipeline stage."""
     if step.pipeline is not None:
         passes = _pipeline_rows(step.pipeline)
-        start = step.pipeline.seconds
-        return [rows + _tail(Lanes(1.0, start), tail) for rows, tail in zip(passes, step.tails, strict=True)]
+        if step.pipeline.never_drains:
+            return passes  # the tails are among the passes
+        return [rows + _stage_tail(step, rank, rows) for rank, rows in enumerate(passes)]
     lanes, m = Lanes(step.cluster.overlap), step.plan.micro
     for micro in range(m):
         _micro_batch(
@@ -66,7 +129,7 @@ def _micro_batch(lanes: Lanes, step: Step, *, reduces: bool, label: str) -> None
         if forward_ahead and i + 1 < len(layers):
             lanes.send(layers[i + 1][2][0])
         lanes.compute(f"forward {name}", time.forward)
-        lanes.block(f"communication {name}", comm.forward)
+        lanes.block(f"messages of {name}", comm.forward)
     for i, (time, comm, (gather, reduce)) in reversed(list(enumerate(layers))):
         name = f"{time.layer.name or '(model)'}{label}"
         # the group of the whole model, which comes with the first layer, is still gathered
@@ -79,7 +142,7 @@ def _micro_batch(lanes: Lanes, step: Step, *, reduces: bool, label: str) -> None
         if i > 1 and backward_ahead:
             lanes.send(layers[i - 1][2][0])
         lanes.compute(f"backward {name}", time.backward)
-        lanes.block(f"communication {name}", comm.backward)
+        lanes.block(f"messages of {name}", comm.backward)
         if reduces:
             lanes.send(reduce)
 
@@ -89,14 +152,37 @@ def _pipeline_rows(pipeline: PipelineCost) -> list[list[Row]]:
     rows: list[list[Row]] = [[] for _ in range(pipeline.ranks)]
     times = pipeline.times()
     for timed in times.actions:
-        word = {"F": "forward", "B": "backward", "W": "weights"}[timed.action.kind]
-        name = f"{word} stage {timed.action.stage} m{timed.action.micro}"
+        word = {"F": "forward", "B": "backward", "W": "weights", "U": "update"}[timed.action.kind]
+        name = f"{word} stage {timed.action.stage} m{timed.action.micro % pipeline.micros}"
         rows[timed.rank].append(("compute", name, timed.start, timed.end, 0.0))
     for sent in times.transfers:
         size = pipeline.stages[min(sent.stage, sent.action.stage)][-1].output
         name = f"{sent.action.kind} to stage {sent.stage}"
         rows[sent.src].append(("communication", name, sent.start, sent.end, size))
     return rows
+
+
+def _stage_tail(step: Step, rank: int, passes: list[Row]) -> list[Row]:
+    """After the last backward of a stage: it reduces its gradients while other stages still run, then all meet.
+
+    The cost model counts the longest tail from the end of the pipeline on, so that one begins there; no other ends
+    later than it.
+    """
+    assert step.pipeline is not None
+    end = step.pipeline.seconds
+    own = end if rank == step.slowest else max(row[3] for row in passes if row[0] == "compute")
+    before, after = _around_meeting(step.tails[rank])
+    longest = [sum(p.seconds for p in parts) for parts in _around_meeting(step.tails[step.slowest])]
+    lanes = Lanes(1.0, own)
+    _tail(lanes, before)
+    lanes.wait_until(end + longest[0] + min(0.0, longest[1] - sum(p.seconds for p in after)))
+    return _tail(lanes, after)
+
+
+def _around_meeting(tail: Tail) -> tuple[Tail, Tail]:
+    """The parts of a tail before all ranks agree on the loss, and from then on."""
+    meeting = next((i for i, part in enumerate(tail) if part.part == "overhead"), len(tail))
+    return tail[:meeting], tail[meeting:]
 
 
 def _tail(lanes: Lanes, tail: Tail) -> list[Row]:
@@ -110,69 +196,3 @@ def _tail(lanes: Lanes, tail: Tail) -> list[Row]:
         else:
             lanes.compute(part.name, part.seconds)
     return lanes.rows
-
-
-class Lanes:
-    """The two lanes of a rank: a clock, and the messages in flight."""
-
-    def __init__(self, overlap: float, start: float = 0.0) -> None:
-        self.rows: list[Row] = []
-        self._overlap = overlap
-        self._now = start
-        self._queue: list[tuple[CollectiveMessage, float, float]] = []
-        """Message, when it started (or -1), its remaining seconds at full speed."""
-
-    def compute(self, name: str, seconds: float) -> None:
-        """Run something on the compute lane; messages proceed meanwhile."""
-        if seconds <= 0:
-            return
-        start, self._now = self._now, self._now + seconds
-        self.rows.append(("compute", name, start, self._now, 0.0))
-        self._advance(start, seconds, self._overlap)
-
-    def block(self, name: str, seconds: float) -> None:
-        """Wait for a message of the layer itself, which those in flight do not overtake."""
-        if seconds > 0:
-            start, self._now = self._now, self._now + seconds
-            self.rows.append(("communication", name, start, self._now, 0.0))
-
-    def send(self, message: CollectiveMessage | None) -> None:
-        """Put a message, if there is one, on the communication lane."""
-        if message is not None:
-            self._queue.append((message, -1.0, message.seconds))
-
-    def copy(self, message: CollectiveMessage | None) -> None:
-        """Do the work of a message on the compute lane: a copy on demand."""
-        if message is not None:
-            self.compute(f"communication {message.name}", message.seconds)
-
-    def wait(self, message: CollectiveMessage | None) -> None:
-        """Wait until a message has arrived, and so all before it; the compute lane is idle meanwhile."""
-        places = [i for i, (queued, _, _) in enumerate(self._queue) if queued is message]
-        if message is not None and places:
-            self._drain(places[-1] + 1)
-
-    def join(self) -> None:
-        """Wait until all messages have arrived."""
-        self._drain(len(self._queue))
-
-    def _drain(self, count: int) -> None:
-        """Messages run at full speed while the compute lane waits for the first `count` of them."""
-        for message, begun, left in self._queue[:count]:
-            start, self._now = self._now, self._now + left
-            since = start if begun < 0 else begun
-            self.rows.append(("communication", message.name, since, self._now, message.bytes))
-        del self._queue[:count]
-
-    def _advance(self, start: float, seconds: float, speed: float) -> None:
-        """Let messages proceed for a while at a share of their speed."""
-        clock, end = start, start + seconds
-        while self._queue and speed > 0:
-            message, begun, left = self._queue[0]
-            begun = clock if begun < 0 else begun
-            if clock + left / speed > end + 1e-15 * max(1.0, end):
-                self._queue[0] = (message, begun, left - (end - clock) * speed)
-                return
-            clock += left / speed
-            self.rows.append(("communication", message.name, begun, clock, message.bytes))
-            self._queue.pop(0)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from ..clusters import Link
 from ..core.errors import InputError
 from ..schedules import Schedule, messages
 
@@ -104,6 +105,17 @@ class LogGP(Machine):
 
     def __post_init__(self) -> None:
         _check(self, "L", "o", "g", "G")
+
+    @classmethod
+    def of(cls, link: Link, P: int) -> LogGP:
+        """P ranks on a link whose short messages were measured: its L, o and g, and G = beta."""
+        if link.logp is None:
+            raise InputError(
+                "a link without L, o and g",
+                rule="`drumline measure` measures them",
+                fix="node.link.logp = {L, o, g} in the cluster file",
+            )
+        return cls(link.logp.L, link.logp.o, link.logp.g, link.beta, P)
 
     def occupies(self, m: int) -> float:
         """(m-1) G + max(g, o): the gap begins after the last byte."""

@@ -11,14 +11,31 @@ from fractions import Fraction
 
 from ..core.errors import InputError
 from ..schedules import Schedule, collective_schedule, messages
+from ..schedules.exchange import exchange_by_pairs, exchange_in_turns, partitioned_exchange
 
-CLASSIC = {"server": "parameter server", "naive": "decentralised, one at a time", "ring": "ring"}
+CLASSIC = {
+    "server": "parameter server",
+    "naive": "along a line, one at a time",
+    "exchange_by_pairs": "all to all, one at a time",
+    "exchange_in_turns": "all to all, in turns",
+    "partitioned_exchange": "partitioned all to all, in turns",
+    "direct": "partitioned all to all, at once (direct)",
+    "ring": "ring",
+}
 """Algorithm -> name in the table."""
+
+_EXCHANGES = {
+    "exchange_by_pairs": exchange_by_pairs,
+    "exchange_in_turns": exchange_in_turns,
+    "partitioned_exchange": partitioned_exchange,
+}
 
 HEADS = ("all-reduce", "rounds", "busiest node, a round", "busiest node, in all", "fan-in")
 
-_POINTS = (64, 128, 256)
-"""Ranks at which growth is sampled: three, for the three terms of a P + b + c / P."""
+_POINTS = (8, 16, 24, 32)
+"""Ranks at which growth is sampled: four, for the four terms of q P^2 + a P + b + c / P."""
+COUNTED_RANKS = 256
+"""Ranks up to which the schedules themselves are counted; beyond, the growth through _POINTS is evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +78,9 @@ class GrowthRow:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Exact growth of a count: a P + b + c / P."""
+    """Exact growth of a count: q P^2 + a P + b + c / P."""
 
+    q: Fraction
     a: Fraction
     b: Fraction
     c: Fraction
@@ -72,32 +90,41 @@ class Growth:
     @classmethod
     def through(cls, numbers: tuple[Fraction, ...], letter: str) -> Growth:
         """The growth through these values at _POINTS."""
-        (x, y, z), (u, v, w) = _POINTS, (n * p for n, p in zip(numbers, _POINTS, strict=True))
-        # n P = a P^2 + b P + c, by divided differences
-        first, second = (v - u) / (y - x), (w - v) / (z - y)
-        a = (second - first) / (z - x)
-        b = first - a * (x + y)
-        return cls(a, b, u - a * x * x - b * x, letter)
+        # n P = q P^3 + a P^2 + b P + c, by Newton's divided differences
+        points, row = _POINTS, [n * p for n, p in zip(numbers, _POINTS, strict=True)]
+        newton = [row[0]]
+        for width in range(1, len(points)):
+            row = [(row[i + 1] - row[i]) / (points[i + width] - points[i]) for i in range(len(row) - 1)]
+            newton.append(row[0])
+        # the nested form, multiplied out from the inside: coefficients of 1, P, P^2, P^3
+        terms = [newton[-1]]
+        for x, top in zip(reversed(points[:-1]), reversed(newton[:-1]), strict=True):
+            raised, lowered = [Fraction(0), *terms], [-x * t for t in terms] + [Fraction(0)]
+            terms = [up + down for up, down in zip(raised, lowered, strict=True)]
+            terms[0] += top
+        c, b, a, q = terms
+        return cls(q, a, b, c, letter)
 
     def at(self, p: int) -> Fraction:
         """The count for p ranks."""
-        return self.a * p + self.b + self.c / p
+        return self.q * p * p + self.a * p + self.b + self.c / p
 
     @property
     def order(self) -> str:
         """The fastest growing term, without its factor."""
-        if self.a:
-            return f"O({self.letter}{' ' if self.letter else ''}P)"
+        if self.q or self.a:
+            return f"O({self.letter}{' ' if self.letter else ''}{'P^2' if self.q else 'P'})"
         return f"O({self.letter or 1})" if self.b else f"O({self.letter or 1}/P)"
 
     def cell(self, number: Fraction) -> str:
         """Order, formula, and the count where it depends on the ranks."""
-        return f"{self.order}: {self}" + (f" = {self._times(number)}" if self.a or self.c else "")
+        return f"{self.order}: {self}" + (f" = {self._times(number)}" if self.q or self.a or self.c else "")
 
     def __str__(self) -> str:
-        if not self.a and not self.b:
+        if not self.q and not self.a and not self.b:
             return f"{self._times(self.c)}/P"
-        terms = [f"{n}{tail}" for n, tail in ((self.a, "P"), (self.b, ""), (self.c, "/P")) if n]
+        parts = ((self.q, "P^2"), (self.a, "P"), (self.b, ""), (self.c, "/P"))
+        terms = [f"{n}{tail}" for n, tail in parts if n]
         text = " + ".join(terms).replace("+ -", "- ").replace("1P", "P")
         return f"({text}) {self.letter}" if self.letter and len(terms) > 1 else self._times(text)
 
@@ -131,16 +158,26 @@ def counts(schedule: Schedule) -> ScheduleCounts:
 
 
 def growth_table(p: int) -> list[GrowthRow]:
-    """Parameter server, decentralised and ring all-reduce for p ranks."""
-    if not 2 <= p <= 4096:
-        raise InputError(f"a table for {p} ranks", rule="from 2 to 4096 ranks")
+    """The classic all-reduces for p ranks: parameter server, exchanges, ring."""
+    if not 2 <= p <= 1_000_000:
+        raise InputError(f"a table for {p} ranks", rule="from 2 to 1000000 ranks")
     rows = []
     for algorithm, name in CLASSIC.items():
-        here, *points = (counts(collective_schedule("all_reduce", algorithm, n)).numbers() for n in (p, *_POINTS))
-        grown = zip(*points, ("", "N", "N", ""), strict=True)
-        growth = tuple(Growth.through((x, y, z), letter) for x, y, z, letter in grown)
+        grown = zip(*(_numbers(algorithm, n) for n in _POINTS), ("", "N", "N", ""), strict=True)
+        growth = tuple(Growth.through(tuple(points), letter) for *points, letter in grown)
+        here = _numbers(algorithm, p) if p <= COUNTED_RANKS else tuple(one.at(p) for one in growth)
         rows.append(GrowthRow(algorithm, name, p, ScheduleCounts(int(here[0]), here[1], here[2], int(here[3])), growth))
     return rows
+
+
+def _numbers(algorithm: str, p: int) -> tuple[Fraction, ...]:
+    """The counts of an all-reduce of N bytes, from its schedule."""
+    exchange = _EXCHANGES.get(algorithm)
+    schedule = exchange(p) if exchange else collective_schedule("all_reduce", algorithm, p)
+    rounds, most, whole, fan_in = counts(schedule).numbers()
+    # what is gathered in whole buffers has P N bytes
+    times = p if schedule.collective == "all_gather" else 1
+    return rounds, most * times, whole * times, fan_in
 
 
 def markdown(rows: list[GrowthRow]) -> str:

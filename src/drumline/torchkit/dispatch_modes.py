@@ -1,7 +1,9 @@
 """Modes that see every operator, switches that leave them, and their return when a forward runs again.
 
 Written for torch 2.13. Missing public API: `torch.overrides.TorchFunctionMode` is public, its counterpart below
-autograd is not, and neither are the stack of active modes and the guards that leave them.
+autograd is not, and neither are the stack of active modes and the guards that leave them. `set_grad_enabled`,
+`enter_autocast` and `exit_autocast` are the calls that a captured graph holds in place of `with torch.no_grad()` and
+`with torch.autocast(...)`: graph passes must recognise and emit them.
 """
 
 from __future__ import annotations
@@ -11,14 +13,20 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 
 import torch
+from torch._C import _set_grad_enabled as set_grad_enabled
+from torch.amp.autocast_mode import _enter_autocast as enter_autocast
+from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
     "DispatchMode",
     "UnwrappedDispatchMode",
+    "enter_autocast",
+    "exit_autocast",
     "function_modes",
     "reenter_function_modes",
+    "set_grad_enabled",
     "with_view_tracking",
     "without_dispatch_modes",
     "without_function_modes",

@@ -7,15 +7,20 @@ optimizers call the others, but no public function does.
 from __future__ import annotations
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 __all__ = [
     "assert_async",
     "flash_attention_cpu",
     "flash_attention_cpu_backward",
+    "foreach_add_",
     "foreach_copy_",
     "foreach_mul_",
     "foreach_norm",
+    "foreach_sub_",
+    "fused_adam_",
     "fused_adamw_",
+    "has_global_step_hooks",
     "log_softmax",
     "log_softmax_backward",
     "softmax",
@@ -29,9 +34,12 @@ __all__ = [
 assert_async = torch._assert_async
 """(condition, message): fails on the device without waiting for it."""
 
+foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
+foreach_sub_ = torch._foreach_sub_
+fused_adam_ = torch._fused_adam_
 fused_adamw_ = torch._fused_adamw_
 
 flash_attention_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -51,6 +59,11 @@ upsample_nearest_exact = {
     3: torch.ops.aten._upsample_nearest_exact3d,
 }
 """By the number of spatial dims."""
+
+
+def has_global_step_hooks() -> bool:
+    """Whether functions were registered that every optimizer calls before or after its step."""
+    return bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
 
 def spin(cycles: int) -> None:

@@ -160,6 +160,8 @@ def depth_of(kind: str, args: Any, out: Any) -> float:
     if kind in ("attention", "attention_backward"):
         s, d = inputs[0].shape[-2:]
         return 4.0 + math.ceil(math.log2(max(2, d))) + 2 * math.ceil(math.log2(max(2, s)))
+    if kind in ("recurrent", "recurrent_backward"):
+        return _recurrent_depth(kind, inputs)
     if kind in ("reduce", "pool", "pool_backward"):
         ratio = inputs[0].numel() / max(1, results[0].numel())
         return max(1.0, float(math.ceil(math.log2(max(1.0, ratio)))))
@@ -189,6 +191,14 @@ def _recurrent_flops(kind: str, args: Any) -> float:
     vectors = inputs[0].numel() / max(1, inputs[0].shape[-1])
     weights = sum(t.numel() for t in inputs[1:5] if t.dim() == 2)
     return 2.0 * vectors * weights * (2.0 if kind == "recurrent_backward" else 1.0)
+
+
+def _recurrent_depth(kind: str, inputs: list[torch.Tensor]) -> float:
+    """Tokens form a chain: at each a matmul with the state, or with the gradients of its gates, and six operations."""
+    matrices = [t for t in inputs if t.dim() == 2]
+    width = matrices[min(1, len(matrices) - 1)].shape[1] if matrices else inputs[0].shape[-1]
+    matmul = 1.0 + math.ceil(math.log2(max(1, 4 * width if kind == "recurrent_backward" else width)))
+    return matmul + inputs[0].shape[0] * (matmul + 6)
 
 
 def _batch(a: torch.Tensor) -> int:

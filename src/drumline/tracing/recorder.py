@@ -15,14 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..models.data_flow import FlowOperator
 from ..torchkit.autograd import next_node_number, running_node_number
 from ..torchkit.dispatch_modes import UnwrappedDispatchMode
+from .data_flow import DataFlowRecorder
 from .layers import LayerSpec
 from .lineage import Lineage, storage_key
 from .op_costs import copied_first, depth_of, flops_of, kind_of_call, size_of, sparsely_read, tensors
 from .op_sizes import dims_of, rows_of, sizes_of, type_of
 from .python_calls import PythonCallCounter
-from .traced_batch import TracedBatch
+from .traced_batch import TracedBatch, affine
 
 RESERVE = 5
 """Values that cuDNN keeps per output value of a recurrent layer with four gates: the gates and the cell state."""
@@ -93,8 +95,10 @@ class TraceRecorder(UnwrappedDispatchMode):
         resident: list[torch.Tensor],
         batch: TracedBatch,
         device: str = "cpu",
+        flow: DataFlowRecorder | None = None,
     ) -> None:
         super().__init__()
+        self.flow = flow
         self.layers: dict[str, LayerTrace] = {}
         self.order: list[str] = []
         """Layers in the order of their first call."""
@@ -109,7 +113,7 @@ class TraceRecorder(UnwrappedDispatchMode):
         self._sizes: dict[int, complex] = {}
         self._watch: dict[int, weakref.ref[Any]] = {}
         self._depths: dict[int, float] = {}
-        self._hooks: list[Any] = []
+        self._hooks: list[Any] = list(flow.hooks) if flow else []
         self._resident = {storage_key(t) for t in resident}
         self._cast: set[int] = set()
         """Copies of weights made by autocast: a matmul with one of them is a matmul with the weight."""
@@ -250,6 +254,8 @@ class TraceRecorder(UnwrappedDispatchMode):
         self._watch.pop(key, None)
         self._depths.pop(key, None)
         self._cast.discard(key)
+        if self.flow is not None:
+            self.flow.forget(key)
 
     def _gradient(self, p: torch.Tensor) -> None:
         """Count a finished gradient with the gradients, not with the activations."""
@@ -278,6 +284,8 @@ class TraceRecorder(UnwrappedDispatchMode):
         layer = self.layer(self._stack[-1])
         if layer.lineage is not None:
             layer.needed = len(layer.lineage)
+        if self.flow is not None:
+            self.flow.save(t)
         layer.forward.views -= 1  # the detach below is not part of the model
         return t.detach()  # a result that saves itself would never be freed
 
@@ -310,7 +318,8 @@ class TraceRecorder(UnwrappedDispatchMode):
         if func._schema.is_mutable or any(k not in read for k in written):
             name = func._overloadpacket.__name__
             kind = kind_of_call(name, inputs, outputs)
-            depth += depth_of(kind, args, out)
+            own_depth = depth_of(kind, args, out)
+            depth += own_depth
             if not name.startswith(("empty", "new_empty")):
                 flops = flops_of(func, kind, args, kwargs, out)
                 call = OperatorCall(
@@ -325,6 +334,10 @@ class TraceRecorder(UnwrappedDispatchMode):
                     tuple(self._batch.amount(n, n) for n in sizes_of(name, kind, args, kwargs, out)),
                 )
                 seen.calls += [call, *self._extra_calls(name, kind, args, inputs)]
+                if self.flow is not None and self._phase == "forward":
+                    self.flow.add(
+                        func, args, kwargs, inputs, outputs, functools.partial(_entry, call, where, own_depth)
+                    )
                 if name == "_to_copy" and self._phase == "forward" and read[0] in self._resident:
                     layer.cast += sum(size_of(t) for t in outputs)
                     self._cast.update(written)
@@ -343,3 +356,11 @@ class TraceRecorder(UnwrappedDispatchMode):
             self.depth = depth
         seen.most_alive = max(seen.most_alive, self.alive, key=self._batch.at_job_size)
         return out
+
+
+def _entry(
+    call: OperatorCall, layer: str, depth: float, module: str, parameters: tuple[str, ...], elementwise: bool
+) -> FlowOperator:
+    """A call as an operator of the data flow."""
+    work, moved = affine(call.flops), affine(call.bytes)
+    return FlowOperator(call.name, call.kind, layer, module, work, moved, depth, parameters, elementwise)

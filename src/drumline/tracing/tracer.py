@@ -19,6 +19,7 @@ from ..models.profile import Affine, Layer, Profile, ProfiledOp
 from ..torchkit.fake_tensors import VALUE_REQUESTS, FakeTensorMode
 from ..torchkit.modules import BatchNormBase
 from .autocast import HALF_DTYPES, GpuOperatorMode, autocast_as_on
+from .data_flow import DataFlowRecorder
 from .fake import (
     MedianDraws,
     call_model,
@@ -37,11 +38,12 @@ from .skipped_modules import record_with_stand_ins
 from .traced_batch import TracedBatch, affine, choose_batch
 
 
-def trace(job: Job, *, precision: str = "", device: str = "cpu") -> Profile:
+def trace(job: Job, *, precision: str = "", device: str = "cpu", data_flow: bool = False) -> Profile:
     """Trace a job into its profile.
 
     With a `precision` of a plan, trace as a device of that kind (`cpu` or `cuda`) computes in it, with every cast.
-    Without, count everything in the model's types; other precisions are scaled from that.
+    Without, count everything in the model's types; other precisions are scaled from that. With `data_flow`, the profile
+    also has the graph of the forward.
     """
     # thousands of small objects come and go; searching them for cycles costs a tenth of the time
     collecting = gc.isenabled()
@@ -49,19 +51,18 @@ def trace(job: Job, *, precision: str = "", device: str = "cpu") -> Profile:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # real problems warn again in the real run
-            return _trace(job, precision, device)
+            return _trace(job, _Target(precision, device, data_flow))
     finally:
         if collecting:
             gc.enable()
 
 
-def _trace(job: Job, precision: str, device: str) -> Profile:
+def _trace(job: Job, target: _Target) -> Profile:
     mode = fake_mode()
     sample = first_sample(job)
     model, notes = fake_model(job, mode)
     model.train()
     specs = layers_of(model)
-    target = _Target(precision, device)
     record, batch = _record_any(job, model, specs, mode, sample, target, notes)
     optimizer = optimizer_costs(job, model, mode)
     inputs = tensors(fake_batch(job, mode, sample=sample, n=batch.size))
@@ -73,20 +74,22 @@ def _trace(job: Job, precision: str, device: str) -> Profile:
         input=affine(sum((batch.amount(size_of(t), t.numel()) for t in inputs), 0j)),
         depth=Affine(record.depth),
         parameter_bytes=max(p.element_size() for p in model.parameters()),
-        activation_bytes=2 if precision in HALF_DTYPES else 4,
-        precision=precision,
+        activation_bytes=2 if target.precision in HALF_DTYPES else 4,
+        precision=target.precision,
         origin="traced",
         notes=(*notes, *trace_assumptions(model)),
+        data_flow=record.flow.data_flow() if record.flow else None,
         **optimizer,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Precision and kind of device that a trace imitates."""
+    """Precision and kind of device that a trace imitates, and whether it records the data flow."""
 
     precision: str
     device: str
+    data_flow: bool = False
 
 
 def _record_any(
@@ -131,7 +134,8 @@ def _record(
     resident = [*model.parameters(), *model.buffers(), *tensors((value, labels))]
     for p in model.parameters():
         p.grad = None
-    recorder = TraceRecorder(model, specs, resident, batch, target.device)
+    flow = DataFlowRecorder(model, tensors((value, labels)), batch) if target.data_flow else None
+    recorder = TraceRecorder(model, specs, resident, batch, target.device, flow)
     try:
         with mode, recorder, MedianDraws(), torch.random.fork_rng(devices=[]):
             with (

@@ -78,7 +78,7 @@ def layout_groups(runs: Sequence[PublishedRun], predicted: Array, *, least: int 
     members: dict[tuple[object, ...], list[int]] = {}
     for i, r in enumerate(runs):
         if r.seconds is not None:
-            members.setdefault(_job(r), []).append(i)
+            members.setdefault(job_of(r), []).append(i)
     result = []
     for rows in members.values():
         if len(rows) < least:
@@ -101,7 +101,8 @@ def layout_groups(runs: Sequence[PublishedRun], predicted: Array, *, least: int 
     return result
 
 
-def _job(r: PublishedRun) -> tuple[object, ...]:
+def job_of(r: PublishedRun) -> tuple[object, ...]:
+    """All that two runs share which differ in their layout alone."""
     return (
         r.source,
         r.layers,

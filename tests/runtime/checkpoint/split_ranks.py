@@ -148,13 +148,15 @@ def engine(layout: str, seed: int) -> Any:
     replica = all(v == 0 for k, v in plan.mesh.coordinate(rank).items() if k not in ("pp", "shard", "tp"))
     owned = set(local) if (rank == 0 if stage is None else replica) else set()
     return SimpleNamespace(
+        drain=lambda: None,
         model=model if layout in ("one", "copies", "shards") else holder,
         optimizer=optimizer,
         schedule=None,
         pieces=trained,
         frozen=[p for p in own if not p.value.requires_grad],
         parameter_specs=kinds,
-        strategy=SimpleNamespace(group=group, after_update=lambda: None),
+        strategy=SimpleNamespace(group=group, values_loaded=lambda: None, saved_tensors=dict),
+        average_replicas=lambda: None,
         group=dist.group.WORLD,
         device=torch.device("cpu"),
         rank=rank,

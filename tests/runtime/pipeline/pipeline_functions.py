@@ -26,7 +26,8 @@ from drumline.partition.sharding_pass import ShardingPass
 from drumline.partition.stage import StagedGraph
 from drumline.partition.stage_cutting import cut_into_stages, graph_operators
 from drumline.runtime.pipeline.channels import PipelineChannels
-from drumline.runtime.pipeline.step import PipelineMicroBatch, PipelineRunner, StepHooks
+from drumline.runtime.pipeline.stage_actions import PipelineMicroBatch, StepHooks
+from drumline.runtime.pipeline.step import PipelineRunner
 from drumline.runtime.pipeline.tied_parameters import sum_tied_gradients, tied_ranks
 from drumline.runtime.state.process_groups import process_group
 from drumline.schedules.pipeline import Action, Kind, Pipeline, one_f_one_b

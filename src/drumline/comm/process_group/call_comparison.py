@@ -29,15 +29,16 @@ from ..call_check import (
     different_calls,
     encode_call,
 )
-from ..call_sequence import CallSequence, Judgement
+from ..call_sequence import CallSequence, Judgement, KnownCall
+from ..signed_store import AlteredStore, SignedStore
 
 _IDS = struct.Struct("<QQ")
 _STUCK = 0.2
 """Seconds that a call takes before this rank looks whether another one asks about it."""
 _LOOK = 0.1
 """Seconds between two looks."""
-_ASK = 0.01
-"""Seconds between two reads of the store by a rank that asks."""
+_FIRST_ASK, _ASK = 0.0002, 0.01
+"""Seconds between two reads of the store by a rank that asks, at first and at most."""
 _KEPT = 64
 """Calls about which this rank can be asked."""
 
@@ -60,19 +61,27 @@ class _Call:
         """What the others may read about it."""
         return self.ids + encode_call(self.signature.text, self.site)
 
+    @property
+    def short_record(self) -> bytes:
+        """The record without its padding."""
+        return self.ids + encode_call(self.signature.text, self.site).rstrip(b"\0")
+
 
 class CallComparison:
     """The calls of one rank of one group, compared with those of the others."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: float, gather: Gather) -> None:
-        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
+        self._store, self._rank, self._size, self._timeout = SignedStore(store), rank, size, timeout
         self._gather = gather
         self._sequence, self._crossings = CallSequence(), CrossingDetector(size)
         self._number = 0
-        self._recent: deque[_Call] = deque(maxlen=_KEPT)
+        self._recent: deque[tuple[int, CallSignature, CallSite]] = deque(maxlen=_KEPT)
+        """The arguments of a `_Call` each, which few calls need."""
         self._written: set[int] = set()
         self._waits: dict[int, float] = {}
         """When the calls in progress began."""
+        self._asks = False
+        """Whether this rank waits for the answers of others."""
         self.alone = False
         """Whether this rank has refused a call in which others wait for it."""
 
@@ -81,27 +90,47 @@ class CallComparison:
         """Number of calls so far."""
         return self._number
 
-    def enter(self, signature: CallSignature, site: CallSite) -> int:
-        """Compare the next call as far as needed, or raise; returns its number."""
-        self._number += 1
-        call = _Call(self._number, signature, site)
-        self._recent.append(call)
-        self._waits[call.number] = time.monotonic()
+    @property
+    def expected(self) -> KnownCall | None:
+        """The usual next call: if it is made, there is nothing to compare."""
+        return self._sequence.expected
+
+    def follow(self, expected: KnownCall, signature: CallSignature, site: CallSite) -> None:
+        """The next call is the expected one."""
+        self._number = number = self._number + 1
+        self._recent.append((number, signature, site))
+        self._waits[number] = time.monotonic()
+        self._sequence.follow(expected)
+
+    def enter(self, signature: CallSignature, site: CallSite) -> bool:
+        """Compare the next call as far as needed, or raise; returns whether it was the expected one."""
+        expected = self.expected
+        if expected is not None and expected.call == signature.hash and expected.site in (0, site.hash):
+            self.follow(expected, signature, site)
+            return True
+        self._number = number = self._number + 1
+        self._recent.append((number, signature, site))
+        self._waits[number] = time.monotonic()
         try:
-            judgement = self._sequence.judge(signature.hash, site.hash)
-            if judgement is Judgement.COMPARE:
-                self._compare(call, self._gather(call.ids), lambda: self._gather(call.record))
-            elif judgement is Judgement.DEVIATES:
-                records = self._ask(call)
-                self.alone = True
-                self._compare(call, [record[: _IDS.size] for record in records], lambda: records)
-                self.alone = False
-                self._sequence.excuse(signature.hash)
+            self._enter_unusual(_Call(number, signature, site))
         except BaseException:
-            self.ended(call.number)
+            self.ended(number)
             raise
-        self._sequence.advance(signature.hash)
-        return call.number
+        return False
+
+    def _enter_unusual(self, call: _Call) -> None:
+        """Compare a call that does not repeat an earlier one."""
+        judgement = self._sequence.judge(call.signature.hash, call.site.hash)
+        if judgement is Judgement.COMPARE:
+            self._compare(call, self._gather(call.ids), lambda: self._gather(call.record))
+        elif judgement is Judgement.DEVIATES:
+            self._asks = True
+            records = self._ask(call)
+            self._asks, self.alone = False, True
+            self._compare(call, [record[: _IDS.size] for record in records], lambda: records)
+            self.alone = False
+            self._sequence.excuse(call.signature.hash)
+        self._sequence.advance(call.signature.hash)
 
     def ended(self, number: int) -> None:
         """A call has ended."""
@@ -142,20 +171,29 @@ class CallComparison:
         self._write(call)
         self._store.set("asked", str(call.number))
         end = time.monotonic() + self._timeout
-        missing = [s for s in range(self._size) if s != self._rank]
+        missing, pause = [s for s in range(self._size) if s != self._rank], _FIRST_ASK
         while missing := [s for s in missing if not self._store.check([f"call/{call.number}/{s}"])]:
             if time.monotonic() > end:
                 raise GaveUp(
                     f"{call.signature} at {call.site} differs from earlier rounds, and rank {missing[0]} makes no call",
                     rule=f"all ranks make the same calls, within {self._timeout:g} s",
                 )
-            time.sleep(_ASK)
-        return [self._store.get(f"call/{call.number}/{s}") for s in range(self._size)]
+            time.sleep(pause)
+            pause = min(2 * pause, _ASK)
+        records = [self._store.get(f"call/{call.number}/{s}") for s in range(self._size)]
+        self._forget(call.number)
+        return records
+
+    def _forget(self, number: int) -> None:
+        """Delete this rank's records of earlier calls: all ranks have come to this one, so they have read them."""
+        for old in [n for n in self._written if n < number]:
+            self._written.discard(old)
+            self._store.delete_key(f"call/{old}/{self._rank}")
 
     def _write(self, call: _Call) -> None:
         if call.number not in self._written:
             self._written.add(call.number)
-            self._store.set(f"call/{call.number}/{self._rank}", call.record)  # type: ignore[arg-type]  # takes bytes too
+            self._store.set(f"call/{call.number}/{self._rank}", call.short_record)
 
     def answer(self) -> None:
         """Answer a rank that asks, if a call of this rank takes long. Called by a thread a few times a second."""
@@ -163,10 +201,11 @@ class CallComparison:
         if not any(now - since > _STUCK for since in list(self._waits.values())):
             return
         if self._store.check(["asked"]):
-            number = int(self._store.get("asked"))
-            for call in list(self._recent):
-                if call.number == number:
-                    self._write(call)
+            # a rank that asks too may have asked last: what others asked before about its earlier calls is not seen
+            numbers = {int(self._store.get("asked")), *(self._waits if self._asks else ())}
+            for recent in list(self._recent):
+                if recent[0] in numbers:
+                    self._write(_Call(*recent))
 
 
 def _texts(records: Iterable[bytes]) -> list[tuple[str, str]]:
@@ -197,5 +236,5 @@ def _serve() -> None:
     while _looks:
         time.sleep(_LOOK)
         for look in list(_looks):
-            with contextlib.suppress(RuntimeError):  # the store is gone, so no rank asks
+            with contextlib.suppress(RuntimeError, AlteredStore):  # the store is gone, or the rank that asks finds out
                 look()

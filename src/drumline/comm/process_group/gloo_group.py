@@ -8,8 +8,9 @@ different shapes, and adds numbers of different types or of different tensors wi
 from __future__ import annotations
 
 import threading
-import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,15 +20,29 @@ from torch import Tensor
 
 from ...core.errors import DrumlineError
 from ...torchkit.process_groups import AllgatherOptions, has_backend
-from ..call_check import LIBRARY_PACKAGES, CallSignature, call_site, signature
+from ..call_check import LIBRARY_PACKAGES, CallPlace, CallSignature, call_site, signature
 from ..environment import CHECKED_GLOO
 from ..rank_status import rank_status
+from ..signed_store import AlteredStore
 from ..tensor_identity import current_name, named_call
 from .buffers import RefusedCall, for_torch, operator_name
 from .call_comparison import CallComparison, start_answering, stop_answering
+from .gloo_works import EndOfMessage, GlooMessage, LeftGroup, SeveralWorks, WeakWork
 from .torch_interface import MessageText, PythonProcessGroup
 
-_NO_TIMEOUT = timedelta(0)
+_SUM = dist.ReduceOp.SUM
+CallParts = tuple[Any, ...]
+"""The arguments of `signature` for a call."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RecognizedCall:
+    """How a call that repeats an earlier one is recognized."""
+
+    parts: CallParts
+    name: str
+    place: CallPlace
+    call: CallSignature
 
 
 def register() -> None:
@@ -53,9 +68,12 @@ class GlooGroup(PythonProcessGroup):
         self._gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout=timeout)
         calls = dist.PrefixStore("calls", store)
         self._calls = CallComparison(calls, rank, size, timeout.total_seconds(), self._gather_bytes)
-        self._open: dict[int, Any] = {}
-        """Asynchronous calls in progress, by number: the work, or a weak reference to it."""
+        self._open: deque[tuple[int, Callable[[], bool], Any]] = deque()
+        """Asynchronous calls in progress, oldest first: number, whether it has ended, the message to end with it."""
         self._sweeping = threading.Lock()
+        self.watch_buckets: Callable[[str, float], Any] | None = None
+        """Called with the name and bytes of each asynchronous all-reduce: those of DDP. The result's `end()` is called
+        when it has ended, or if it is not `timed`, when this rank makes its next call."""
         start_answering(self._look)
 
     def get_group_store(self) -> dist.Store:
@@ -64,34 +82,45 @@ class GlooGroup(PythonProcessGroup):
 
     def _look(self) -> None:
         """Called by a thread a few times a second."""
-        if self._open:
-            self._sweep()
+        if self._open and (ended := self._sweep()):
+            rank_status().collective_ended(ended)
         self._calls.answer()
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def _run(self, call: CallSignature, start: Callable[[], Any], opts: Any) -> Any:
-        """Compare and report a call, start it, and wait for it unless it is asynchronous."""
-        site = call_site(LIBRARY_PACKAGES)
-        call = named_call(call, current_name())
-        if self._open:
-            self._sweep()
-        members, status = self.members, rank_status()
-        number = self._calls.number + 1
-        status.collective_started(call.text, site.text, group=members.hash, number=number, peers=members.text)
+    def _run(self, parts: CallParts, method: str, arguments: tuple[Any, ...], opts: Any, message: Any = None) -> Any:
+        """Compare and report a call, start it by a method of gloo, and wait for it unless it is asynchronous.
+
+        `message` is ended with it.
+
+        Every bucket of every step passes here, between kernels that fill the caches: each line counts.
+        """
+        calls, status, members = self._calls, rank_status(), self._members or self.members
+        number, ended = calls.number + 1, self._sweep() if self._open else 0
+        expected = calls.expected
+        known: _RecognizedCall | None = None if expected is None else expected.recognized_by
+        if known is not None and known.parts == parts and known.name == current_name() and known.place.is_here():
+            call, site = known.call, known.place.site
+        else:
+            known = None
+            call, site = named_call(signature(*parts), current_name()), call_site(LIBRARY_PACKAGES)
+        status.collective_started(
+            call.text, site.text, group=members.hash, number=number, peers=members.text, ended=ended
+        )
         try:
-            self._calls.enter(call, site)
-            work = start()
+            if known is not None:
+                calls.follow(expected, call, site)  # type: ignore[arg-type]  # it has recognized the call
+            elif calls.enter(call, site) and (place := CallPlace.here(LIBRARY_PACKAGES)):
+                expected.recognized_by = _RecognizedCall(parts, current_name(), place, call)  # type: ignore[union-attr]
+            work = getattr(self._gloo, method)(*arguments)
             if getattr(opts, "asyncOp", True):
-                # The work of an all-reduce is held here, because DDP's is not held in Python. Others would keep
-                # temporary results alive.
-                self._open[number] = work if call.text.startswith("all_reduce") else weakref.ref(work)
+                self._keep_open(number, work, message, weak=not parts[0].startswith("all_reduce"))
                 return work
             work.wait()
         except DrumlineError as e:
             status.collective_ended()
-            if self._calls.alone:
-                self._gloo = None  # closes the connections, so that ranks which wait for this one get an error
+            if calls.alone:
+                self._gloo = LeftGroup()  # closes the connections, so that ranks which wait for this one get an error
             raise for_torch(e) from None
         except RuntimeError as e:
             status.collective_ended()
@@ -100,25 +129,47 @@ class GlooGroup(PythonProcessGroup):
             status.collective_ended()
             raise
         status.collective_ended()
-        self._calls.ended(number)
+        calls.ended(number)
         return work
 
-    def _sweep(self) -> None:
+    def _keep_open(self, number: int, work: Any, message: Any, *, weak: bool) -> None:
+        """Remember an asynchronous call until it has ended.
+
+        The work of an all-reduce is held here, because DDP's is not held in Python. Others would keep temporary results
+        alive.
+        """
+        if message is not None:
+            future = work.get_future()  # what DDP waits for: the work itself says so a moment later
+            if message.timed:
+                future.add_done_callback(EndOfMessage(message))
+            self._open.append((number, future.done, None if message.timed else message))
+        else:
+            self._open.append((number, WeakWork(work).is_completed if weak else work.is_completed, None))
+
+    def _sweep(self) -> int:
         """Note which asynchronous calls have ended: at the next call, and a few times a second by a thread.
 
-        A callback of each call would tell at once, but costs more than all the rest here.
+        A callback of each call would tell at once, but takes 50 us of a processor. Calls are noted in their order, so
+        one that ends before an earlier one is noted with it.
         """
+        ended = 0
         with self._sweeping:
-            for number, held in list(self._open.items()):
-                work = held() if isinstance(held, weakref.ref) else held
-                if work is None or work.is_completed():
-                    del self._open[number]
-                    rank_status().collective_ended()
-                    self._calls.ended(number)
+            while self._open:
+                if not self._open[0][1]():
+                    break
+                number, _, message = self._open.popleft()
+                self._calls.ended(number)
+                if message is not None:
+                    message.end()
+                ended += 1
+        return ended
 
     def _reason(self, error: RuntimeError, number: int) -> BaseException:
         """The error of a call that failed: that of the rank which refused it, if there is one."""
-        refusal = self._calls.refusal()
+        try:
+            refusal: DrumlineError | None = self._calls.refusal()
+        except AlteredStore as e:
+            refusal = e
         self._calls.ended(number)
         return error if refusal is None else for_torch(refusal)
 
@@ -131,92 +182,94 @@ class GlooGroup(PythonProcessGroup):
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Reduce on every rank."""
-        opts = opts or dist.AllreduceOptions()
-        call = _signature("all_reduce", tensors, _operator(opts))
-        return self._run(call, lambda: self._gloo.allreduce(tensors, opts), opts)
+        opts, message = opts or dist.AllreduceOptions(), None
+        if self.watch_buckets is not None and getattr(opts, "asyncOp", True):
+            message = self.watch_buckets("all_reduce", float(sum(t.nbytes for t in tensors)))
+        call = _parts("all_reduce", tensors, _operator(opts))
+        return self._run(call, "allreduce", (tensors, opts), opts, message)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Run several at once."""
         opts = opts or dist.AllreduceCoalescedOptions()
-        call = _signature("all_reduce_coalesced", tensors, _operator(opts))
-        return self._run(call, lambda: self._gloo.allreduce_coalesced(tensors, opts), opts)
+        call = _parts("all_reduce_coalesced", tensors, _operator(opts))
+        return self._run(call, "allreduce_coalesced", (tensors, opts), opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Reduce on the root alone."""
         opts = opts or dist.ReduceOptions()
-        call = _signature("reduce", tensors, _operator(opts), opts.rootRank)
-        return self._run(call, lambda: self._gloo.reduce(tensors, opts), opts)
+        call = _parts("reduce", tensors, _operator(opts), opts.rootRank)
+        return self._run(call, "reduce", (tensors, opts), opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Copy the root's tensors to all ranks."""
         opts = opts or dist.BroadcastOptions()
-        call = _signature("broadcast", tensors, "", opts.rootRank)
-        return self._run(call, lambda: self._gloo.broadcast(tensors, opts), opts)
+        call = _parts("broadcast", tensors, "", opts.rootRank)
+        return self._run(call, "broadcast", (tensors, opts), opts)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Every rank's tensor on every rank, in a list."""
         opts = opts or AllgatherOptions()
-        return self._run(_signature("all_gather", inputs), lambda: self._gloo.allgather(outputs, inputs, opts), opts)
+        return self._run(_parts("all_gather", inputs), "allgather", (outputs, inputs, opts), opts)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Gather several tensors."""
         opts = opts or AllgatherOptions()
-        call = _signature("all_gather_coalesced", inputs)
-        return self._run(call, lambda: self._gloo.allgather_coalesced(outputs, inputs, opts), opts)
+        call = _parts("all_gather_coalesced", inputs)
+        return self._run(call, "allgather_coalesced", (outputs, inputs, opts), opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Every rank's tensor on every rank, in one tensor."""
         opts = opts or AllgatherOptions()
-        call = _signature("all_gather", [input])
-        return self._run(call, lambda: self._gloo._allgather_base(output, input, opts), opts)
+        call = _parts("all_gather", [input])
+        return self._run(call, "_allgather_base", (output, input, opts), opts)
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Run several, one after the other."""
         works = [self.all_gather_single(out, mine, opts) for out, mine in zip(outputs, inputs, strict=True)]
-        return _Works(works)
+        return SeveralWorks(works)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Every rank's tensor on the root, in a list."""
         opts = opts or dist.GatherOptions()
-        call = _signature("gather", inputs, "", opts.rootRank)
-        return self._run(call, lambda: self._gloo.gather(outputs, inputs, opts), opts)
+        call = _parts("gather", inputs, "", opts.rootRank)
+        return self._run(call, "gather", (outputs, inputs, opts), opts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
         """The root's list, one tensor to each rank."""
         opts = opts or dist.ScatterOptions()
-        call = _signature("scatter", outputs, "", opts.rootRank)
-        return self._run(call, lambda: self._gloo.scatter(outputs, inputs, opts), opts)
+        call = _parts("scatter", outputs, "", opts.rootRank)
+        return self._run(call, "scatter", (outputs, inputs, opts), opts)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
         """Rank r gets the reduction of all ranks' r-th tensors."""
         opts = opts or dist.ReduceScatterOptions()
-        call = _signature("reduce_scatter", [part for parts in inputs for part in parts], _operator(opts))
-        return self._run(call, lambda: self._gloo.reduce_scatter(outputs, inputs, opts), opts)
+        call = _parts("reduce_scatter", [part for parts in inputs for part in parts], _operator(opts))
+        return self._run(call, "reduce_scatter", (outputs, inputs, opts), opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         """Rank r gets the r-th part of the reduction."""
         opts = opts or dist.ReduceScatterOptions()
-        call = _signature("reduce_scatter", [input], _operator(opts))
-        return self._run(call, lambda: self._gloo._reduce_scatter_base(output, input, opts), opts)
+        call = _parts("reduce_scatter", [input], _operator(opts))
+        return self._run(call, "_reduce_scatter_base", (output, input, opts), opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Run several, one after the other."""
         works = [self.reduce_scatter_single(out, whole, opts) for out, whole in zip(outputs, inputs, strict=True)]
-        return _Works(works)
+        return SeveralWorks(works)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """`inputs[s]` to rank s, `outputs[s]` from it."""
         opts = opts or dist.AllToAllOptions()
-        call = signature("all_to_all", outputs[0].dtype)
-        return self._run(call, lambda: self._gloo.alltoall(outputs, inputs, opts), opts)
+        call = ("all_to_all", outputs[0].dtype)
+        return self._run(call, "alltoall", (outputs, inputs, opts), opts)
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, takes: list[int], gives: list[int], opts: Any = None
@@ -224,15 +277,15 @@ class GlooGroup(PythonProcessGroup):
         """All-to-all of parts of one tensor, split along the first dimension."""
         opts = opts or dist.AllToAllOptions()
         # with lists of sizes, each pair of ranks has its own
-        call = signature("all_to_all", output.dtype, None if takes or gives else (input.numel(),))
-        return self._run(call, lambda: self._gloo.alltoall_base(output, input, takes, gives, opts), opts)
+        call = ("all_to_all", output.dtype, None if takes or gives else (input.numel(),))
+        return self._run(call, "alltoall_base", (output, input, takes, gives, opts), opts)
 
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None) -> Any:
         """Return when all ranks have called it."""
         opts = opts or dist.BarrierOptions()
-        return self._run(signature("barrier"), lambda: self._gloo.barrier(opts), opts)
+        return self._run(("barrier",), "barrier", (opts,), opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose error on rank 0 names the ranks that did not call it."""
@@ -243,86 +296,39 @@ class GlooGroup(PythonProcessGroup):
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Any:
         """Start a send."""
-        return _Message(self._gloo.send(tensors, dst, tag), tensors, MessageText("send", self, dst, tag))
+        return GlooMessage(self._gloo.send(tensors, dst, tag), tensors, MessageText("send", self, dst, tag))
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> Any:
         """Start a receive."""
         if src < 0:
             return self.recv_anysource(tensors, tag)
-        return _Message(self._gloo.recv(tensors, src, tag), tensors, MessageText("recv", self, src, tag))
+        return GlooMessage(self._gloo.recv(tensors, src, tag), tensors, MessageText("recv", self, src, tag))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
         """Start a receive from the rank that sends first."""
-        return _Message(self._gloo.recv_anysource(tensors, tag), tensors, MessageText("recvAnySource", self, -1, tag))
+        return GlooMessage(
+            self._gloo.recv_anysource(tensors, tag), tensors, MessageText("recvAnySource", self, -1, tag)
+        )
 
     def shutdown(self) -> None:
         """Leave the group."""
         stop_answering(self._look)
-        self._gloo = None
+        self._gloo = LeftGroup()
 
     abort = shutdown
 
 
-def _signature(name: str, tensors: Sequence[Tensor], op: str = "", root: int | None = None) -> CallSignature:
-    return signature(name, tensors[0].dtype if tensors else None, tuple(t.numel() for t in tensors), op, root)
+def _parts(name: str, tensors: Sequence[Tensor], op: str = "", root: int | None = None) -> CallParts:
+    if len(tensors) == 1:
+        tensor = tensors[0]
+        return name, tensor.dtype, (tensor.numel(),), op, root
+    return name, tensors[0].dtype if tensors else None, tuple(t.numel() for t in tensors), op, root
 
 
 def _operator(opts: Any) -> str:
+    if opts.reduceOp == _SUM:
+        return "sum"
     try:
         return operator_name(opts)
     except RefusedCall:  # gloo decides about it
         return str(opts.reduceOp)
-
-
-class _Works(dist.Work):
-    """Several calls as one."""
-
-    def __init__(self, works: Sequence[Any]) -> None:
-        super().__init__()
-        self._works = works
-
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Wait for all of them."""
-        return all(work.wait(timeout) for work in self._works)
-
-    def is_completed(self) -> bool:
-        """Whether all of them have ended."""
-        return all(work.is_completed() for work in self._works)
-
-
-class _Message(dist.Work):
-    """A message in progress; a wait for it is in the status of this rank."""
-
-    def __init__(self, work: Any, tensors: Sequence[Tensor], about: MessageText) -> None:
-        super().__init__()
-        self._work, self._tensors, self._about = work, tensors, about
-
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Block until it is sent or received."""
-        self._about.wait_begins(self._tensors[0])
-        try:
-            return bool(self._work.wait(timeout))
-        finally:
-            rank_status().collective_ended()
-
-    def is_completed(self) -> bool:
-        """Whether it is sent or received."""
-        return bool(self._work.is_completed())
-
-    def is_success(self) -> bool:
-        """Whether it has ended without an error."""
-        return bool(self._work.is_success())
-
-    def exception(self) -> Any:
-        """Its error."""
-        return self._work.exception()
-
-    def result(self) -> list[Tensor]:
-        """The tensors that it fills."""
-        return list(self._tensors)
-
-    def source_rank(self) -> int:
-        """The sender of a message."""
-        return int(self._work._source_rank())
-
-    _source_rank = source_rank

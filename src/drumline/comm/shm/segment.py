@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from ...core.errors import GaveUp, InputError
 from ..hosts import host_id
+from ..signed_store import SignedStore
 from . import native
 
 SMALL = 16 << 10
@@ -100,7 +101,7 @@ class SharedSegment:
         try:
             fd = os.memfd_create("drumline", os.MFD_CLOEXEC)
         except (OSError, AttributeError) as e:
-            store.set("segment", json.dumps({"problem": f"no anonymous shared memory here: {e}"}))
+            SignedStore(store).set("segment", json.dumps({"problem": f"no anonymous shared memory here: {e}"}))
             raise NoSharedMemory(f"no anonymous shared memory here: {e}") from None
         try:
             # All but the rings is always used: better an error now than SIGBUS later.
@@ -109,7 +110,7 @@ class SharedSegment:
         except OSError as e:
             os.close(fd)
             problem = f"{self.layout.total >> 10} KiB of shared memory for {self.size} ranks: {e.strerror}"
-            store.set("segment", json.dumps({"problem": problem}))
+            SignedStore(store).set("segment", json.dumps({"problem": problem}))
             raise NoSharedMemory(problem) from None
         place = {
             "pid": os.getpid(),
@@ -120,13 +121,13 @@ class SharedSegment:
         }
         self.compiled = bool(place["compiled"])
         os.pwrite(fd, str(place["nonce"]).encode(), 0)
-        store.set("segment", json.dumps(place))
+        SignedStore(store).set("segment", json.dumps(place))
         return fd
 
     def _open(self, store: dist.Store, timeout: float) -> int:
         try:
             store.wait(["segment"], timedelta(seconds=timeout))
-            place = json.loads(store.get("segment"))
+            place = json.loads(SignedStore(store).get("segment"))
         except RuntimeError as e:
             raise GaveUp(f"rank {self.rank} waited {timeout:g} s for rank 0 to make shared memory") from e
         if "problem" in place:

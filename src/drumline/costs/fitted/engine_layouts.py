@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...plans import Plan
+from ...schedules import ASYNCHRONOUS
 from ..plan_columns import PlanColumns
 from .inputs import LayoutColumns, recompute_fractions
 
@@ -26,7 +27,7 @@ def covered_part(plan: Plan) -> Plan:
         compress="none",
         bucket=_DEFAULT.bucket,
         static=False,
-        schedule="1f1b" if plan.schedule == "naive" else plan.schedule,
+        schedule="1f1b" if plan.schedule in ("naive", *ASYNCHRONOUS) else plan.schedule,
         backend="auto",
         allreduce="auto",
         sync="allreduce",

@@ -16,14 +16,17 @@ import numpy as np
 from ...clusters import Cluster
 from ...models.profile import Profile
 from ...plans import Plan
+from ...theory.order_statistics import expected_largest
+from ..asynchronous import WAITED_FOR, price_workers, with_waiting, workers_estimate
 from ..estimate import Estimate
 from ..layer_time import largest_micro_batch
 from ..memory import PeakMemory
 from ..model import CostModel, TimeTerm, plan_notes
 from ..operator_model import OperatorCostModel
 from ..optimizer_update import host_bytes, host_memory
-from ..plan_columns import PlanColumns, PlanScores
+from ..plan_columns import Array, PlanColumns, PlanScores
 from ..rank_model import RankModel
+from ..worker_times import TaskCompute, WorkerTimes, worker_times
 from .approximate_memory import approximate_bytes
 from .constants_file import FittedConstants, load_constants
 from .devices import adapt_to_engine, constants_for, device_constants_for, machine_for
@@ -132,14 +135,39 @@ class FittedCostModel(CostModel):
         """Step time of many plans at once, and their memory to within a few percent."""
         layouts, base = engine_layouts(plans, self._profile.batch_size), Plan(precision=self._precision)
         sizes = approximate_bytes(self._profile, self._model, plans, layouts, base, self.rank_model)
-        return PlanScores(self.times(plans).total, sizes)
+        return PlanScores(self._total(self.times(plans), plans), sizes)
+
+    def _total(self, times: StepTimes, plans: PlanColumns) -> Array:
+        """Step time of many plans, with the time for which ranks wait for the slowest."""
+        spread = self._cluster.step_times
+        if not spread:
+            return times.total
+        ranks, rows = np.unique(plans.ranks.astype(int), return_inverse=True)
+        largest = [expected_largest(spread.factors(int(n)), spread.jitter) for n in ranks]
+        compute = sum(getattr(times, name) for name in WAITED_FOR)
+        return np.asarray(times.total + (np.array(largest)[rows] - 1.0) * compute, dtype=np.float64)
 
     def seconds(self, plans: Sequence[Plan]) -> list[float]:
         """Step time of each plan."""
         if not plans:
             return []
-        total = self.times(PlanColumns.from_plans([covered_part(p) for p in plans])).total
-        return [float(s) + sum(self._uncovered(p).values()) for s, p in zip(total, plans, strict=True)]
+        columns = PlanColumns.from_plans([covered_part(p) for p in plans])
+        times = self.times(columns)
+        rows = zip(self._total(times, columns), times.bubble, plans, strict=True)
+        return [
+            float(s) + sum(self._uncovered(p, float(bubble)).values())
+            if p.sync == "allreduce"
+            else price_workers(p, self.worker_times(p), self._cluster).step_seconds
+            for s, bubble, p in rows
+        ]
+
+    def worker_times(self, plan: Plan) -> WorkerTimes:
+        """One worker's task: the compute of a replica with as many samples."""
+        samples = self._profile.batch_size * plan.dp // plan.slices
+        times = self.with_batch_size(samples).times(PlanColumns.from_plans([covered_part(plan)]))
+        parts = parts_of(times, 0)
+        compute = TaskCompute(*(parts[k] for k in ("forward", "backward", "recompute", "overhead", "optimizer")))
+        return worker_times(self._profile, plan, self._cluster, compute)
 
     def estimate(self, plan: Plan) -> Estimate:
         """Time and memory of one step."""
@@ -153,10 +181,15 @@ class FittedCostModel(CostModel):
             yield from (self._estimate(plan, times, i) for i, plan in enumerate(batch))
 
     def _estimate(self, plan: Plan, times: StepTimes, i: int) -> Estimate:
-        uncovered = self._uncovered(plan)
+        if plan.sync != "allreduce":
+            price = price_workers(plan, self.worker_times(plan), self._cluster)
+            origin, error, memory = self._origin, self._fitted.error, self.memory(plan)
+            return workers_estimate(plan, price, self._profile, self._cluster, memory, error=error, origin=origin)
+        uncovered = self._uncovered(plan, float(times.bubble[i]))
         parts = {k: max(0.0, v + uncovered.get(k, 0.0)) for k, v in parts_of(times, i).items()}
         if plan.pp == 1:
             del parts["bubble"]
+        parts = with_waiting(parts, plan.ranks, self._cluster.step_times)
         memory, device = self.memory(plan), self._cluster.device
         return Estimate(
             plan=str(plan),
@@ -180,13 +213,16 @@ class FittedCostModel(CostModel):
         assert device is not None
         return f"closed form, {device.origin}; model: {self._profile.origin}"
 
-    def _uncovered(self, plan: Plan) -> dict[str, float]:
-        """Seconds by part of the keys that the fit does not cover."""
+    def _uncovered(self, plan: Plan, bubble: float) -> dict[str, float]:
+        """Seconds by part of the keys that the fit does not cover; `bubble` is that of the covered part."""
         covered = covered_part(plan)
         if covered == plan:
             return {}
         mine, other = self._operators.estimate(plan).parts, self._operators.estimate(covered).parts
-        return {k: mine.get(k, 0.0) - other.get(k, 0.0) for k in {**mine, **other}}
+        parts = {k: mine.get(k, 0.0) - other.get(k, 0.0) for k in {**mine, **other}}
+        if plan.keeps_batches_in_flight:  # it has no bubble but that of unequal stages and slow messages
+            parts["bubble"] = mine["bubble"] - bubble
+        return parts
 
     def _notes(self, plan: Plan) -> tuple[str, ...]:
         notes = tuple(x for x in plan_notes(plan, self._cluster) if not x.startswith("compile="))

@@ -15,7 +15,7 @@ from ...core.errors import InputError, nearest
 from ..profile import Profile
 from . import convolution, recurrent, transformer
 
-__all__ = ["is_zoo", "names", "profile"]
+__all__ = ["has_sequence", "is_zoo", "names", "profile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,12 @@ def names() -> tuple[str, ...]:
 def is_zoo(text: str) -> bool:
     """Whether the text names a model of the zoo rather than a file; `profile` refuses unknown sizes."""
     return _match(text) is not None
+
+
+def has_sequence(name: str) -> bool:
+    """Whether the samples of a model of the zoo are sequences of selectable length."""
+    match = _match(name)
+    return match is not None and _FAMILIES[match[0]].sequence
 
 
 def profile(name: str, *, batch_size: int | None = None, sequence: int | None = None) -> Profile:

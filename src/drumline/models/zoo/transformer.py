@@ -85,8 +85,12 @@ _FULL = (
 
 
 def gpt(size: str, batch_size: int | None, sequence: int | None) -> Profile:
+    """A GPT of the table."""
+    return gpt_of_size(f"gpt:{size}", GPT[size], batch_size, sequence)
+
+
+def gpt_of_size(name: str, z: TransformerSize, batch_size: int | None = None, sequence: int | None = None) -> Profile:
     """Learned positions, norm before, GELU, biases, the head tied to the embedding."""
-    z = GPT[size]
     s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
     drafts = (
         LayerDraft("embedding", "Embedding", (embedding(s, v, h, tied=True), position(s, s, h)), _row(s, h)),
@@ -94,7 +98,7 @@ def gpt(size: str, batch_size: int | None, sequence: int | None) -> Profile:
         LayerDraft("head", "Head", (norm(s, h), linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
     )
     note = "as many learned positions, head tied to the embedding"
-    return _language_model(f"gpt:{size}", drafts, z, batch_size, s, note)
+    return _language_model(name, drafts, z, batch_size, s, note)
 
 
 def llama(size: str, batch_size: int | None, sequence: int | None) -> Profile:

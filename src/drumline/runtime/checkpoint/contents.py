@@ -1,7 +1,8 @@
 """A rank's contribution to a checkpoint, as ranges of elements: parameters, buffers, optimizer and random state.
 
 The rest of the package knows no plan and no strategy. A name in a checkpoint is `model/NAME`, `buffer/NAME`,
-`optimizer/KEY/NAME` or `random/KIND/RANK`, with the names of the user's own model.
+`optimizer/KEY/NAME`, `outer/NAME` (the momentum of an outer optimizer) or `random/KIND/RANK`, with the names of the
+user's own model.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 
 from ...core.errors import InputError
 from ..core.engine_core import EngineCore
+from ..state.optimizer import is_scalar
 from ..state.pieces import Piece
 from ..state.weights import meta_model
 from .boxes import Box, location_of
@@ -73,8 +75,9 @@ def sharded(engine: EngineCore) -> list[TensorRun]:
 
 
 def replicated(engine: EngineCore) -> list[TensorRun]:
-    """Replicated parameters and their optimizer state, the same on every rank."""
-    return [run for run in _piece_runs(engine, everywhere=True) if run.tensor.numel()]
+    """Replicated parameters and their optimizer state, and what else the strategy saves: the same on every rank."""
+    more = [TensorRun(name, tuple(t.shape), 0, t) for name, t in engine.strategy.saved_tensors().items()]
+    return [run for run in [*_piece_runs(engine, everywhere=True), *more] if run.tensor.numel()]
 
 
 def _piece_runs(engine: EngineCore, *, everywhere: bool) -> list[TensorRun]:
@@ -82,7 +85,7 @@ def _piece_runs(engine: EngineCore, *, everywhere: bool) -> list[TensorRun]:
     runs = [_piece_run(f"model/{p.name}", p, p.value) for p in chosen]
     for piece in chosen:
         for key, value in state_of(engine, piece).items():
-            if isinstance(value, torch.Tensor) and not is_scalar(key, value, piece):
+            if isinstance(value, torch.Tensor) and not is_scalar(key, value, piece.value):
                 runs.append(_state_run(piece, key, value))
     return runs
 
@@ -123,11 +126,6 @@ def state_of(engine: EngineCore, piece: Piece) -> dict[str, Any]:
     return state
 
 
-def is_scalar(key: str, value: Any, piece: Piece) -> bool:
-    """Whether a state is one scalar for the whole parameter, not one value per element."""
-    return value.numel() == 1 and (key == "step" or value.shape != piece.value.shape)
-
-
 def _state_run(piece: Piece, key: str, value: torch.Tensor) -> TensorRun:
     if "/" in key:
         raise InputError(f"the optimizer state {key!r} has a '/' in its name", rule="names of states have no '/'")
@@ -147,7 +145,7 @@ def scalars(engine: EngineCore) -> dict[str, dict[str, Any]]:
     encoded: dict[str, dict[str, Any]] = {}
     for piece in engine.pieces:
         for key, value in state_of(engine, piece).items():
-            if not isinstance(value, torch.Tensor) or is_scalar(key, value, piece):
+            if not isinstance(value, torch.Tensor) or is_scalar(key, value, piece.value):
                 where = f"the optimizer state {key!r} of {piece.name!r}"
                 encoded.setdefault(piece.name, {})[key] = encode(value, where)
     return encoded

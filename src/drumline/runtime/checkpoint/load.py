@@ -145,10 +145,13 @@ def restore(reader: CheckpointReader, engine: EngineCore) -> list[str]:
     for name, value in state.get("extra", {}).items():
         modules[name].set_extra_state(decode(value, where))
     engine.steps, engine.position = reader.manifest.step, reader.manifest.data["position"]
+    engine.batches_missing = (
+        frozenset(decode(state["coordinator"], where)["missing"]) if "coordinator" in state else frozenset()
+    )
     _restore_random(reader, engine)
     powersgd = engine.plan.compress == "powersgd"
     notes = ["PowerSGD's error feedback is not saved; it starts from zero"] if powersgd else []
-    return [*_restore_scaler(reader, engine), *notes]
+    return [*_restore_scaler(reader, engine), *_restore_more(reader, engine), *notes]
 
 
 def restore_model(reader: CheckpointReader, engine: EngineCore) -> None:
@@ -167,7 +170,7 @@ def propagate_values(engine: EngineCore) -> None:
     """Copy new values of the pieces to where the model reads them, as after an update."""
     if any(p.device_value is not None for p in engine.pieces):
         values_up(engine.pieces)
-    engine.strategy.after_update()
+    engine.strategy.values_loaded()
 
 
 def _restore_state(reader: CheckpointReader, engine: EngineCore, piece: Piece, saved: dict[str, str]) -> None:
@@ -214,6 +217,18 @@ def _restore_scaler(reader: CheckpointReader, engine: EngineCore) -> list[str]:
         scaler.load_state_dict(decode(saved, str(reader.folder)))
     elif scaler is not None:
         return ["the checkpoint has no loss scale; the initial one is used"]
+    return []
+
+
+def _restore_more(reader: CheckpointReader, engine: EngineCore) -> list[str]:
+    """Restore what the strategy saves besides model and optimizer, if the plan of the checkpoint had it too."""
+    tensors = engine.strategy.saved_tensors()
+    missing = [name for name, t in tensors.items() if t.numel() and name not in reader.manifest.tensors]
+    if missing:
+        return ["the checkpoint has no momentum of an outer optimizer; it starts from zero"]
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            reader.fill(name, 0, tensor)
     return []
 
 

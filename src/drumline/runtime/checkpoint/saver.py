@@ -87,10 +87,15 @@ class Saver:
         return None
 
     def save(self, *, wait: bool = True) -> Path | None:
-        """Save the current state. With `wait`, returns its path; else it is written while training continues."""
+        """Save the current state. With `wait`, returns its path; else it is written while training continues.
+
+        Replicas that differ are averaged first, and go on from the average, as a run that resumes from it would.
+        """
         start = time.perf_counter()
+        self.engine.drain()
         rank_status().place("saving")
         self._finish_pending()
+        self.engine.average_replicas()
         request, error = self._request(copy=not wait)
         raise_together(self.engine, error)
         assert request is not None
@@ -252,7 +257,7 @@ def manifest_fields(engine: EngineCore, outline: contents.ModelOutline) -> dict[
     job = engine.job
     dataset = getattr(engine.stream, "dataset", None)
     state: dict[str, Any] = {"extra": _extra_state(engine, outline)}
-    for key in ("schedule", "scaler"):
+    for key in ("schedule", "scaler", "coordinator"):
         part = getattr(engine, key, None)
         if part is not None:
             if not hasattr(part, "state_dict"):

@@ -1,4 +1,4 @@
-"""Collective agreement: ranks exchange texts and values, and succeed or fail together.
+"""Collective agreement: ranks exchange texts, and succeed or fail together.
 
 Texts are sent as bytes in tensors, never pickled.
 """
@@ -6,15 +6,17 @@ Texts are sent as bytes in tensors, never pickled.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from ...core.errors import CorruptFile, DrumlineError, GaveUp, InputError
-from .engine_core import EngineCore
+from ...core.errors import CorruptFile, DrumlineError, GaveUp, InputError, StoppedByGuard
 
-_ERRORS = {"InputError": InputError, "CorruptFile": CorruptFile, "GaveUp": GaveUp}
+if TYPE_CHECKING:
+    from .engine_core import EngineCore
+
+_ERRORS = {"InputError": InputError, "CorruptFile": CorruptFile, "StoppedByGuard": StoppedByGuard, "GaveUp": GaveUp}
 
 
 def broadcast_text(engine: EngineCore, text: str | None, source: int = 0) -> str:
@@ -31,23 +33,6 @@ def broadcast_text(engine: EngineCore, text: str | None, source: int = 0) -> str
     if buffer.numel():
         dist.broadcast(buffer, group=engine.group, group_src=source)
     return bytes(buffer.tolist()).decode()
-
-
-def gather_json(value: object, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
-    """The JSON-serializable value of every rank of a group, in rank order, on every rank."""
-    size = dist.get_world_size(group)
-    text = json.dumps(value).encode()
-    if size == 1:
-        return [json.loads(text)]
-    length = torch.tensor([len(text)], dtype=torch.int64, device=device)
-    lengths = [torch.empty_like(length) for _ in range(size)]
-    dist.all_gather(lengths, length, group=group)
-    longest = max(int(n) for n in lengths)
-    mine = torch.zeros(longest, dtype=torch.uint8, device=device)
-    mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    table = [torch.empty_like(mine) for _ in range(size)]
-    dist.all_gather(table, mine, group=group)
-    return [json.loads(bytes(row[: int(n)].tolist())) for row, n in zip(table, lengths, strict=True)]
 
 
 def first_error(engine: EngineCore, error: DrumlineError | None) -> DrumlineError | None:

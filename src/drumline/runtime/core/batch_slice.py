@@ -19,7 +19,7 @@ def own_batch_slice(engine: EngineCore, batch: Any) -> RankBatch:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise JobError(f"a batch is a {type(batch).__name__}", rule="a batch is (input, target), or from data()")
     n = total = _length(batch)
-    if engine.ranks > 1:
+    if engine.step_ranks > 1:
         count = torch.tensor([float(n)], dtype=torch.float64, device=engine.device)
         dist.all_reduce(count, group=engine.group)
         total = round(count.item() * engine.data_ranks / engine.ranks)
@@ -27,8 +27,10 @@ def own_batch_slice(engine: EngineCore, batch: Any) -> RankBatch:
     parts = [part for part in split_range(n, micro) if part]
     if len(parts) < micro:
         raise JobError(f"{n} samples for {micro=}", rule="each rank has at least one sample for every micro-batch")
+    if micro == 1:  # nothing to cut
+        return RankBatch(engine.steps + engine.steps_in_flight, (RankMicroBatch(batch[0], batch[1], n, 0),), total)
     micros = [RankMicroBatch(_cut(batch[0], part), _cut(batch[1], part), len(part), 0) for part in parts]
-    return RankBatch(engine.steps, tuple(micros), total)
+    return RankBatch(engine.steps + engine.steps_in_flight, tuple(micros), total)
 
 
 def _length(batch: Any) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,8 +21,11 @@ from ...plans import Plan
 from ...torchkit.profiler import spans_are_recorded
 from ..numerics.elementwise import check_elementwise
 from ..numerics.loss_scale import LossScale
+from ..numerics.precision import float32_arithmetic
+from ..parallel.model_parallel import ModelParallel
 from ..state.buffer_snapshot import BufferSnapshot
 from ..state.pieces import ParameterPart, Piece, assemble
+from .batches_in_flight import BatchesInFlight, refuse_clipping
 from .forward_backward import forward_backward, read_sums
 from .rank_state import build_rank_state
 from .update import Update
@@ -47,11 +50,16 @@ class EngineCore:
         """Optimizer steps applied so far."""
         self.position = 0
         """Batches of the job's data used so far, skipped ones too."""
+        self.batches_missing: frozenset[int] = frozenset()
+        """Batches that a loaded checkpoint has not used although it has used later ones: workers did not wait."""
         self.local_loss = torch.zeros(())
         """Sum of this rank's own losses of the last step."""
         self.grad_norm = 0.0
-        """Global norm of the last step's gradients, before clipping."""
-        if plan.zero or plan.chunk > 1 or plan.ep > 1 or plan.splits_model:
+        """Norm of the last step's gradients, before clipping: over all ranks, or of this one where ranks step alone."""
+        self.loss_weight = 0.0
+        """Weight of the last step's loss: number of samples, unless the job weights them itself."""
+        refuse_clipping(job, plan)
+        if plan.zero or plan.chunk > 1 or plan.ep > 1 or plan.splits_model or plan.server_processes > 1:
             check_elementwise(job, str(plan))
         state = build_rank_state(job, plan, where, device, dtype, flops_per_byte)
         self.state = state
@@ -78,7 +86,13 @@ class EngineCore:
             device=device,
             offload=plan.offload == "optimizer",
         )
+        self.strategy.attach(self.update.optimizer, self.buffer_snapshot)
         self.scaler = LossScale() if plan.precision == "fp16" else None
+        self.in_flight: BatchesInFlight | None = None
+        """The batches of a pipeline that does not drain between steps."""
+        if plan.keeps_batches_in_flight:
+            assert isinstance(self.strategy, ModelParallel)
+            self.in_flight = BatchesInFlight(self, self.strategy)
         self.stream = Stream(
             job,
             call_user_code(job.data, "the job's data()"),
@@ -112,6 +126,11 @@ class EngineCore:
         """Whether ranks exchange values inside a forward: statistics of norms, tokens of experts, parts of layers."""
         return (bool(self.state.norms) and self.ranks > 1) or self.strategy.holds_parts
 
+    @property
+    def step_ranks(self) -> int:
+        """Number of ranks whose losses and gradients make one step."""
+        return 1 if self.strategy.steps_alone else self.ranks
+
     def part(self, name: str) -> ParameterPart:
         """Where a parameter of this rank is in the user's."""
         return self.state.parts[name]
@@ -129,6 +148,7 @@ class EngineCore:
 
     def gradients_of(self, batch: RankBatch) -> tuple[float, float]:
         """Forward and backward of every micro-batch: the mean loss, and the factor to multiply the gradients by."""
+        self.drain()
         return read_sums(self, forward_backward(self, batch))
 
     def loss_of(self, micro: RankMicroBatch) -> tuple[torch.Tensor, torch.Tensor, bool]:
@@ -140,13 +160,26 @@ class EngineCore:
         values: list[float] = tensor.tolist()
         return values
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a part of the step, and name it in traces and in this rank's status."""
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time a part of the step, and name it in traces and in this rank's status: `with engine.phase(name)`."""
         rank_status().phase(name)
-        named = torch.profiler.record_function(f"drumline:{name}") if spans_are_recorded() else nullcontext()
-        with named, self.record.phase(name):
+        return self._profiled_phase(name) if spans_are_recorded() else self.record.phase(name)
+
+    @contextmanager
+    def _profiled_phase(self, name: str) -> Iterator[None]:
+        with torch.profiler.record_function(f"drumline:{name}"), self.record.phase(name):
             yield
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that were begun and are not applied on every rank yet; 0 unless the pipeline does not drain."""
+        return self.in_flight.count if self.in_flight is not None else 0
+
+    def drain(self) -> None:
+        """Complete the steps that are in flight: afterwards all ranks have the weights after the last batch.
+
+        Evaluation, checkpoints and whole tensors do so by themselves. All ranks call it together.
+        """
 
     def losses_ready(self, losses: list[torch.Tensor]) -> None:
         """Called with this rank's loss of each micro-batch before they are summed; guards replace it."""
@@ -158,9 +191,11 @@ class EngineCore:
     def evaluate(self, dataset: Any = None) -> dict[str, float]:
         """The loss and the job's metrics over a dataset (the job's validation data, else its training data).
 
-        Exact: every sample counts once, even if the samples do not divide over the ranks.
+        Exact: every sample counts once, even if the samples do not divide over the ranks. Replicas that differ are
+        evaluated as their average, and go on as they were.
         """
         job = self.job
+        self.drain()
         if dataset is None:
             dataset = (
                 call_user_code(job.validation, "the job's validation()") if job.validation else self.stream.dataset
@@ -169,12 +204,13 @@ class EngineCore:
         sums: dict[str, torch.Tensor] = {}
         self.module.eval()
         try:
-            for part in split_range(len(dataset), -(-len(dataset) // job.batch_size)):
-                micros = stream.cut(list(part), self.steps).micros
-                rank_status().phase("evaluation")
-                for measured in self.strategy.evaluate(micros):
-                    for name, pair in measured.items():
-                        sums[name] = sums.get(name, torch.zeros_like(pair)) + pair
+            with self.strategy.averaged(), float32_arithmetic(self.plan.precision):
+                for part in split_range(len(dataset), -(-len(dataset) // job.batch_size)):
+                    micros = stream.cut(list(part), self.steps).micros
+                    rank_status().phase("evaluation")
+                    for measured in self.strategy.evaluate(micros):
+                        for name, pair in measured.items():
+                            sums[name] = sums.get(name, torch.zeros_like(pair)) + pair
         finally:
             self.module.train()
         names = sorted(sums)
@@ -184,10 +220,15 @@ class EngineCore:
         pairs = zip(names, table.tolist(), strict=True)
         return {name: total / weight if weight else math.nan for name, (total, weight) in pairs}
 
+    def average_replicas(self) -> None:
+        """Make all replicas their average, where each steps by itself; all ranks together. Otherwise nothing to do."""
+        self.strategy.average()
+
     # -- whole tensors
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         """Every parameter under the user's name, whole, on every rank."""
+        self.drain()
         values = [(p, p.value) for p in [*self.pieces, *self.frozen]]
         return assemble(self.parameter_specs, values, self.strategy.group, self.device)
 

@@ -1,4 +1,4 @@
-"""The first half of a step: forward and backward of every micro-batch, and the sums over all ranks.
+"""The first half of a step: forward and backward of every micro-batch, and the sums over all ranks that step together.
 
 `forward_backward` only launches work on a GPU; `read_sums` is where the host waits for it. So the update can be
 launched in between.
@@ -7,6 +7,7 @@ launched in between.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from ...core.errors import JobError
 from ...datasets.stream import RankBatch, mix_seed
+from ..numerics.constants import constant
 from ..state.weights import seed_everything
 from ..strategies.strategy import MicroLoss, StepContext
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepSums:
-    """Sums over all ranks before the update, on the device."""
+    """Sums over the ranks that step together, before the update, on the device."""
 
     values: torch.Tensor
     """Sum of losses, sum of their weights, number of unreached parameters, squared gradient norm."""
@@ -49,17 +51,19 @@ def forward_backward(engine: EngineCore, batch: RankBatch) -> StepSums:
     engine.local_loss = total
     with engine.phase("communication"):
         # for a small model every operator counts that the host launches here
-        sums = torch.stack([total, weight, total.new_zeros(())])
+        sums = torch.stack([total, weight, constant(0.0, total)])
         if not strategy.counts_loss:
             sums.zero_()
         unreached = strategy.unreached()
         if unreached:
             sums[2] = unreached
-        if engine.ranks > 1:
+        if engine.step_ranks > 1:
             with engine.record.message("all_reduce", sums):
                 dist.all_reduce(sums, group=engine.group)
         strategy.gather_gradients()
-        return StepSums(torch.cat([sums, engine.update.square()]), batch.samples if weighted else None, scale)
+        return StepSums(
+            torch.cat([sums, engine.update.square()]), strategy.samples_of(batch) if weighted else None, scale
+        )
 
 
 def _added(losses: list[MicroLoss], device: torch.device) -> MicroLoss:
@@ -74,12 +78,17 @@ def _added(losses: list[MicroLoss], device: torch.device) -> MicroLoss:
 
 def read_sums(engine: EngineCore, sums: StepSums) -> tuple[float, float]:
     """The mean loss, and the factor to multiply the gradients by. The host waits for a GPU only here."""
-    with engine.phase("communication"):
+    # one rank waits for no message, and a reading of a GPU's clock takes its host some microseconds
+    with engine.phase("communication") if engine.ranks > 1 else nullcontext():
         loss_sum, weight_sum, unreached, square = engine.read_numbers(sums.values)
         if unreached:
             engine.strategy.drop_unreached()
+    engine.loss_weight = weight_sum
     if not weight_sum:
-        raise JobError(f"step {engine.steps}: the batch has no weight", rule="the weights of a batch add up to > 0")
+        if not engine.strategy.steps_alone:
+            raise JobError(f"step {engine.steps}: the batch has no weight", rule="the weights of a batch add up to > 0")
+        engine.grad_norm = 0.0
+        return 0.0, 0.0  # this replica has no samples, others may
     loss = float(loss_sum / weight_sum)
     factor = (1.0 if sums.samples is None else sums.samples / weight_sum) / sums.scale
     engine.grad_norm = factor * math.sqrt(square) if square >= 0 else math.nan

@@ -32,10 +32,12 @@ from ..strategies.fsdp import FullyShard
 from ..strategies.model_call import ModelCall
 from ..strategies.parameter_usage import has_unused_parameters, layers_read_outside
 from ..strategies.replicate import ReplicatedModel
+from ..strategies.server_shard import ServerShard
 from ..strategies.strategy import Strategy
 from ..strategies.threads import ThreadReplicas
-from .compiling import compile_layers
+from .compiling import compile_layers, compiles_whole
 from .gradient_schedules import gradient_schedules
+from .independent_strategy import independent_strategy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +81,7 @@ def build_rank_state(
     if plan.splits_model:
         return _split_model(job, plan, place, device, dtype, flops_per_byte)
     with with_real_tensors():  # the numbers of ranks are real in a dry run too
-        group = mesh_of(device.type, (plan.processes,), ("dp",)).get_group()
+        group = mesh_of(device.type, (place.size,), ("dp",)).get_group()
         strategy = choose_strategy(job, plan, device, group)
     strategy.record = StepRecorder(place.rank, device, group)
     return _whole_model(job, plan, place, device, dtype, strategy, group)
@@ -88,8 +90,12 @@ def build_rank_state(
 def choose_strategy(job: Job, plan: Plan, device: torch.device, group: dist.ProcessGroup) -> Strategy:
     """The strategy of a plan whose ranks all run the user's module, and its process groups."""
     ranks = plan.processes
+    if plan.has_coordinator:
+        return ServerShard(group)
     if plan.backend == "threads":
         return ThreadReplicas(plan.dp, device)
+    if plan.steps_alone:
+        return independent_strategy(job, plan, group)
     if plan.ep > 1:
         return ExpertParallel(plan, group)
     if not plan.zero or (ranks == 1 and plan.zero < 3):  # one rank has nothing to share
@@ -163,7 +169,7 @@ def _whole_model(
         left = untiled_layers(model)
         # threads concatenate their outputs, which needs all of the logits anyway
         parts = tile(model, plan.chunk, lazy=plan.backend != "threads")
-    norms = _transform(model, plan, device, group)
+    norms = _transform(model, plan, device, group, synced=not strategy.steps_alone)
     module = strategy.wrap(model)
     strategy.call = ModelCall(job, model, module, norms, plan.precision, device, dtype)
     if sharded:
@@ -185,13 +191,16 @@ def _whole_model(
     )
 
 
-def _transform(model: nn.Module, plan: Plan, device: torch.device, group: dist.ProcessGroup) -> list[SyncedBatchNorm]:
-    """BatchNorm over all ranks, compilation, recomputation; returns the norms."""
+def _transform(
+    model: nn.Module, plan: Plan, device: torch.device, group: dist.ProcessGroup, *, synced: bool
+) -> list[SyncedBatchNorm]:
+    """BatchNorm over all ranks if `synced`, compilation, recomputation; returns the norms."""
     # torch's own BatchNorm refuses the half-precision weights that a sharded plan gathers
-    own = plan.processes > 1 or (plan.zero == 3 and plan.precision in HALVES)
-    norms = sync_batchnorms(model, group) if own else []
+    # a parameter server runs no forward
+    own = (plan.processes > 1 and not plan.has_coordinator) or (plan.zero == 3 and plan.precision in HALVES)
+    norms = sync_batchnorms(model, group) if own and synced else []
     if plan.compile:
-        compile_layers(model)
+        compile_layers(model, whole=compiles_whole(plan))
     if plan.recompute == "full":
         recompute(model)
     elif plan.recompute == "selective":

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from ...core.job import Job, call_user_code
+from ...torchkit.fused_adam import FusedAdam
 from ...torchkit.operators import foreach_mul_, foreach_norm
 from ..memory.offload import HostCopy
+from ..numerics.constants import constant
 from ..state.optimizer import make_optimizer
 from ..state.pieces import ParameterSpec, Piece
 from ..strategies.strategy import Strategy
@@ -36,15 +38,22 @@ class Update:
         """The optimizer updates these."""
         self._on_gpu = device.type == "cuda" and all(p.value.device.type == "cuda" for p in self.pieces)
         self.optimizer = make_optimizer(job, self.pieces, specs)
+        self._fused = FusedAdam(self.optimizer)
+        self._exact = any(p.value.dtype == torch.float64 for p in self.pieces)
+        """Fused kernels take the divisor of the gradients in float32; plans are verified in float64."""
         self.schedule = call_user_code(job.schedule, "the job's schedule()", self.optimizer) if job.schedule else None
 
     def square(self) -> torch.Tensor:
         """The squared global norm, on the device: the same on every rank and under every plan."""
-        gradients = [g for piece, g in self.gradients() if piece.owned and g.numel()]
+        return self._strategy.sum_over_ranks(self.own_square())
+
+    def own_square(self) -> torch.Tensor:
+        """The part of the squared norm that this rank answers for."""
+        gradients = [g for p in self._device_pieces if (g := p.value.grad) is not None and p.owned and g.numel()]
         if not gradients:
-            return self._strategy.sum_over_ranks(torch.zeros(1, dtype=torch.float64, device=self._device))
+            return torch.zeros(1, dtype=torch.float64, device=self._device)
         norms = torch.stack(foreach_norm(gradients)).double()
-        return self._strategy.sum_over_ranks(torch.dot(norms, norms).reshape(1).to(self._device))
+        return torch.dot(norms, norms).reshape(1).to(self._device)
 
     def apply(self, factor: float, norm: float, ready: Callable[[], None]) -> None:
         """Multiply the gradients by `factor`, which gives the norm `norm`, clip, call `ready`, step. Then `finish`."""
@@ -73,26 +82,41 @@ class Update:
         `sums` are the values that the engine reads afterwards: loss, weight, unreached parameters, squared norm.
         """
         divide: Any = scale if samples is None else sums[1] * (scale / samples)
-        total = sums.sum()
+        bad = sums.dot(constant(0.0, sums, shape=tuple(sums.shape)))  # 0 times a number that is not finite is not 0
         if samples is not None:
-            total = total + sums[1].reciprocal()  # a batch without weight is bad, too
+            bad = bad + sums[1].reciprocal() * 0.0  # a batch without weight is bad, too
+        bad = bad.ne(0.0).float()
         if self._clip is not None:
             # (norm / divide + 1e-6) / clip is the norm after the division over its limit; below 1 nothing is clipped.
             # All of it times `divide`, in as few operators as possible: the host launches each of them
             divide = (sums[3].sqrt() / self._clip + divide * (1e-6 / self._clip)).clamp(min=divide)
+        if self._exact and isinstance(divide, torch.Tensor):
+            foreach_mul_(self._gradients(), divide.reciprocal())
+            divide = 1.0
+        divisor = None if _is_one(divide) else _single(divide, sums.device)
+        if self._fused.step(divisor, bad):
+            return
         optimizer: Any = self.optimizer
-        optimizer.grad_scale = None if _is_one(divide) else _single(divide, sums.device)
-        optimizer.found_inf = (total * 0.0).ne(0.0).float()  # a number that is not finite times 0 is not 0
+        optimizer.grad_scale, optimizer.found_inf = divisor, bad
         try:
             optimizer.step()
         finally:
             del optimizer.grad_scale, optimizer.found_inf
 
+    def rest(self) -> None:
+        """Leave the weights as they are for one step. Then `finish`."""
+        self._strategy.drop_gradients()
+        self.optimizer.step()  # nothing to do without gradients; a schedule warns if no step came before its own
+
     def finish(self) -> None:
         """After the update: step the learning-rate schedule, and drop the gradients."""
+        self.advance_schedule()
+        self._strategy.after_update()
+
+    def advance_schedule(self) -> None:
+        """Step the learning-rate schedule, if the job has one."""
         if self.schedule is not None:
             self.schedule.step()
-        self._strategy.after_update()
 
     def gradients(self) -> list[tuple[Piece, torch.Tensor]]:
         """The final gradients of the pieces that have one."""

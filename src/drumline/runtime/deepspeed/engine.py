@@ -21,7 +21,7 @@ from ...core.errors import GaveUp, JobError
 from ...datasets.stream import mix_seed
 from ...interop.imported import ImportedConfig
 from ..engine import Engine
-from ..numerics.precision import compute_precision, tf32_matmuls
+from ..numerics.precision import compute_precision, float32_arithmetic
 
 
 class DeepSpeedEngine:
@@ -58,7 +58,7 @@ class DeepSpeedEngine:
                 self._begin()
             self._open = ExitStack()
             self._open.enter_context(engine.strategy.accumulate(last=self.is_gradient_accumulation_boundary()))
-            self._open.enter_context(tf32_matmuls(engine.plan.precision))
+            self._open.enter_context(float32_arithmetic(engine.plan.precision))
         try:
             with (
                 engine.phase("forward"),

@@ -122,8 +122,18 @@ class DryEngine(Engine):
     def read_numbers(self, tensor: torch.Tensor) -> list[float]:
         """Values of a successful step: loss, weight, number of unreached parameters, norm."""
         gradients = [g for _, g in self.update.gradients()] + [p.grad for p in self.model.parameters()]
-        self.gradients = storage_bytes([*gradients, *self.strategy.gradient_buffers()], self.device.type)
+        size = storage_bytes([*gradients, *self.strategy.gradient_buffers()], self.device.type)
+        # with batches in flight, numbers are read before the update and again when it is complete on all ranks
+        self.gradients = size if self.in_flight is None else max(self.gradients, size + self._kept_gradients())
         return [1.0, 1.0, float(self.strategy.unreached()), 1.0]
+
+    def _kept_gradients(self) -> int:
+        """Bytes of complete gradients of batches in flight that the pieces do not show."""
+        assert self.in_flight is not None
+        batches = self.in_flight.stages.batches
+        shown = {id(g) for _, g in self.update.gradients()}
+        kept = [g for b in batches for _, g in self.in_flight.stages.gradients_of(b) if id(g) not in shown]
+        return storage_bytes(kept, self.device.type)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -235,7 +245,8 @@ class _DryRank:
     def _warmup_steps(self, engine: DryEngine) -> int:
         """Steps before the one that counts: the first creates the optimizer's state; in the second, DDP rebuilds its
         buckets and copies of constant buffers are freed."""
-        return 2 if self._replicates or any(True for _ in engine.model.buffers()) else 1
+        fill = self.plan.pp if self.plan.keeps_batches_in_flight else 0  # until the pipeline is full
+        return fill + (2 if self._replicates or any(True for _ in engine.model.buffers()) else 1)
 
     @property
     def _replicates(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ...core.errors import GaveUp, InputError, PlanError, StoppedByGuard, nearest
 from ...datasets.stream import RankBatch
 from ...plans import Plan
+from ..core.agreement import raise_together
 from ..core.engine_core import EngineCore
 from .nonfinite import NonFiniteReport, diagnose
 from .replicas import replica_mismatches
@@ -59,12 +60,24 @@ class StepGuard:
                 rule="PowerSGD's error feedback adds a bad gradient to all later ones: no later step would be finite",
                 fix="nonfinite=stop, or compress=fp16",
             )
+        if plan.keeps_batches_in_flight and (guards.nonfinite == "skip" or guards.vote):
+            what = "nonfinite=skip" if guards.nonfinite == "skip" else f"vote={guards.vote}"
+            raise PlanError(
+                f"{what} with schedule={plan.schedule}",
+                where=f"plan {plan}",
+                rule="when a step ends, later ones are in flight: it cannot be undone, and ranks are at different ones",
+                fix="nonfinite=stop and vote=0, or schedule=1f1b",
+            )
         self.guards = guards
         self.skipped: list[NonFiniteReport] = []
         """Every skipped step, and why."""
         self.part_names: list[str] = []
         """Names of the parts of a split model on all ranks, once they were gathered."""
         self._skipped_in_a_row = 0
+        self._stopped: StoppedByGuard | None = None
+        """What stops this replica, until all ranks meet."""
+        self._compared = 0
+        """The step of the last comparison of replicas that step alone."""
         self._spikes = SpikeDetector(guards.spike)
 
     def is_finite(self, loss: float, norm: float) -> bool:
@@ -75,18 +88,40 @@ class StepGuard:
         return False
 
     def handle_nonfinite(self, engine: EngineCore, batch: RankBatch, loss: float, norm: float) -> NonFiniteReport:
-        """Diagnose a non-finite step, then stop the run or let the step be skipped. Called on all ranks."""
+        """Diagnose a non-finite step, then stop the run or let the step be skipped. Called on all ranks.
+
+        A replica that steps alone is the only one to know: it skips the step, and the run stops where all ranks meet.
+        """
         report = diagnose(engine, batch, loss, norm)
         self._skipped_in_a_row += 1
         if self.guards.nonfinite == "skip" and self._skipped_in_a_row <= self.guards.patience:
             self.skipped.append(report)
             return report
-        rule = "the loss and the gradients must be finite; the weights are those before this step"
+        alone = engine.strategy.steps_alone
+        kept = "its replica did not apply this step" if alone else "the weights are those before this step"
+        rule = f"the loss and the gradients must be finite; {kept}"
         fix = "--on-nonfinite skip, or Guards(nonfinite='skip'), skips such steps"
         if self.guards.nonfinite == "skip":
             rule = f"at most patience={self.guards.patience} steps in a row are skipped"
             fix = "a lower learning rate, gradient clipping, or removing the samples named"
-        raise StoppedByGuard(report.what, where=report.where, rule=rule, fix=fix)
+        error = StoppedByGuard(report.what, where=report.where, rule=rule, fix=fix)
+        if not alone:
+            raise error
+        self._stopped = self._stopped or error  # the others do not know yet
+        self.skipped.append(report)
+        return report
+
+    def at_meeting(self, engine: EngineCore) -> None:
+        """Raise on all ranks what stops one of them, and compare replicas that were averaged, if that is due.
+
+        Called where ranks that step alone meet. An error in a replica's weights before an average is in all of them
+        afterwards: what differs then was not averaged, such as a frozen parameter, or changed after the average.
+        """
+        error, self._stopped = self._stopped, None
+        raise_together(engine, error)
+        if self.guards.vote and engine.strategy.replicas_equal and engine.position - self._compared >= self.guards.vote:
+            self._compared = engine.position
+            self._raise_mismatches(engine)
 
     def spike(self, loss: float) -> str:
         """A note on a finite loss far above the recent ones; usually empty."""
@@ -102,16 +137,19 @@ class StepGuard:
         Under zero=1 and 2 every update sends each element from the rank that updates it to all others, which repairs
         their copies: only vote=1 sees every error.
         """
-        if self.compares(engine.steps):
-            mismatches = replica_mismatches(engine, self.part_names)
-            if mismatches:
-                more = f"; and {len(mismatches) - 4} more" if len(mismatches) > 4 else ""
-                raise GaveUp(
-                    f"the replicas differ at step {engine.position}",
-                    where="; ".join(map(str, mismatches[:4])) + more,
-                    rule=f"replicas are equal bit for bit; they are compared every {self.guards.vote} steps",
-                    fix="resume from an older checkpoint, without that rank's device",
-                )
+        if self.compares(engine.steps) and not engine.strategy.steps_alone:
+            self._raise_mismatches(engine)
+
+    def _raise_mismatches(self, engine: EngineCore) -> None:
+        mismatches = replica_mismatches(engine, self.part_names)
+        if mismatches:
+            more = f"; and {len(mismatches) - 4} more" if len(mismatches) > 4 else ""
+            raise GaveUp(
+                f"the replicas differ at step {engine.position}",
+                where="; ".join(map(str, mismatches[:4])) + more,
+                rule=f"replicas are equal bit for bit; they are compared every {self.guards.vote} steps",
+                fix="resume from an older checkpoint, without that rank's device",
+            )
 
 
 class SpikeDetector:

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from ...datasets.stream import RankBatch, split_range
 from ...tracing.op_costs import tensors
-from ..core.agreement import gather_json
 from ..core.engine_core import EngineCore
+from ..state.json_exchange import gather_json
 from .observers import StepObserver, is_corrupt, is_finite
 
 _NAMED = 3
@@ -77,7 +77,7 @@ class RankObservation:
 
 
 def diagnose(engine: EngineCore, batch: RankBatch, loss: float, norm: float) -> NonFiniteReport:
-    """Run the step again and observe it. Called on all ranks together; discards the gradients."""
+    """Run the step again and observe it. Called on all ranks that step together; discards the gradients."""
     reduced = tuple(dict.fromkeys(p.name for p, g in engine.update.gradients() if not is_finite(g)))
     first_loss = not is_finite(engine.local_loss)
     _discard_step(engine)
@@ -98,6 +98,8 @@ def diagnose(engine: EngineCore, batch: RankBatch, loss: float, norm: float) -> 
         reduced=reduced,
         samples=_samples(engine, batch),
     )
+    if engine.strategy.steps_alone:  # the other replicas run other steps
+        return explain([mine], batch.step, loss, norm, communicates=False)
     gathered = gather_json(dataclasses.asdict(mine), engine.group, engine.device)
     return explain(
         [_from_json(fields) for fields in gathered], batch.step, loss, norm, communicates=engine.meets_in_forward

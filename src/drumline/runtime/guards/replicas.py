@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from ..core.agreement import gather_json
 from ..core.engine_core import EngineCore
+from ..state.json_exchange import gather_json
 
 CHUNK = 2**16
 """Words that are widened to 64 bits at a time: the temporary memory of a digest stays in the cache."""
@@ -161,6 +161,12 @@ def why_no_replicas(engine: EngineCore) -> str:
     """Why a comparison of replicas would find nothing under this plan; empty if it can find something."""
     if engine.ranks == 1:
         return "one rank has no replica to compare with"
+    if engine.plan.sync_mode == "gossip":
+        return (
+            f"under sync={engine.plan.sync} replicas differ after every step; they are compared at saves and at the end"
+        )
+    if engine.strategy.steps_alone:
+        return f"under sync={engine.plan.sync} replicas are compared after averages, which hide earlier differences"
     if engine.plan.pp * engine.plan.tp == engine.ranks:
         rest = (
             "only parameters that tp leaves whole are compared" if engine.plan.tp > 1 else "only tied ones are compared"

@@ -8,6 +8,7 @@ import torch
 
 from ...core.errors import JobError
 from ...core.job import Job
+from .constants import constant
 
 
 def weighted_sum(job: Job, loss: Any, value: Any, target: Any, samples: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
@@ -34,7 +35,6 @@ def weighted_sum(job: Job, loss: Any, value: Any, target: Any, samples: int) -> 
 
 def _number(value: Any, like: Any) -> torch.Tensor:
     """A number on the device of `like`, created there: copying it to a GPU would make the host wait."""
-    device = like.device if isinstance(like, torch.Tensor) else None
     if isinstance(value, torch.Tensor):
         return value.to(dtype=torch.float64)
-    return torch.full((), float(value), dtype=torch.float64, device=device)
+    return constant(float(value), like) if isinstance(like, torch.Tensor) else torch.tensor(value, dtype=torch.float64)

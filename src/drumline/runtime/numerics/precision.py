@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...tracing.fake import dtype_of
+from .float32_settings import float32_in
 from .recurrent import LstmWithoutOnednn, RecurrentDtype, has_recurrent_layers, onednn_lacks
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,20 +32,12 @@ def compute_precision(precision: str, device: torch.device) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def tf32_matmuls(precision: str) -> Iterator[None]:
-    """Around forward and backward: allow tf32 in a GPU's fp32 matmuls under `precision=tf32`."""
-    if precision != "tf32":
-        yield
-        return
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+def float32_arithmetic(precision: str) -> AbstractContextManager[None]:
+    """Around forward and backward: float32 operators of a GPU compute in float32 under `fp32`, in tf32 under `tf32`.
+
+    Under the other precisions what is left in float32 follows the settings of the process.
+    """
+    return float32_in("tf32" if precision == "tf32" else "ieee") if precision in ("fp32", "tf32") else nullcontext()
 
 
 def to_device(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:

@@ -26,10 +26,11 @@ from ...plans.keys import MEASURED
 from ...reports.split_summary import split_summary
 from ...schedules.pipeline import Action
 from ..memory.recompute import recomputed_layers
-from ..numerics.precision import compute_precision, tf32_matmuls
+from ..numerics.precision import compute_precision, float32_arithmetic
 from ..pipeline.channels import PipelineChannels
 from ..pipeline.clock import LaneTiming, PipelineClock
-from ..pipeline.step import PipelineMicroBatch, PipelineRunner, StepHooks
+from ..pipeline.stage_actions import PipelineMicroBatch, StepHooks
+from ..pipeline.step import PipelineRunner
 from ..pipeline.tied_parameters import sum_tied_gradients, tied_ranks
 from ..state.recorder import StepRecorder
 from ..strategies.buckets import GradientGroups
@@ -120,7 +121,7 @@ class ModelParallel(FlatShard):
         if not self.placement.pipelined:
             return super().forward_backward(batch, step)
         factor = self.gradient_divisor * step.scale / batch.samples
-        with self.accumulate(last=False), tf32_matmuls(step.precision):
+        with self.accumulate(last=False), float32_arithmetic(step.precision):
             losses, weighted = self.train_stages(batch.micros, factor, step)
         with step.phase("communication"):
             tied = tied_ranks(self._cut, self.placement.order)
@@ -143,7 +144,7 @@ class ModelParallel(FlatShard):
     ) -> tuple[Sequence[tuple[torch.Tensor, ...]], bool]:
         """Run all micro-batches through the stages, forwards and backwards; returns the losses that this rank has."""
         runs = [self._programs.of(m) for m in micros]
-        batches = [self._micro_batch(r, t) for r, t in runs]
+        batches = [self.micro_batch(r, t) for r, t in runs]
 
         def before(stage: int, micro: int) -> None:
             step.seed(micro, stage)
@@ -162,7 +163,7 @@ class ModelParallel(FlatShard):
         names = runs[0][0].names
         if self.placement.pipelined:
             runner = self._configured_runner(lambda stage, micro: None, None)
-            batches = [self._micro_batch(r, t) for r, t in runs]
+            batches = [self.micro_batch(r, t) for r, t in runs]
             results: Sequence[Any] = runner.evaluate(self.placement.order_of(len(micros)), batches).losses
         else:
             with compute_precision(self.plan.precision, self.device):
@@ -172,7 +173,12 @@ class ModelParallel(FlatShard):
             sums += torch.stack([p.double() for p in pairs]).view(-1, 2)
         return [dict(zip(names, sums, strict=True))]
 
-    def _micro_batch(self, entry: MicroBatchProgram, tensors: Sequence[torch.Tensor]) -> PipelineMicroBatch:
+    def program_of(self, micro: RankMicroBatch) -> tuple[MicroBatchProgram, list[torch.Tensor]]:
+        """The program for a micro-batch, and this rank's part of its tensors."""
+        return self._programs.of(micro)
+
+    def micro_batch(self, entry: MicroBatchProgram, tensors: Sequence[torch.Tensor]) -> PipelineMicroBatch:
+        """A micro-batch as a pipeline runs it."""
         assert entry.stages is not None
         return PipelineMicroBatch(entry.stages, {str(i): t for i, t in enumerate(tensors)})
 

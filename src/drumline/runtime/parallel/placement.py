@@ -77,9 +77,10 @@ class Placement:
         return self.shows_outputs and (not self.pipelined or self.order.stages - 1 in self.stages)
 
     def order_of(self, micros: int) -> Pipeline:
-        """The pipeline order for a number of micro-batches."""
+        """The pipeline order for a number of micro-batches; where batches are in flight, of one that runs by itself."""
         if micros not in self._orders:
-            self._orders[micros] = pipeline_order(self.plan.schedule, self.plan.pp, micros, self.plan.virtual)
+            name = "1f1b" if self.plan.keeps_batches_in_flight else self.plan.schedule
+            self._orders[micros] = pipeline_order(name, self.plan.pp, micros, self.plan.virtual)
         return self._orders[micros]
 
     def boundaries(self, captured: CapturedGraph) -> list[int]:

@@ -61,9 +61,9 @@ class RankGrid:
             self._groups[key] = self._new(key)
         return self._groups[key]
 
-    def second_group(self, axes: Iterable[str]) -> dist.ProcessGroup | None:
-        """A second group of the same ranks, with channels of its own."""
-        return self._new(tuple(a for a in AXES if a in set(axes) and self.sizes[a] > 1), use="second")
+    def second_group(self, axes: Iterable[str], use: str = "second") -> dist.ProcessGroup | None:
+        """Another group of the same ranks for this use, with channels of its own."""
+        return self._new(tuple(a for a in AXES if a in set(axes) and self.sizes[a] > 1), use=use)
 
     def _new(self, key: tuple[str, ...], *, use: str = "") -> dist.ProcessGroup | None:
         if not key:

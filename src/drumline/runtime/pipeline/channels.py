@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ...comm import gloo_fallbacks
 from ...comm.gloo_fallbacks import backend_of
-from ...comm.peer_errors import is_follow_up
+from ...comm.peer_errors import says_peer_is_gone
 from ...core.errors import GaveUp, PlanError
 from .messages import Key, PipelineMessage
 
@@ -76,14 +76,14 @@ class StepMessages:
         sequence = self._sequences[message.src, message.dst]
         for m in sequence[self._posted[message.src] : message.number + 1]:
             buffer = m.port.receive_buffer(self._channels.device)
-            with _naming_peer(f"rank {self._channels.rank} of the pipeline cannot receive {m}", m.src):
+            with naming_peer(f"rank {self._channels.rank} of the pipeline cannot receive {m}", m.src):
                 self._arriving[m.key] = self._channels.receive(buffer, m.src, m.number), buffer
         self._posted[message.src] = max(self._posted[message.src], message.number + 1)
 
     def wait_for(self, message: PipelineMessage) -> torch.Tensor:
         """Wait for a message."""
         work, buffer = self._arriving.pop(message.key)
-        with _naming_peer(f"rank {self._channels.rank} of the pipeline did not receive {message}", message.src):
+        with naming_peer(f"rank {self._channels.rank} of the pipeline did not receive {message}", message.src):
             work.wait()
         self._confirm(message)
         return message.port.unpacked(buffer)
@@ -91,7 +91,7 @@ class StepMessages:
     def send(self, message: PipelineMessage, value: torch.Tensor) -> None:
         """Start sending."""
         packed = message.port.packed(value)
-        with _naming_peer(f"rank {self._channels.rank} of the pipeline cannot send {message}", message.dst):
+        with naming_peer(f"rank {self._channels.rank} of the pipeline cannot send {message}", message.dst):
             work = self._channels.send(packed, message.dst, message.number, str(message.key[0]))
         self._sent.setdefault(message.dst, deque()).append((message, work, packed))
 
@@ -101,7 +101,7 @@ class StepMessages:
         kept = []
         for m, work, packed in sent:
             if m.read_at <= message.sent_at:
-                with _naming_peer(f"no rank received {m}", m.dst):
+                with naming_peer(f"no rank received {m}", m.dst):
                     work.wait()
             else:
                 kept.append((m, work, packed))
@@ -119,13 +119,13 @@ class StepMessages:
         for sends in self._sent.values():
             while sends:
                 message, work, _ = sends[0]
-                with _naming_peer(f"no rank received {message}", message.dst):
+                with naming_peer(f"no rank received {message}", message.dst):
                     work.wait()
                 sends.popleft()
 
 
 @contextmanager
-def _naming_peer(what: str, peer: int) -> Iterator[None]:
+def naming_peer(what: str, peer: int) -> Iterator[None]:
     """Name the peer in an error of the backend: a dead rank shows wherever a message to or from it is.
 
     Errors of this rank itself, such as a lack of memory, are its own.
@@ -133,7 +133,7 @@ def _naming_peer(what: str, peer: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as e:
-        if not is_follow_up(e):
+        if not says_peer_is_gone(e):
             raise
         raise GaveUp(
             what,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...costs.pipeline_clock import time_pipeline
+from ...costs.steady_pipeline import StageSeconds, steady_seconds
 from ...schedules.pipeline import Action, Pipeline
 
 KEPT_STEPS = 64
@@ -51,6 +52,7 @@ class PipelineClock:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._steps: deque[_Running] = deque(maxlen=KEPT_STEPS)
+        self._timed = True
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -69,7 +71,17 @@ class PipelineClock:
         """Around the computation of an action, which begins when its inputs have arrived."""
         start = self._now()
         yield
-        self._steps[-1].actions.append((action, start, self._now()))
+        if self._timed:
+            self._steps[-1].actions.append((action, start, self._now()))
+
+    @contextmanager
+    def untimed(self) -> Iterator[None]:
+        """Around actions that are no step of their own."""
+        self._timed = False
+        try:
+            yield
+        finally:
+            self._timed = True
 
     def lanes(self, last: int) -> list[LaneTiming]:
         """The last steps that are kept, `last` at most, oldest first."""
@@ -99,20 +111,31 @@ class PipelineClock:
 def measured_bubble(ranks: Sequence[Sequence[LaneTiming]]) -> float | None:
     """The median bubble over the steps, from the lanes of all ranks; None if no step was measured.
 
-    Ranks begin a step together, because they have just reduced the loss; it ends when the last rank is done.
+    Ranks begin a step together, because they have just reduced the loss; it ends when the last rank is done. Where the
+    pipeline does not drain they are at different batches, but each step takes all of them equally long.
     """
     steps = list(zip(*ranks, strict=False))
     shares = [1 - statistics.fmean(x.busy for x in lanes) / max(x.seconds for x in lanes) for lanes in steps]
     return max(0.0, statistics.median(shares)) if shares else None
 
 
-def order_bubble(order: Pipeline, ranks: Sequence[Sequence[LaneTiming]]) -> float | None:
-    """The bubble of the order itself, with the measured times of the stages, if messages took no time."""
+def order_bubble(order: Pipeline, ranks: Sequence[Sequence[LaneTiming]], micros: int = 1) -> float | None:
+    """The bubble of the order itself, with the measured times of the stages, if messages took no time.
+
+    `micros` are those of a step, where the order does not drain between steps and has several of them.
+    """
     samples: dict[str, list[float]] = {}
     for lane in (lane for lanes in ranks for lane in lanes):
         for name, seconds in lane.actions.items():
             samples.setdefault(name, []).append(seconds)
     times = {
-        kind: [statistics.median(samples.get(f"{kind}{s}", (0.0,))) for s in range(order.stages)] for kind in "FBW"
+        kind: [statistics.median(samples.get(f"{kind}{s}", (0.0,))) for s in range(order.stages)] for kind in "FBWU"
     }
-    return time_pipeline(order, forward=times["F"], backward=times["B"], weight=times["W"]).bubble if samples else None
+    if not samples:
+        return None
+    if not order.has_updates:
+        return time_pipeline(order, forward=times["F"], backward=times["B"], weight=times["W"]).bubble
+    free = StageSeconds(times["F"], times["B"], [0.0] * (order.stages - 1), times["U"])
+    whole = order.stages * steady_seconds(order, micros, free)
+    busy = sum(micros * (f + b) + u for f, b, u in zip(free.forward, free.backward, free.update, strict=True))
+    return 1 - busy / whole if whole else 0.0

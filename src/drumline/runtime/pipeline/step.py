@@ -6,45 +6,20 @@ value that stays on the rank (several stages on one rank) is passed on without a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from ...core.errors import PlanError
-from ...partition.stage import BatchInput, Port, StagedGraph, StageInput
 from ...schedules.pipeline import Action, Pipeline
 from .channels import PipelineChannels, StepMessages
-from .messages import Key, MessageTables, PipelineMessage, forward_only, grad_key, leaf_key, value_key
-from .stage_pass import StagePass
+from .messages import MessageTables, PipelineMessage, forward_only
+from .stage_actions import PipelineMicroBatch, StageActions, StepHooks
 
 KEPT_TABLES = 64
 """Message tables that are kept: micro-batches of many shapes come in ever new combinations."""
-
-
-@dataclass(frozen=True, eq=False)
-class PipelineMicroBatch:
-    """A micro-batch: the stages for its shapes, and its tensors by name."""
-
-    cut: StagedGraph
-    leaves: Mapping[str, torch.Tensor]
-    """May be empty on ranks that read no data."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepHooks:
-    """The caller's hooks into a step."""
-
-    seed: Callable[[int, int], None] = lambda stage, micro: None
-    """Before a forward: seed by (stage, micro-batch), so that random numbers do not depend on the order."""
-    around_action: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext()
-    """Around the computation of an action: for a recorder, and for the precision."""
-    around_wait: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext()
-    """Around the wait for an action's inputs."""
-    last_backward: Callable[[int], None] = lambda stage: None
-    """A stage's gradients are complete on this rank: their reduction may begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +32,7 @@ class StepResult:
     """Peak number of forwards waiting for their backwards."""
 
 
-class PipelineStep:
+class PipelineStep(StageActions):
     """One step of one rank, with backwards if the loss has a factor."""
 
     def __init__(
@@ -70,17 +45,12 @@ class PipelineStep:
         factor: float | None,
         prefetch: int,
     ) -> None:
-        self.hooks, self.tables, self.micros, self.factor, self.prefetch = hooks, tables, micros, factor, prefetch
-        self.rank, self.device = channels.rank, channels.device
+        split = tables.order.splits_backward
+        super().__init__(channels, hooks, tables.stage_ranks, trains=factor is not None, split=split)
+        self.tables, self.micros, self.factor, self.prefetch = tables, micros, factor, prefetch
         self.lane = tables.order.lanes[self.rank]
-        self.split = tables.order.splits_backward
         self.messages = StepMessages(channels, tables.sequences)
-        self._store: dict[Key, tuple[torch.Tensor, int]] = {}
-        """Values on this rank, each with the number of reads to come."""
-        self._open: dict[tuple[int, int], StagePass] = {}
-        self._losses: dict[int, tuple[torch.Tensor, ...]] = {}
         self._posted = 0
-        self._peak = 0
 
     def run(self) -> StepResult:
         """Run the whole lane."""
@@ -112,106 +82,15 @@ class PipelineStep:
             for message in receives[i]:
                 self._put(message.key, self.messages.wait_for(message), self._readers(message))
 
-    def _act(self, action: Action) -> dict[Key, torch.Tensor]:
-        """Compute an action; returns its results by key. Those that stages of this rank read are put into the store."""
-        if action.kind == "F":
-            return self._forward(action)
-        if action.kind == "B":
-            return self._backward(action)
-        self._open.pop((action.stage, action.micro)).weight_gradients()
-        return {}
+    def micro_batch(self, micro: int) -> PipelineMicroBatch:
+        return self.micros[micro]
 
-    # -- forward
-
-    def _forward(self, action: Action) -> dict[Key, torch.Tensor]:
-        s, micro = action.stage, action.micro
-        stage = self.micros[micro].cut.stages[s]
-        inputs = [self._input(source, micro) for source in stage.inputs]
-        stage_pass = StagePass(stage, inputs, split=self.split)
-        self.hooks.seed(s, micro)
-        outputs = stage_pass.forward()
-        if self.factor is not None:
-            self._open[s, micro] = stage_pass
-            self._peak = max(self._peak, len(self._open))
-        if s == self.tables.order.stages - 1:
-            self._losses[micro] = tuple(output.detach() for output in outputs)
-            return {}
-        results = {}
-        for k, (port, output) in enumerate(zip(stage.outputs, outputs, strict=True)):
-            _check(port, output, f"output {k} of stage {s} for micro-batch {micro}")
-            key = value_key(StageInput(s, k), micro)
-            results[key] = output.detach()
-            self._put(key, results[key], len(self.tables.readers_on(port, self.rank)))
-        return results
-
-    def _input(self, source: BatchInput | StageInput, micro: int) -> torch.Tensor:
-        cut = self.micros[micro].cut
-        if isinstance(source, StageInput):
-            value = self._take(value_key(source, micro)).detach()
-            port = cut.stages[source.stage].outputs[source.output]
-            return value.requires_grad_(port.grad and self.factor is not None)
-        if leaf_key(source.name, micro) in self._store:
-            return self._take(leaf_key(source.name, micro))
-        value = self.micros[micro].leaves[source.name]
-        _check(cut.batch_inputs[source.name], value, f"{source.name} of micro-batch {micro}")
-        return value
-
-    # -- backward
-
-    def _backward(self, action: Action) -> dict[Key, torch.Tensor]:
-        s, micro = action.stage, action.micro
-        cut = self.micros[micro].cut
-        stage = cut.stages[s]
-        stage_pass = self._open[s, micro] if self.split else self._open.pop((s, micro))
-        gradients = stage_pass.backward(self._output_gradients(s, micro))
-        results = {}
-        for source, gradient in zip(stage.inputs, gradients, strict=True):
-            if not isinstance(source, StageInput):
-                continue
-            port = cut.stages[source.stage].outputs[source.output]
-            if port.grad:
-                key = grad_key(source, micro, s)
-                # a reader that does not use a value sends zeros: the producer waits for a gradient
-                zeros = torch.zeros(port.shape, dtype=port.dtype, device=self.device) if gradient is None else gradient
-                results[key] = zeros
-                self._put(key, zeros, int(self.tables.stage_ranks[source.stage] == self.rank))
-        return results
-
-    def _output_gradients(self, s: int, micro: int) -> dict[int, torch.Tensor]:
-        if s == self.tables.order.stages - 1:
-            assert self.factor is not None
-            return {0: torch.full_like(self._losses[micro][0], self.factor)}
-        gradients: dict[int, torch.Tensor] = {}
-        for k, port in enumerate(self.micros[micro].cut.stages[s].outputs):
-            if port.grad:
-                # always in the order of the readers, whichever arrived first
-                first, *others = [self._take(grad_key(StageInput(s, k), micro, t)) for t in port.readers]
-                gradients[k] = sum(others, first)
-        return gradients
-
-    # -- values on this rank
-
-    def _put(self, key: Key, value: torch.Tensor, readers: int) -> None:
-        if readers:
-            self._store[key] = value, readers
-
-    def _take(self, key: Key) -> torch.Tensor:
-        value, readers = self._store.pop(key)
-        if readers > 1:
-            self._store[key] = value, readers - 1
-        return value
+    def loss_gradient(self, micro: int, loss: torch.Tensor) -> torch.Tensor:
+        assert self.factor is not None
+        return torch.full_like(loss, self.factor)
 
     def _readers(self, message: PipelineMessage) -> int:
-        return 1 if message.key[0] == "grad" else len(self.tables.readers_on(message.port, self.rank))
-
-
-def _check(port: Port, value: torch.Tensor, what: str) -> None:
-    if (tuple(value.shape), value.dtype) != (port.shape, port.dtype):
-        raise PlanError(
-            f"{what} is {value.dtype} {list(value.shape)}, and was captured as {port.dtype} {list(port.shape)}",
-            rule="other ranks allocate the captured shapes",
-            fix="capture the model for every shape of a micro-batch, in the precision that it runs in",
-        )
+        return 1 if message.key[0] == "grad" else self.readers_here(message.port)
 
 
 class PipelineRunner:

@@ -43,6 +43,11 @@ def make_optimizer(job: Job, pieces: Sequence[Piece], specs: Mapping[str, Parame
     return prefer_fused(optimizer)
 
 
+def is_scalar(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether a state of a parameter is one number for all of it, such as a step counter, not one per element."""
+    return value.numel() == 1 and (key == "step" or value.shape != parameter.shape)
+
+
 def _call_optimizer(job: Job, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     optimizer = call_user_code(job.optimizer, "the job's optimizer()", parameters)
     if not hasattr(optimizer, "param_groups"):

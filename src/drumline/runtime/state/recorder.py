@@ -11,23 +11,25 @@ everything that runs on nccl's own streams.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from ...comm.gloo_fallbacks import reduce_scatter
-from ...comm.tensor_identity import naming_calls
 from ...core.timeline import Span, Timeline
 
 KEEP = 64
 """Number of recent steps kept."""
+TIMED = 3
+"""Of so many steps, one has the exact ends of DDP's buckets over gloo. In the others a bucket ends at the rank's next
+call: to be called back at its end takes 50 us of a processor, which is more than all other recording of a step."""
 
 Mark = Any
 """A moment: nanoseconds of the host's clock, or a CUDA event."""
@@ -40,7 +42,11 @@ class _Step:
     phases: list[tuple[str, Mark, Mark]] = field(default_factory=list)
     messages: list[tuple[str, Mark, Mark, float]] = field(default_factory=list)
     """Name, start, end, bytes: appended by whichever thread ends a message."""
+    blocked: list[tuple[Mark, Mark]] = field(default_factory=list)
+    """When the thread that computes did nothing but wait for a message."""
     ended: bool = False
+    timed: bool = True
+    """Whether the ends of all messages are exact."""
 
 
 class StepRecorder:
@@ -53,8 +59,10 @@ class StepRecorder:
         self._free_events: list[Any] = []
         """Events of dropped steps: creating one takes longer than recording it."""
         self._stream: torch.cuda.Stream | None = None
-        self._group_reports = group is not None and hasattr(group, "watch")
+        self.group_reports = group is not None and hasattr(group, "watch")
         """Whether the group reports its calls itself."""
+        self._bucket_group: Any = None
+        """The group that reports DDP's buckets, if there is one."""
 
     # -- recording -----------------------------------------------------------------------------------------------
 
@@ -63,29 +71,30 @@ class StepRecorder:
         if not self._steps or self._steps[-1].ended:
             self._add(number)
         self._steps[-1].number = number
-        if self._group_reports:
+        if self.group_reports:
             self._group.watch = self.start_message  # type: ignore[union-attr]  # such a group has it
 
     def end(self) -> None:
         """End the step; what follows belongs to no step."""
         if self._steps:
             self._steps[-1].ended = True
-        if self._group_reports:
+        if self.group_reports:
             self._group.watch = None  # type: ignore[union-attr]  # such a group has it
+        if self._bucket_group is not None:
+            self._bucket_group.watch_buckets = None
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Record one phase of the step."""
+    def phase(self, name: str) -> OpenPhase:
+        """Record one phase of the step: `with recorder.phase(name)`."""
+        return OpenPhase(self, name)
+
+    def _begin_phase(self, name: str) -> tuple[_Step, Mark]:
+        """The step of a phase, and its start."""
         if self._starts_step(name):
             self.end()
             self._add(self._steps[-1].number + 1 if self._steps else 0)
         step = self._steps[-1]
         # a reading costs more on a GPU, and its phases are contiguous: the end of one is the start of the next
-        start = self._now() if not self._cuda else step.phases[-1][2] if step.phases else step.start
-        try:
-            yield
-        finally:
-            step.phases.append((name, start, self._now()))
+        return step, self._now() if not self._cuda else step.phases[-1][2] if step.phases else step.start
 
     def _add(self, number: int) -> None:
         """Add a step and drop the oldest."""
@@ -93,10 +102,13 @@ class StepRecorder:
             old = self._steps.popleft()
             if self._cuda:  # a phase starts with the event that ended the previous one
                 marks = [old.start, *(m for p in old.phases for m in p[1:]), *(m for x in old.messages for m in x[1:3])]
+                marks += [m for pair in old.blocked for m in pair]
                 self._free_events += {id(mark): mark for mark in marks}.values()
         if self._cuda:
             self._stream = torch.cuda.current_stream(self.device)  # looking it up costs more than recording
         self._steps.append(_Step(number, self._now()))
+        if self._bucket_group is not None:
+            self._bucket_group.watch_buckets = self._start_bucket
 
     def _starts_step(self, name: str) -> bool:
         """Whether a phase begins a new step: users' own loops do not mark the end of one."""
@@ -108,23 +120,38 @@ class StepRecorder:
     @contextmanager
     def message(self, name: str, *tensors: torch.Tensor) -> Iterator[None]:
         """Record a blocking message, unless its group reports it itself."""
-        if self._group_reports or not self._steps:
+        if self.group_reports or not self._steps:
             yield
             return
-        start = self._now()
+        message = self.start_message(name, _bytes(tensors))
         yield
-        self._note(name, start, _bytes(tensors))
+        message.end()
 
     def start_message(self, name: str, size: float) -> OpenMessage:
         """Start a message; call `end()` on the result when it completes."""
-        return OpenMessage(self, name, size, self._now())
+        return OpenMessage(self, name, size, self._now(), self._steps[-1] if self._steps else None)
+
+    @property
+    def needs_hooks(self) -> bool:
+        """Whether hooks record the messages of torch's own engines: on CPUs, where the group does not report."""
+        return not (self.group_reports or self._cuda)
+
+    def watch_buckets_of(self, group: Any) -> None:
+        """Record DDP's buckets as a group reports them, step by step."""
+        self._bucket_group = group
+
+    def _start_bucket(self, name: str, size: float) -> OpenMessage:
+        """Start a message of DDP, in a group that reports them."""
+        step, message = self._steps[-1], self.start_message(name, size)
+        message.timed = step.timed = step.number % TIMED == 0
+        return message
 
     def track(self, name: str, work: Any, *tensors: torch.Tensor, unreported: bool = False) -> Any:
         """Record an asynchronous message until its future completes. Returns the work to wait on.
 
         `unreported`: the message is outside of the group, which does not report it.
         """
-        if (self._group_reports and not unreported) or self._cuda or work is None or not self._steps:
+        if (self.group_reports and not unreported) or self._cuda or work is None or not self._steps:
             return work
         message = self.start_message(name, _bytes(tensors))
         try:
@@ -133,10 +160,6 @@ class StepRecorder:
             return _AwaitedWork(work, message)
         future.add_done_callback(lambda _: message.end())
         return work
-
-    def _note(self, name: str, start: Mark, size: float) -> None:
-        if self._steps:
-            self._steps[-1].messages.append((name, start, self._now(), size))
 
     def _now(self) -> Mark:
         if not self._cuda:
@@ -152,9 +175,21 @@ class StepRecorder:
         """Numbers of the completed steps kept, oldest first."""
         return tuple(s.number for s in self._steps if s.ended)
 
-    def spans(self, number: int | None = None) -> list[Span]:
-        """The spans of a step (default: the last), in seconds from its start."""
+    def is_timed(self, number: int) -> bool:
+        """Whether the ends of all messages of a step are exact; the same on all ranks."""
         step = self._step(number)
+        return step is not None and step.timed
+
+    def spans(self, number: int | None = None) -> list[Span]:
+        """The spans of a step (default: the last one with exact messages), in seconds from its start."""
+        return self._spans(self._step(number, timed=True))
+
+    def timeline(self, number: int | None = None) -> Timeline:
+        """The timeline of one step on this rank (default: the last one with exact messages)."""
+        step = self._step(number, timed=True)
+        return Timeline("measured", tuple(self._spans(step)), notes=(f"step {step.number}",) if step else ())
+
+    def _spans(self, step: _Step | None) -> list[Span]:
         if step is None:
             return []
 
@@ -163,11 +198,6 @@ class StepRecorder:
 
         phases = [span("data" if n == "data" else "compute", n, a, b, 0.0) for n, a, b in list(step.phases)]
         return phases + [span("communication", n, a, b, m) for n, a, b, m in list(step.messages)]
-
-    def timeline(self, number: int | None = None) -> Timeline:
-        """The timeline of one step on this rank."""
-        step = self._step(number)
-        return Timeline("measured", tuple(self.spans(number)), notes=(f"step {step.number}",) if step else ())
 
     def phase_seconds(self, number: int | None = None) -> dict[str, float]:
         """Seconds by phase of a step (default: the last)."""
@@ -183,7 +213,7 @@ class StepRecorder:
         In a synchronous step all ranks end at the same time; a slow rank shows in the time before it waits for the
         others. A message that lasts until its phase ends counts as such a wait, from its start.
         """
-        spans = self.spans(number)
+        spans = self._spans(self._step(number))
         messages = [(s.start, s.end) for s in spans if s.lane == "communication"]
         own: dict[str, float] = {}
         for s in spans:
@@ -195,10 +225,24 @@ class StepRecorder:
             own[s.name] = own.get(s.name, 0.0) + seconds - waited
         return own
 
-    def _step(self, number: int | None) -> _Step | None:
-        if number is None:
-            return self._steps[-1] if self._steps else None
-        return next((s for s in reversed(self._steps) if s.number == number), None)
+    def blocked_spans(self, number: int | None = None) -> list[tuple[float, float]]:
+        """When a step only waited for a message, as far as that is recorded, in seconds from its start."""
+        step = self._step(number)
+        pairs = list(step.blocked) if step else []
+        return [(self._seconds(step.start, a), self._seconds(step.start, b)) for a, b in pairs] if step else []
+
+    def gap_before(self, number: int) -> float:
+        """Seconds between the last phase of the step before and the start of a step; 0 for the oldest step kept."""
+        for before, step in pairwise(list(self._steps)):
+            if step.number == number:
+                return max(0.0, self._seconds(before.phases[-1][2], step.start)) if before.phases else 0.0
+        return 0.0
+
+    def _step(self, number: int | None, *, timed: bool = False) -> _Step | None:
+        """A step by its number, or the last one; with `timed`, the last one with exact messages."""
+        if number is not None:
+            return next((s for s in reversed(self._steps) if s.number == number), None)
+        return next((s for s in reversed(self._steps) if s.timed or not timed), None)
 
     def _seconds(self, start: Mark, end: Mark) -> float:
         if not self._cuda:
@@ -206,56 +250,55 @@ class StepRecorder:
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e-3
 
-    # -- messages of torch's own engines -------------------------------------------------------------------------
 
-    def record_ddp(self, ddp: nn.Module, group: dist.ProcessGroup) -> bool:
-        """Record DDP's buckets, where its group does not report. Buckets are then summed, not averaged."""
-        if self._group_reports or self._cuda:
-            return False
+class OpenPhase:
+    """A phase under way. Not a generator, which takes three times as long to enter and leave."""
 
-        def sum_bucket(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-            buffer = bucket.buffer()
-            message = self.start_message("all_reduce", float(buffer.nbytes))
-            with naming_calls(f"bucket {bucket.index()}"):
-                work = dist.all_reduce(buffer, group=group, async_op=True)
+    __slots__ = ("_name", "_recorder", "_start", "_step")
 
-            def done(future: torch.futures.Future[Any]) -> torch.Tensor:
-                future.value()  # raises on failure
-                message.end()
-                return buffer
+    def __init__(self, recorder: StepRecorder, name: str) -> None:
+        self._recorder, self._name = recorder, name
 
-            assert work is not None
-            reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(done)
-            return reduced
+    def __enter__(self) -> None:
+        self._step, self._start = self._recorder._begin_phase(self._name)
 
-        sum_bucket.__annotations__.clear()  # DDP inspects them, and these are strings
-        ddp.register_comm_hook(None, sum_bucket)  # type: ignore[operator]  # a method of DDP
-        return True
-
-    def record_fsdp(self, model: nn.Module) -> None:
-        """Record the messages of every FSDP2 unit of a model, where its group does not report."""
-        if self._group_reports or self._cuda:
-            return
-        from torch.distributed.fsdp import FSDPModule
-
-        gather, scatter = _RecordedGather(self), _RecordedScatter(self)
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # it has what FSDP2 calls
-                module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # the same
+    def __exit__(self, *error: object) -> None:
+        self._step.phases.append((self._name, self._start, self._recorder._now()))
 
 
 class OpenMessage:
     """A message under way."""
 
-    __slots__ = ("_name", "_recorder", "_size", "_start")
+    __slots__ = ("_name", "_recorder", "_size", "_start", "_step", "_thread", "timed")
 
-    def __init__(self, recorder: StepRecorder, name: str, size: float, start: Mark) -> None:
-        self._recorder, self._name, self._size, self._start = recorder, name, size, start
+    def __init__(self, recorder: StepRecorder, name: str, size: float, start: Mark, step: _Step | None) -> None:
+        self._recorder, self._name, self._size, self._start, self._step = recorder, name, size, start, step
+        self._thread = threading.get_ident()
+        self.timed = True
+        """Whether the moment of its end matters."""
 
     def end(self) -> None:
-        """Record its arrival."""
-        self._recorder._note(self._name, self._start, self._size)
+        """Record its arrival, in the step in which it was started.
+
+        The thread that started it was blocked if it ends it as well.
+        """
+        self._arrived(self._start if threading.get_ident() == self._thread else None)
+
+    def now(self) -> Mark:
+        """This moment, by the clock of the recorder."""
+        return self._recorder._now()
+
+    def end_wait(self, waited_from: Mark) -> None:
+        """Record its arrival; a thread was blocked since `waited_from`."""
+        self._arrived(waited_from)
+
+    def _arrived(self, blocked_from: Mark | None) -> None:
+        if self._step is None:
+            return
+        end = self._recorder._now()
+        self._step.messages.append((self._name, self._start, end, self._size))
+        if blocked_from is not None:
+            self._step.blocked.append((blocked_from, end))
 
 
 class _AwaitedWork:
@@ -266,55 +309,10 @@ class _AwaitedWork:
 
     def wait(self, *arguments: Any) -> Any:
         """Wait, then end the message."""
+        start = self._message.now()
         done = self._work.wait(*arguments)
-        self._message.end()
+        self._message.end_wait(start)
         return done
-
-
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-"""Newer torch releases renamed it."""
-
-
-class _RecordedCollective:
-    """Base of the two custom collectives: allocates plain memory and records the message."""
-
-    def __init__(self, recorder: StepRecorder) -> None:
-        self._recorder = recorder
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for the result."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def _run(self, name: str, whole: torch.Tensor, send: Callable[[], Any], *, async_op: bool) -> Any:
-        if not async_op:
-            with self._recorder.message(name, whole):
-                return send()
-        return self._recorder.track(name, send(), whole)
-
-
-class _RecordedGather(_RecordedCollective):
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work | None:
-        def send() -> Any:
-            return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
-
-        return self._run("all_gather", output_tensor, send, async_op=async_op)  # type: ignore[no-any-return]
-
-
-class _RecordedScatter(_RecordedCollective):
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        def send() -> Any:
-            return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-
-        return self._run("reduce_scatter", input_tensor, send, async_op=async_op)  # type: ignore[no-any-return]
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> float:

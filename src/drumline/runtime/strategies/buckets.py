@@ -83,11 +83,15 @@ class Bucket:
         offset = 0
         for _, p in parameters:
             span = slice(offset, offset + p.numel())
-            view = self.flat[span].view(p.shape)
-            view.copy_(p.detach())
-            p.data = view
+            self.flat[span].view(p.shape).copy_(p.detach())
             self.ranges[p] = span
             offset += p.numel()
+        self.show(self.flat)
+
+    def show(self, flat: torch.Tensor) -> None:
+        """Let the parameters be views of this memory."""
+        for p, span in self.ranges.items():
+            p.data = flat[span].view(p.shape)
 
     def pieces(self) -> Iterator[tuple[Piece, slice]]:
         """The parameters' ranges in this rank's shard, and their places in it."""

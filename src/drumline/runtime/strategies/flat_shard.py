@@ -17,7 +17,7 @@ the model is spread. Experts (`ep`) have fewer replicas than the rest, so their 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -212,6 +212,44 @@ class FlatShard(Strategy):
 
     def gradient_buffers(self) -> list[torch.Tensor]:
         return [b.buffer for b in self._buckets if b.buffer is not None]
+
+    # -- batches in flight: several versions of weights and gradients
+
+    def weights(self) -> list[torch.Tensor]:
+        """The memory of the trained parameters, by bucket."""
+        return [b.flat for b in self._buckets]
+
+    def show_weights(self, weights: Sequence[torch.Tensor]) -> None:
+        """Let the model's parameters be views of this memory; the optimizer's stay where they are."""
+        for bucket, flat in zip(self._buckets, weights, strict=True):
+            bucket.show(flat)
+
+    def move_weights(self, weights: Sequence[torch.Tensor]) -> None:
+        """Let the model's and the optimizer's parameters be views of this memory."""
+        self.show_weights(weights)
+        for bucket, flat in zip(self._buckets, weights, strict=True):
+            bucket.flat = flat
+        for piece, bucket, span in self._pieces:
+            piece.value.data = bucket.flat[bucket.own][span]
+
+    def take_gradients(self) -> list[torch.Tensor | None]:
+        """The gradients that `gather_gradients` has set, by piece; the next batch begins with none."""
+        taken = [piece.value.grad for piece, _, _ in self._pieces]
+        self.drop_gradients()
+        self._sends, self._launched = False, 0
+        for bucket in self._buckets:
+            bucket.arrived.clear()
+            bucket.release()
+        return taken
+
+    def trained_pieces(self) -> list[Piece]:
+        """The pieces that `take_gradients` lists."""
+        return [piece for piece, _, _ in self._pieces]
+
+    def put_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Give the pieces gradients that were taken; those of the next batch are accumulated meanwhile."""
+        for (piece, _, _), gradient in zip(self._pieces, gradients, strict=True):
+            piece.value.grad = gradient
 
     def drop_gradients(self) -> None:
         for piece, _, _ in self._pieces:

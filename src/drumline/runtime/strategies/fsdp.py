@@ -32,6 +32,7 @@ from ..memory.tiling import tiles_of
 from ..numerics.precision import HALVES
 from ..numerics.recurrent import keep_in_place
 from ..state.pieces import Piece
+from ..state.recorded_engines import record_fsdp
 from .strategy import Strategy
 
 
@@ -83,7 +84,7 @@ class FullyShard(Strategy):
         model.forward = _explained(model.forward)
         keep_in_place(model)
         if self.record is not None:
-            self.record.record_fsdp(model)
+            record_fsdp(self.record, model)
         return model
 
     @with_real_tensors()  # for a thousand ranks, torch makes a thousand parts of every parameter here

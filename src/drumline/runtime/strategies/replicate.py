@@ -24,6 +24,7 @@ from ...plans import Plan
 from ...plans.engine_constants import POWERSGD_RANK
 from ...torchkit.fake_tensors import has_no_values
 from ..state.pieces import Piece
+from ..state.recorded_engines import record_ddp
 from .gradient_collectives import GradientCollectives, sum_buckets
 from .strategy import Strategy
 
@@ -99,7 +100,7 @@ class ReplicatedModel(WholeModel):
         if self._schedules is not None:
             sum_buckets(self._ddp, self._schedules, self.record)
             self.gradient_divisor = 1
-        elif self.record and self._plan.compress == "none" and self.record.record_ddp(self._ddp, self._ranks):
+        elif self.record and self._plan.compress == "none" and record_ddp(self.record, self._ddp, self._ranks):
             self.gradient_divisor = 1
         return self._ddp
 

@@ -15,8 +15,10 @@ from torch import nn
 from ...datasets.stream import RankBatch, RankMicroBatch
 from ...partition.sharding.layout import Split
 from ...reports.split_summary import SplitSummary
-from ..numerics.precision import compute_precision, tf32_matmuls
+from ..numerics.constants import constant
+from ..numerics.precision import compute_precision, float32_arithmetic
 from ..pipeline.clock import LaneTiming
+from ..state.buffer_snapshot import BufferSnapshot
 from ..state.pieces import Piece
 from ..state.recorder import StepRecorder
 from .model_call import ModelCall
@@ -71,6 +73,17 @@ class Strategy(ABC):
     """(module, call, which) of all outputs of a micro-batch in order; None where every rank runs every module."""
     summary: SplitSummary | None = None
     """How the plan splits the model; None where it does not."""
+    steps_alone: bool = False
+    """Whether each rank takes optimizer steps by itself, on its slice of the batch, and ranks exchange weights."""
+    replicas_equal: bool = True
+    """Whether all replicas are equal now, as far as their ranks know: not between averages of ranks that step alone."""
+    remarks: tuple[str, ...] = ()
+    """Sentences about this plan and model that a user should read before the first step."""
+    staleness: tuple[int, ...] = ()
+    """Of the last completed step: updates between the weights of its gradients and the weights they were applied to.
+
+    One number for each stage of a pipeline that does not drain; empty where gradients are of the newest weights.
+    """
     _hooks: ModuleHooks | None = None
 
     @abstractmethod
@@ -91,19 +104,23 @@ class Strategy(ABC):
         """Run every micro-batch; returns the losses this rank has, and whether the job weights them itself."""
         weighted = False
         # the sum over the ranks is divided by `gradient_divisor`, so each contributes that many times its own
-        factor = self.gradient_divisor * step.scale / batch.samples
+        factor = self.gradient_divisor * step.scale / max(1, self.samples_of(batch))
         losses: list[MicroLoss] = []
         for i, micro in enumerate(batch.micros):
             step.seed(i)
             self._begin_micro(i)
-            with self.accumulate(last=i == len(batch.micros) - 1), tf32_matmuls(step.precision):
+            with self.accumulate(last=i == len(batch.micros) - 1), float32_arithmetic(step.precision):
                 with step.phase("forward"), compute_precision(step.precision, step.device):
                     total, weight, own = step.loss_of(micro)
                 weighted |= own
                 with step.phase("backward"):
-                    total.backward(torch.full((), factor, dtype=total.dtype, device=total.device))
+                    total.backward(constant(factor, total, dtype=total.dtype))
                 losses.append((total.detach().double(), weight))
         return losses, weighted
+
+    def samples_of(self, batch: RankBatch) -> int:
+        """Number of samples over which the gradient of a step is the mean: those of all ranks that step together."""
+        return batch.samples
 
     def _begin_micro(self, i: int) -> None:
         """Called before the forward of micro-batch i of a step."""
@@ -139,6 +156,10 @@ class Strategy(ABC):
     def drop_gradients(self) -> None:
         """Drop the gradients without an update."""
 
+    def values_loaded(self) -> None:
+        """The pieces have new values, those of a checkpoint or of pretrained weights, the same on all ranks."""
+        self.after_update()
+
     def gradient_buffers(self) -> list[torch.Tensor]:
         """Gradient buffers that the strategy keeps between steps."""
         return []
@@ -153,6 +174,29 @@ class Strategy(ABC):
     def follow(self, name: str, work: Any, tensor: torch.Tensor, *, unreported: bool = False) -> Any:
         """Record a message that was started; returns the work to wait for."""
         return work if self.record is None else self.record.track(name, work, tensor, unreported=unreported)
+
+    # -- replicas that take steps by themselves
+
+    def attach(self, optimizer: torch.optim.Optimizer, buffers: BufferSnapshot) -> None:  # noqa: B027
+        """Called once, when the optimizer exists: its states are averaged with the weights."""
+
+    def meets(self, step: int) -> bool:
+        """Whether all ranks exchange messages at the end of step `step`, counted from 1; only then may they do more."""
+        return True
+
+    def after_step(self, step: int) -> None:  # noqa: B027
+        """Exchange weights with other replicas, if it is time at the end of step `step`, counted from 1."""
+
+    def average(self) -> None:  # noqa: B027
+        """Make all replicas their average, if they differ. All ranks call this together."""
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Around code that reads weights and buffers as one model; then replicas go on as they were."""
+        return nullcontext()
+
+    def saved_tensors(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint has besides model and optimizer, by the name in it; equal on all ranks."""
+        return {}
 
     # -- observation
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.units import format_bytes, format_count, format_percent, format_seconds
 from ...reports.step_records import StepRecord
+from .recent import RecentStaleness, RecentWaits
 
 if TYPE_CHECKING:
     from ...clusters import Cluster
@@ -22,6 +23,8 @@ WINDOW = 20
 """Steps whose median is compared with the prediction and gives the remaining time."""
 _SLOW = 1 / 0.75
 """A rank is slow if its own work takes longer than the fastest rank's by this factor."""
+_NOTABLE = 1.01
+"""Below this factor the slowest rank is as fast as the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,9 @@ class StepLog:
         """The first step loads kernels and allocates memory: it counts only until there is a second one."""
         self._memory = 0.0
         self._slowest: tuple[int, str, float] | None = None
+        self._network: float | None = None
+        self._staleness = RecentStaleness(WINDOW)
+        self._waits = RecentWaits(WINDOW)
 
     def record(self, report: dict[str, Any]) -> StepRecord:
         """The record of one step, from the first rank's report."""
@@ -84,8 +90,11 @@ class StepLog:
         typical = statistics.median(self._seconds)
         self._memory = max(self._memory, report["memory_bytes"])
         self._slowest = report.get("slowest") or self._slowest
+        self._network = report.get("network_share", self._network)
         tokens, data = report.get("tokens", 0), report.get("data_seconds", 0.0)
         rank, phase, factor = self._slowest or (None, "", None)
+        stale, waited = tuple(report.get("staleness", ())), tuple(report.get("wait_seconds", ()))
+        self._waits.add(report["step"], waited, seconds + data, report.get("elapsed"))
         tflops = (f.work + f.work_per_sample * samples) / f.ranks / seconds if f.work_per_sample and seconds else None
         return StepRecord(
             report["step"],
@@ -109,6 +118,16 @@ class StepLog:
             skipped=report.get("skipped", 0),
             checkpoint_age=report.get("checkpoint_age"),
             note=report.get("note", ""),
+            staleness=stale,
+            wait_seconds=tuple(round(w, 6) for w in waited),
+            worker=report.get("worker"),
+            dropped=report.get("dropped", 0),
+            elapsed=report.get("elapsed"),
+            mean_staleness=self._staleness.add(stale),
+            wait_share=self._waits.share,
+            longest_wait_rank=self._waits.longest_rank,
+            longest_wait_share=self._waits.longest_share,
+            network_share=self._network,
         )
 
 
@@ -128,14 +147,30 @@ def step_fields(r: StepRecord, steps: int) -> list[str]:
         fields.append(format_count(r.tflops * 1e12, "FLOP/s"))
     fields.append(f"mfu {100 * r.mfu:.1f}%" if r.mfu is not None else "mfu N/A")
     fields += [f"eta {format_seconds(r.eta_seconds)}", f"data {100 * r.data_share:.0f}%"]
-    if r.slowest_rank is not None and r.slowest_factor is not None:
+    if r.slowest_rank is not None and r.slowest_factor is not None and r.slowest_factor >= _NOTABLE:
         slow = "slow" if r.slowest_factor > _SLOW else "slowest"
         fields.append(f"{slow} rank {r.slowest_rank} ({r.slowest_phase} {r.slowest_factor:.2f}x)")
+    if r.network_share is not None:
+        fields.append(f"network {_share(r.network_share)}")
+    if r.wait_share is not None:
+        rank = r.longest_wait_rank
+        longest = "" if rank is None else f" (rank {rank} {_share(r.longest_wait_share)})"
+        fields.append(f"wait {_share(r.wait_share)}{longest}")
+    if r.mean_staleness is not None:
+        fields.append(f"stale {r.mean_staleness:.1f}")
+    if r.worker is not None:
+        fields.append(f"worker {r.worker}")
+    if r.dropped:
+        fields.append(f"dropped {r.dropped}")
     if r.skipped:
         fields.append(f"skipped {r.skipped}")
     if r.checkpoint_age is not None:
         fields.append(f"checkpoint {format_seconds(r.checkpoint_age)} ago")
     return fields
+
+
+def _share(share: float | None) -> str:
+    return "N/A" if share is None else f"{100 * share:.0f}%"
 
 
 def wrap_fields(fields: Iterable[str], width: int) -> str:

@@ -147,8 +147,11 @@ class Wandb(Sink):
 
 
 def finite_numbers(record: StepRecord) -> dict[str, float]:
-    """The record's finite numeric fields."""
+    """The record's finite numeric fields; the lists of a step as `NAME_mean` and `NAME_max`."""
     values = dataclasses.asdict(record)
+    for name in ("staleness", "wait_seconds"):
+        if several := values.pop(name):
+            values |= {f"{name}_mean": sum(several) / len(several), f"{name}_max": max(several)}
     return {k: float(v) for k, v in values.items() if k != "step" and isinstance(v, int | float) and math.isfinite(v)}
 
 

@@ -1,7 +1,8 @@
 """Checkpoints during a training run: resume from one, save every n steps, and save before the job is preempted.
 
 SIGTERM and SIGUSR1 (which schedulers send before they take a machine away), or a file STOP in the folder, end the run
-after the current step, with a checkpoint. A second signal ends the process immediately.
+after the current step, with a checkpoint. A second signal ends the process immediately. Ranks that step by themselves
+save and stop where they meet: what is due in between is done at the next meeting.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class TrainingCheckpoints:
     def __init__(self, engine: Engine, policy: CheckpointPolicy, report: Callable[[str], None]) -> None:
         self._engine, self._policy, self._report = engine, policy, report
         self._stop_requested = False
+        self._checked = 0
+        """Steps when a save was last considered."""
         self.preempted = False
         """Whether the run was asked to stop."""
         self._old_handlers: dict[signal.Signals, Any] = {}
@@ -62,6 +65,7 @@ class TrainingCheckpoints:
         if policy.resume is not None:
             loaded = engine.load(policy.resume)
             self._say(f"resumed: {loaded.path}, step {loaded.step}, saved under {loaded.plan}")
+        self._checked = engine.steps
         if self._saves_work:
             self._saver().check()
         if threading.current_thread() is threading.main_thread():
@@ -80,14 +84,21 @@ class TrainingCheckpoints:
         self._stop_requested = True
 
     def after_step(self) -> bool:
-        """Save if it is due. Whether the run is to stop here."""
+        """Save if it is due. Whether the run is to stop here. All ranks call it after steps at which they meet."""
         if self._should_stop():
             self.preempted = True
             self._say("asked to stop: saving a checkpoint")
             return True
-        if self._policy.every and self._engine.steps % self._policy.every == 0:
+        saves, self._checked = self.saves_now, self._engine.steps + self._engine.steps_in_flight
+        if saves:
             self._save(wait=False)
         return False
+
+    @property
+    def saves_now(self) -> bool:
+        """Whether a save is due after this step: it completes the steps in flight."""
+        every, steps = self._policy.every, self._engine.steps + self._engine.steps_in_flight
+        return bool(every) and steps // every > self._checked // every
 
     def end(self) -> str:
         """Save what is not saved yet, and wait for it. Returns the newest checkpoint."""
@@ -124,6 +135,7 @@ class TrainingCheckpoints:
     def _save(self, *, wait: bool) -> None:
         """Save the current step unless it is saved already. A failed earlier save is reported; this one is tried."""
         saver = self._saver()
+        self._engine.drain()
         try:
             if saver.step == self._engine.steps:
                 saver.finish()
@@ -139,6 +151,9 @@ class TrainingCheckpoints:
         stop = self._stop_requested or (self._engine.rank == 0 and Path(self._policy.folder, STOP).exists())
         if self._engine.ranks == 1:
             return stop
+        if self._engine.in_flight is not None:  # ranks do not meet between steps: it goes with a batch's numbers
+            self._engine.in_flight.stop_wanted = stop
+            return self._engine.in_flight.stop_agreed
         flag = torch.tensor([int(stop)], dtype=torch.int32, device=self._engine.device)
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._engine.group)
         return bool(flag.item())

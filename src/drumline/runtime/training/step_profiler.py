@@ -30,7 +30,6 @@ class StepProfiler:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.loss = 0.0
         self.seconds = 0.0
         self.spans: list[Span] = []
         self.peak_bytes = 0.0
@@ -38,8 +37,17 @@ class StepProfiler:
         self._marks: list[tuple[str, float]] = []
         self._gradients = 0.0
 
-    def run(self, batch: Any) -> float:
-        """Run one engine step under the profiler; its loss."""
+    warm_up = 2
+    """Steps before the one that is profiled: they load kernels and allocate memory."""
+
+    def begin(self) -> None:
+        """Before the first step."""
+
+    def end(self) -> None:
+        """After the last step."""
+
+    def run(self, batch: Any) -> None:
+        """Run one engine step under the profiler."""
         engine = self._engine
         cuda = engine.device.type == "cuda"
         resident = self._resident_bytes(batch)
@@ -52,7 +60,7 @@ class StepProfiler:
         with profile(activities=activities, profile_memory=not cuda, acc_events=True) as profiler:
             start = time.perf_counter()
             with torch.profiler.record_function("drumline:step"):
-                self.loss = engine.step(batch)
+                engine.step(batch)
             self.seconds = time.perf_counter() - start
         for hook in hooks:
             hook.remove()
@@ -66,7 +74,6 @@ class StepProfiler:
         }
         self.parts["activations"] = max(0.0, self.peak_bytes - sum(self.parts.values()))
         self._build_spans(start, profiler)
-        return self.loss
 
     # -- memory
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ...comm.rank_status import rank_status
 from ...core.errors import StoppedByGuard
-from ...datasets.stream import RankBatch
-from ...tracing.op_costs import tensors
 from ..engine import Engine
 from ..guards.replicas import why_no_replicas
 from .checkpoint_policy import CheckpointPolicy, TrainingCheckpoints, steps_left
-from .slowest_rank import EVERY, slowest_rank
+from .flight_recorder import FlightRecorder
+from .slowest_rank import RankWatch
 from .step_profiler import StepProfiler
-
-WARM_UP = 2
-"""Steps that do not count for the measured step time; the next one is profiled."""
+from .step_reports import StepReports
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -33,54 +31,26 @@ def train(
     if checkpoints is not None:
         checkpoints.begin()
     left = steps_left(engine, steps)
-    profiler = StepProfiler(engine)
-    probed = min(WARM_UP, left - 1)
-    seconds: list[float] = []
-    waits: list[float] = []
+    profiler = StepProfiler(engine) if engine.in_flight is None else FlightRecorder(engine)
+    probed = min(profiler.warm_up, left - 1)
+    reports = StepReports(engine, emit, lambda: _memory(engine, profiler), ignored=probed)
     _begin(engine, emit)
     first = engine.position
-    requested = time.perf_counter()
-    for i, batch in enumerate(engine.data(left)):
-        waits.append(time.perf_counter() - requested)
-        start = time.perf_counter()
-        try:
-            loss = profiler.run(batch) if i == probed else engine.step(batch)
-        except StoppedByGuard:
-            if checkpoints is not None:
-                checkpoints.save_good_weights()
-            raise
-        seconds.append(time.perf_counter() - start)
-        numbers = engine.record.steps[-EVERY:] if i % EVERY == EVERY - 1 else ()
-        slow = slowest_rank(engine, [n for n in numbers if n != first + probed]) if numbers else None
-        if engine.rank == 0:
-            emit(
-                {
-                    "step": batch.step,
-                    "loss": loss,
-                    "grad_norm": engine.grad_norm,
-                    "seconds": seconds[-1],
-                    "samples": batch.samples,
-                    "tokens": tokens(batch),
-                    "memory_bytes": _memory(engine, profiler),
-                    "data_seconds": waits[-1],
-                    "probed": i == probed,
-                    "slowest": slow,
-                    "skipped": engine.skipped,
-                    "note": engine.note,
-                    "checkpoint_age": _checkpoint_age(engine),
-                }
-            )
-        if checkpoints is not None and checkpoints.after_step():
-            break
-        requested = time.perf_counter()
+    profiler.begin()
+    try:
+        _run_steps(engine, left, probed, profiler, reports, checkpoints)
+    finally:
+        profiler.end()
     rank_status().place("ending")
+    with _saving_good_weights(reports, checkpoints):
+        engine.average_replicas()  # the result is one model
+    reports.exchange()
     preempted = checkpoints is not None and checkpoints.preempted
     if checkpoints is not None:
         checkpoints.end()
-    counted = [t for i, t in enumerate(seconds) if i > probed] or seconds[-1:]
     return {
-        "step_seconds": statistics.median(counted),
-        "data_seconds": statistics.median(waits),
+        "step_seconds": reports.times.typical,
+        "data_seconds": statistics.median(reports.waits),
         "peak_bytes": profiler.peak_bytes,
         "parts": profiler.parts,
         "spans": profiler.spans,
@@ -88,14 +58,60 @@ def train(
         "last": engine.record.spans(),
         "seconds_by_phase": _by_phase(engine, first + probed),
         "own_by_phase": _by_phase(engine, first + probed, own=True),
-        "counted": len([t for i, t in enumerate(seconds) if i > probed]),
+        "counted": len(reports.times.counted),
         "evaluation": engine.evaluate() if evaluate and not preempted else {},
         "preempted": preempted,
         "save_stall": statistics.median(checkpoints.stalls) if checkpoints is not None and checkpoints.stalls else None,
         "device": engine.device.type,
         "division": engine.strategy.summary,
-        "lanes": engine.strategy.lanes(len(counted)),
+        "lanes": engine.strategy.lanes(max(1, len(reports.times.counted))),
     }
+
+
+def _run_steps(
+    engine: Engine,
+    left: int,
+    probed: int,
+    profiler: StepProfiler | FlightRecorder,
+    reports: StepReports,
+    checkpoints: TrainingCheckpoints | None,
+) -> None:
+    """Run the steps that are left, and report and save them on the way."""
+    first, rank_watch = engine.position, RankWatch(engine)
+    requested = time.perf_counter()
+    for i, batch in enumerate(engine.data(left)):
+        start = time.perf_counter()
+        reports.begin(batch, start - requested)
+        with _saving_good_weights(reports, checkpoints):
+            if i == probed:
+                profiler.run(batch)
+            else:
+                engine.step(batch)
+        met = engine.strategy.meets(engine.position)
+        seconds = time.perf_counter() - start
+        compared = rank_watch.after_step(met=met, skip=(first + probed,))
+        reports.ran(seconds, met=met, probed=i == probed, compared=compared)
+        if met:
+            reports.exchange()
+            if checkpoints is not None:
+                if checkpoints.saves_now:
+                    reports.drain()
+                if checkpoints.after_step():
+                    break
+        requested = time.perf_counter()
+    reports.drain()
+
+
+@contextmanager
+def _saving_good_weights(reports: StepReports, checkpoints: TrainingCheckpoints | None) -> Iterator[None]:
+    """Around what a guard may stop, on all ranks together: the steps before it are reported and saved."""
+    try:
+        yield
+    except StoppedByGuard:
+        reports.exchange()
+        if checkpoints is not None:
+            checkpoints.save_good_weights()
+        raise
 
 
 def _begin(engine: Engine, emit: Emit) -> None:
@@ -108,6 +124,8 @@ def _begin(engine: Engine, emit: Emit) -> None:
     if engine.left_whole:
         key = f"ep={engine.plan.ep}" if engine.plan.ep > 1 else f"chunk={engine.plan.chunk}"
         emit({"message": f"{key} leaves whole: {_by_reason(engine.left_whole)}"})
+    for remark in engine.strategy.remarks:
+        emit({"message": remark})
     division = engine.strategy.summary
     if division:
         begins = [f"stages begin at {', '.join(division.stages)}"] if division.stages else []
@@ -124,14 +142,6 @@ def _by_reason(left: Mapping[str, str]) -> str:
     return "; ".join(f"{', '.join(names[:3])}{more[reason]} ({reason})" for reason, names in groups.items())
 
 
-def tokens(batch: RankBatch) -> int:
-    """Tokens in the whole batch, if its inputs are rows of integers; else 0."""
-    rows = [t for t in tensors(batch.micros[0].input) if t.dim() == 2] if batch.micros else []
-    if not rows or rows[0].is_floating_point() or rows[0].dtype == torch.bool:
-        return 0
-    return batch.samples * rows[0].shape[1]
-
-
 def _by_phase(engine: Engine, probed: int, *, own: bool = False) -> dict[str, float]:
     """The median seconds of each phase over the recorded steps after the warm-up.
 
@@ -143,16 +153,7 @@ def _by_phase(engine: Engine, probed: int, *, own: bool = False) -> dict[str, fl
     return {name: statistics.median(clock.get(name, 0.0) for clock in clocks) for name in names}
 
 
-def _checkpoint_age(engine: Engine) -> float | None:
-    """Seconds since the newest checkpoint of this run was completed."""
-    last = engine.saver.last if engine.saver is not None else None
-    try:
-        return None if last is None else max(0.0, time.time() - last.stat().st_mtime)
-    except OSError:  # it was moved or removed
-        return None
-
-
-def _memory(engine: Engine, profiler: StepProfiler) -> float:
+def _memory(engine: Engine, profiler: StepProfiler | FlightRecorder) -> float:
     """Peak bytes of tensors so far: from CUDA's allocator, or on a CPU from the profiled step."""
     if engine.device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(engine.device))

@@ -13,7 +13,7 @@ from torch import nn
 from ...core.job import Job, call_user_code
 from ...datasets.stream import Stream
 from ...tracing.fake import call_model
-from ..numerics.precision import compute_precision, tf32_matmuls, to_device
+from ..numerics.precision import compute_precision, float32_arithmetic, to_device
 from ..state.weights import seeded_model
 
 
@@ -47,14 +47,14 @@ def run_reference(
             value, target = to_device(part.input, device, dtype), to_device(part.target, device, dtype)
             count = f"{part.samples} sample{'s' if part.samples > 1 else ''}"
             place = f"one device, in micro-batch {i + 1} of step {step + 1}, which has {count},"
-            with tf32_matmuls(precision), compute_precision(precision, device):
+            with float32_arithmetic(precision), compute_precision(precision, device):
                 loss = call_user_code(lambda v=value, t=target: job.loss(call_model(model, v), t), place)
             if isinstance(loss, tuple | list):
                 total, weight = loss[0], float(loss[1])
             else:
                 weight = float(job.sample_weight(value, target)) if job.sample_weight else float(part.samples)
                 total = torch.where(torch.tensor(weight > 0, device=loss.device), loss * weight, 0.0)
-            with tf32_matmuls(precision):
+            with float32_arithmetic(precision):
                 (total * scale).backward()
             loss_sum, weight_sum = loss_sum + float(total.detach()), weight_sum + weight
         gradients = [p.grad for p in model.parameters() if p.grad is not None]

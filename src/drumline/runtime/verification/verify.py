@@ -3,13 +3,15 @@
 In float64 the two must agree to 1e-10 on losses, gradients and parameters over all steps; in the plan's own precision
 within the bounds of tolerances.py on the losses and on the first step's gradients. The error of a tensor is
 max|a-b| / max(max|b|, s x the largest max|.| of all tensors), because some true gradients are zero and their rounding
-is noise; s is 1e-3, and 0.1 in bfloat16.
+is noise; s is 1e-3, and 0.1 in bfloat16. Plans whose replicas step by themselves have another reference
+(verify_replicas.py).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,13 +22,13 @@ from ...core.job import Job
 from ...partition.capture import captured_within
 from ...plans import Plan, check
 from ...reports.split_summary import SplitSummary
-from ..core.compiling import inside_compiled
+from ..core.compiling import compiles_whole, inside_compiled
 from ..engine import Engine, initialize
 from ..strategies.experts import inside_experts
 from .activations import ActivationRecorder
 from .comparison import Divergence, compare_gradients, compare_outputs, gather, largest_error
 from .modes import Float64Mode, NoRandomness, without_randomness
-from .reference import run_reference
+from .one_device import reference_text, replaces_draws, run_one_device
 from .tolerances import (
     COMPRESSED,
     COMPUTE_DTYPES,
@@ -69,6 +71,10 @@ class Verification:
 def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
     """Verify a plan; runs on every rank, and the first rank gets the result."""
     check(plan)
+    if plan.steps_alone:
+        from .verify_replicas import verify_replicas  # it builds on this module
+
+        return verify_replicas(job, plan, steps=steps)
     parts: dict[str, dict[str, float]] = {}
     errors: dict[str, float] = {}
     bounds: dict[str, float] = {}
@@ -116,7 +122,7 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
         phase="" if passed or divergence is None else divergence.phase,
         parts=parts,
         later_losses=later,
-        reference=f"one device, the same {plan.micro} micro-batch{'es' if plan.micro > 1 else ''} of each batch",
+        reference=reference_text(plan),
         notes=tuple(sorted(notes)),
         division=engine.strategy.summary,
     )
@@ -205,8 +211,9 @@ def _scale(engine: Engine) -> float:
 def run_plan(engine: Engine, steps: int, notes: set[str], *, locate: bool = True) -> VerificationRun:
     """Train under the plan, on every rank. `locate`: record the outputs of every module in the first step."""
     recorder = ActivationRecorder()
-    if locate:
-        hidden = inside_compiled(engine.model) if engine.plan.compile else set()
+    if locate and engine.in_flight is None:  # with batches in flight, ranks are at different ones
+        plan = engine.plan
+        hidden = inside_compiled(engine.model, whole=compiles_whole(plan)) if plan.compile else set()
         recorder.watch(engine.strategy, skip=hidden | inside_experts(engine.model))
     with (
         without_randomness(engine.template) as randomness,
@@ -215,11 +222,6 @@ def run_plan(engine: Engine, steps: int, notes: set[str], *, locate: bool = True
         losses = _train(engine, steps, recorder, randomness)
     notes |= randomness.notes
     return VerificationRun(losses, {k: p.cpu().clone() for k, p in engine.whole_parameters().items()}, recorder)
-
-
-def _replaces_draws(engine: Engine) -> bool:
-    """Whether random draws in a step are replaced: PowerSGD starts from random numbers, and would send zeros then."""
-    return engine.plan.compress != "powersgd"
 
 
 def _train(engine: Engine, steps: int, recorder: ActivationRecorder, randomness: NoRandomness) -> list[float]:
@@ -231,61 +233,20 @@ def _train(engine: Engine, steps: int, recorder: ActivationRecorder, randomness:
             recorder.clear()  # an fp16 overflow runs the batch again
         return attempt(batch)
 
+    updates = itertools.count()
+
     def ready() -> None:
-        if engine.steps in (0, steps - 1):
+        if next(updates) in (0, steps - 1):
             recorder.gradients.append({k: g.cpu().clone() for k, g in engine.whole_gradients().items()})
 
     engine.gradients_of = attempted  # type: ignore[method-assign]  # observed, not changed
     engine.gradients_ready = ready  # type: ignore[method-assign]  # this is what it is for
     losses = []
     for batch in engine.data(steps):
-        randomness.replace_draws = _replaces_draws(engine)
-        losses.append(engine.step(batch))
+        randomness.replace_draws = replaces_draws(engine)
+        engine.step(batch)
         randomness.replace_draws = False
         recorder.stop()
-    return losses
-
-
-def run_one_device(engine: Engine, steps: int, *, exact: bool = False) -> VerificationRun:
-    """Train the reference of an engine's plan, in the engine's compute dtype; `exact`: in float64."""
-    exact = exact or engine.dtype is torch.float64
-    recorder = ActivationRecorder()
-    randomness: list[NoRandomness] = []
-    contexts = ExitStack()
-
-    def prepare(model: torch.nn.Module) -> None:
-        randomness.append(contexts.enter_context(without_randomness(model)))
-        if exact:
-            contexts.enter_context(Float64Mode())
-        recorder.watch_model(model)
-
-    def before_micro(step: int, i: int) -> None:
-        randomness[0].replace_draws = _replaces_draws(engine)
-        recorder.micro(i) if step == 0 else recorder.stop()
-
-    def before_update(step: int, model: torch.nn.Module) -> None:
-        randomness[0].replace_draws = False
-        for k, p in model.named_parameters():
-            if p.grad is not None:
-                g = p.grad.detach().abs().cpu()
-                recorder.largest[k] = torch.maximum(g, recorder.largest.get(k, g))
-        if step in (0, steps - 1):
-            recorder.gradients.append(
-                {k: p.grad.detach().cpu().clone() for k, p in model.named_parameters() if p.grad is not None}
-            )
-
-    scale = engine.scaler.scale / engine.job.batch_size if engine.scaler and not exact else 1.0
-    with contexts:
-        losses, model = run_reference(
-            engine.job,
-            micro=engine.plan.micro,
-            steps=steps,
-            device=engine.device,
-            scale=scale,
-            dtype=torch.float64 if exact else engine.dtype,
-            precision="fp32" if exact else engine.plan.precision,
-            prepare=prepare,
-            before_micro=before_micro,
-            before_update=before_update,
-        )
-    return VerificationRun(losses, {k: p.detach() for k, p in model.named_parameters()}, recorder)
+        losses += [done.loss for done in engine.completed_steps()]
+    engine.drain()
+    return losses + [done.loss for done in engine.completed_steps()]

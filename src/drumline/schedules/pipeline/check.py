@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...core.errors import VerificationError
 from .order import Action, Kind, Pipeline
+from .update_check import UpdateProof, prove_updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class PipelineProof:
     gradients of their outputs are left.
     `costs.pipeline_memory.peak_activation_bytes` counts both in bytes.
     """
+    updates: UpdateProof | None = None
+    """Of a schedule that does not drain between batches: its weight versions and staleness."""
 
     def __str__(self) -> str:
         return f"proved: {self.pipeline}; activations in flight by stage: {', '.join(map(str, self.in_flight))}"
@@ -34,7 +37,8 @@ def prove_pipeline(pipeline: Pipeline) -> PipelineProof:
     """
     _complete(pipeline)
     _no_deadlock(pipeline)
-    return PipelineProof(str(pipeline), _in_flight(pipeline), _activations(pipeline))
+    updates = prove_updates(pipeline) if pipeline.has_updates else None
+    return PipelineProof(str(pipeline), _in_flight(pipeline), _activations(pipeline), updates)
 
 
 def _complete(pipeline: Pipeline) -> None:
@@ -71,7 +75,7 @@ def _no_deadlock(pipeline: Pipeline) -> None:
     while progress:
         progress = False
         for rank, lane in enumerate(pipeline.lanes):
-            while place[rank] < len(lane) and done.issuperset(lane[place[rank]].needs(pipeline.stages)):
+            while place[rank] < len(lane) and done.issuperset(pipeline.needs(lane[place[rank]])):
                 done.add(lane[place[rank]])
                 place[rank] += 1
                 progress = True
@@ -83,7 +87,7 @@ def _no_deadlock(pipeline: Pipeline) -> None:
     while rank not in seen:
         seen.add(rank)
         last, head = rank, waiting[rank]
-        need = next(n for n in head.needs(pipeline.stages) if n not in done)
+        need = next(n for n in pipeline.needs(head) if n not in done)
         rank = homes[need.stage]
     raise _broken(
         pipeline,
@@ -98,7 +102,7 @@ def _in_flight(pipeline: Pipeline) -> tuple[int, ...]:
     now, most = [0] * pipeline.stages, [0] * pipeline.stages
     for lane in pipeline.lanes:
         for action in lane:
-            now[action.stage] += {"F": 1, "B": -1, "W": 0}[action.kind]
+            now[action.stage] += {"F": 1, "B": -1}.get(action.kind, 0)
             most[action.stage] = max(most[action.stage], now[action.stage])
     return tuple(most)
 

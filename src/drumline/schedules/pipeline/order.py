@@ -7,8 +7,8 @@ from typing import Literal
 
 from ...core.errors import InputError
 
-Kind = Literal["F", "B", "W"]
-KINDS: tuple[Kind, ...] = ("F", "B", "W")
+Kind = Literal["F", "B", "W", "U"]
+KINDS: tuple[Kind, ...] = ("F", "B", "W", "U")
 
 Skips = tuple[tuple[int, int], ...]
 """Pairs of stages (from, to), to > from + 1, between which a value and its gradient are sent directly."""
@@ -16,12 +16,16 @@ Skips = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One stage on one micro-batch: forward (F), backward (B), or the backward for weights (W)."""
+    """One stage on one micro-batch: forward (F), backward (B), or the backward for weights (W); or its update (U)."""
 
     kind: Kind
-    """In schedules with W actions, B is the backward for the input of the stage alone; otherwise all of it."""
+    """In schedules with W actions, B is the backward for the input of the stage alone; otherwise all of it.
+
+    Schedules that drain after every batch have no U: the update follows the last action.
+    """
     stage: int
     micro: int
+    """Of an update: the last micro-batch of the batch whose gradients it applies."""
 
     def needs(self, stages: int) -> tuple[Action, ...]:
         """Actions whose results this one needs: at most two.
@@ -30,7 +34,7 @@ class Action:
         """
         if self.kind == "F":
             return (Action("F", self.stage - 1, self.micro),) if self.stage else ()
-        if self.kind == "W":
+        if self.kind in ("W", "U"):
             return (Action("B", self.stage, self.micro),)
         own = Action("F", self.stage, self.micro)
         return (own, Action("B", self.stage + 1, self.micro)) if self.stage + 1 < stages else (own,)
@@ -49,6 +53,18 @@ class Pipeline:
     """Micro-batches."""
     lanes: tuple[tuple[Action, ...], ...]
     """By rank. A rank may have several stages; all actions of a stage are in one lane."""
+    joint_updates: bool = False
+    """Whether the update of a batch waits for its gradients on all stages, because it needs their norm."""
+
+    def needs(self, action: Action) -> tuple[Action, ...]:
+        """Actions whose results an action needs. The first stage is the last to have the gradients of a batch."""
+        joint = self.joint_updates and action.kind == "U" and action.stage
+        return (*action.needs(self.stages), *((Action("B", 0, action.micro),) if joint else ()))
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether updates are actions among others: the pipeline does not drain between batches."""
+        return any(a.kind == "U" for a in self.lanes[0])
 
     @property
     def splits_backward(self) -> bool:

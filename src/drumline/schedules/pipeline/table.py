@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ...core.errors import InputError, nearest
+from .asynchronous import pipedream, pipedream_2bw
 from .basic import gpipe, interleaved, naive, one_f_one_b
 from .order import Pipeline, at_least_one
 from .zero_bubble import zero_bubble_h1, zero_bubble_v
@@ -30,8 +31,10 @@ ORDERS: dict[str, PipelineOrder] = {
     "zero-bubble": PipelineOrder(
         lambda p, m, v: zero_bubble_h1(p, m) if v == 1 else zero_bubble_v(p, m), virtual=(1, 2)
     ),
+    "pipedream": PipelineOrder(lambda p, m, _: pipedream(p, m)),
+    "pipedream-2bw": PipelineOrder(lambda p, m, _: pipedream_2bw(p, m)),
 }
-"""`schedule` of a plan -> schedule."""
+"""`schedule` of a plan -> schedule. The last two are some batches, of m micro-batches in all."""
 
 
 def check_order(name: str, ranks: int, micros: int, virtual: int = 1) -> None:

@@ -1,7 +1,7 @@
 """Zero-bubble schedules: the backward for weights (W), which no other rank needs, fills idle time.
 
-H1 has one stage per rank. V has two, in the shape of a V: stage s is on rank s on the way down and on rank 2p-1-s on
-the way up, so that the last stage is on rank 0, next to the first one, and all ranks need equally much memory.
+H1 and H2 have one stage per rank. V has two, in the shape of a V: stage s is on rank s on the way down and on rank
+2p-1-s on the way up. So the last stage is on rank 0, next to the first one, and all ranks need equally much memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,23 @@ def zero_bubble_h1(stages: int, micros: int) -> Pipeline:
     for W, and W fills the bubble: with f, b, w seconds per stage, (stages - 1)(f + b - w) is left.
     """
     at_least_one(stages=stages, micros=micros)
-    return Pipeline("zero-bubble", stages, micros, tuple(_h1(stages, micros, s) for s in range(stages)))
+    return Pipeline("zero-bubble", stages, micros, tuple(_lane(stages, micros, s, 1) for s in range(stages)))
 
 
-def _h1(stages: int, micros: int, stage: int) -> tuple[Action, ...]:
-    warm = min(stages - 1 - stage, micros)
+def zero_bubble_h2(stages: int, micros: int) -> Pipeline:
+    """H1 with twice the forwards before the first backward: 2 stages - 1 activations on every rank.
+
+    With f = b = w and enough micro-batches, no rank waits between its first action and its last. Ranks start one after
+    the other, so this saves time only if a rank begins its next step as soon as it has ended this one. No plan has it:
+    the engine's ranks update together. It is compared with published runs (`validation.schedule_ratios`).
+    """
+    at_least_one(stages=stages, micros=micros)
+    return Pipeline("zero-bubble-2p", stages, micros, tuple(_lane(stages, micros, s, 2) for s in range(stages)))
+
+
+def _lane(stages: int, micros: int, stage: int, ahead: int) -> tuple[Action, ...]:
+    """A stage that runs `ahead` forwards in advance for each stage after it, and W behind B as far for each before."""
+    warm, behind = min(ahead * (stages - 1 - stage), micros), ahead * stage
     # Warm-up: as 1F1B.
     lane = [Action("F", stage, i) for i in range(warm)]
     for i in range(micros):
@@ -31,9 +43,9 @@ def _h1(stages: int, micros: int, stage: int) -> tuple[Action, ...]:
         if warm + i < micros:
             lane.append(Action("F", stage, warm + i))
         lane.append(Action("B", stage, i))
-        if i >= stage:
-            lane.append(Action("W", stage, i - stage))
-    return (*lane, *(Action("W", stage, i) for i in range(max(0, micros - stage), micros)))
+        if i >= behind:
+            lane.append(Action("W", stage, i - behind))
+    return (*lane, *(Action("W", stage, i) for i in range(max(0, micros - behind), micros)))
 
 
 @lru_cache(maxsize=64)

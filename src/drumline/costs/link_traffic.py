@@ -1,0 +1,137 @@
+"""Bytes that a step sends over each level of links, and the share of the step in which these are busy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..clusters import Cluster
+from ..models.profile import Profile
+from ..plans import Plan
+from ..theory.alpha_beta import level
+from .collectives import TWO_LEVELS, axis_group, inner, node_levels, replicas
+from .data_parallel_comm import CollectiveMessage
+from .layer_time import largest_micro_batch
+from .operator_model import OperatorCostModel
+from .optimizer_update import effective_plan
+from .stages import layer_shares
+from .step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLoad:
+    """One level of links in a step, of the rank or node that sends the most."""
+
+    level: str
+    """`node`: the link of a device inside its node; `network`: that of a node, which its devices share."""
+    bytes: float
+    """Sent in one direction per step."""
+    bandwidth: float
+    busy: float
+    """Share of the step for which these bytes occupy the link at its full bandwidth."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    collective: str
+    """`send` is a message to the next rank."""
+    ranks: int
+    stride: int
+    bytes: float
+    """Of the buffer, over all repetitions in a step."""
+
+
+def link_use(
+    model: OperatorCostModel, profile: Profile, plan: Plan, cluster: Cluster, step_seconds: float
+) -> tuple[LinkLoad, ...]:
+    """The use of the links inside nodes and between them; empty if nothing is sent."""
+    plan = effective_plan(plan, cluster)
+    step = model.step(plan)
+    n = largest_micro_batch(profile.batch_size, plan)
+    totals: dict[str, float] = {"node": 0.0, "network": 0.0}
+    for stage in range(plan.pp):
+        sums = {"node": 0.0, "network": 0.0}
+        for traffic in _of_stage(model, profile, plan, step, n, stage):
+            for name, size in _by_level(traffic, cluster):
+                sums[name] += size
+        totals = {name: max(size, sums[name]) for name, size in totals.items()}
+    rates = {"node": cluster.node.link.bandwidth}
+    if cluster.network is not None:
+        rates["network"] = cluster.network.link.bandwidth
+    return tuple(
+        LinkLoad(name, totals[name], rate, totals[name] / rate / step_seconds if step_seconds else 0.0)
+        for name, rate in rates.items()
+        if totals[name]
+    )
+
+
+def _of_stage(
+    model: OperatorCostModel, profile: Profile, plan: Plan, step: Step, n: int, stage: int
+) -> Iterator[_Traffic]:
+    """What the ranks of a stage send: in their layers, to other stages, between replicas."""
+    rank = model.rank_model(plan)
+    if step.pipeline is None:
+        shares: Sequence[tuple[int, float]] = [(i, float(x.repeats)) for i, x in enumerate(rank.profile.layers)]
+    else:
+        shares = layer_shares(step.pipeline.of_rank(stage))
+        yield from _between_stages(plan, step, stage)
+    for i, share in shares:
+        again = plan.recompute == "full" and rank.profile.layers[i].composite
+        sizes = [(m, m.size(n, plan.precision, profile)) for m in rank.messages[i]]
+        forward = [k for k, (m, _) in enumerate(sizes) if m.phase == "forward" and m.collective != "ring"]
+        for k, (m, size) in enumerate(sizes):
+            times = 2 if again and k in forward[:-1] else 1  # the last is not needed again
+            kind = "send" if m.collective == "ring" else m.collective
+            yield _Traffic(kind, *axis_group(m.axis, plan), times * share * plan.micro * size)
+    for i, (gather, reduce) in enumerate(step.collectives.messages):
+        # forward and backward; the group of the whole model, which comes with the first layer, stays gathered
+        yield from _between_replicas(gather, plan, plan.micro * (2 if i else 1))
+        yield from _between_replicas(reduce, plan, plan.micro if step.reduces_every_micro_batch else 1)
+    for part in step.tails[stage]:
+        for message in part.messages:
+            yield from _between_replicas(message, plan, 1)
+
+
+def _between_stages(plan: Plan, step: Step, stage: int) -> Iterator[_Traffic]:
+    cost = step.pipeline
+    assert cost is not None
+    last = len(cost.stages) - 1
+    for i, home in cost.homes.items():
+        forward = home == stage and i < last and cost.homes[i + 1] != stage
+        backward = home == stage and i > 0 and cost.homes[i - 1] != stage
+        size = (cost.stages[i][-1].output if forward else 0.0) + (cost.stages[i - 1][-1].output if backward else 0.0)
+        yield _Traffic("send", plan.pp, plan.ranks // plan.pp, plan.micro * size)
+
+
+def _between_replicas(message: CollectiveMessage | None, plan: Plan, times: int) -> Iterator[_Traffic]:
+    if message is None:
+        return
+    whole = message.collective == "all_reduce"
+    ranks, stride = replicas(plan) if whole else (plan.shards, inner(plan))
+    yield _Traffic(message.collective, ranks, stride, times * message.bytes)
+    if plan.zero == 3 and not whole and message.collective == "reduce_scatter" and plan.dp > plan.shards:
+        yield _Traffic("all_reduce", *replicas(plan), times * message.bytes / plan.shards)
+
+
+def _by_level(t: _Traffic, cluster: Cluster) -> Iterator[tuple[str, float]]:
+    """Bytes on the link of a device inside its node, and on that of a node: all groups on a node share the latter."""
+    if t.ranks == 1 or not t.bytes:
+        return
+    if level((t.ranks - 1) * t.stride + 1, cluster) is not None:
+        yield "node", _sent(t.collective, t.ranks, t.bytes)
+        return
+    together = min(t.stride, cluster.node.devices)
+    if t.collective == "send":
+        yield "network", together * t.bytes
+        return
+    here = node_levels(cluster, t.stride).devices
+    for phase, where in TWO_LEVELS[t.collective]:
+        if where == "inside":
+            yield "node", _sent(phase, here, t.bytes)
+        else:
+            yield "network", together * _sent(phase, -(-t.ranks // here), t.bytes)
+
+
+def _sent(collective: str, p: int, m: float) -> float:
+    """Bytes that a rank of a ring sends of a buffer of m bytes."""
+    return {"all_reduce": 2 * (p - 1) / p, "broadcast": 1.0, "send": 1.0}.get(collective, (p - 1) / p) * m

@@ -1,0 +1,178 @@
+"""The coordinator: an update rule for workers that are processes. They wait here, and their gradients are kept here.
+
+The threads of the workers' connections call it, and the thread that applies updates takes them from it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...schedules import GradientTask, UpdateRule, WeightUpdate
+
+Key = tuple[int, int]
+"""Step and slice of a gradient."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HandedIn:
+    """A worker's gradient, and the sums of its loss."""
+
+    tensors: list[torch.Tensor]
+    loss: float
+    weight: float
+    samples: int
+    """Samples of the whole batch."""
+    own_samples: int
+    """Samples that it was computed on."""
+    tokens: int = 0
+    unreached: tuple[int, ...] = ()
+    """The parameters without a gradient, by their numbers."""
+    memory_bytes: float = 0.0
+    grad_norm: float = 0.0
+    """Where the worker has applied it by itself."""
+    versions: tuple[int, ...] = ()
+    """Of the weights it was computed on, by server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The answer to a worker that asks for a task."""
+
+    task: GradientTask | None
+    """None if there is nothing more to do."""
+    version: int
+    """Of the weights to compute on."""
+
+
+class Coordinator:
+    """Hands out tasks, collects gradients, and passes complete updates on, in their order."""
+
+    def __init__(self, rule: UpdateRule, workers: int) -> None:
+        self.rule, self._workers = rule, workers
+        self.applied = rule.version
+        """Updates that the weights have."""
+        self._changed = threading.Condition()
+        self._gradients: dict[Key, HandedIn] = {}
+        self._updates: deque[WeightUpdate] = deque()
+        self._stopped = False
+        self._left: set[int] = set()
+        self._waited = [0.0] * workers
+        """Seconds that each worker has waited for a task since the last record."""
+        self.buffers: dict[int, list[torch.Tensor]] = {}
+        """The last floating-point buffers of each worker's model."""
+
+    # -- workers
+
+    def join(self, worker: int) -> None:
+        """A worker is here, for the first time or again."""
+        with self._changed:
+            if worker in self.rule.running:  # its old connection is not known to be gone yet
+                self.rule.lose(worker)
+            self.rule.join(worker)
+            self._changed.notify_all()
+
+    def lose(self, worker: int) -> None:
+        """A worker's connection is gone: others compute what it had."""
+        with self._changed:
+            if worker in self.rule.workers:
+                self.rule.lose(worker)
+            self._changed.notify_all()
+
+    def leave(self, worker: int) -> None:
+        """A worker has nothing more to do."""
+        with self._changed:
+            self._left.add(worker)
+            self._changed.notify_all()
+
+    def next_task(self, worker: int) -> Assignment:
+        """The worker's next task, once it may have one and the weights it is computed on are there."""
+        start = time.monotonic()
+        with self._changed:
+            task = None
+            while not (self._stopped or self.rule.done) and (task := self.rule.next_task(worker)) is None:
+                self._changed.wait()
+            version = self.rule.version
+            while self.applied < version and not self._stopped:
+                self._changed.wait()
+            if worker < self._workers:  # not one that has joined later
+                self._waited[worker] += time.monotonic() - start
+            return Assignment(None if self._stopped else task, self.applied)
+
+    def hand_in(self, worker: int, gradient: HandedIn) -> bool:
+        """A worker's gradient; whether it counts."""
+        with self._changed:
+            if self._stopped:
+                self.rule.counts.dropped += 1
+                return False
+            task = self.rule.running[worker]
+            self.rule.read(worker, min(gradient.versions))
+            dropped = self.rule.counts.dropped
+            self._gradients[task.step, task.slice] = gradient
+            self._updates += self.rule.hand_in(worker)
+            counts = self.rule.counts.dropped == dropped
+            if not counts:
+                self._gradients.pop((task.step, task.slice), None)
+            self._changed.notify_all()
+            return counts
+
+    # -- the thread that applies updates
+
+    def next_update(self) -> WeightUpdate | None:
+        """The next update; None once all have been made, or the run is to stop and no gradient waits to be applied."""
+        with self._changed:
+            while not self._updates and not self.rule.done and not self._stopped:
+                self._changed.wait()
+            return self._updates.popleft() if self._updates else None
+
+    def gradients_of(self, update: WeightUpdate) -> list[HandedIn]:
+        """The gradients of an update, in its order; they are forgotten here."""
+        with self._changed:
+            return [self._gradients.pop((c.task.step, c.task.slice)) for c in update.contributions]
+
+    def mark_applied(self) -> None:
+        """The weights have one more update."""
+        with self._changed:
+            self.applied += 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Give out no more tasks."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def wait_for_workers(self, seconds: float, *, absent: float) -> None:
+        """Wait until all workers have left: some seconds for those that are here, some for those that may come back."""
+        now = time.monotonic()
+        with self._changed:
+            while not self._left >= set(range(self._workers)):
+                end = now + (absent if self._left >= self.rule.workers else seconds)
+                if (left := end - time.monotonic()) <= 0:
+                    return
+                self._changed.wait(left)
+
+    def take_waits(self) -> tuple[float, ...]:
+        """Seconds that each worker waited since the last call."""
+        with self._changed:
+            waited, self._waited = self._waited, [0.0] * self._workers
+        return tuple(waited)
+
+    def accounts(self) -> dict[str, int]:
+        """What became of the gradients."""
+        with self._changed:
+            counts = self.rule.counts
+            return {"applied": counts.applied, "dropped": counts.dropped, "lost": counts.lost}
+
+    # -- for a checkpoint
+
+    def state_dict(self) -> dict[str, Any]:
+        """Batches before the latest applied one that were not applied yet: the position in the data does not tell."""
+        with self._changed:
+            applied = set(getattr(self.rule, "applied", ())) - {u.step for u in self._updates}
+            return {"missing": [step for step in range(max(applied, default=-1) + 1) if step not in applied]}

@@ -1,0 +1,95 @@
+"""Ties: of plans that the prices cannot tell apart, the simplest is proposed."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline.clusters import load
+from drumline.models import zoo
+from drumline.planner import search
+from drumline.planner.objectives import TIE, complexity, simplest_first
+from drumline.plans import Plan
+
+EIGHT = load("dgx-h100").with_devices(8)
+
+
+def first(*plans: tuple[str, float], objective: str = "time") -> str:
+    values = [(Plan.parse(text), value) for text, value in plans]
+    order = simplest_first(values, objective)
+    assert sorted(order) == list(range(len(plans))) and order[1:] == sorted(order[1:])
+    return str(values[order[0]][0])
+
+
+@pytest.mark.parametrize(
+    ("simple", "other"),
+    [
+        ("dp=8", "dp=8,zero=1"),
+        ("dp=8", "dp=8,micro=2"),
+        ("dp=8,zero=3", "dp=4,tp=2"),
+        ("dp=8,micro=2", "dp=8,zero=1"),
+        ("dp=8,zero=3", "dp=8,shard=4,zero=3"),
+        ("dp=8,zero=3,micro=2", "dp=8,zero=3,recompute=selective"),
+        ("dp=8,zero=3,recompute=full", "dp=8,zero=3,offload=all"),
+        ("dp=8,recompute=selective", "dp=8,recompute=full"),
+        ("pp=2,micro=4", "pp=2,micro=4,schedule=zero-bubble"),
+        ("dp=2,tp=4", "dp=2,tp=2,pp=2,micro=2"),
+        ("dp=8", "dp=8,graph=true"),
+    ],
+)
+def test_simpler(simple: str, other: str) -> None:
+    assert complexity(Plan.parse(simple)) < complexity(Plan.parse(other))
+    assert first((other, 1.0), (simple, 1 + 0.99 * TIE)) == str(Plan.parse(simple))
+    assert first((other, 1.0), (simple, 1 + 1.01 * TIE)) == str(Plan.parse(other))
+    assert first((simple, 1.0), (other, 1.001)) == str(Plan.parse(simple))
+
+
+def test_no_device_is_left_idle_for_a_tie() -> None:
+    assert first(("dp=8,zero=1", 1.0), ("dp=4", 1.001)) == "dp=8,zero=1"
+    assert first(("dp=7,zero=1", 1.0), ("dp=8", 1.001)) == "dp=8"
+    assert first(("dp=7,zero=1", 1.0), ("dp=8", 1.001), objective="cost") == "dp=7,zero=1"
+
+
+def test_memory_is_counted_and_approximate_plans_do_not_tie() -> None:
+    assert first(("dp=8,zero=3", 1.0), ("dp=8", 1.001), objective="memory") == "dp=8,zero=3"
+    assert first(("dp=8,zero=1", 1.0), ("dp=8,sync=async", 1.001)) == "dp=8,zero=1"
+    assert simplest_first([]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "plan"),
+    [("resnet50", 256, "dp=8"), ("unet", 64, "dp=8"), ("lstm:2x1024", 256, "dp=8"), ("gpt:1.3b", 512, "dp=8,micro=8")],
+)
+def test_what_an_expert_would_run(name: str, batch: int, plan: str) -> None:
+    """By price alone: `dp=8,shard=4,zero=3` for the first two, `dp=4,zero=1,tp=2`, and `dp=8,zero=3,micro=8`."""
+    answer, _ = search(zoo.profile(name, batch_size=batch), EIGHT)
+    assert str(answer.best.plan) == f"{plan},precision=bf16"
+    assert min(c.step_seconds for c in answer.candidates if c.fits) < answer.best.step_seconds
+
+
+@pytest.mark.parametrize("brief", [True, False])
+@pytest.mark.parametrize("objective", ["time", "cost"])
+def test_the_table_names_ties(objective: str, brief: bool) -> None:
+    answer, _ = search(zoo.profile("gpt:7b", batch_size=512), EIGHT.with_devices(8), objective=objective, brief=brief)
+    fitting = [c for c in answer.candidates if c.fits and not c.in_reserve]
+
+    def cost(step_seconds: float, ranks: int) -> float:
+        return step_seconds * (ranks if objective == "cost" else 1)
+
+    best = cost(answer.best.step_seconds, answer.best.plan.ranks)
+    assert not answer.best.tie
+    for c in fitting[1:]:
+        off = cost(c.step_seconds, c.plan.ranks) / best - 1
+        assert c.tie == c.reason.startswith("tie: ") == (abs(off) <= TIE), c
+    assert best <= (1 + TIE) * min(cost(c.step_seconds, c.plan.ranks) for c in fitting)
+
+
+def test_brief_and_full_searches_agree() -> None:
+    for name, batch in (("gpt:7b", 512), ("gpt:1.3b", 64), ("llama:8b", 128)):
+        profile = zoo.profile(name, batch_size=batch)
+        assert search(profile, EIGHT)[0].best.plan == search(profile, EIGHT, brief=True)[0].best.plan
+
+
+def test_the_explanation_names_the_tie() -> None:
+    answer, _ = search(zoo.profile("resnet50", batch_size=256), EIGHT)
+    assert answer.best.reason.startswith("simplest of ") and answer.best.reason.endswith(" plans within 2% of the best")
+    assert "plans whose time the prices cannot tell apart (2%): dp=8,shard=4,zero=3" in answer.explanation
