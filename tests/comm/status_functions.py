@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,17 +20,31 @@ def group_of(backend: str) -> dist.ProcessGroup | None:
     return None if dist.get_backend() == backend else dist.new_group(backend=backend)
 
 
-def late(what: str, backend: str) -> tuple[StatusReading, list[float]]:
-    """On every rank: the status in the middle of a call for which rank 1 comes late, and the result."""
+def read_in_call(marker: Path, readings: list[StatusReading]) -> None:
+    """Wait until this rank is inside a call, keep its status, and tell the late rank by creating `marker`."""
+    end = time.monotonic() + 20.0
+    while not (reading := rank_status().read()).in_collective and time.monotonic() < end:
+        time.sleep(0.01)
+    readings.append(reading)
+    marker.touch()
+
+
+def late(what: str, backend: str, folder: str) -> tuple[StatusReading, list[float]]:
+    """On every rank: the status while rank 0 is in a call for which rank 1 comes late, and the result."""
     group, rank, x = group_of(backend), dist.get_rank(), torch.ones(6)
     dist.all_reduce(torch.ones(3), group=group)
     model = nn.Linear(4, 1, bias=False)
     ddp = DistributedDataParallel(model, process_group=group) if what == "ddp" else None
-    seen: list[StatusReading] = []
-    timer = threading.Timer(0.3, lambda: seen.append(rank_status().read()))
-    timer.start()
-    if rank == 1:
-        time.sleep(0.7)
+    wait_until_idle()
+    marker, seen = Path(folder) / f"{what}-{backend}", list[StatusReading]()
+    reader = threading.Thread(target=read_in_call, args=(marker, seen))
+    if rank == 0:
+        reader.start()
+    else:
+        end = time.monotonic() + 30.0
+        while not marker.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        seen.append(rank_status().read())
     if what == "all_reduce":
         dist.all_reduce(x, group=group)
     elif what == "async":
@@ -45,12 +60,18 @@ def late(what: str, backend: str) -> tuple[StatusReading, list[float]]:
         ddp(torch.ones(1, 4)).sum().backward()
         assert model.weight.grad is not None
         x = model.weight.grad[0]
-    timer.join()
-    end = time.monotonic() + 2.0
-    while rank_status().read().in_collective:  # the end of an asynchronous call is noted by another thread
+    if rank == 0:
+        reader.join()
+    wait_until_idle()
+    return seen[0], x.tolist()
+
+
+def wait_until_idle() -> None:
+    """Wait until this rank is in no call: the end of an asynchronous call is noted by another thread."""
+    end = time.monotonic() + 20.0
+    while rank_status().read().in_collective:
         assert time.monotonic() < end
         time.sleep(0.01)
-    return seen[0], x.tolist()
 
 
 def report(readings: list[StatusReading]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import status_functions
 from world import World
@@ -18,9 +20,9 @@ WORDS = {
 
 @pytest.mark.parametrize("backend", ["shm", "checked_gloo"])
 @pytest.mark.parametrize("what", list(WORDS))
-def test_the_rank_that_is_late_is_named(world, what: str, backend: str) -> None:
+def test_the_rank_that_is_late_is_named(world, what: str, backend: str, tmp_path: Path) -> None:
     ranks: World = world(2)
-    (first, x), (second, _) = ranks.run(status_functions.late, what, backend)
+    (first, x), (second, _) = ranks.run(status_functions.late, what, backend, str(tmp_path))
     assert x == {"message": [1.0] * 6, "ddp": [1.0] * 4}.get(what, [2.0] * 6)
     assert first.in_collective and WORDS[what] in first.collective and "status_functions.py:" in first.site
     assert not second.in_collective
