@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import small_jobs
 import torch
 
+from drumline.comm.environment import connect
+from drumline.comm.remote_calls import CallerGone
+from drumline.core.rank_info import RankInfo
 from drumline.plans import Plan
+from drumline.runtime.asynchronous import worker
 from drumline.runtime.asynchronous.verification import verify_coordinated
+from drumline.runtime.asynchronous.worker import TaskStreams, WorkerEngine
 from drumline.runtime.verification.verify import Verification
 
 Cell = tuple[str, str]
@@ -33,3 +39,41 @@ def verify_broken(emit: Any, plan: str, steps: int) -> Verification | None:
 
 def _plain_sum(gradients: list[list[torch.Tensor]], weights: Any) -> list[torch.Tensor]:
     return [torch.stack(list(column)).sum(0) + 1e-3 for column in zip(*gradients, strict=True)]
+
+
+class FailingServer:
+    """In place of a connection: the second gradient finds no server, the others are kept."""
+
+    def __init__(self) -> None:
+        self.gradients: list[list[torch.Tensor]] = []
+        self._calls = 0
+
+    def call(
+        self, name: str, values: Any = None, tensors: Any = (), **options: Any
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Answer a worker."""
+        if name == "hand_in":
+            self._calls += 1
+            if self._calls == 2:
+                raise CallerGone("the server is gone")
+            self.gradients.append([t.clone() for t in tensors])
+        return {"counts": True}, []
+
+
+def gradients_after_lost_servers(emit: Any, profiled: bool) -> list[list[torch.Tensor]]:
+    """The gradient of one task, computed three times; the second time there is no server that takes it."""
+    connect(part=RankInfo())
+    job, plan, cpu = small_jobs.make("mlp"), Plan.parse("dp=1"), torch.device("cpu")
+    engine = WorkerEngine(job, plan, where=RankInfo(), device=cpu, dtype=torch.float64)
+    server = FailingServer()
+    with mock.patch.object(worker, "connect_to_server", lambda *_, **__: server):
+        engine.attach(0, lambda _: "", 1)
+    batch = TaskStreams(engine).batch(engine.task)
+    run = engine.profiler.run if profiled else engine.step
+    run(batch)
+    try:
+        run(batch)
+        raise AssertionError("the server is there")
+    except CallerGone:
+        run(batch)
+    return server.gradients

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from server_functions import Cell, verify_broken, verify_cells
+from server_functions import Cell, gradients_after_lost_servers, verify_broken, verify_cells
 
 from drumline.launchers.local import run_ranks
 from drumline.plans import Plan
@@ -78,3 +78,11 @@ def test_the_check_can_fail() -> None:
 def test_norms_over_the_whole_batch_are_refused_where_workers_do_not_meet() -> None:
     with pytest.raises(Exception, match=r"BatchNorm under sync=server\n(.*\n)*.*nearest plan that runs: dp=2"):
         verified([("cnn", "dp=2,sync=server")])
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_a_gradient_that_no_server_took_is_not_added_to_the_next_one(profiled: bool) -> None:
+    (gradients,) = run_ranks(gradients_after_lost_servers, profiled, ranks=1, threads=1)
+    first, second = gradients
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert any(t.abs().sum() > 0 for t in first)

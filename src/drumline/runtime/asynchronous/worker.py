@@ -130,14 +130,16 @@ class WorkerEngine(Engine):
         self.position, self.data_index = self.task.step, self.task.slice
         rank_status().step(self.task.step)
         self.record.begin(self.task.step)
-        sums = forward_backward(self, batch)
-        loss, weight, _, _ = self.read_numbers(sums.values)
-        self.gradients_ready()
-        with self.phase("communication"):
-            unreached = self._collect_gradients()
-            self._hand_in(batch, loss, weight, unreached)
-        self.strategy.drop_gradients()
-        self.record.end()
+        try:
+            sums = forward_backward(self, batch)
+            loss, weight, _, _ = self.read_numbers(sums.values)
+            self.gradients_ready()
+            with self.phase("communication"):
+                unreached = self._collect_gradients()
+                self._hand_in(batch, loss, weight, unreached)
+        finally:  # also if the servers are gone: the next task must not add to this gradient
+            self.strategy.drop_gradients()
+            self.record.end()
         return loss / weight if weight else 0.0
 
     @torch.no_grad()

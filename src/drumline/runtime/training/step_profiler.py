@@ -51,20 +51,23 @@ class StepProfiler:
         engine = self._engine
         cuda = engine.device.type == "cuda"
         resident = self._resident_bytes(batch)
+        self._marks.clear()  # of a step that did not end, because a server was gone
         hooks = self._hook_layers()
         engine.gradients_ready = self._measure_gradients  # type: ignore[method-assign]  # this is what it is for
         if cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-        with profile(activities=activities, profile_memory=not cuda, acc_events=True) as profiler:
-            start = time.perf_counter()
-            with torch.profiler.record_function("drumline:step"):
-                engine.step(batch)
-            self.seconds = time.perf_counter() - start
-        for hook in hooks:
-            hook.remove()
-        del engine.gradients_ready
+        try:
+            with profile(activities=activities, profile_memory=not cuda, acc_events=True) as profiler:
+                start = time.perf_counter()
+                with torch.profiler.record_function("drumline:step"):
+                    engine.step(batch)
+                self.seconds = time.perf_counter() - start
+        finally:
+            for hook in hooks:
+                hook.remove()
+            del engine.gradients_ready
         peak = torch.cuda.max_memory_allocated() if cuda else resident["all"] + _allocated(profiler)
         self.peak_bytes = float(peak)
         self.parts = {
