@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 LARGEST = 8
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 """Seconds that a function may run before its ranks are said to hang."""
 GRACE = 1.0
 """Seconds that the peers of a rank that failed get to fail too."""
