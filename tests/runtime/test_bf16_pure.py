@@ -27,8 +27,11 @@ NOTHING, MOST = 0, 2**16 - 1
 
 @pytest.fixture(autouse=True)
 def _alone() -> Iterator[None]:
-    """An engine in this process makes a process group of one rank."""
+    """An engine in this process makes a process group of one rank. Threads would only wait for each other here."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
+    torch.set_num_threads(threads)
     disconnect()
 
 

@@ -129,6 +129,14 @@ def test_which_layers_are_left() -> None:
     assert "multiples of 16" in caught.value.rule
 
 
+def test_the_layers_that_are_left_are_named() -> None:
+    with mock.patch(HERE, lambda _: ""):
+        engine = initialize(wide_job(), "dp=1,precision=fp8")
+    assert engine.strategy.remarks == ("precision=fp8 leaves head in bf16: 16 does not divide both sizes",)
+    assert float8.left_in_bf16([]) == ""
+    assert "a, b, c and 2 more in bf16" in float8.left_in_bf16(list("abcde"))
+
+
 def test_names_of_the_state_dict_stay() -> None:
     model = Wide()
     names = list(model.state_dict())

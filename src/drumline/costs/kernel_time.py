@@ -76,13 +76,15 @@ class Pricer:
                 rule="casts were counted for one precision",
                 fix=f"trace the job once more, with precision={precision}",
             )
-        self._device, self._precision = device, compute_type(precision)
+        self._half = next((name for name in ("bf16", "fp16") if name in device.peak), "fp8")
+        """The type of what `fp8` leaves in half precision."""
+        self._device, self._precision = device, self._half if self._float8 else compute_type(precision)
         self._width = profile.activation_bytes
         self._scale = STORED_BYTES[precision] / profile.activation_bytes
         self._times: dict[tuple[int, int, int, str, float], LaunchAndKernelTime] = {}
         self._shapes = ShapeInterpolation(device)
         self._ahead = device.kind == "cuda"
-        self._plain = "fp32" if profile.precision and precision != "tf32" else precision
+        self._plain = "fp32" if profile.precision and precision != "tf32" else self._precision
         """The type of operators that do not state theirs."""
         elementwise = device.curve_of("pointwise", "fp32")
         self.least = elementwise.sizes[0] / elementwise.rates[0] if elementwise else 0.0
@@ -114,8 +116,7 @@ class Pricer:
         Where matmuls were measured in bf16 only, fp8 is faster by the ratio of the peaks.
         """
         flops, moved = op.flops.at(n), op.bytes.at(n) * self._scale
-        peak = self._device.peak
-        half = next((name for name in ("bf16", "fp16") if name in peak), "fp8")
+        peak, half = self._device.peak, self._half
         measured = self._measured(op, n, flops, half)
         curve = self._device.curve_of("matmul", half)
         if measured is not None:

@@ -18,7 +18,7 @@ from ..memory.recompute import recompute
 from ..memory.selective import recompute_selectively
 from ..memory.tiling import tile, untiled_layers
 from ..numerics.batchnorm import SyncedBatchNorm, sync_batchnorms
-from ..numerics.float8 import check_float8, use_float8
+from ..numerics.float8 import check_float8, left_in_bf16, use_float8
 from ..numerics.precision import HALVES
 from ..numerics.recurrent import has_recurrent_layers
 from ..parallel.model_parallel import ModelParallel
@@ -174,6 +174,8 @@ def _whole_model(
         left = untiled_layers(model)
         # threads concatenate their outputs, which needs all of the logits anyway
         parts = tile(model, plan.chunk, lazy=plan.backend != "threads")
+    if plan.precision == "fp8" and (remark := left_in_bf16(use_float8(model))):
+        strategy.remarks = (*strategy.remarks, remark)
     norms = _transform(model, plan, device, group, synced=not strategy.steps_alone)
     module = strategy.wrap(model)
     strategy.call = ModelCall(job, model, module, norms, plan.precision, device, dtype)
@@ -205,8 +207,6 @@ def _transform(
     half = plan.precision == "bf16-pure" or (plan.zero == 3 and plan.precision in HALVES)
     own = (plan.processes > 1 and not plan.has_coordinator) or half
     norms = sync_batchnorms(model, group) if own and synced else []
-    if plan.precision == "fp8":
-        use_float8(model)
     if plan.compile:
         compile_layers(model, whole=compiles_whole(plan))
     if plan.recompute == "full":

@@ -109,6 +109,12 @@ class Float8Forward:
         return y if m.bias is None else y + m.bias.to(y.dtype)
 
 
+def left_in_bf16(names: list[str]) -> str:
+    """A sentence about the linear layers that stay in bf16; empty if there are none."""
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"precision=fp8 leaves {some} in bf16: {DIVISOR} does not divide both sizes" if names else ""
+
+
 def use_float8(model: nn.Module) -> list[str]:
     """Compute the matmuls of the model's linear layers in float8; returns the names of those left in bf16."""
     linear = {name: m for name, m in model.named_modules() if type(m) is nn.Linear}

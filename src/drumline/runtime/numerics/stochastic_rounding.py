@@ -49,6 +49,8 @@ class StochasticRounding:
         before = {k: v for k, v in group.items() if k != "params"}
         try:
             for chunk in _chunks([p for p in whole if p.grad is not None]):
+                for key in group.keys() - before.keys() - {"params"}:
+                    del group[key]
                 group.update(before)  # some optimizers count their steps in the group
                 if chunk[0].dtype is torch.bfloat16:
                     self._step_chunk(group, chunk, number)
