@@ -62,7 +62,7 @@ def test_fp8_makes_the_matmuls_of_linear_layers_faster_and_nothing_else() -> Non
     faster = 0
     for layer in GPT.layers:
         for op in layer.ops:
-            if op.kind == "matmul" and op.name in FLOAT8_MATMULS and op.flops.at(8) > 1e11:
+            if op.kind == "matmul" and op.name in FLOAT8_MATMULS and op.flops.at(8) > 3e11:
                 faster += 1
                 assert 0.5 < eight.op_seconds(op, 8) / half.op_seconds(op, 8) < 1
             elif op.kind != "matmul":
@@ -79,7 +79,7 @@ def test_scaling_costs_more_than_fp8_gains_on_thin_matmuls() -> None:
 def test_the_rate_of_fp8_is_that_of_the_device() -> None:
     slow = replace(H100, device=replace(H100.device, peak={**H100.device.peak, "fp8": H100.device.peak["fp8"] / 4}))
     plan = Plan(dp=8, zero=1, micro=1, precision="fp8")
-    assert estimate(GPT, plan, slow).parts["forward"] > 2 * estimate(GPT, plan, H100).parts["forward"]
+    assert estimate(GPT, plan, slow).parts["forward"] > 1.5 * estimate(GPT, plan, H100).parts["forward"]
 
 
 def test_devices_without_fp8_are_refused() -> None:
