@@ -20,6 +20,7 @@ from drumline.core.errors import PlanError
 from drumline.plans import Plan, check
 from drumline.runtime.engine import Engine, initialize
 from drumline.runtime.numerics.stochastic_rounding import StochasticRounding, round_with
+from drumline.tracing import trace
 
 Worlds = Callable[[int], World]
 NOTHING, MOST = 0, 2**16 - 1
@@ -260,3 +261,8 @@ def test_optimizers_that_look_at_more_than_an_element_are_refused() -> None:
     job = small_jobs.make("mlp", optimizer=lambda p: torch.optim.Muon([x for x in p if x.dim() == 2], lr=0.1))
     with pytest.raises(PlanError, match="Muon"):
         initialize(job, "dp=1,precision=bf16-pure")
+
+
+def test_a_trace_counts_what_is_stored() -> None:
+    profile = trace(small_jobs.make("gpt"), precision="bf16-pure", device="cuda")
+    assert (profile.parameter_bytes, profile.state_per_parameter, profile.precision) == (2, 4.0, "bf16-pure")
