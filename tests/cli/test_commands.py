@@ -192,7 +192,7 @@ class TestBadInput:
         assert all(w in text for w in [*words, "c.toml"]), text
 
     def test_unsupported_plan(self, tiny: Path) -> None:
-        assert "the engine does not run precision=fp8" in refused(
+        assert "precision=fp8 does not run on this device" in refused(
             2, "verify", "tiny.py", "--plan", "precision=fp8", cwd=tiny
         )
 

@@ -234,18 +234,6 @@ def test_approximate_plans_are_refused_with_the_nearest_plan_that_runs(text: str
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
-    [("precision=bf16-pure", "precision=bf16-pure"), ("precision=fp8", "precision=fp8")],
-)
-def test_untested_values_are_refused_by_name(text: str, reason: str) -> None:
-    with pytest.raises(PlanError) as caught:
-        check(Plan.parse(text))
-    assert caught.value.what.startswith(f"the engine does not run {reason}")
-    assert caught.value.where == f"plan {Plan.parse(text)}"
-    assert "zero: 0, 1, 2, 3" in caught.value.rule
-
-
-@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("split=a+b", "virtual, split or schedule without pp"),

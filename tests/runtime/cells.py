@@ -131,6 +131,8 @@ def not_here(job: str, plan: Plan) -> str:
         return "nccl joins GPUs"
     if plan.backend == "mpi":
         return "mpiexec starts its ranks: see test_mpi_training.py"
+    if plan.precision == "fp8":
+        return "only GPUs have float8 units: see test_float8.py"
     words = [plan.precision, *(["chunk"] if plan.chunk > 1 else [])]
     results = [parity.NOT_HERE[job, word] for word in words if (job, word) in parity.NOT_HERE]
     return small_jobs.missing(job) or "; ".join(results)

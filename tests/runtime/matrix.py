@@ -37,7 +37,15 @@ from world import LARGEST, World
 from drumline.core.errors import PlanError
 from drumline.plans import Plan
 from drumline.runtime.strategies.parameter_usage import has_unused_parameters
-from drumline.runtime.verification.tolerances import BOUNDS, COMPRESSED, bounds_of, errors_of, limits_of, worst_of
+from drumline.runtime.verification.tolerances import (
+    APPROXIMATE_LOSS,
+    BOUNDS,
+    COMPRESSED,
+    bounds_of,
+    errors_of,
+    limits_of,
+    worst_of,
+)
 from drumline.runtime.verification.verify import build_engine, run_plan
 
 STEPS = 10
@@ -101,6 +109,9 @@ def judged(cell: Cell, parts: Mapping[str, float], later: float, rounding: Mappi
         return Result("FAILED", worst, f"{part} off by {worst:.1e}, at most {bound:.2g}")
     if plan.compress != "none" and not later <= COMPRESSED[plan.compress]:
         return Result("FAILED", later, f"losses off by {later:.1e}, at most {COMPRESSED[plan.compress]:g}")
+    most = APPROXIMATE_LOSS.get(plan.precision, math.inf)
+    if cell.computed != "float64" and not later <= most:
+        return Result("FAILED", later, f"losses off by {later:.1e}, at most {most:g}")
     if worst > limits_of(cell.computed, plan)[0]:
         return Result(
             "passed", worst, f"{part} off by {worst:.1e}; one device's own are {rounding[part]:.1e} off float64"

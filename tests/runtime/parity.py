@@ -27,8 +27,9 @@ STEPS = 4
 
 TRIED: dict[str, tuple[object, ...]] = {"dp": (1, 2, 3, 4), "micro": (1, 2, 3), "shard": (0, 2), "chunk": (1, 3)}
 """The tried values of keys that may have any value."""
-SAME: dict[str, tuple[object, ...]] = {"offload": ("optimizer", "all"), "precision": ("tf32",)}
-"""Values that on a CPU do the same as the key's default: nothing to move or round."""
+SAME: dict[str, tuple[object, ...]] = {"offload": ("optimizer", "all"), "precision": ("tf32", "fp8")}
+"""Values that on a CPU do the same as the key's default (nothing to move or round), and fp8, which needs a GPU: see
+test_float8.py."""
 SPLITS = {"pp", "virtual", "split", "schedule", "tp", "cp", "tile", "halo", "ep"}
 """Keys of plans that split the model: their table is split_cells.py, ep's is test_experts_engine.py, and that of tiles
 without halos is test_no_halo.py."""

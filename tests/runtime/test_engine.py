@@ -106,7 +106,7 @@ def test_wrong_number_of_ranks(world: Worlds) -> None:
         world(2).run(on_ranks.refuse, "mlp", "dp=1")
 
 
-@pytest.mark.parametrize("key", ["precision=fp8", "offload=all", "shard"])
+@pytest.mark.parametrize("key", ["precision=fp8,cp=2,dp=1", "offload=all", "shard"])
 def test_untested_combinations_are_refused(world: Worlds, key: str) -> None:
     plan = "dp=2,shard=2" if key == "shard" else f"dp=2,{key}" if "dp" not in key else key
     with pytest.raises(PlanError, match=f"the engine does not run {key.split(',')[0]}"):

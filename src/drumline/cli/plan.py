@@ -32,7 +32,11 @@ def plan(
     devices: int = typer.Option(None, "--devices", help="Number of devices."),
     memory: str = typer.Option(None, "--memory", help="Memory per device, such as 40GB."),
     changes: Changes = None,
-    precision: str = typer.Option(None, "--precision", help="fp32 or bf16 (default: bf16 on GPUs that have it)."),
+    precision: str = typer.Option(
+        None,
+        "--precision",
+        help="fp32, tf32, bf16, fp16; bf16-pure or fp8, which are approximate (default: bf16 on GPUs that have it).",
+    ),
     batch: int = typer.Option(None, "--batch", help="Samples per step (default: the job's or the model's)."),
     sequence: int = typer.Option(None, "--sequence", help="Tokens per sample of a zoo model."),
     reserve: str = typer.Option(
@@ -260,6 +264,7 @@ def _print_fit(fit: FitReport, question: PlanQuestion) -> None:
 
 
 def _print(search: PlanSearch, more: list[tuple[str, Any]], details: PlanDetails, top: int, output: str | None) -> None:
+    from ..plans.precision_conflicts import APPROXIMATE_PRECISIONS, approximate_note
     from ..reports.console import console
     from ..reports.plan_text import detail_text, estimate_lines, families_list, plans_table
 
@@ -281,6 +286,8 @@ def _print(search: PlanSearch, more: list[tuple[str, Any]], details: PlanDetails
     else:
         origin = cluster.origin_of("device.peak")
         out.print(f"{answer.scored:,} candidates in {answer.seconds:.2f} s; rates: {origin}")
+    if answer.candidates[0].plan.precision in APPROXIMATE_PRECISIONS:
+        out.print(f"note: {approximate_note(answer.candidates[0].plan.precision)}")
     if output:
         out.print(f"written to {output}")
     if q.given is not None:

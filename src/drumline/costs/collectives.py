@@ -13,6 +13,7 @@ from ..schedules import Schedule
 from ..theory.alpha_beta import Links, NodeTopology, level, message_seconds, schedule_seconds
 from ..theory.collective_forms import CLOSED_FORMS as CLOSED_FORMS
 from ..theory.collective_forms import switch_all_reduce_seconds
+from ..theory.roofline import compute_type
 from .algorithm_choice import algorithm_seconds
 from .tuning import LONG_MESSAGE
 
@@ -189,5 +190,5 @@ def between_stages(size: float, plan: Plan, cluster: Cluster) -> float:
 
 def flops_per_byte(plan: Plan, cluster: Cluster) -> float:
     """The cost of a byte between two stages, in floating-point operations of a device, in a long message."""
-    rate = cluster.device.peak.get(plan.precision) or max(cluster.device.peak.values())
+    rate = cluster.device.peak.get(compute_type(plan.precision)) or max(cluster.device.peak.values())
     return rate * between_stages(LONG_MESSAGE, plan, cluster) / LONG_MESSAGE

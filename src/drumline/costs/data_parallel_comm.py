@@ -16,7 +16,7 @@ from ..clusters import Cluster
 from ..models.profile import Layer, Profile
 from ..plans import Plan
 from ..plans.engine_constants import FIRST_BUCKET_BYTES, POWERSGD_RANK
-from ..theory.roofline import BYTES_PER_VALUE, MEMORY_EFFICIENCY
+from ..theory.roofline import MEMORY_EFFICIENCY, STORED_BYTES
 from .collectives import holders, inner, replicas
 from .gradient_algorithm import RankGroup, gradient_seconds
 from .kernel_time import Pricer
@@ -210,7 +210,7 @@ def _by_bucket(layers: list[Layer], profile: Profile, plan: Plan, cluster: Clust
 def _by_unit(layers: list[Layer], profile: Profile, plan: Plan, cluster: Cluster) -> list[GatherReduce]:
     """Each unit is gathered before it runs and reduced after; parameters outside of units go with the first layer."""
     width = profile.parameter_bytes
-    copy = min(width, BYTES_PER_VALUE[plan.precision])
+    copy = min(width, STORED_BYTES[plan.precision])
     rest = sum(gathered_sizes(x, profile, plan)[0] for x in layers if not x.shard_unit)
     known: dict[tuple[int, float], tuple[float, float]] = {}
 

@@ -11,7 +11,7 @@ from ..models.affine import Affine
 from ..models.data_flow import DataFlow
 from ..models.profile import Profile
 from ..plans import Plan
-from ..theory.roofline import BYTES_PER_VALUE
+from ..theory.roofline import STORED_BYTES
 from .layer_time import largest_micro_batch
 from .model_split import PIPELINE_NOTES
 from .operator_model import OperatorCostModel
@@ -58,7 +58,7 @@ def graph_cuts(profile: Profile, flow: DataFlow, plan: Plan, cluster: Cluster) -
     """Cut the data flow as the cost model cuts the layers, and count what crosses."""
     model = OperatorCostModel(profile, cluster, plan.precision)
     n = largest_micro_batch(profile.batch_size, plan)
-    scale = BYTES_PER_VALUE[plan.precision] / profile.activation_bytes
+    scale = STORED_BYTES[plan.precision] / profile.activation_bytes
     starts = _starts(flow, model.pipeline(plan).stages) if plan.pp > 1 else (0,)
     rank = model.rank_model(plan)
     messages: dict[str, tuple[tuple[LayerMessage, float], ...]] = {}

@@ -9,11 +9,12 @@ from ..clusters import DeviceSpec
 from ..core.errors import ClusterError, PlanError
 from ..models.profile import COMPUTE_KINDS, MATMUL_RATE_SHARE, SIMILAR_KINDS, Layer, Profile, ProfiledOp
 from ..models.recompute_choice import RECOMPUTED, recompute_verdicts
-from ..theory.roofline import BYTES_PER_VALUE, MEMORY_EFFICIENCY
+from ..theory.roofline import MEMORY_EFFICIENCY, STORED_BYTES, compute_type
 from .shape_interpolation import ROW_SUMS, ShapeInterpolation, kernel_work
 from .tuning import (
     ATTENTION_CALLS,
     CALLS_PER_OP,
+    FLOAT8_COPY_BYTES,
     FRESH_MEMORY_BYTES,
     FUNCTION_CALLS,
     LOOP_CALLS,
@@ -30,6 +31,9 @@ HOST_CALL = "entry"
 OPERATOR_OVERHEAD = {"forward": "operator_forward", "backward": "operator_backward"}
 """Keys of `DeviceSpec.host_overhead`: the time of an operator of a step on a CPU without its kernel, in Python and
 autograd."""
+
+FLOAT8_MATMULS = frozenset({"mm", "addmm", "linear"})
+"""The matmuls of linear layers, which `precision=fp8` computes in fp8; those of attention are batched."""
 
 CAST = "_to_copy"
 """The operator that autocast adds."""
@@ -59,7 +63,8 @@ class Pricer:
     """
 
     def __init__(self, profile: Profile, device: DeviceSpec, precision: str) -> None:
-        if precision not in device.peak:
+        self._float8 = precision == "fp8"
+        if compute_type(precision) not in device.peak:
             raise ClusterError(
                 f"{device.name} has no rate for {precision}",
                 rule=f"device.peak has {', '.join(device.peak)}",
@@ -71,13 +76,15 @@ class Pricer:
                 rule="casts were counted for one precision",
                 fix=f"trace the job once more, with precision={precision}",
             )
-        self._device, self._precision = device, precision
+        self._half = next((name for name in ("bf16", "fp16") if name in device.peak), "fp8")
+        """The type of what `fp8` leaves in half precision."""
+        self._device, self._precision = device, self._half if self._float8 else compute_type(precision)
         self._width = profile.activation_bytes
-        self._scale = BYTES_PER_VALUE[precision] / profile.activation_bytes
+        self._scale = STORED_BYTES[precision] / profile.activation_bytes
         self._times: dict[tuple[int, int, int, str, float], LaunchAndKernelTime] = {}
         self._shapes = ShapeInterpolation(device)
         self._ahead = device.kind == "cuda"
-        self._plain = "fp32" if profile.precision and precision != "tf32" else precision
+        self._plain = "fp32" if profile.precision and precision != "tf32" else self._precision
         """The type of operators that do not state theirs."""
         elementwise = device.curve_of("pointwise", "fp32")
         self.least = elementwise.sizes[0] / elementwise.rates[0] if elementwise else 0.0
@@ -92,6 +99,8 @@ class Pricer:
 
     def _kernel_seconds(self, op: ProfiledOp, n: float) -> float:
         """One call on the device, without its launch."""
+        if self._float8 and op.kind == "matmul" and op.name in FLOAT8_MATMULS:
+            return self._float8_seconds(op, n)
         moved, dtype = op.bytes.at(n) * self._scale, op.dtype or self._plain
         flops = op.flops.at(n)
         measured = self._measured(op, n, flops, dtype)
@@ -100,6 +109,27 @@ class Pricer:
         if op.kind not in COMPUTE_KINDS:
             return max(self.least, moved / self.memory_rate(op.kind, max(moved, 1.0), dtype, name=op.name))
         return max(flops / self._compute_rate(op.kind, max(flops, 1.0), dtype), moved / self._device.bandwidth)
+
+    def _float8_seconds(self, op: ProfiledOp, n: float) -> float:
+        """A matmul of a linear layer in fp8, and the scales and copies of its inputs.
+
+        Where matmuls were measured in bf16 only, fp8 is faster by the ratio of the peaks.
+        """
+        flops, moved = op.flops.at(n), op.bytes.at(n) * self._scale
+        peak, half = self._device.peak, self._half
+        measured = self._measured(op, n, flops, half)
+        curve = self._device.curve_of("matmul", half)
+        if measured is not None:
+            seconds = measured * peak[half] / peak["fp8"]
+        elif curve is not None:
+            seconds = flops / (curve.at(max(flops, 1.0)) * peak["fp8"] / peak[half])
+        else:
+            seconds = flops / (UNMEASURED_MATMUL_EFFICIENCY * peak["fp8"])
+        values = moved / STORED_BYTES["fp8"]
+        copies = values * FLOAT8_COPY_BYTES
+        return max(self.least, seconds, values / self._device.bandwidth) + copies / self.memory_rate(
+            "pointwise", max(copies, 1.0), half
+        )
 
     def _measured(self, op: ProfiledOp, n: float, flops: float, dtype: str) -> float | None:
         """By measured shapes; an operator that ranks divide no longer has its shape."""

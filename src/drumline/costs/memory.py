@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from ..models.profile import Affine, Layer, Profile
 from ..models.recompute_choice import kept_bytes
 from ..plans import Plan
-from ..plans.engine_constants import REDUCE_BUCKETS_IN_FLIGHT
-from ..theory.roofline import BYTES_PER_VALUE
+from ..plans.engine_constants import REDUCE_BUCKETS_IN_FLIGHT, ROUNDED_AT_ONCE
+from ..theory.roofline import STORED_BYTES
 from .data_parallel_comm import gathered_sizes
 from .tuning import FUSED_OPS
 
@@ -88,7 +88,7 @@ def memory_moments(profile: Profile, plan: Plan, n: float, *, device: str = "cpu
     """
     states = ModelStates.of(profile, plan, profile.parameters, profile.trained, profile.buffers)
     inputs = profile.input.at(n) * plan.micro
-    scale = BYTES_PER_VALUE[plan.precision] / profile.activation_bytes
+    scale = STORED_BYTES[plan.precision] / profile.activation_bytes
     wide = wide_bytes(profile, plan, n)
     moments = [
         PeakMemory(states.parameters + cast, gradients, states.optimizer, inputs + scale * live + more, communication)
@@ -100,8 +100,18 @@ def memory_moments(profile: Profile, plan: Plan, n: float, *, device: str = "cpu
     # or offloaded one needs no temporaries
     without = plan.offload != "none" or (device == "cuda" and profile.optimizer_ops <= FUSED_OPS)
     temporary = 0.0 if without else 2 * _largest_piece(profile, plan) * profile.parameter_bytes
+    if plan.precision == "bf16-pure":
+        temporary = _rounding_bytes(profile, plan)
     moments.append(PeakMemory(states.parameters, states.gradients, states.optimizer, inputs + temporary, 0.0))
     return moments
+
+
+def _rounding_bytes(profile: Profile, plan: Plan) -> float:
+    """The float32 copies that the update of bf16 weights works on: weights, gradients, states, and what rounds one of
+    them (its copy, the random numbers, a mask, the result)."""
+    at_once = max(_largest_piece(profile, plan), min(float(ROUNDED_AT_ONCE), profile.trained / plan.shards))
+    values = 2 + profile.state_per_parameter / profile.parameter_bytes
+    return at_once * (4 * values + 11)
 
 
 def _moments(
@@ -147,7 +157,7 @@ def _gathered_bytes(profile: Profile, plan: Plan) -> Callable[[Layer], tuple[flo
     if plan.zero < 3:
         return lambda _: (0.0, 0.0)
     width = profile.parameter_bytes
-    copy = min(width, BYTES_PER_VALUE[plan.precision])
+    copy = min(width, STORED_BYTES[plan.precision])
     root = sum(x.repeats * gathered_sizes(x, profile, plan)[0] for x in profile.layers if not x.shard_unit) * copy
 
     def around(x: Layer) -> tuple[float, float]:
@@ -197,9 +207,7 @@ def cast_bytes(profile: Profile, plan: Plan) -> list[float]:
     if profile.precision == plan.precision:
         return _cast_as_traced(profile, plan)
     half = (
-        BYTES_PER_VALUE[plan.precision]
-        if plan.zero < 3 and profile.parameter_bytes > BYTES_PER_VALUE[plan.precision]
-        else 0
+        STORED_BYTES[plan.precision] if plan.zero < 3 and profile.parameter_bytes > STORED_BYTES[plan.precision] else 0
     )
     sizes: list[float] = []
     every = kept = 0.0
@@ -224,7 +232,7 @@ def _cast_as_traced(profile: Profile, plan: Plan) -> list[float]:
 
 def wide_bytes(profile: Profile, plan: Plan, n: float) -> list[float]:
     """What is missing when amounts are scaled to half precision: what norms save, and the probabilities of a loss."""
-    lacks = 1 - BYTES_PER_VALUE[plan.precision] / profile.activation_bytes
+    lacks = 1 - STORED_BYTES[plan.precision] / profile.activation_bytes
     if lacks <= 0:
         return [0.0, 0.0] * len(profile.layers)
     sizes: list[float] = []

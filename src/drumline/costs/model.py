@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from ..clusters import Cluster
 from ..plans import Plan
+from ..plans.precision_conflicts import APPROXIMATE_PRECISIONS, approximate_note
 from ..plans.sync_caveats import sync_caveat
 from .estimate import Estimate
 from .memory import PeakMemory
@@ -107,6 +108,10 @@ def plan_notes(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
             else ""
         )
         notes.append(f"compile=true is priced with unfused kernels{gpu}: what it fuses is not known before it runs")
+    if plan.precision in APPROXIMATE_PRECISIONS:
+        notes.append(approximate_note(plan.precision))
+    if plan.precision == "fp8":
+        notes.append("precision=fp8 is priced with the memory of bf16; its linear layers keep half of their inputs")
     if plan.backend == "threads":
         notes.append("backend=threads is priced as if replicas were processes, without their one interpreter lock")
     if plan.compress == "powersgd":

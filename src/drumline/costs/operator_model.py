@@ -46,6 +46,7 @@ from .pipeline_memory import layer_activations, memory_by_rank
 from .rank_model import RankModel
 from .stages import StageLayer, layer_names, layer_shares, stage_profile
 from .step import Step, Tail, TailPart, gap_between_steps, loss_agreement_seconds
+from .stored_type import stored_in
 from .tuning import COMPILED_HOST, MEASURED_ERROR, UNMEASURED_ERROR
 from .worker_memory import server_memory, worker_memory
 from .worker_times import TaskCompute, WorkerTimes, worker_times
@@ -65,6 +66,7 @@ class OperatorCostModel(CostModel):
     """Prices plans of one precision, operator by operator. Caches what plans have in common."""
 
     def __init__(self, profile: Profile, cluster: Cluster, precision: str) -> None:
+        profile = stored_in(profile, precision)
         self._profile, self._cluster, self._precision = profile, cluster, precision
         self._memory_limit = max(0.0, cluster.device.memory - cluster.device.context)
         self._has_norms = any(x.batch_norms for x in profile.layers)

@@ -14,7 +14,7 @@ from ..models.profile import Profile
 from ..plans import Plan
 from ..theory.roofline import MEMORY_EFFICIENCY
 from .kernel_time import Pricer
-from .tuning import FUSED_OPS, TENSORS_PER_KERNEL
+from .tuning import FUSED_OPS, ROUNDING_BYTES, TENSORS_PER_KERNEL
 
 
 def effective_plan(plan: Plan, cluster: Cluster) -> Plan:
@@ -73,6 +73,11 @@ def update_parts(profile: Profile, plan: Plan, device: DeviceSpec, pricer: Price
     if plan.offload == "all":
         return {"optimizer on host": _on_host(profile, plan, device, sum(checks))}
     passes = [(moved, 0.0) for moved in checks]
+    if plan.precision == "bf16-pure":
+        stored = 1 + profile.state_per_parameter / profile.parameter_bytes
+        rounding, widening = ROUNDING_BYTES
+        # the optimizer's own traffic is in float32: once more than in bf16
+        passes.append((profile.optimizer_bytes + rounding * stored + widening * (stored + 1), 0.0))
     if plan.offload == "none":
         passes.append((profile.optimizer_bytes, profile.optimizer_ops))
         return {"optimizer": _on_device(profile, plan, device, pricer, passes)}

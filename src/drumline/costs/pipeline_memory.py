@@ -10,7 +10,7 @@ from ..models.op_shapes import ConvolutionShape, MatmulShape, shape_of
 from ..models.profile import Layer, Profile
 from ..plans import Plan
 from ..schedules import Pipeline, prove_updates
-from ..theory.roofline import BYTES_PER_VALUE
+from ..theory.roofline import STORED_BYTES
 from .memory import ModelStates, PeakMemory, cast_bytes, wide_bytes
 from .rank_model import tokens_of
 from .stages import Stage, layer_shares, stage_profile
@@ -33,7 +33,7 @@ def layer_activations(profile: Profile, plan: Plan, n: float) -> list[LayerActiv
 
     Of a recomputed layer only its output is kept; the rest exists during its backward.
     """
-    scale = BYTES_PER_VALUE[plan.precision] / profile.activation_bytes
+    scale = STORED_BYTES[plan.precision] / profile.activation_bytes
     whole = replace(plan, recompute="none")
     wide, cast = wide_bytes(profile, whole, n), cast_bytes(profile, whole)
     # the residual stream of a transformer is a sum that begins with rows of a table: autocast leaves it in fp32

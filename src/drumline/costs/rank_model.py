@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ..core.errors import PlanError
 from ..models.op_shapes import EmbeddingShape, shape_of
 from ..models.profile import Affine, Layer, Profile, ProfiledOp
-from ..theory.roofline import BYTES_PER_VALUE
+from ..theory.roofline import STORED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LayerMessage:
 
     def size(self, n: float, precision: str, profile: Profile) -> float:
         """Bytes for n samples."""
-        width = profile.parameter_bytes if self.wide else BYTES_PER_VALUE[precision]
+        width = profile.parameter_bytes if self.wide else STORED_BYTES[precision]
         return self.bytes.at(n) * width / profile.activation_bytes
 
 

@@ -20,6 +20,16 @@ UNMEASURED_MATMUL_EFFICIENCY = 0.7
 """Share of peak that matmuls reach where no curve was measured. Compute times of catalogue clusters scale inversely
 with it."""
 
+FLOAT8_COPY_BYTES = 4.7
+"""Bytes moved per value that enters or leaves an fp8 matmul of a linear layer: its scale is read off (2), it is scaled
+(4) and cast (3), weights twice and transposed copies (2 each), averaged over the three matmuls of a layer. Counted from
+runtime/numerics/float8.py; moves the price of `precision=fp8`."""
+
+ROUNDING_BYTES = (44.0, 10.0)
+"""Bytes moved by the update of `precision=bf16-pure` in addition to the optimizer's own in float32: per stored value (a
+weight, a state) to round it, and per value (a gradient too) to widen it. Counted from
+runtime/numerics/stochastic_rounding.py."""
+
 FRESH_MEMORY_BYTES = 2.0**25
 """Bytes of an allocation above which glibc returns memory at once (its largest mmap threshold), so that a CPU faults in
 every page of the next tensor again. Moves the price of large matmul outputs on CPUs."""

@@ -10,7 +10,7 @@ _UNITS = "units are chosen by size"
 _SAVED = "checkpoints do not depend on the plan"
 _GATHER = "the next unit is fetched while one runs"
 _COMPILER = "torch.compile's own choices are kept"
-_FP8 = "fp8 is not supported by the engine"
+_FP8 = "`precision=fp8` has one recipe: dynamic scaling, e4m3 forward and e5m2 backward"
 _DISK = "nothing is swapped to disk"
 _MODEL = "a size of the model, which the job knows"
 

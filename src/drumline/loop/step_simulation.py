@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import InputError
 from ..core.units import format_percent, format_seconds, parse_seconds
+from ..theory.roofline import compute_type
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import load_machines
 from .inputs import load_plan, load_profile, profile_in_precision, with_step_times
@@ -238,7 +239,7 @@ def _with_rates(simulation: Simulation, question: StepQuestion) -> Simulation:
     samples = (
         simulation.workers.samples_per_second if simulation.workers else profile.batch_size / step if step else 0.0
     )
-    peak = plan.ranks * machines.device.peak.get(plan.precision, 0.0)
+    peak = plan.ranks * machines.device.peak.get(compute_type(plan.precision), 0.0)
     work = profile.flops().at(profile.batch_size) / profile.batch_size * samples
     operators, meet = OperatorCostModel(profile, machines, plan.precision), plan.sync == "allreduce"
     return dataclasses.replace(

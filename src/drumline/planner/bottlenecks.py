@@ -11,6 +11,7 @@ from ..costs.layer_time import largest_micro_batch
 from ..costs.model_split import split_model
 from ..models.profile import COMPUTE_KINDS, Profile
 from ..plans import Plan
+from ..theory.roofline import compute_type
 
 DEPENDS_ON = {
     "products": "the matmul rate (device.peak)",
@@ -46,7 +47,7 @@ def bottlenecks(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> 
     seconds |= {k: e.parts.get(k, 0.0) for k in ("communication", "bubble", "optimizer", "overhead", "waiting")}
     total = sum(seconds.values()) or 1.0
     shares = {k: v / total for k, v in sorted(seconds.items(), key=lambda kv: -kv[1]) if v > 0}
-    peak_flops = e.step_seconds * plan.ranks * cluster.device.peak[plan.precision]
+    peak_flops = e.step_seconds * plan.ranks * cluster.device.peak[compute_type(plan.precision)]
     return Bottlenecks(shares, profile.flops().at(profile.batch_size) / peak_flops)
 
 

@@ -132,7 +132,7 @@ def compare_families(
     rows = []
     for name in FAMILIES:
         if name not in each:
-            rows.append(absent(name, profile, cluster, allow_stale=allow_stale))
+            rows.append(absent(name, profile, cluster, allow_stale=allow_stale, precision=ranked[0][0].precision))
             continue
         plan, e = each[name]
         wins_if = tuple(_with_plan(t, str(plan)) for t in changes if t.family == name)

@@ -12,6 +12,7 @@ from ..costs.rank_model import tokens_of
 from ..models.op_shapes import ConvolutionShape, shape_of
 from ..models.profile import Profile
 from ..plans import Plan
+from ..plans.precision_conflicts import combines
 from .objectives import Scored
 from .space import MIN_TILE, MIN_TOKENS
 
@@ -88,8 +89,17 @@ def compare(name: str, plan: Plan, e: Estimate, best: Estimate, reason: str, win
     return PlanFamily(name, str(plan), e.step_seconds, e.memory_bytes, e.fits, slower, e.lacks[1], reason, wins_if)
 
 
-def absent(name: str, profile: Profile, cluster: Cluster, *, allow_stale: bool = False) -> PlanFamily:
+_KEY_OF = {"offload": "offload", "chunk": "chunk", "tensor": "tp", "pipeline": "pp", "context": "cp", "tiles": "tile"}
+"""The key that makes a plan one of a family."""
+
+
+def absent(
+    name: str, profile: Profile, cluster: Cluster, *, allow_stale: bool = False, precision: str = "fp32"
+) -> PlanFamily:
     """A family without candidates, and why."""
+    if not combines(_KEY_OF.get(name, "dp"), precision):
+        why = f"not tested with precision={precision}"
+        return PlanFamily(name, "", 0.0, 0.0, False, 0.0, 0.0, why)
     return PlanFamily(name, "", 0.0, 0.0, False, 0.0, 0.0, why_absent(name, profile, cluster, allow_stale=allow_stale))
 
 

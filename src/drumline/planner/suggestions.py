@@ -10,7 +10,7 @@ from ..core.units import format_bytes
 from ..costs import Estimate, OperatorCostModel, cost_model
 from ..models.profile import Profile
 from ..plans import Plan
-from ..theory.roofline import BYTES_PER_VALUE
+from ..theory.roofline import STORED_BYTES
 from .memory_saving import fewest_savings
 from .space import SearchSpace, candidates, powers, recomputations, split_candidates
 
@@ -38,7 +38,7 @@ def broken_rule(profile: Profile, closest: Estimate) -> str:
 
 def too_large(profile: Profile, e: Estimate) -> str:
     """The largest layer, where its parameters alone, in the compute precision, exceed a device; else nothing."""
-    width = min(profile.parameter_bytes, BYTES_PER_VALUE[Plan.parse(e.plan).precision])
+    width = min(profile.parameter_bytes, STORED_BYTES[Plan.parse(e.plan).precision])
     layer = max(profile.layers, key=lambda x: x.parameters + x.frozen)
     size = (layer.parameters + layer.frozen) * width
     if size <= e.memory_limit:

@@ -4,12 +4,13 @@ generated from this table, the planner offers only what is in it, and the engine
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from ..core.errors import PlanError
 from ..schedules import ASYNCHRONOUS, NATIVE, PIPEDREAM
+from .conflict import Conflict
 from .plan import KEYS, Plan
+from .precision_conflicts import PRECISION_CONFLICTS
 
 TESTED_VALUES: dict[str, tuple[object, ...]] = {name: key.tested for name, key in KEYS.items() if key.tested}
 """Keys with some values covered by parity tests, in all pairs."""
@@ -20,25 +21,6 @@ UNRESTRICTED_KEYS = frozenset(name for name, key in KEYS.items() if key.tested i
 
 BACKENDS_OWN = ("auto", NATIVE)
 """Values of `allreduce` that name no schedule."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """Two choices that cannot be combined."""
-
-    choices: str
-    applies: Callable[[Plan], bool]
-    reason: str | Callable[[Plan], str]
-    fix: str | Callable[[Plan], str]
-    """What to change, or the nearest plan that runs."""
-
-    def reason_for(self, plan: Plan) -> str:
-        """Why a plan does not run."""
-        return self.reason if isinstance(self.reason, str) else self.reason(plan)
-
-    def fix_for(self, plan: Plan) -> str:
-        """What to change in a plan."""
-        return self.fix if isinstance(self.fix, str) else f"the nearest plan that runs: {self.fix(plan)}"
 
 
 WORKER_KEYS = ("dp", "micro", "recompute", "precision", "compile", "backend")
@@ -356,6 +338,7 @@ CONFLICTS = (
         "torch compiles in one thread at a time",
         "processes instead of threads",
     ),
+    *PRECISION_CONFLICTS,
 )
 """Pairs that are refused although each value alone is supported."""
 

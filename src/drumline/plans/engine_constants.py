@@ -10,6 +10,10 @@ FIRST_BUCKET_BYTES = 2**20
 REDUCE_BUCKETS_IN_FLIGHT = 2
 """Buckets of zero=2 whose gradients may be reduced at once. More take more memory and hide longer messages."""
 
+ROUNDED_AT_ONCE = 2**24
+"""Weights that `precision=bf16-pure` updates at once, at least one parameter: they, their gradients and states are in
+float32 for a moment. More take more memory and fewer kernels."""
+
 POWERSGD_RANK = 4
 """Columns of the two factors that compress=powersgd sends of every matrix. Messages grow in proportion."""
 

@@ -107,8 +107,8 @@ class Plan:
     precision: str = plan_key(
         "fp32",
         ChoiceKey("fp32", "tf32", "bf16", "fp16", "bf16-pure", "fp8"),
-        "compute type; master weights stay fp32 except in the last two",
-        tested=("fp32", "tf32", "bf16", "fp16"),
+        "compute type; weights stay fp32 but in `bf16-pure`; the last two are approximate: see docs/precision.md",
+        tested=("fp32", "tf32", "bf16", "fp16", "bf16-pure", "fp8"),
         elsewhere="it does not support this type",
     )
     sync: str = plan_key(

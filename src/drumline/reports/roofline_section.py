@@ -12,7 +12,7 @@ from ..costs.kernel_time import Pricer
 from ..costs.model_split import split_model
 from ..models.profile import Profile
 from ..plans.plan import Plan
-from ..theory.roofline import BYTES_PER_VALUE, Roofline
+from ..theory.roofline import STORED_BYTES, Roofline
 from .markup import Content, Html, cut, join, table, tag
 from .page_style import data_table
 from .svg_scatter import ChartAxis, ScatterPoint, ScatterSeries, scatter_chart
@@ -48,7 +48,7 @@ def operator_rates(profile: Profile, plan: Plan, device: DeviceSpec, batch_size:
     rank = split_model(profile, plan).profile
     pricer = Pricer(rank, device, plan.precision)
     samples = batch_size / (plan.slices * plan.micro)
-    scale = BYTES_PER_VALUE[plan.precision] / rank.activation_bytes
+    scale = STORED_BYTES[plan.precision] / rank.activation_bytes
     sums: dict[tuple[str, str], OperatorRate] = {}
     for layer in rank.layers:
         for op in layer.ops:

@@ -11,7 +11,15 @@ MEMORY_EFFICIENCY = 0.8
 """Fraction of the memory bandwidth that a kernel reaches where no curve was measured."""
 
 BYTES_PER_VALUE = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "bf16-pure": 2, "fp8": 1}
-"""Bytes per value, by precision."""
+"""Bytes per value that a matmul reads, by precision."""
+
+STORED_BYTES = {**BYTES_PER_VALUE, "fp8": 2}
+"""Bytes per value that a layer passes on, by precision: of fp8, only the inputs of matmuls are in fp8, as copies."""
+
+
+def compute_type(precision: str) -> str:
+    """The type that matmuls compute in, as `DeviceSpec.peak` names it."""
+    return "bf16" if precision == "bf16-pure" else precision
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ __all__ = [
     "has_global_step_hooks",
     "log_softmax",
     "log_softmax_backward",
+    "scaled_mm",
     "softmax",
     "softmax_backward",
     "spin",
@@ -41,6 +42,10 @@ foreach_norm = torch._foreach_norm
 foreach_sub_ = torch._foreach_sub_
 fused_adam_ = torch._fused_adam_
 fused_adamw_ = torch._fused_adamw_
+
+scaled_mm = torch._scaled_mm
+"""(a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum): a matmul of float8 numbers,
+times both scales. `a` has contiguous rows, `b` contiguous columns, and a GPU wants sizes that 16 divides."""
 
 flash_attention_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_attention_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

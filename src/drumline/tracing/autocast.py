@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""The precisions in which autocast computes matmuls."""
+HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-pure": torch.bfloat16, "fp8": torch.bfloat16}
+"""The precisions in which autocast computes matmuls, and its type; `fp8` replaces those of linear layers."""
 
 _FP32_OPERATORS = (
     "layer_norm",

@@ -96,6 +96,15 @@ def dtype_of(t: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype.to_complex() if t.is_complex() else dtype
 
 
+def with_half_parameters(model: nn.Module, keep: tuple[type[nn.Module], ...] = ()) -> nn.Module:
+    """The model with its float32 parameters in bf16, except those of the modules to `keep`; tied ones stay tied."""
+    kept = {id(p) for module in model.modules() if isinstance(module, keep) for p in module.parameters(recurse=False)}
+    for p in model.parameters():
+        if p.dtype is torch.float32 and id(p) not in kept:
+            p.data = p.data.to(torch.bfloat16)
+    return model
+
+
 def move_model(model: nn.Module, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
     """Move a model of fake tensors to a device and a type; `model.to` refuses tensors without values."""
     done: dict[int, torch.Tensor] = {}  # tied ones stay tied

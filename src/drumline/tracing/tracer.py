@@ -29,6 +29,7 @@ from .fake import (
     first_sample,
     trace_assumptions,
     untraceable_error,
+    with_half_parameters,
 )
 from .layers import LayerSpec, layers_of
 from .op_costs import size_of, tensors
@@ -61,6 +62,8 @@ def _trace(job: Job, target: _Target) -> Profile:
     mode = fake_mode()
     sample = first_sample(job)
     model, notes = fake_model(job, mode)
+    if target.precision == "bf16-pure":
+        with_half_parameters(model)
     model.train()
     specs = layers_of(model)
     record, batch = _record_any(job, model, specs, mode, sample, target, notes)

@@ -59,7 +59,8 @@ class EngineCore:
         self.loss_weight = 0.0
         """Weight of the last step's loss: number of samples, unless the job weights them itself."""
         refuse_clipping(job, plan)
-        if plan.zero or plan.chunk > 1 or plan.ep > 1 or plan.splits_model or plan.server_processes > 1:
+        in_parts = plan.chunk > 1 or plan.ep > 1 or plan.splits_model or plan.server_processes > 1
+        if plan.zero or in_parts or plan.precision == "bf16-pure":
             check_elementwise(job, str(plan))
         state = build_rank_state(job, plan, where, device, dtype, flops_per_byte)
         self.state = state
@@ -85,6 +86,7 @@ class EngineCore:
             self.strategy,
             device=device,
             offload=plan.offload == "optimizer",
+            applied=(lambda: self.steps) if plan.precision == "bf16-pure" else None,
         )
         self.strategy.attach(self.update.optimizer, self.buffer_snapshot)
         self.scaler = LossScale() if plan.precision == "fp16" else None

@@ -18,6 +18,7 @@ from ..memory.recompute import recompute
 from ..memory.selective import recompute_selectively
 from ..memory.tiling import tile, untiled_layers
 from ..numerics.batchnorm import SyncedBatchNorm, sync_batchnorms
+from ..numerics.float8 import check_float8, left_in_bf16, use_float8
 from ..numerics.precision import HALVES
 from ..numerics.recurrent import has_recurrent_layers
 from ..parallel.model_parallel import ModelParallel
@@ -37,6 +38,7 @@ from ..strategies.strategy import Strategy
 from ..strategies.threads import ThreadReplicas
 from .compiling import compile_layers, compiles_whole
 from .gradient_schedules import gradient_schedules
+from .half_weights import with_half_weights
 from .independent_strategy import independent_strategy
 
 
@@ -78,6 +80,9 @@ def build_rank_state(
     job: Job, plan: Plan, place: RankInfo, device: torch.device, dtype: torch.dtype | None, flops_per_byte: float | None
 ) -> RankState:
     """Make the process groups of a plan, its strategy, and this rank's part of the job's model."""
+    if plan.precision == "fp8":
+        check_float8(device, str(plan))
+    job = with_half_weights(job, plan)
     if plan.splits_model:
         return _split_model(job, plan, place, device, dtype, flops_per_byte)
     with with_real_tensors():  # the numbers of ranks are real in a dry run too
@@ -169,6 +174,8 @@ def _whole_model(
         left = untiled_layers(model)
         # threads concatenate their outputs, which needs all of the logits anyway
         parts = tile(model, plan.chunk, lazy=plan.backend != "threads")
+    if plan.precision == "fp8" and (remark := left_in_bf16(use_float8(model))):
+        strategy.remarks = (*strategy.remarks, remark)
     norms = _transform(model, plan, device, group, synced=not strategy.steps_alone)
     module = strategy.wrap(model)
     strategy.call = ModelCall(job, model, module, norms, plan.precision, device, dtype)
@@ -195,9 +202,10 @@ def _transform(
     model: nn.Module, plan: Plan, device: torch.device, group: dist.ProcessGroup, *, synced: bool
 ) -> list[SyncedBatchNorm]:
     """BatchNorm over all ranks if `synced`, compilation, recomputation; returns the norms."""
-    # torch's own BatchNorm refuses the half-precision weights that a sharded plan gathers
+    # torch's own BatchNorm refuses half-precision weights, which a sharded plan gathers and `bf16-pure` stores
     # a parameter server runs no forward
-    own = (plan.processes > 1 and not plan.has_coordinator) or (plan.zero == 3 and plan.precision in HALVES)
+    half = plan.precision == "bf16-pure" or (plan.zero == 3 and plan.precision in HALVES)
+    own = (plan.processes > 1 and not plan.has_coordinator) or half
     norms = sync_batchnorms(model, group) if own and synced else []
     if plan.compile:
         compile_layers(model, whole=compiles_whole(plan))

@@ -12,6 +12,7 @@ from ...torchkit.fused_adam import FusedAdam
 from ...torchkit.operators import foreach_mul_, foreach_norm
 from ..memory.offload import HostCopy
 from ..numerics.constants import constant
+from ..numerics.stochastic_rounding import StochasticRounding
 from ..state.optimizer import make_optimizer
 from ..state.pieces import ParameterSpec, Piece
 from ..strategies.strategy import Strategy
@@ -29,7 +30,9 @@ class Update:
         *,
         device: torch.device,
         offload: bool,
+        applied: Callable[[], int] | None = None,
     ) -> None:
+        """`applied` gives the number of steps so far where bf16 weights are rounded stochastically; else it is None."""
         self._clip, self._strategy, self._device = job.clip, strategy, device
         self._device_pieces = pieces
         """The strategy gives these their gradients."""
@@ -39,6 +42,10 @@ class Update:
         self._on_gpu = device.type == "cuda" and all(p.value.device.type == "cuda" for p in self.pieces)
         self.optimizer = make_optimizer(job, self.pieces, specs)
         self._fused = FusedAdam(self.optimizer)
+        self._applied = applied
+        self._rounding: StochasticRounding | None = None
+        if applied is not None:
+            self._rounding = StochasticRounding(self.optimizer, {p.value: _place(p) for p in self.pieces}, job.seed)
         self._exact = any(p.value.dtype == torch.float64 for p in self.pieces)
         """Fused kernels take the divisor of the gradients in float32; plans are verified in float64."""
         self.schedule = call_user_code(job.schedule, "the job's schedule()", self.optimizer) if job.schedule else None
@@ -52,7 +59,9 @@ class Update:
         gradients = [g for p in self._device_pieces if (g := p.value.grad) is not None and p.owned and g.numel()]
         if not gradients:
             return torch.zeros(1, dtype=torch.float64, device=self._device)
-        norms = torch.stack(foreach_norm(gradients)).double()
+        # a norm of numbers in half precision would be rounded to it
+        narrow = any(g.dtype in (torch.bfloat16, torch.float16) for g in gradients)
+        norms = torch.stack(foreach_norm(gradients, 2, torch.float32) if narrow else foreach_norm(gradients)).double()
         return torch.dot(norms, norms).reshape(1).to(self._device)
 
     def apply(self, factor: float, norm: float, ready: Callable[[], None]) -> None:
@@ -64,7 +73,10 @@ class Update:
         ready()
         if self._host:
             self._host.gradients_down([p.value.grad for p in self._device_pieces])
-        self.optimizer.step()
+        if self._rounding is not None and self._applied is not None:
+            self._rounding.step(self._applied())
+        else:
+            self.optimizer.step()
         if self._host:
             self._host.values_up()
 
@@ -72,7 +84,7 @@ class Update:
     def decides_on_device(self) -> bool:
         """Whether a number on the device can make the optimizer skip its step."""
         optimizer = self.optimizer
-        fused = all(group.get("fused") for group in optimizer.param_groups)
+        fused = all(group.get("fused") for group in optimizer.param_groups) and self._rounding is None
         return fused and self._on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)
 
     def apply_if_finite(self, sums: torch.Tensor, samples: int | None, scale: float) -> None:
@@ -124,6 +136,12 @@ class Update:
 
     def _gradients(self) -> list[torch.Tensor]:
         return [g for _, g in self.gradients() if g.numel()]
+
+
+def _place(piece: Piece) -> str:
+    """The elements that a piece has, in words: the same on every rank that has them."""
+    part = "" if piece.slice is None else f"{piece.slice.split.dim}.{piece.slice.index}"
+    return f"{piece.name}/{piece.start}/{part}"
 
 
 def _is_one(value: object) -> bool:

@@ -1,4 +1,5 @@
-"""The precision of a step. Parameters, gradients and optimizer state stay in the type of the model."""
+"""The precision of a step. Parameters, gradients and optimizer state stay in the type of the model; `bf16-pure` casts
+them to bf16 when the model is built (core/half_weights.py)."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from ...tracing.fake import dtype_of
 from .float32_settings import float32_in
 from .recurrent import LstmWithoutOnednn, RecurrentDtype, has_recurrent_layers, onednn_lacks
 
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Precisions that compute in half precision, with full-precision weights."""
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-pure": torch.bfloat16, "fp8": torch.bfloat16}
+"""Precisions whose matmuls read half precision, and its type; those of `fp8` are in bf16 where they are not in fp8."""
 
 
 @contextmanager

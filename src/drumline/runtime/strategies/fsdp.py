@@ -52,7 +52,7 @@ class FullyShard(Strategy):
         self.group = self._axis.get_group()
         self.gradient_divisor = mesh.size()
         self._policy = MixedPrecisionPolicy()
-        if plan.precision in HALVES:
+        if plan.precision in HALVES and plan.precision != "bf16-pure":  # its shards and gradients are in bf16 already
             # autocast decides what is computed in half precision; this casts the gathered copy only, not the inputs
             self._policy = MixedPrecisionPolicy(
                 param_dtype=HALVES[plan.precision], reduce_dtype=torch.float32, cast_forward_inputs=False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.units import format_bytes, format_count, format_percent, format_seconds
 from ...reports.step_records import StepRecord
+from ...theory.roofline import compute_type
 from .recent import RecentStaleness, RecentWaits
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class RunFacts:
 
 def peak_of(cluster: Cluster, precision: str) -> float | None:
     """The dense peak FLOP/s of a device in a precision; None, not a guess, if the cluster does not state it."""
-    return cluster.device.peak.get("bf16" if precision == "bf16-pure" else precision)
+    return cluster.device.peak.get(compute_type(precision))
 
 
 class StepLog:

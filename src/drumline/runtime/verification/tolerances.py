@@ -17,10 +17,11 @@ from ...plans import Plan
 from .activations import ActivationRecorder
 from .comparison import largest_error
 
-BOUNDS = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2, "tf32": 2e-2}
-"""The largest relative error that passes, by compute dtype; tf32 has the mantissa of float16."""
+BOUNDS = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2, "tf32": 2e-2, "float8": 0.25}
+"""The largest relative error that passes, by compute dtype; tf32 has the mantissa of float16. In float8 a gradient that
+enters a matmul has two bits of mantissa."""
 
-SHARES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.03, "tf32": 0.03}
+SHARES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.03, "tf32": 0.03, "float8": 0.2}
 """The fraction of the largest tensor below which a tensor counts as zero. bfloat16 has three digits: the gradient of a
 conv bias before a BatchNorm, which is truly zero, comes out at about 1e-4 of the largest."""
 
@@ -36,7 +37,18 @@ COMPRESSED = {"fp16": 1e-2, "powersgd": 0.25}
 WITHOUT_HALO = 0.25
 """The same for tiles without halos: the error depends on the share of pixels at a tile edge."""
 
-COMPUTE_DTYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+APPROXIMATE_LOSS = {"bf16-pure": 5e-2, "fp8": 5e-2}
+"""The largest relative error of any step's loss that passes with weights in bf16, or matmuls in fp8, against one device
+in bf16 with weights in fp32."""
+
+COMPUTE_DTYPES = {
+    "fp32": "float32",
+    "tf32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "bf16-pure": "bfloat16",
+    "fp8": "float8",
+}
 """The dtype whose tolerance applies to a precision; a CPU has no tf32."""
 
 

@@ -30,6 +30,7 @@ from .comparison import Divergence, compare_gradients, compare_outputs, gather, 
 from .modes import Float64Mode, NoRandomness, without_randomness
 from .one_device import reference_text, replaces_draws, run_one_device
 from .tolerances import (
+    APPROXIMATE_LOSS,
     COMPRESSED,
     COMPUTE_DTYPES,
     WITHOUT_HALO,
@@ -105,6 +106,10 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
         notes.add(
             f"compress={plan.compress} is approximate: loss error {later:.1e}, at most {COMPRESSED[plan.compress]:g}"
         )
+    if plan.precision in APPROXIMATE_LOSS:
+        most = APPROXIMATE_LOSS[plan.precision]
+        passed = passed and later <= most
+        notes.add(f"precision={plan.precision} is approximate: loss error {later:.1e}, at most {most:g}")
     if not plan.halo:
         passed = passed and later <= WITHOUT_HALO
         notes.add(
