@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import resource
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,16 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != ".lock"}
 
 
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory where possible: these tests flush to disk thousands of times."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_sources.class_folders(tmp_path_factory.mktemp("pack") / "src", 40)
+    return pack_sources.class_folders(tmp_path_factory.mktemp("pack") / "src", 24)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +92,7 @@ def test_killed_at_every_change_on_disk(source: Path, whole: dict[str, bytes], t
         report = pack(source, folder)
         kept.add(report.kept)
         assert everything(folder) == whole
-    assert n > 40 and len(kept) > 4
+    assert n > 30 and len(kept) > 3
 
 
 def test_a_second_run_does_nothing(source: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
@@ -131,7 +140,7 @@ def test_a_full_disk(source: Path, whole: dict[str, bytes], tmp_path: Path, monk
 
     def write(handle: int, data: Any) -> int:
         written[0] += len(data)
-        if written[0] > 30_000:
+        if written[0] > 20_000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(handle, data)
 
@@ -142,7 +151,7 @@ def test_a_full_disk(source: Path, whole: dict[str, bytes], tmp_path: Path, monk
     monkeypatch.undo()
     assert not [p for p in (tmp_path / "dst").iterdir() if p.name.endswith(durable.PARTIAL)]
     report = pack(source, tmp_path / "dst")
-    assert report.kept >= 2 and everything(tmp_path / "dst") == whole
+    assert report.kept and everything(tmp_path / "dst") == whole
 
 
 def limited(source: Path, folder: Path) -> str:

@@ -77,7 +77,11 @@ def _load(path: Path) -> dict[str, Any]:
 
             arrays = load_file(path)
     except Exception as e:  # each library has its own errors for a damaged file
-        rule = "numbers only: nothing is unpickled" if "pickle" in str(e) else f"{type(e).__name__}: {e}"
+        rule = (
+            "numbers only: nothing is unpickled"
+            if "pickle" in str(e) or "objects" in str(e)
+            else f"{type(e).__name__}: {e}"
+        )
         raise InputError(f"{path} cannot be packed", where=str(path), rule=rule) from None
     if not arrays:
         raise InputError(f"{path} has no tensors", rule="at least one")

@@ -15,8 +15,8 @@ from .file_tree import find_files
 from .folder_source import LABELS, FolderSource
 from .source import PackSource
 from .table_source import TableSource
-from .text_source import SUFFIXES as TEXT_SUFFIXES
 from .text_source import PIECE, TextSource, Tokenizer
+from .text_source import SUFFIXES as TEXT_SUFFIXES
 
 KINDS = ("auto", "files", "table", "tensors", "dataset", "text")
 TABLE_SUFFIXES = (".csv", ".jsonl")

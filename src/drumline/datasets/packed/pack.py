@@ -266,23 +266,26 @@ def _own_folder(folder: Path, *, overwrite: bool) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names = os.listdir(folder)
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as e:
-        raise InputError(f"{folder} cannot be written: {e.strerror}") from None
-    try:
         shards = [n for n in names if n.startswith(("shard-", "tokens-")) and n.endswith((".tar", ".bin"))]
         other = sorted({n for n in names if not n.endswith(PARTIAL)} - {*_OWN, *shards})
         if other:
             raise InputError(f"{folder} has other files: {', '.join(other[:3])}", rule="a pack has a folder of its own")
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as e:
+        raise InputError(f"{folder} cannot be written: {e.strerror}") from None
+    try:
         _lock(lock, folder)
-        for name in names:
-            if name.endswith(PARTIAL) or (overwrite and name in (*shards, INDEX, ROWS, NAMES)):
-                os.unlink(folder / name)
-        if overwrite:
-            shutil.rmtree(folder / JOURNAL, ignore_errors=True)
-        sync_folder(folder)
-        yield
-        os.unlink(folder / ".lock")
+        try:
+            for name in names:
+                if name.endswith(PARTIAL) or (overwrite and name in (*shards, INDEX, ROWS, NAMES)):
+                    os.unlink(folder / name)
+            if overwrite:
+                shutil.rmtree(folder / JOURNAL, ignore_errors=True)
+            sync_folder(folder)
+            yield
+        finally:
+            with suppress(OSError):
+                os.unlink(folder / ".lock")
     finally:
         os.close(lock)
 
