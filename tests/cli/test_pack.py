@@ -21,20 +21,20 @@ def test_pack_check_and_repair(tmp_path: Path) -> None:
     done = command.here("pack", source, dst, "--shard-size", "20KB", "--workers", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        f"packed 40 samples into {dst}: 65.0 KiB in 5 shards",
+        f"packed 40 samples into {dst}: 85.5 KiB in 6 shards",
         "a sample has file, label; 1 classes",
         f"read it: drumline.PackedDataset({str(dst)!r})",
     ]
-    assert command.here("pack", dst, "--check").stdout == f"{dst}: 40 samples in 5 shards, all as packed\n"
+    assert command.here("pack", dst, "--check").stdout == f"{dst}: 40 samples in 6 shards, all as packed\n"
     (dst / "shard-00001.tar").write_bytes(b"no")
     (dst / "shard-00003.tar").unlink()
     bad = command.here("pack", dst, "--check")
     assert bad.returncode == 6
-    assert f"2 of 5 shards of {dst} are damaged" in bad.stderr
+    assert f"2 of 6 shards of {dst} are damaged" in bad.stderr
     assert "shard-00001.tar differs from its digest; no file shard-00003.tar" in bad.stderr
     again = command.here("pack", source, dst, "--shard-size", "20KB", "--json")
     document = json.loads(again.stdout)
-    assert (document["written"], document["kept"], document["samples"]) == (2, 3, 40)
+    assert (document["written"], document["kept"], document["samples"]) == (2, 4, 40)
     assert json.loads(command.here("pack", dst, "--check", "--json").stdout)["good"] is True
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,30 @@ def test_every_sample_once_through_a_kill(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
     (tmp_path / "ledger").mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "drumline", "train", "job.py", "--plan", "dp=2", "--ranks", "2", "--save-every", "1",
-         "--chaos", "kill:1@5", "-o", "run", "--no-corrections"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=280,
+        [
+            sys.executable,
+            "-m",
+            "drumline",
+            "train",
+            "job.py",
+            "--plan",
+            "dp=2",
+            "--ranks",
+            "2",
+            "--save-every",
+            "1",
+            "--chaos",
+            "kill:1@5",
+            "-o",
+            "run",
+            "--no-corrections",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
         env={**os.environ, "LEDGER": str(tmp_path / "ledger"), "PACK": str(tmp_path / "pack")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     stream = Stream(job(batch_size=BATCH), dl.PackedDataset(tmp_path / "pack"))
     parts = {step: [frozenset(p) for p in _halves(stream.samples(step))] for step in range(10)}
@@ -54,7 +74,7 @@ def test_every_sample_once_through_a_kill(tmp_path: Path) -> None:
     for path in (tmp_path / "ledger").iterdir():
         read = [where.get(frozenset(map(int, line.split()))) for line in path.read_text().splitlines()]
         ranks = [r for r in read if r is not None]
-        for (step, rank), (later, same) in zip(ranks, ranks[1:], strict=False):
+        for (step, rank), (later, same) in pairwise(ranks):
             assert (later, same) == (step + 1, rank), "a rank reads one step after the other"
         for step, rank in ranks:
             steps[step, rank].append(path.name)

@@ -106,12 +106,15 @@ def test_a_dataset_in_a_file(tmp_path: Path) -> None:
 
 
 TABLES = {
-    "paths.csv": ("path,label\nb.txt,no\n\"a b.txt\",yes\n", [("B", 0), ("A", 1)], ("no", "yes")),
+    "paths.csv": ('path,label\nb.txt,no\n"a b.txt",yes\n', [("B", 0), ("A", 1)], ("no", "yes")),
     "numbers.csv": ("x,y2,target\n1,2,3\n4,5.5,10\n", [([1.0, 2.0], 3), ([4.0, 5.5], 10)], ()),
-    "mixed.jsonl": ('{"q": "why?", "n": 1, "label": 0}\n\n{"n": 2, "q": "é", "label": 1}\n',
-                    [({"q": "why?", "n": 1}, 0), ({"q": "é", "n": 2}, 1)], ()),
+    "mixed.jsonl": (
+        '{"q": "why?", "n": 1, "label": 0}\n\n{"n": 2, "q": "é", "label": 1}\n',
+        [({"q": "why?", "n": 1}, 0), ({"q": "é", "n": 2}, 1)],
+        (),
+    ),
     "vectors.jsonl": ('{"v": [1, 2]}\n{"v": [3, 4]}\n', [[1.0, 2.0], [3.0, 4.0]], ()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -160,8 +163,10 @@ def test_long_texts_are_cut_at_line_ends(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "words.py").write_text("class T:\n    vocab_size = 1000\n    def encode(self, text):\n"
-                                       "        return [len(w) for w in text.split()]\nt = T()\nbad = lambda s: [-1]\n")  # fmt: skip
+    (tmp_path / "words.py").write_text(
+        "class T:\n    vocab_size = 1000\n    def encode(self, text):\n"
+        "        return [len(w) for w in text.split()]\nt = T()\nbad = lambda s: [-1]\n"
+    )
     (tmp_path / "a.txt").write_text("a bb ccc dddd")
     index = pack(tmp_path / "a.txt", tmp_path / "dst", tokenizer=f"{tmp_path}/words.py:t").index
     assert (index.dtype, index.vocabulary) == ("uint16", 1000)
@@ -185,8 +190,13 @@ def test_files_that_cannot_be_packed_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         pack(source, tmp_path / "dst")
     assert caught.value.what.endswith("has 5 files that cannot be packed")
-    for text in ("'cat/loop': a link to a folder that contains it", "'cat/self': a link to nothing",
-                 "'dog/gone': a link to nothing", "'dog/pipe': not a regular file", "'dog/old.pkl': a pickled file"):  # fmt: skip
+    for text in (
+        "'cat/loop': a link to a folder that contains it",
+        "'cat/self': a link to nothing",
+        "'dog/gone': a link to nothing",
+        "'dog/pipe': not a regular file",
+        "'dog/old.pkl': a pickled file",
+    ):
         assert text in caught.value.where
     assert not (tmp_path / "dst").exists()
     report = pack(source, tmp_path / "dst", skip=True)

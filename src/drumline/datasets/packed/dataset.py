@@ -108,10 +108,10 @@ class PackedDataset(Dataset[Any]):
         unique, order = np.unique(wanted, return_inverse=True)  # samples lie in the order of their numbers
         return self._rows[unique], order
 
-    def _read(self, rows: np.ndarray) -> bytes:
+    def _read(self, rows: np.ndarray) -> np.ndarray:
         if not len(rows):
-            return b""
-        return self._reader.read(rows["shard"], rows["start"], rows["length"], rows["crc"])
+            return np.empty(0, dtype=np.uint8)
+        return self._reader.read(rows["shard"], rows["start"], rows["length"], rows["checksum"])
 
     def _sample(self, row: Any, data: memoryview, i: int) -> Any:
         members = {}
@@ -151,7 +151,7 @@ class PackedDataset(Dataset[Any]):
         endings = [self.index.endings[code] for code in first["ending"].tolist()]
         if not all(e.rpartition(".")[2] in ("npy", "cls") for e in endings):
             return None
-        table = np.frombuffer(self._read(rows), dtype=np.uint8).reshape(len(rows), int(first["length"]))
+        table = self._read(rows).reshape(len(rows), int(first["length"]))
         columns = []
         for at, size, ending in zip(first["at"].tolist(), first["size"].tolist(), endings, strict=True):
             column = decode_column(table[:, at : at + size], order, ending)

@@ -89,7 +89,10 @@ def decode_column(rows: np.ndarray, order: np.ndarray, ending: str) -> torch.Ten
     length, dtype, shape = header
     if not (rows[:, :length] == rows[0, :length]).all():
         return None
-    body = rows[order, length:]
+    size = rows.shape[1] - length
+    if not size:
+        return torch.empty((len(order), *shape), dtype=torch.from_numpy(np.empty(0, dtype)).dtype)
+    body = rows[:, length:].view(f"V{size}")[order, 0]  # a sample is one element: copied whole, not byte by byte
     return torch.from_numpy(body.view(dtype).reshape(len(order), *shape))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +95,3 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def block_checksums(data: bytes, block: int) -> list[int]:
-    """The CRC-32 of each block of bytes."""
-    view = memoryview(data)
-    return [zlib.crc32(view[i : i + block]) for i in range(0, len(data), block)]

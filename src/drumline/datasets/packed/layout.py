@@ -31,8 +31,8 @@ _SHARD_NAME = re.compile(r"(shard-\d{5,9}\.tar|tokens-\d{5,9}\.bin)\Z")
 
 
 def row_dtype(columns: int) -> np.dtype[np.void]:
-    """One sample: its bytes in the shard (tar headers included), their CRC-32, and the data of each column in them."""
-    place = [("shard", "<u4"), ("start", "<u8"), ("length", "<u8"), ("crc", "<u4")]
+    """One sample: its bytes in the shard (tar headers included), their checksum, and where each column is."""
+    place = [("shard", "<u4"), ("start", "<u8"), ("length", "<u8"), ("checksum", "<u8")]
     each = [("at", "<u8", (columns,)), ("size", "<u8", (columns,)), ("ending", "<u2", (columns,))]
     return np.dtype([*place, *(each if columns else [])])
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from .checksum import checksum
 from .durable import DurableFile
 from .layout import TOKEN_BLOCK, PackedShard, row_dtype
 from .source import PackSource
@@ -49,7 +49,7 @@ def write_tar(
                 length += _BLOCK + len(data) + padding
             region = b"".join(parts)
             sizes, codes = [len(data) for _, data in members], [code for code, _ in members]
-            rows[k] = (number, f.position, length, zlib.crc32(region), at, sizes, codes)
+            rows[k] = (number, f.position, length, checksum(np.frombuffer(region, dtype=np.uint8)), at, sizes, codes)
             f.write(region)
             tick()
         f.write(_END)
@@ -60,25 +60,26 @@ def write_tokens(
     source: TextSource, number: int, first: int, last: int, path: Path, tick: Tick
 ) -> tuple[PackedShard, np.ndarray]:
     """Write the tokens of pieces `first` to `last` (excluded); returns the shard and a row for each block of bytes."""
-    size, crc, lengths = 0, 0, []
+    block = bytearray()
+    sums: list[int] = []
     with DurableFile(path) as f:
-        checksums: list[int] = []
         for i in range(first, last):
-            data = memoryview(source.members(i)[0][1])
-            while data:
-                room = TOKEN_BLOCK - size
-                part, data = data[:room], data[room:]
-                crc, size = zlib.crc32(part, crc), size + len(part)
-                f.write(bytes(part))
-                if size == TOKEN_BLOCK:
-                    checksums.append(crc)
-                    size = crc = 0
+            data = source.members(i)[0][1]
+            f.write(data)
+            block += data
+            whole = len(block) // TOKEN_BLOCK * TOKEN_BLOCK
+            sums += [_sum(block[at : at + TOKEN_BLOCK]) for at in range(0, whole, TOKEN_BLOCK)]
+            del block[:whole]
             tick()
-        if size:
-            checksums.append(crc)
-    rows = np.zeros(len(checksums), dtype=row_dtype(0))
-    lengths = [min(TOKEN_BLOCK, f.position - k * TOKEN_BLOCK) for k in range(len(checksums))]
+        if block:
+            sums.append(_sum(block))
+    rows = np.zeros(len(sums), dtype=row_dtype(0))
+    lengths = [min(TOKEN_BLOCK, f.position - k * TOKEN_BLOCK) for k in range(len(sums))]
     rows["shard"], rows["start"] = number, np.arange(len(rows)) * TOKEN_BLOCK
-    rows["length"], rows["crc"] = lengths, checksums
+    rows["length"], rows["checksum"] = lengths, sums
     width = source.tokenizer.dtype.itemsize
     return PackedShard(path.name, f.position, f.digest.hexdigest(), f.position // width), rows
+
+
+def _sum(block: bytearray) -> int:
+    return checksum(np.frombuffer(bytes(block), dtype=np.uint8))

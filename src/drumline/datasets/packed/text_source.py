@@ -23,7 +23,7 @@ LARGEST_TEXT = 2**50
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A part of a file that is tokenized by itself."""
 
     file: int
@@ -141,7 +141,7 @@ class TextSource(PackSource):
         yield from self._facts
 
 
-def _pieces(path: Path, name: str, number: int, piece: int) -> list[Piece]:
+def _pieces(path: Path, name: str, number: int, piece: int) -> list[TextPiece]:
     """Cut a file after line ends; a line that is longer than a piece is cut where UTF-8 begins a character."""
     try:
         size, start, made = os.stat(path).st_size, 0, []
@@ -152,8 +152,8 @@ def _pieces(path: Path, name: str, number: int, piece: int) -> list[Piece]:
                 cut = data.rfind(b"\n") + 1
                 if not cut:
                     cut = next((k for k in range(len(data) - 1, 0, -1) if data[k] & 0xC0 != 0x80), len(data))
-                made.append(Piece(number, start, start + cut))
+                made.append(TextPiece(number, start, start + cut))
                 start += cut
-        return [*made, Piece(number, start, size)]
+        return [*made, TextPiece(number, start, size)]
     except OSError as e:
         raise InputError(f"{name!r} cannot be packed: {e.strerror}", where=str(path)) from None

@@ -82,12 +82,11 @@ class PackedTokens(Dataset[Any]):
         low, high = begin // TOKEN_BLOCK, -(-end // TOKEN_BLOCK)
         base = self._first_block[shard]
         if self._checked[base + low : base + high].all():
-            data = self._reader.read_unchecked(shard, begin, end - begin)
-            return np.frombuffer(data, dtype=self._dtype)
+            return self._reader.read_unchecked(shard, begin, end - begin).view(self._dtype)
         rows = self._rows[base + low : base + high]
-        data = self._reader.read(rows["shard"], rows["start"], rows["length"], rows["crc"])
+        data = self._reader.read(rows["shard"], rows["start"], rows["length"], rows["checksum"])
         self._checked[base + low : base + high] = True
-        return np.frombuffer(data, dtype=self._dtype)[first - low * TOKEN_BLOCK // width :][: last - first]
+        return data.view(self._dtype)[first - low * TOKEN_BLOCK // width :][: last - first].copy()
 
     def __getstate__(self) -> Mapping[str, Any]:
         """For a process that is not forked: it opens the pack itself."""
