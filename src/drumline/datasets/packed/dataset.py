@@ -62,7 +62,7 @@ class PackedDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Several samples, in the order asked for; read in the order of the disk."""
         rows, order = self._sorted_rows(indices)
-        view = memoryview(self._read(rows))
+        view = self._read(rows).data
         begins = np.concatenate([[0], np.cumsum(rows["length"], dtype=np.int64)])
         made: list[Any] = [None] * len(order)
         for k, position in enumerate(order.tolist()):
