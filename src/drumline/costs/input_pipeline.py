@@ -56,7 +56,11 @@ def with_input(e: Estimate, plan: Plan, pipeline: InputPipeline) -> Estimate:
     text = f"input: {each}, {by}: " + (f"{format_seconds(wait)} of waiting" if wait else "hidden behind the step")
     if bounds_step(wait, e.step_seconds):
         enough = pipeline.sufficient_workers(plan, e.step_seconds)
-        way = f"workers={enough} in the Job would hide it" if enough > pipeline.workers else "drumline pack, or cores"
+        way = (
+            f"workers={enough} in the Job would hide it"
+            if enough > pipeline.workers
+            else "quicker samples (drumline pack) or more cores would"
+        )
         text += f"; input bounds the step ({way})"
     return dataclasses.replace(e, data_seconds=load, data_wait_seconds=wait, input_text=text)
 
