@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .clusters import Cluster
     from .comm.environment import rank_zero_first
     from .costs import Estimate
+    from .datasets.packed.dataset import PackedDataset
+    from .datasets.packed.pack import pack
+    from .datasets.packed.tokens import PackedTokens
     from .launchers import spawn
     from .loop.measure import measure
     from .loop.plan import plan
@@ -52,6 +55,8 @@ __all__ = [
     "Guards",
     "Job",
     "Mesh",
+    "PackedDataset",
+    "PackedTokens",
     "Plan",
     "Profile",
     "Run",
@@ -63,6 +68,7 @@ __all__ = [
     "dry_run",
     "initialize",
     "measure",
+    "pack",
     "plan",
     "profile",
     "rank_zero_first",
@@ -83,6 +89,8 @@ _LAZY = {
     "Estimate": "costs.Estimate",
     "Experts": "partition.experts.Experts",
     "Guards": "runtime.guards.guard.Guards",
+    "PackedDataset": "datasets.packed.dataset.PackedDataset",
+    "PackedTokens": "datasets.packed.tokens.PackedTokens",
     "Plan": "plans.Plan",
     "Profile": "models.Profile",
     "Run": "reports.Run",
@@ -92,6 +100,7 @@ _LAZY = {
     "dry_run": "runtime.dry_run.dry_run",
     "initialize": "runtime.deepspeed.initialize.initialize",
     "measure": "loop.measure.measure",
+    "pack": "datasets.packed.pack.pack",
     "plan": "loop.plan.plan",
     "profile": "loop.profile.profile",
     "rank_zero_first": "comm.environment.rank_zero_first",

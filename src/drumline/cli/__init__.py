@@ -17,6 +17,7 @@ from .join import join
 from .joined import enter
 from .launch import launch
 from .measure import measure
+from .pack import pack
 from .plan import plan
 from .profile import profile
 from .report import report
@@ -47,6 +48,7 @@ for verb in (
     train,
     join,
     export,
+    pack,
     report,
     simulate,
     validate,

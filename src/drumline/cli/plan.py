@@ -207,7 +207,14 @@ def _document(search: PlanSearch, top: int) -> dict[str, Any]:
         **host_bytes(best),
         "correction": best.correction,
         "staleness": best.staleness,
+        **_input_json(best),
     }
+
+
+def _input_json(e: Estimate) -> dict[str, Any]:
+    if not e.input_text:
+        return {}
+    return {"data_seconds": e.data_seconds, "data_wait_seconds": e.data_wait_seconds, "input": e.input_text}
 
 
 def _missing_memory(e: Estimate) -> dict[str, Any]:
@@ -231,6 +238,7 @@ def _given_json(search: PlanSearch) -> dict[str, Any]:
         "correction": e.correction,
         "notes": list(e.notes),
         "staleness": e.staleness,
+        **_input_json(e),
     }
 
 

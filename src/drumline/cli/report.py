@@ -55,6 +55,7 @@ def _single(folder: str | None, output: str | None, trace: str | None, loss: flo
 
 def _print_run(run: Run | None) -> None:
     from ..reports.console import console
+    from ..reports.input_wait import input_sentence
     from ..reports.prediction_error import verdict
 
     out = console()
@@ -66,6 +67,8 @@ def _print_run(run: Run | None) -> None:
     if run.faults:
         out.print(f"survived {len(run.faults)} faults")
     out.print(verdict(run))
+    if sentence := input_sentence(run):
+        out.print(sentence)
 
 
 def _compare(folders: list[str], output: str | None, trace: str | None, loss: float | None, *, as_json: bool) -> None:

@@ -107,6 +107,7 @@ class Screen(TrainObserver):
         """Print predicted and measured numbers, their parts, and where the files are."""
         from ..core.units import format_bytes, format_seconds
         from ..reports.console import predicted_and_measured
+        from ..reports.input_wait import input_sentence
 
         if self._quiet:
             return
@@ -119,6 +120,8 @@ class Screen(TrainObserver):
             out.print(run.division.bubble_line())
         if phases:
             out.print("time by part: " + ", ".join(f"{k} {format_seconds(v)}" for k, v in phases.items()))
+        if sentence := input_sentence(run):
+            out.print(sentence)
         if run.memory_parts:
             parts = ", ".join(f"{k} {format_bytes(v)}" for k, v in run.memory_parts.items() if v)
             out.print(f"memory by part: {parts}")

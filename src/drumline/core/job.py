@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import files
-from .errors import JobError, nearest
+from .errors import CorruptFile, JobError, nearest
 from .regular_files import sha256
 
 if TYPE_CHECKING:
@@ -110,19 +110,7 @@ class Job:
         if not match:
             raise JobError(f"{reference!r} names no job", rule="a job is path.py, path.py:name or path.py:name@digest")
         path, name = Path(match["path"]), match["name"] or "job"
-        text = files.read_text(path, JobError)
-        digest = sha256(path, JobError)
-        if match["digest"] and not digest.startswith(match["digest"]):
-            raise JobError(
-                f"{path} has changed",
-                rule=f"its digest is {digest[:16]}, not {match['digest'][:16]}",
-                fix="run it with the file as it was, or without the digest",
-            )
-        module = _run_file(path, text, digest)
-        if not hasattr(module, name):
-            names = [k for k, v in vars(module).items() if isinstance(v, Job) or callable(v)]
-            raise JobError(f"{path} has no {name!r}", where=str(path), fix=nearest(name, names))
-        made = getattr(module, name)
+        made, digest = load_object(path, name, match["digest"] or "")
         if not callable(made) and not isinstance(made, Job):
             raise JobError(f"{path}: {name} is of type {type(made).__name__}", rule="it is a Job, or makes one")
         job = made if isinstance(made, Job) else call_user_code(made, f"{path}: {name}()")
@@ -134,11 +122,28 @@ class Job:
         return f"job {self.source or 'in memory'}: batches of {self.batch_size}, {self.steps} steps, seed {self.seed}"
 
 
+def load_object(path: Path, name: str, expected: str = "") -> tuple[Any, str]:
+    """Run a Python file; the object of that name in it, and the digest of the file, which begins as `expected`."""
+    text = files.read_text(path, JobError)
+    digest = sha256(path, JobError)
+    if expected and not digest.startswith(expected):
+        raise JobError(
+            f"{path} has changed",
+            rule=f"its digest is {digest[:16]}, not {expected[:16]}",
+            fix="run it with the file as it was, or without the digest",
+        )
+    module = _run_file(path, text, digest)
+    if not hasattr(module, name):
+        names = [k for k, v in vars(module).items() if isinstance(v, Job) or callable(v)]
+        raise JobError(f"{path} has no {name!r}", where=str(path), fix=nearest(name, names))
+    return getattr(module, name), digest
+
+
 def call_user_code(function: Callable[..., Any], where: str, *arguments: Any) -> Any:
     """Call a function of the user; exceptions become a JobError that names the line, without a traceback."""
     try:
         return function(*arguments)
-    except JobError:
+    except (JobError, CorruptFile):
         raise
     except Exception as e:
         raise JobError(f"{where} raised {_describe(e)}", where=user_line(e)) from e

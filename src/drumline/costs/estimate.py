@@ -53,6 +53,13 @@ class Estimate:
     staleness: float = 0.0
     """Mean number of updates between the weights that a gradient is computed on and those that it is applied to."""
 
+    data_seconds: float = 0.0
+    """One process loads one rank's samples of a step; 0 where it was not measured."""
+    data_wait_seconds: float = 0.0
+    """The wait for data between steps, not part of the step."""
+    input_text: str = ""
+    """The data part in words."""
+
     @property
     def fits(self) -> bool:
         """Whether the memory of the device, and of the host if something is offloaded, is sufficient."""

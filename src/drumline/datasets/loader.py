@@ -6,12 +6,10 @@ run can resume at any step, with any number of workers; only the waiting time ch
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
 import multiprocessing
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core.errors import DrumlineError, GaveUp
 from ..torchkit.data_workers import end_workers, without_sigchld_handler
+from .child_processes import end_with_parent
 from .stream import RankBatch, Stream
 
 _AHEAD = 2
@@ -143,8 +142,7 @@ def _pin(value: Any) -> Any:
 
 def _end_with_rank(worker: int) -> None:
     """Let the operating system end this worker when its rank dies in any way; Python checks only every 5 s."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank decides
 
 

@@ -68,26 +68,45 @@ class Stream:
         epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed((self.job.seed * 1_000_003 + epoch) % 2**63)
-            self._epoch, self._order = epoch, torch.randperm(len(self.dataset), generator=generator)
+            self._epoch, self._order = epoch, self._epoch_order(generator)
         start = position * self.job.batch_size
-        return [int(i) for i in self._order[start : start + self.job.batch_size]]
+        numbers: list[int] = self._order[start : start + self.job.batch_size].tolist()
+        return numbers
+
+    def _epoch_order(self, generator: torch.Generator) -> torch.Tensor:
+        """A permutation of the samples; packed data may choose one that is quicker to read."""
+        own = getattr(self.dataset, "epoch_order", None)
+        return torch.randperm(len(self.dataset), generator=generator) if own is None else own(generator)
 
     def batch(self, step: int) -> RankBatch:
         """This rank's slice of the batch of a step. Random augmentation depends on (seed, step, rank) alone."""
         with seeded_random(self.job.seed, step, self.index):
-            return self.cut(self.samples(step), step)
+            batch = self.cut(self.samples(step), step)
+        if (prefetch := getattr(self.dataset, "prefetch", None)) is not None:
+            prefetch([i for _, chosen, _ in self._slices(self.samples(step + 1)) for i in chosen])
+        return batch
 
     def cut(self, samples: Sequence[int], step: int) -> RankBatch:
         """Cut a list of sample numbers into micro-batches, and take this rank's slice of each."""
         micros = []
-        for part in split_range(len(samples), self.micro):
-            if not part:
-                continue
-            own = split_range(len(part), self.dp)[self.index]
-            chosen = [samples[part[i]] for i in own] or [samples[part[0]]]
-            value, target = collate(self.job, [self._sample(i) for i in chosen])
-            micros.append(RankMicroBatch(value, target, len(own), len(part)))
+        for part, chosen, own in self._slices(samples):
+            value, target = self._load(chosen)
+            micros.append(RankMicroBatch(value, target, own, len(part)))
         return RankBatch(step, tuple(micros), len(samples))
+
+    def _slices(self, samples: Sequence[int]) -> Iterator[tuple[range, list[int], int]]:
+        """For each micro-batch: its places in the batch, the samples that this rank loads, and how many count."""
+        for part in split_range(len(samples), self.micro):
+            if part:
+                own = split_range(len(part), self.dp)[self.index]
+                yield part, [samples[part[i]] for i in own] or [samples[part[0]]], len(own)
+
+    def _load(self, chosen: list[int]) -> tuple[Any, Any]:
+        """The collated samples. Packed data reads and collates a batch at once."""
+        if self.job.collate is None and (collated := getattr(self.dataset, "collated", None)) is not None:
+            batch = call_user_code(collated, f"loading {len(chosen)} samples from {chosen[0]} on", chosen)
+            return as_pair(batch)
+        return collate(self.job, [self._sample(i) for i in chosen])
 
     def _sample(self, i: int) -> Any:
         return call_user_code(self.dataset.__getitem__, f"sample {i} of the dataset", i)
@@ -134,7 +153,11 @@ def check_dataset(dataset: Any) -> Any:
 
 def collate(job: Job, samples: list[Any]) -> tuple[Any, Any]:
     """Samples -> (input, target), by the job's own function or torch's."""
-    batch = call_user_code(job.collate or default_collate, "collating samples", samples)
+    return as_pair(call_user_code(job.collate or default_collate, "collating samples", samples))
+
+
+def as_pair(batch: Any) -> tuple[Any, Any]:
+    """A batch as (input, target)."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise JobError(f"a batch is a {type(batch).__name__}", rule="samples and batches are pairs (input, target)")
     return batch[0], batch[1]

@@ -12,6 +12,7 @@ from ..core.errors import InputError, PlanError, TraceError
 from ..core.job import call_user_code
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import load_machines, without_corrections
+from .input_time import measure_input
 from .inputs import load_plan, profile_in_precision
 from .joining import current_ranks
 
@@ -65,6 +66,7 @@ def forecast(
 ) -> Forecast:
     """Trace the job and price the plan; search for one if `plan` is `auto`, or for others if `compare` asks for it."""
     from ..costs import estimate
+    from ..costs.input_pipeline import with_input
     from ..planner import default_precision, search
     from ..plans import check
     from ..tracing import trace
@@ -89,6 +91,8 @@ def forecast(
         given, skipped = best_runnable(job, answer, processes=joined.size if joined else None)
         check(given)
     predicted = estimate(profile, given, machines.cluster)
+    if (pipeline := measure_input(job, notify)) is not None:
+        predicted = with_input(predicted, given, pipeline)
     if skipped:
         predicted = dataclasses.replace(predicted, notes=(*predicted.notes, skipped))
     return Forecast(profile, machines.cluster, machines.file, answer, given, predicted, skipped)

@@ -12,12 +12,14 @@ from ..core.errors import InputError, PlanError
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import Machines, load_machines
 from .finalists import FinalistDryRuns
-from .inputs import load_plan, load_profile, profile_in_precision, with_step_times
+from .input_time import measure_input
+from .inputs import is_job, load_job, load_plan, load_profile, profile_in_precision, with_step_times
 from .main_guard import refuse_while_loading
 
 if TYPE_CHECKING:
     from ..clusters import Cluster
     from ..costs import Estimate
+    from ..costs.input_pipeline import InputPipeline
     from ..models import Profile
     from ..planner import Answer
     from ..planner.reserve import Reserve
@@ -47,6 +49,8 @@ class PlanQuestion:
     """Whether replicas need not wait for each other."""
     reserve: Reserve = None
     """Memory of each device that stays free."""
+    pipeline: InputPipeline | None = None
+    """The measured loading of the job's samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,7 @@ def ask(
         dry_runs=dry_runs,
         allow_stale=allow_stale,
         reserve=reserve,
+        pipeline=_input_of(job, own_batch, profile.batch_size, notify),
     )
     if own is not None:
         own = check_given(own, question)
@@ -203,6 +208,7 @@ def ask(
 
 def search_plans(question: PlanQuestion) -> PlanSearch:
     """Score every candidate, and price the user's own plan next to them."""
+    from ..costs.input_pipeline import with_input
     from ..planner import price, search
 
     q = question
@@ -219,7 +225,21 @@ def search_plans(question: PlanQuestion) -> PlanSearch:
     )
     if q.given is not None:
         estimates[str(q.given)] = price(q.profile, q.cluster, q.given)
-    return PlanSearch(q, answer, estimates)
+    made = PlanSearch(q, answer, estimates)
+    if q.pipeline is not None:
+        for chosen in filter(None, (made.best, q.given)):
+            estimates[str(chosen)] = with_input(estimates[str(chosen)], chosen, q.pipeline)
+    return made
+
+
+def _input_of(job: ModelInput, own_batch: int, batch: int, notify: Notify) -> InputPipeline | None:
+    """How long a job's samples take to load here, for batches of that size."""
+    if not is_job(job):
+        return None
+    pipeline = measure_input(load_job(job), notify)
+    if pipeline is None or batch == own_batch:
+        return pipeline
+    return dataclasses.replace(pipeline, batch_size=batch)
 
 
 def check_plan_options(*, batch: int | None, precision: str | None, objective: str, reserve: Reserve = None) -> None:

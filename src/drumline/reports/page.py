@@ -13,6 +13,7 @@ from ..core.units import format_bytes, format_count, format_seconds
 from .collective_section import collective_section
 from .fault_section import fault_section
 from .history_section import history_section
+from .input_wait import input_sentence
 from .markup import Content, Html, cut, join, names, tag
 from .page_sections import cluster_section, model_section, plan_section
 from .page_style import data_table, html_document, navigation, section
@@ -159,7 +160,7 @@ def _numbers(run: Run) -> Html:
     )
     origin = f"The prediction comes from {e.origin}." if e.origin else ""
     corrected = f"It is {e.correction}; {format_seconds(e.raw_seconds)} without." if e.raw_seconds else ""
-    lines = [_sentence(x) for x in (origin, corrected, *e.notes) if x]
+    lines = [_sentence(x) for x in (origin, corrected, *e.notes, e.input_text, input_sentence(run)) if x]
     notes = tag("p", " ".join(lines), class_="note") if lines else None
     return join(cards, time_table(run), notes, _not_split(run))
 

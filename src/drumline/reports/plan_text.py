@@ -46,10 +46,11 @@ def estimate_lines(e: Estimate) -> str:
     memory = ", ".join(f"{k} {format_bytes(v)}" for k, v in e.memory_parts.items() if v)
     host = f"\nhost memory {format_bytes(e.host_bytes)} of {format_bytes(e.host_limit)} {e.host_owner}"
     corrected = f"{correction_line(e)}\n" if e.raw_seconds else ""
+    data = f"\n{e.input_text}" if e.input_text else ""
     return (
         f"step {format_seconds(e.step_seconds)} (+-{100 * e.error:.0f}%): {parts}\n{corrected}"
         f"memory {e.memory_text}"
-        f"{'' if e.fits else ', does not fit'}: {memory}{host if e.host_bytes else ''}"
+        f"{'' if e.fits else ', does not fit'}: {memory}{host if e.host_bytes else ''}{data}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,25 @@ def weights(name: str, plan: str, path: str, strict: bool = True) -> dict[str, t
         | {n: b.cpu().clone() for n, b in engine.model.named_buffers()}
         | {"loss": torch.tensor(train(engine, 1))}
     )
+
+
+def losses(plan: str, steps: int) -> list[float]:
+    """The losses of the first steps."""
+    return train(engine_of("mlp", plan), steps)
+
+
+def packed_ledger(plan: str, folder: str, pack: str, steps: int) -> tuple[list[int], list[float]]:
+    """Like `ledger`, from packed data; also the losses."""
+    engine = engine_of("mlp", plan, data=partial(dl.PackedDataset, pack))
+    if any(Path(folder).glob("step-*")):
+        engine.load(folder)
+    seen: list[int] = []
+    load = engine.stream.dataset.collated
+    engine.stream.dataset.collated = lambda chosen: (seen.extend(chosen), load(chosen))[1]
+    losses = train(engine, steps)
+    engine.save(folder)
+    engine.finish_saves()
+    return seen, losses
 
 
 def ledger(plan: str, folder: str, steps: int) -> list[int]:

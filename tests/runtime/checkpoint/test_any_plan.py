@@ -14,6 +14,7 @@ import small_jobs
 import torch
 from world import World
 
+import drumline as dl
 from drumline.launchers import spawn
 from drumline.plans import Plan
 
@@ -122,6 +123,21 @@ def test_every_sample_once_an_epoch(world: Worlds, tmp_path: Path) -> None:
         for ids in run(world, plan, on_ranks.ledger, plan, str(tmp_path), steps):
             seen.update(ids)
     assert seen == dict.fromkeys(range(small_jobs.SAMPLES), 2)
+
+
+def test_every_packed_sample_once_an_epoch(world: Worlds, tmp_path: Path) -> None:
+    """The same from packed data, with the losses of the data that was packed."""
+    dl.pack(small_jobs.Samples("vector"), tmp_path / "pack", workers=1, shard_size="2KB")
+    seen: Counter[int] = Counter()
+    losses = []
+    for plan, steps in (("dp=2", 1), ("dp=3,zero=1", 1), ("dp=1", 2), ("dp=2,zero=3", 1), ("dp=3", 1)):
+        results = run(world, plan, on_ranks.packed_ledger, plan, str(tmp_path / "run"), str(tmp_path / "pack"), steps)
+        losses += results[0][1]
+        for ids, _ in results:
+            seen.update(ids)
+    assert seen == dict.fromkeys(range(small_jobs.SAMPLES), 2)
+    [unpacked] = world(1).run(on_ranks.losses, "dp=1", 6)
+    assert losses == pytest.approx(unpacked, rel=1e-5)
 
 
 def test_failure_on_one_rank(world: Worlds, tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""Says when a run waited for its data: a sentence for the screen and the page."""
+
+from __future__ import annotations
+
+import statistics
+
+from ..core.units import format_seconds
+from ..costs.input_pipeline import BOUND
+from .run import Run
+
+_WARM = 2
+"""Steps that do not count where there are others: their data is loaded while everything starts."""
+
+
+def data_share(run: Run) -> float:
+    """The median share of a step's time that was spent waiting for data."""
+    shares = [s.data_share for s in run.steps]
+    return statistics.median(shares[_WARM:] or shares) if shares else 0.0
+
+
+def input_sentence(run: Run) -> str:
+    """`Input bounds the step: ...`, if it does; else nothing."""
+    share, e = data_share(run), run.estimate
+    if share <= BOUND:
+        return ""
+    wait = share / (1 - share) * run.step_seconds if share < 1 else 0.0
+    predicted = f", predicted {format_seconds(e.data_wait_seconds)}" if e.input_text else ""
+    return (
+        f"Input bounds the step: {100 * share:.0f}% of the time is spent waiting for data "
+        f"({format_seconds(wait)} a step{predicted}). See `workers` of the Job, and drumline pack."
+    )
