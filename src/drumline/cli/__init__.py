@@ -9,6 +9,7 @@ import typer
 
 from ..core.errors import DrumlineError
 from ..core.streams import OutputFailed, guarded_streams
+from ..core.wrapping import for_reader
 from .bench import bench
 from .demo import demo
 from .doctor import doctor
@@ -93,7 +94,7 @@ def _run_command() -> None:
         raise
     except DrumlineError as e:
         if not e.silent:
-            print(f"drumline: {e}", file=sys.stderr)
+            print(for_reader(f"drumline: {e}", sys.stderr), file=sys.stderr)
         if os.environ.get("DRUMLINE_DEBUG"):
             print(*getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
             raise

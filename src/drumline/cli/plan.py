@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..core.errors import DoesNotFit, InputError
-from .common import Changes, Jitter, NoCorrections, Slow, host_bytes, measuring, print_json, warn
+from .common import MTBF, Changes, Jitter, NoCorrections, Slow, host_bytes, measuring, print_json, warn
 
 if TYPE_CHECKING:
     from ..costs import Estimate
+    from ..costs.throughput import Throughput
     from ..loop.finalists import FinalistDryRuns
     from ..loop.plan import PlanQuestion, PlanSearch
     from ..loop.plan_details import PlanDetails
     from ..planner.fit_report import FitReport
+    from ..plans import Plan
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: the printed answer does not cover all candidates."""
@@ -50,8 +52,8 @@ def plan(
     tokens: str = typer.Option(None, "--tokens", help="Time and cost of training on this many tokens (13T)."),
     epochs: float = typer.Option(None, "--epochs", help="Time and cost of training for this many epochs."),
     samples: int = typer.Option(None, "--samples", help="Dataset size for --epochs (default: the job's)."),
-    price: float = typer.Option(0.0, "--price", help="Price of one device hour."),
-    mtbf: str = typer.Option(None, "--mtbf", help="Mean time between failures (24h): how often to save."),
+    price: str = typer.Option("0", "--price", help="Price of one device hour: 2.5, 2.50EUR or '$2.50'."),
+    mtbf: str = typer.Option(None, "--mtbf", help=f"How often to save: {MTBF}"),
     tuned: int = typer.Option(None, "--tuned-batch", help="The batch size that the learning rate was tuned for."),
     dry: bool = typer.Option(False, "--dry-run", help="Dry-run the finalists; drop plans that fail."),
     slow: Slow = None,
@@ -196,6 +198,7 @@ def _document(search: PlanSearch, top: int) -> dict[str, Any]:
         "devices": q.cluster.devices,
         "batch_size": q.profile.batch_size,
         "parts": best.parts,
+        "throughput": _throughput_json(search, search.best),
         "memory_parts": best.memory_parts,
         "memory_limit": best.memory_limit,
         "memory_left": best.memory_limit - best.memory_bytes,
@@ -221,6 +224,7 @@ def _given_json(search: PlanSearch) -> dict[str, Any]:
         "fits": e.fits,
         "reason": _given_reason(search),
         "parts": e.parts,
+        "throughput": _throughput_json(search, search.question.given),
         "memory_parts": e.memory_parts,
         **host_bytes(e),
         "uncorrected_step_seconds": e.uncorrected_seconds,
@@ -228,6 +232,18 @@ def _given_json(search: PlanSearch) -> dict[str, Any]:
         "notes": list(e.notes),
         "staleness": e.staleness,
     }
+
+
+def _throughput(search: PlanSearch, plan: Plan) -> Throughput | None:
+    from ..costs.throughput import Throughput
+
+    q = search.question
+    return Throughput.of(q.profile, plan, q.cluster, search.estimates[str(plan)].step_seconds)
+
+
+def _throughput_json(search: PlanSearch, plan: Plan | None) -> dict[str, Any] | None:
+    rates = _throughput(search, plan) if plan is not None else None
+    return rates.to_json() if rates else None
 
 
 def _given_reason(search: PlanSearch) -> str:
@@ -271,6 +287,7 @@ def _print(search: PlanSearch, more: list[tuple[str, Any]], details: PlanDetails
     out.print(plans_table(answer, top=top, width=out.width))
     out.print("")
     out.print(estimate_lines(search.estimates[str(search.best)]))
+    out.print(f"throughput {_throughput(search, search.best)}")
     out.print("")
     out.print(answer.explanation)
     out.print("")
@@ -286,12 +303,13 @@ def _print(search: PlanSearch, more: list[tuple[str, Any]], details: PlanDetails
     if q.given is not None:
         e = search.estimates[str(q.given)]
         out.print(f"\nYour plan {e.plan}: {_given_reason(search)}\n{estimate_lines(e)}")
+        out.print(f"throughput {_throughput(search, q.given)}")
         out.print("\n".join(f"note: {note}" for note in e.notes) if e.notes else "", end="\n" if e.notes else "")
     if q.dry_runs is not None:
         out.print("\n" + "\n".join(_dry_run_lines(q.dry_runs)))
     for key, value in more:
         out.print("")
-        out.print(detail_text(key, value, width=out.width, price=details.price))
+        out.print(detail_text(key, value, width=out.width, price=details.money()))
 
 
 def _dry_run_lines(dry_runs: FinalistDryRuns) -> list[str]:

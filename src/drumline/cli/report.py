@@ -66,6 +66,8 @@ def _print_run(run: Run | None) -> None:
     if run.faults:
         out.print(f"survived {len(run.faults)} faults")
     out.print(verdict(run))
+    if run.throughput:
+        out.print(f"Throughput: {run.throughput}.")
 
 
 def _compare(folders: list[str], output: str | None, trace: str | None, loss: float | None, *, as_json: bool) -> None:

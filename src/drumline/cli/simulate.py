@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..core.errors import InputError
-from .common import Changes, Jitter, NoCorrections, Slow, SlowLinks, measuring, print_json, warn
+from .common import MTBF, Changes, Jitter, NoCorrections, Slow, SlowLinks, measuring, print_json, warn
 from .simulated_step import device_counts, print_step, print_sweep, step_document
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def simulate(
     slow: Slow = None,
     jitter: Jitter = None,
     slow_links: SlowLinks = None,
-    mtbf: str = typer.Option(None, "--mtbf", help="Mean time between failures of one device (50000h): goodput."),
+    mtbf: str = typer.Option(None, "--mtbf", help=f"Goodput with failures: {MTBF}"),
     restart: str = typer.Option(None, "--restart", help="With --mtbf: from a failure until training goes on (5min)."),
     days: float = typer.Option(None, "--days", help="With --mtbf: days to replay (30)."),
     seed: int = typer.Option(None, "--seed", help="Of jitter and failures (default: the cluster's, 0)."),

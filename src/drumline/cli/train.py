@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..core.errors import InputError, nearest
-from .common import NoCorrections, host_bytes
+from .common import MTBF, NoCorrections, host_bytes
 from .screen import FORMATS, Screen
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def train(
     resume: str = typer.Option(
         None, "--resume", metavar="auto|PATH", help="Resume from the newest checkpoint, or PATH."
     ),
-    mtbf: str = typer.Option("24h", "--mtbf", help="Mean time between failures, for advice on --save-every."),
+    mtbf: str = typer.Option(None, "--mtbf", help=f"For advice on --save-every: {MTBF}"),
     restarts: int = typer.Option(3, "--restarts", metavar="N", help="Restarts without a new step (0: none)."),
     min_ranks: int = typer.Option(
         None, "--min-ranks", metavar="N", help="If a rank does not come back, continue with fewer, at least N."
@@ -100,6 +100,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "predicted_step_seconds": run.estimate.step_seconds,
         "uncorrected_step_seconds": run.estimate.uncorrected_seconds,
         "correction": run.estimate.correction,
+        "throughput": run.throughput.to_json() if run.throughput else None,
         "peak_bytes": run.peak_bytes,
         "predicted_peak_bytes": run.estimate.memory_bytes,
         "time_error": run.time_error,

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..core import files
 from ..core.units import format_bytes, format_count, format_seconds
 from ..costs.estimate import Estimate
+from ..costs.throughput import Throughput, mfu_text
 from ..planner.bottlenecks import DEPENDS_ON, bottlenecks
 from ..planner.objectives import OBJECTIVES
 from .markup import Content, Html, cut, join, names, swatch, table, tag
@@ -89,10 +90,14 @@ def _answer(report: PlanReport) -> Html:
     cards.append(_card("Memory of a device", format_bytes(best.memory_bytes), limit))
     if p:
         rate = f"{format_count(p.batch_size / best.step_seconds)} samples/s"
-        cards.append(_card("Throughput", rate, f"{p.batch_size} samples a step"))
+        t = Throughput.of(p, best.plan, report.cluster, best.step_seconds) if report.cluster else None
+        tokens = f"{format_count(t.tokens_per_second)} tokens/s, " if t and t.tokens_per_second else ""
+        cards.append(_card("Throughput of all devices", rate, f"{tokens}{p.batch_size} samples a step"))
     if p and e and report.cluster:
         limits = bottlenecks(p, best.plan, e, report.cluster)
-        cards.append(_card("Of the peak", f"{100 * limits.utilisation:.1f}%", f"bound by {DEPENDS_ON[limits.first]}"))
+        flops = format_count(t.flops_per_device, "FLOP/s") if t and t.flops_per_device else ""
+        bound = f"{f'{flops} per device; ' if flops else ''}bound by {DEPENDS_ON[limits.first]}"
+        cards.append(_card("MFU", mfu_text(t.mfu if t else None).removeprefix("MFU "), bound))
     parts = _parts(report.compared) if e else None
     return join(tag("div", *cards, class_="cards"), parts, tag("h3", "Its keys"), plan_keys(best.plan))
 
