@@ -188,6 +188,7 @@ def _document(search: PlanSearch, top: int) -> dict[str, Any]:
         "scored_by": answer.scored_by,
         "seconds": answer.seconds,
         "explanation": answer.explanation,
+        "idle": answer.idle,
         "objective": answer.objective,
         "interrupted": answer.interrupted,
         "families": [dataclasses.asdict(f) for f in answer.families],
@@ -216,13 +217,18 @@ def _missing_memory(e: Estimate) -> dict[str, Any]:
 
 def _given_json(search: PlanSearch) -> dict[str, Any]:
     """The user's own plan compared with the best."""
-    e = search.estimates[str(search.question.given)]
+    from ..planner.explain import explain_plan
+
+    given = search.question.given
+    assert given is not None
+    e = search.estimates[str(given)]
     return {
         "plan": e.plan,
         "step_seconds": e.step_seconds,
         "memory_bytes": e.memory_bytes,
         "fits": e.fits,
         "reason": _given_reason(search),
+        "explanation": explain_plan(search.question.profile, given, e, search.question.cluster),
         "parts": e.parts,
         "throughput": _throughput_json(search, search.question.given),
         "memory_parts": e.memory_parts,
@@ -276,12 +282,14 @@ def _print_fit(fit: FitReport, question: PlanQuestion) -> None:
 
 
 def _print(search: PlanSearch, more: list[tuple[str, Any]], details: PlanDetails, top: int, output: str | None) -> None:
+    from ..planner.explain import explain_plan
     from ..reports.console import console
     from ..reports.plan_text import detail_text, estimate_lines, families_list, plans_table
 
     out, q, answer, cluster = console(), search.question, search.answer, search.question.cluster
     where = f"{cluster.devices} x {cluster.device.name} ({cluster.name})"
-    out.print(f"{q.profile.name}, batches of {q.profile.batch_size}, on {where}\n")
+    out.print(f"{q.profile.name}, batches of {q.profile.batch_size}, on {where}")
+    out.print(f"{answer.idle}\n" if answer.idle else "")
     if answer.interrupted:
         out.print(f"Interrupted: the best of {len(answer.candidates)} candidates so far; the others were not scored.\n")
     out.print(plans_table(answer, top=top, width=out.width))
@@ -289,7 +297,7 @@ def _print(search: PlanSearch, more: list[tuple[str, Any]], details: PlanDetails
     out.print(estimate_lines(search.estimates[str(search.best)]))
     out.print(f"throughput {_throughput(search, search.best)}")
     out.print("")
-    out.print(answer.explanation)
+    out.print(answer.explanation.removeprefix(answer.idle).lstrip())
     out.print("")
     out.print(families_list(answer.families))
     if answer.scored_by:
@@ -304,6 +312,7 @@ def _print(search: PlanSearch, more: list[tuple[str, Any]], details: PlanDetails
         e = search.estimates[str(q.given)]
         out.print(f"\nYour plan {e.plan}: {_given_reason(search)}\n{estimate_lines(e)}")
         out.print(f"throughput {_throughput(search, q.given)}")
+        out.print(explain_plan(q.profile, q.given, e, cluster))
         out.print("\n".join(f"note: {note}" for note in e.notes) if e.notes else "", end="\n" if e.notes else "")
     if q.dry_runs is not None:
         out.print("\n" + "\n".join(_dry_run_lines(q.dry_runs)))

@@ -11,6 +11,7 @@ from ..core import files
 from ..core.timeline import Timeline
 from ..core.units import format_bytes, format_count, format_seconds
 from ..costs.throughput import mfu_text
+from ..planner.explain import explain_plan
 from .collective_section import collective_section
 from .fault_section import fault_section
 from .history_section import history_section
@@ -64,7 +65,7 @@ def page(run: Run, problems: Sequence[str] = ()) -> Html:
         *waiting_parts(run.steps),
         ("Collectives", "Collectives, measured and by the model", _collectives(run)),
         ("Roofline", "The operators under the roofline", _roofline(run)),
-        ("Plan", "The plan, and why it won" if run.answer else "The plan", plan_section(run.plan, run.answer)),
+        ("Plan", _plan_title(run), plan_section(run.plan, run.answer, _why(run))),
         ("Model", "The model", model_section(run.profile)),
         ("Cluster", "The cluster", cluster_section(run.cluster)),
     ]
@@ -72,6 +73,15 @@ def page(run: Run, problems: Sequence[str] = ()) -> Html:
     header = _headline(run, [key for key, _, _ in shown], problems)
     main = tag("main", *(section(*x) for x in shown))
     return html_document(f"{run.name}: {run.plan}", PATTERN, header, main, _footer(run))
+
+
+def _plan_title(run: Run) -> str:
+    chosen = run.answer is not None and run.answer.best.plan == run.plan
+    return "The plan, and why it won" if chosen else "The plan, and what limits it"
+
+
+def _why(run: Run) -> str:
+    return explain_plan(run.profile, run.plan, run.estimate, run.cluster)
 
 
 def _collectives(run: Run) -> Html | None:

@@ -10,6 +10,7 @@ from ..core.units import format_bytes, format_count, format_seconds
 from ..costs.estimate import Estimate
 from ..costs.throughput import Throughput, mfu_text
 from ..planner.bottlenecks import DEPENDS_ON, bottlenecks
+from ..planner.explain import explain_plan, reason
 from ..planner.objectives import OBJECTIVES
 from .markup import Content, Html, cut, join, names, swatch, table, tag
 from .page_sections import candidate_table, cluster_section, model_section, plan_keys
@@ -75,6 +76,7 @@ def _header(report: PlanReport, sections: list[str]) -> Html:
         "header",
         tag("h1", *title),
         tag("p", f"{format_seconds(best.step_seconds)} a step: {best.reason}.", class_="verdict"),
+        tag("p", answer.idle) if answer.idle else None,
         tag("dl", *((tag("dt", key), tag("dd", value)) for key, value in facts), class_="facts"),
         navigation(sections),
     )
@@ -99,7 +101,20 @@ def _answer(report: PlanReport) -> Html:
         bound = f"{f'{flops} per device; ' if flops else ''}bound by {DEPENDS_ON[limits.first]}"
         cards.append(_card("MFU", mfu_text(t.mfu if t else None).removeprefix("MFU "), bound))
     parts = _parts(report.compared) if e else None
-    return join(tag("div", *cards, class_="cards"), parts, tag("h3", "Its keys"), plan_keys(best.plan))
+    return join(tag("div", *cards, class_="cards"), parts, _given(report), tag("h3", "Its keys"), plan_keys(best.plan))
+
+
+def _given(report: PlanReport) -> Html | None:
+    """What limits the user's own plan, and how it compares with the best."""
+    e = report.estimates.get(str(report.given))
+    if report.given is None or e is None or report.profile is None or report.cluster is None:
+        return None
+    text = explain_plan(report.profile, report.given, e, report.cluster)
+    best = report.estimate
+    margin = (
+        reason(e, best, report.given, report.answer.objective) if best and e.plan != best.plan else "it is the best"
+    )
+    return join(tag("h3", "Your plan"), tag("p", text), tag("p", f"Next to the best plan: {margin}."))
 
 
 def _card(title: str, big: str, line: str) -> Html:
