@@ -11,6 +11,7 @@ from ..core.errors import DrumlineError
 from ..core.streams import OutputFailed, guarded_streams
 from ..core.wrapping import for_reader
 from .bench import bench
+from .completion import bash_words
 from .demo import demo
 from .doctor import doctor
 from .export import export
@@ -33,8 +34,6 @@ _SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_inte
 app = typer.Typer(
     name="drumline",
     help="Find the fastest way to train a PyTorch model on your machines, verify it, and run it.",
-    no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -67,11 +66,16 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Find the fastest way to train a PyTorch model on your machines, verify it, and run it."""
+    if context.invoked_subcommand is None:
+        from .welcome import print_welcome
+
+        print_welcome(context.get_help())
 
 
 def main() -> None:
@@ -89,7 +93,8 @@ def main() -> None:
 def _run_command() -> None:
     try:
         enter(sys.argv[1:])
-        app()
+        with bash_words():
+            app()
     except OutputFailed:
         raise
     except DrumlineError as e:

@@ -9,6 +9,7 @@ import typer
 
 from ..core.errors import DoesNotFit, InputError
 from .common import MTBF, Changes, Jitter, NoCorrections, Slow, host_bytes, measuring, print_json, warn
+from .completion import complete_cluster, complete_job, complete_plan
 
 if TYPE_CHECKING:
     from ..costs import Estimate
@@ -28,9 +29,16 @@ _WHAT_IF = typer.Option(
 
 
 def plan(
-    target: str = typer.Argument(None, metavar="JOB", help="path.py, path.py:name, profile.json or a zoo name."),
+    target: str = typer.Argument(
+        None, metavar="JOB", autocompletion=complete_job, help="path.py, path.py:name, profile.json or a zoo name."
+    ),
     listing: bool = typer.Option(False, "--list", help="List the models of the zoo and the clusters, and stop."),
-    cluster: str = typer.Option(None, "--cluster", help="A cluster file or catalogue name (default: this machine)."),
+    cluster: str = typer.Option(
+        None,
+        "--cluster",
+        autocompletion=complete_cluster,
+        help="A cluster file or catalogue name (default: this machine).",
+    ),
     devices: int = typer.Option(None, "--devices", help="Number of devices."),
     memory: str = typer.Option(None, "--memory", help="Memory per device, such as 40GB."),
     changes: Changes = None,
@@ -40,7 +48,9 @@ def plan(
     reserve: str = typer.Option(
         None, "--reserve", help="Memory to keep free: 10%, 8GB, 0 (default: 10% of a GPU, none of a CPU)."
     ),
-    given: str = typer.Option(None, "--plan", help="Your own plan, compared with the best one."),
+    given: str = typer.Option(
+        None, "--plan", autocompletion=complete_plan, help="Your own plan, compared with the best one."
+    ),
     source: str = typer.Option(None, "--from", help="A DeepSpeed or Accelerate config to complete."),
     emit: str = typer.Option(None, "--emit", help="Write the plan as deepspeed's, accelerate's, ... config."),
     objective: str = typer.Option("time", "--objective", help="Minimize time, memory or cost (device hours)."),

@@ -9,6 +9,7 @@ import typer
 
 from ..core.errors import InputError
 from .common import MTBF, Changes, Jitter, NoCorrections, Slow, SlowLinks, measuring, print_json, warn
+from .completion import complete_cluster, complete_plan
 from .simulated_step import device_counts, print_step, print_sweep, step_document
 
 if TYPE_CHECKING:
@@ -21,8 +22,13 @@ def simulate(
         metavar="JOB|SCHEDULE",
         help="A job, a zoo name, all_reduce:ring, pipeline:1f1b; pipeline or all_reduce alone compare all of them.",
     ),
-    plan: str = typer.Option("dp=1", "--plan", help="The plan of a job."),
-    cluster: str = typer.Option(None, "--cluster", help="A cluster file or catalogue name (default: this machine)."),
+    plan: str = typer.Option("dp=1", "--plan", autocompletion=complete_plan, help="The plan of a job."),
+    cluster: str = typer.Option(
+        None,
+        "--cluster",
+        autocompletion=complete_cluster,
+        help="A cluster file or catalogue name (default: this machine).",
+    ),
     changes: Changes = None,
     ranks: int = typer.Option(4, "--ranks", "-n", help="Ranks of a collective or a pipeline."),
     size: str = typer.Option("1MiB", "--bytes", help="Buffer size of a collective."),

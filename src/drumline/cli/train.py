@@ -11,6 +11,7 @@ import typer
 
 from ..core.errors import InputError, nearest
 from .common import MTBF, NoCorrections, host_bytes
+from .completion import complete_cluster, complete_job_file, complete_plan
 from .screen import FORMATS, Screen
 
 if TYPE_CHECKING:
@@ -18,11 +19,18 @@ if TYPE_CHECKING:
 
 
 def train(
-    target: str = typer.Argument(..., metavar="JOB", help="path.py or path.py:name."),
-    plan: str = typer.Option("auto", "--plan", help="`auto`, the notation, or a TOML file."),
+    target: str = typer.Argument(..., metavar="JOB", autocompletion=complete_job_file, help="path.py or path.py:name."),
+    plan: str = typer.Option(
+        "auto", "--plan", autocompletion=complete_plan, help="`auto`, the notation, or a TOML file."
+    ),
     ranks: int = typer.Option(None, "--ranks", "-n", help="Local ranks (default: the plan's, or the cores)."),
     steps: int = typer.Option(None, "--steps", help="Optimizer steps (default: the job's)."),
-    cluster: str = typer.Option(None, "--cluster", help="The cluster file to predict with (default: this machine)."),
+    cluster: str = typer.Option(
+        None,
+        "--cluster",
+        autocompletion=complete_cluster,
+        help="The cluster file to predict with (default: this machine).",
+    ),
     output: str = typer.Option(None, "--output", "-o", help="The run folder (default: runs/JOB-DATE)."),
     compare: bool = typer.Option(False, "--compare", help="Rank a given --plan among all others in the report."),
     on_nonfinite: str = typer.Option("stop", "--on-nonfinite", help="`stop` at or `skip` a step that is not finite."),

@@ -50,7 +50,7 @@ class Throughput:
         rates = [f"{format_count(self.samples_per_second)} samples/s"]
         if self.tokens_per_second is not None:
             rates.append(f"{format_count(self.tokens_per_second)} tokens/s")
-        many = "1 device" if self.devices == 1 else f"all {self.devices} devices"
+        many = "1 device" if self.devices == 1 else f"{self.devices} devices"
         each = []
         if self.tokens_per_second is not None and self.devices > 1:
             each.append(f"{format_count(self.tokens_per_second / self.devices)} tokens/s")
