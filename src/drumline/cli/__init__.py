@@ -31,6 +31,18 @@ from .verify import verify
 _SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 """Everything after a script is passed to it, including options that Drumline has too."""
 
+_SHORT = {
+    doctor: "Check this machine and its backends.",
+    measure: "Measure this machine (half a minute).",
+    bench: "Measure collectives between ranks.",
+    join: "Add a worker to a running training.",
+    export: "Write a checkpoint's weights.",
+    verify: "Prove that a plan computes what one device would.",
+    run: "Start a script on local ranks.",
+    launch: "Start a command on any launcher's ranks.",
+}
+"""In the list of commands, where a longer sentence would be cut."""
+
 app = typer.Typer(
     name="drumline",
     help="Find the fastest way to train a PyTorch model on your machines, verify it, and run it.",
@@ -55,7 +67,7 @@ for verb in (
     demo,
 ):
     settings = _SCRIPT if verb in (run, launch) else {}
-    app.command(context_settings=settings)(verb)
+    app.command(context_settings=settings, short_help=_SHORT.get(verb))(verb)
 
 
 def _version(wanted: bool) -> None:
