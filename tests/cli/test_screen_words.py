@@ -128,7 +128,7 @@ def test_plans_models_and_clusters_are_completed(tmp_path: Path, monkeypatch: py
 def test_bash_completes_inside_words(tmp_path: Path) -> None:
     """Bash cuts words at `=` and `:`, and replaces the last piece only."""
     command = tmp_path / "drumline"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m drumline "$@"\n')
+    command.write_text(f"#!{sys.executable}\nfrom drumline.cli import main\n\nmain()\n")
     command.chmod(0o755)
     script = """
 eval "$(_DRUMLINE_COMPLETE=source_bash drumline)"
