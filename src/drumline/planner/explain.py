@@ -181,7 +181,12 @@ def explain(
 
 
 def explain_plan(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> str:
-    """One paragraph about a plan that was given: what bounds its step, and how it uses the machine."""
+    """One paragraph about a plan that was given: what bounds its step, and how it uses the machine.
+
+    Empty without a predicted step, or if the machines do not have the plan's ranks, as in an edited run folder.
+    """
+    if not any(e.parts.values()) or plan.ranks > cluster.devices:
+        return ""
     lines = [
         *_step_and_memory(profile, plan, e, cluster),
         "" if e.fits else f"It does not fit: {e.lacks[0]} memory lacks {format_bytes(e.lacks[1])}.",

@@ -114,7 +114,7 @@ def _given(report: PlanReport) -> Html | None:
     margin = (
         reason(e, best, report.given, report.answer.objective) if best and e.plan != best.plan else "it is the best"
     )
-    return join(tag("h3", "Your plan"), tag("p", text), tag("p", f"Next to the best plan: {margin}."))
+    return join(tag("h3", "Your plan"), tag("p", text) if text else None, tag("p", f"Next to the best plan: {margin}."))
 
 
 def _card(title: str, big: str, line: str) -> Html:
