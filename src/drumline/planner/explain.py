@@ -243,6 +243,8 @@ def _simplest(ranked: list[Scored], objective: str) -> str:
 def _bottleneck(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> str:
     """Where the time goes, and the fraction of the peak that the step reaches."""
     bounds = bottlenecks(profile, plan, e, cluster)
+    if not bounds.shares:  # the profile has no operators
+        return ""
     first, *rest = [(k, v) for k, v in bounds.shares.items() if v >= MIN_SHARE or k == bounds.first]
     others = ", ".join(f"{100 * v:.0f}% {_SHARE.get(k, k)}" for k, v in rest)
     return (
