@@ -125,7 +125,7 @@ except native.NativeUnavailable as e:
 
 @pytest.mark.slow
 def test_a_person_takes_the_path_of_the_readme(home: Path) -> None:
-    """Check the machine, plan their own file, verify, train, report; in a second step, the demonstration."""
+    """Check the machine, plan their own file, verify, train, report."""
     typed(documented("drumline doctor"), home)
     assert "step " in typed(documented("drumline plan examples/gpt.py"), home).stdout
     assert "passed: " in typed(documented("drumline verify"), home).stdout
@@ -135,4 +135,8 @@ def test_a_person_takes_the_path_of_the_readme(home: Path) -> None:
     page = home / reported.splitlines()[-1].removeprefix("report: ")
     assert page.is_file() and "predicted" in reported
     assert "the newest run is runs/job-" in typed("drumline", home).stdout
+
+
+@pytest.mark.slow
+def test_the_demonstration_of_the_wheel(home: Path) -> None:
     assert "report" in typed("drumline demo", home).stdout
