@@ -60,20 +60,24 @@ def test_the_interval_loses_least() -> None:
 
 
 def test_advice() -> None:
-    words = CheckpointOptions(every=10, mtbf="1h").advice(2.0, 0.5)
+    words = CheckpointOptions(every=10, mtbf="1h/run").advice(2.0, 0.5, 4)
     assert words == (
-        "a save stalls training for 2.00 s; with a failure every 1.00 h, saving every 2.00 min loses the least time "
-        "(Young/Daly): --save-every 240"
+        "a save stalls training for 2.00 s; if the run fails every 1.00 h (--mtbf), saving every 2.00 min loses the "
+        "least time (Young/Daly): --save-every 240"
     )
-    assert CheckpointOptions(every=10).advice(1e-9, 100.0).endswith("--save-every 1")
-    assert [CheckpointOptions(every=e).advice(stall, 0.5) for e, stall in ((0, 2.0), (10, None), (10, 0.0))] == [
+    assert CheckpointOptions(every=10).advice(1e-9, 100.0, 4).endswith("--save-every 1")
+    # n devices fail n times as often; unless told otherwise, each as often as those of Llama 3's training
+    each = CheckpointOptions(every=10, mtbf="4h").advice(2.0, 0.5, 4)
+    assert each == words.replace("the run fails every 1.00 h", "a device fails every 4.00 h, one of 4 every 1.00 h")
+    assert "a device fails every 50000 h, one of 4 every 12500 h" in CheckpointOptions(every=10).advice(2.0, 0.5, 4)
+    assert [CheckpointOptions(every=e).advice(stall, 0.5, 4) for e, stall in ((0, 2.0), (10, None), (10, 0.0))] == [
         "",
         "",
         "",
     ]
 
 
-@pytest.mark.parametrize("mtbf", ["soon", "0", "-1h", "3 days"])
+@pytest.mark.parametrize("mtbf", ["soon", "0", "-1h", "3 days", "24", "24h/node"])
 def test_bad_mtbf_is_refused(mtbf: str) -> None:
     with pytest.raises(InputError, match=f"--mtbf {mtbf}"):
         CheckpointOptions(mtbf=mtbf).check()

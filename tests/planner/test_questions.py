@@ -12,7 +12,7 @@ from drumline.clusters import Cluster, CollectiveTable, load
 from drumline.core import files
 from drumline.core.errors import ClusterError, InputError
 from drumline.costs import OperatorCostModel, estimate
-from drumline.costs.checkpoint_interval import save_interval
+from drumline.costs.checkpoint_interval import FailureRate, save_interval
 from drumline.models import zoo
 from drumline.planner import search
 from drumline.planner.break_even import thresholds, with_slower_messages
@@ -205,7 +205,7 @@ class TestTraining:
     def test_checkpoint_interval(self) -> None:
         machines = H100.with_devices(8)
         e = estimate(GPT, self.PLAN, machines)
-        result = checkpoint_interval(GPT, self.PLAN, e, machines, 6 * 3600)
+        result = checkpoint_interval(GPT, self.PLAN, e, machines, FailureRate(6 * 3600, whole_run=True))
         assert result.bytes == pytest.approx(12 * GPT.parameters)
         assert machines.device.host is not None
         assert result.stall == pytest.approx(result.bytes / 8 / machines.device.host.copy)

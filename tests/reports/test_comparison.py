@@ -123,7 +123,7 @@ def test_the_page_names_everything_that_is_compared() -> None:
     ]
     places = [text.index(words) for words in order]
     assert places == sorted(places)
-    assert "dp=4, sync=local:8" in text and "80.0 ms (-7.0%)" in text
+    assert "dp=4, sync=local:8" in text and "80.0 ms (7.5% slower)" in text
     given = Reader(comparison_page(compare_runs([make_waiting_run("sync")] * 2, loss=0.5))).text
     assert "not reached; its lowest is 1.203" in given and "The loss was given." in given
 
@@ -198,7 +198,7 @@ def test_terminal(width: int) -> None:
     assert all(len(line) <= width for line in lines)
     text = re.sub(r"\s+", " ", out.getvalue())
     assert "until loss <= 1.218" in text and "12.49" in text and "mean of the last 20 steps" in text
-    assert ("74.4 ms (-7.0%)" in text) == (width >= 70)
+    assert ("74.4 ms (7.5% slower)" in text) == (width >= 70)
 
 
 def test_json_document() -> None:

@@ -18,7 +18,7 @@ from drumline.reports import Run, StepRecord
 from drumline.reports.markup import cut, escape, tag
 from drumline.reports.page import page, write_page
 from drumline.reports.page_style import STYLE
-from drumline.reports.prediction_error import in_words, verdict
+from drumline.reports.prediction_error import memory_in_words, time_in_words, verdict
 from drumline.reports.split_summary import SplitSummary
 from drumline.reports.step_parts import idle_share, parts_of, phase_of, short_name
 from drumline.reports.svg_heatmap import LEVELS
@@ -33,14 +33,19 @@ def text_of(run: Run) -> str:
 
 
 def test_the_verdict() -> None:
-    assert verdict(make_run()) == "Predicted 41.2 ms a step, measured 44.0 ms: 6.4% too fast."
+    assert verdict(make_run()) == "Predicted 41.2 ms a step, measured 44.0 ms: 6.8% slower than predicted."
     assert verdict(dataclasses.replace(make_run(), step_seconds=0.0)) == (
         "Predicted 41.2 ms a step; nothing was measured."
     )
-    assert in_words(0.25) == "25.0% too slow"
-    assert in_words(1.5) == "2.5 times too slow"
-    assert in_words(-0.0001) == "correct to 0.1%"
-    assert in_words(-0.076, "too low", "too high") == "7.6% too low"
+    assert time_in_words(0.25) == "20.0% faster than predicted"
+    assert time_in_words(1.5) == "2.5 times as fast as predicted"
+    assert time_in_words(1 / 2.5 - 1) == "2.5 times as long as predicted"
+    assert time_in_words(-1.0) == "nothing was predicted"
+    assert time_in_words(-0.0001) == memory_in_words(0.0001) == "as predicted, to 0.1%"
+    assert (
+        memory_in_words(-0.076) == "8.2% more than predicted" and memory_in_words(0.25) == "20.0% less than predicted"
+    )
+    assert memory_in_words(-0.6) == "2.5 times as much as predicted"
 
 
 def test_the_order_of_the_page() -> None:
@@ -63,8 +68,8 @@ def test_the_order_of_the_page() -> None:
         "12 January 2026, 14:03 UTC",
         "2 x Intel Xeon",
         "examples/gpt.py:job",
-        "6.4% too fast",
-        "7.6% too low",
+        "6.8% slower than predicted",
+        "8.2% more than predicted",
         "within the stated error of ±12%",
         "accuracy 0.4821",
         "rates measured on this machine",
@@ -78,7 +83,7 @@ def test_rows_of_parts_add_up_to_the_error() -> None:
     shares = [float(x) for x in re.findall(r"([+-][\d.]+)%", rows)]
     assert len(shares) == 6
     assert sum(shares[:-1]) == pytest.approx(shares[-1], abs=0.3)
-    assert shares[-1] == -6.4
+    assert shares[-1] == 6.8
 
 
 def test_a_far_limit_is_named_and_a_near_one_drawn() -> None:

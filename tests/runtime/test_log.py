@@ -63,7 +63,7 @@ def test_unknown_values() -> None:
     r = StepLog(RunFacts(10, 1)).record(report(0, tokens=0, memory_bytes=0.0))
     assert (r.tokens_per_second, r.tflops, r.mfu, r.drift, r.memory_share, r.slowest_rank) == (None,) * 6
     line = wrap_fields(step_fields(r, 10), 1000)
-    assert "mfu N/A" in line and "predicted" not in line and "FLOP/s" not in line and "tokens/s" not in line
+    assert "MFU N/A" in line and "predicted" not in line and "FLOP/s" not in line and "tokens/s" not in line
 
 
 def test_peak_of_the_precision() -> None:
@@ -99,15 +99,15 @@ def test_memory_and_slowest_rank_persist() -> None:
     r = log.record(report(1, memory_bytes=1e9))
     assert (r.slowest_rank, r.slowest_phase, r.slowest_factor, r.memory_bytes) == (2, "forward", 1.5, 20e9)
     assert "slow rank 2 (forward 1.50x)" in step_fields(r, 100)
-    assert not any("rank" in field for field in step_fields(log.record(report(2, slowest=(2, "data", 1.004))), 100))
+    assert not any("rank 2" in field for field in step_fields(log.record(report(2, slowest=(2, "data", 1.004))), 100))
     assert "slowest rank 2 (data 1.10x)" in step_fields(log.record(report(2, slowest=(2, "data", 1.1))), 100)
 
 
 def test_log_line() -> None:
     r = StepLog(FACTS).record(report(9, skipped=2, checkpoint_age=125.0, slowest=(1, "data", 1.04)))
     assert "  ".join(step_fields(r, 100)) == (
-        "step 10/100  loss 2.5000  grad 1.250  400 ms (predicted 500 ms, drift -20.0%)  20480 tokens/s  20 samples/s  "
-        "18.6 GiB (25%)  40.0 TFLOP/s  mfu 40.0%  eta 45.0 s  data 20%  slowest rank 1 (data 1.04x)  skipped 2  "
+        "step 10/100  loss 2.5000  grad 1.250  400 ms (predicted 500 ms, drift -20.0%)  all ranks: 81920 tokens/s, 80 samples/s  "
+        "18.6 GiB (25%)  per device: 40.0 TFLOP/s, MFU 40.0%  eta 45.0 s  data 20%  slowest rank 1 (data 1.04x)  skipped 2  "
         "checkpoint 2.08 min ago"
     )
 

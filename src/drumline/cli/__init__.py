@@ -9,7 +9,9 @@ import typer
 
 from ..core.errors import DrumlineError
 from ..core.streams import OutputFailed, guarded_streams
+from ..core.wrapping import for_reader
 from .bench import bench
+from .completion import bash_words
 from .demo import demo
 from .doctor import doctor
 from .export import export
@@ -30,11 +32,21 @@ from .verify import verify
 _SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 """Everything after a script is passed to it, including options that Drumline has too."""
 
+_SHORT = {
+    doctor: "Check this machine and its backends.",
+    measure: "Measure this machine (half a minute).",
+    bench: "Measure collectives between ranks.",
+    join: "Add a worker to a running training.",
+    export: "Write a checkpoint's weights.",
+    verify: "Prove that a plan computes what one device would.",
+    run: "Start a script on local ranks.",
+    launch: "Start a command on any launcher's ranks.",
+}
+"""In the list of commands, where a longer sentence would be cut."""
+
 app = typer.Typer(
     name="drumline",
     help="Find the fastest way to train a PyTorch model on your machines, verify it, and run it.",
-    no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -57,7 +69,7 @@ for verb in (
     demo,
 ):
     settings = _SCRIPT if verb in (run, launch) else {}
-    app.command(context_settings=settings)(verb)
+    app.command(context_settings=settings, short_help=_SHORT.get(verb))(verb)
 
 
 def _version(wanted: bool) -> None:
@@ -68,11 +80,16 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Find the fastest way to train a PyTorch model on your machines, verify it, and run it."""
+    if context.invoked_subcommand is None:
+        from .welcome import print_welcome
+
+        print_welcome(context.get_help())
 
 
 def main() -> None:
@@ -90,12 +107,13 @@ def main() -> None:
 def _run_command() -> None:
     try:
         enter(sys.argv[1:])
-        app()
+        with bash_words():
+            app()
     except OutputFailed:
         raise
     except DrumlineError as e:
         if not e.silent:
-            print(f"drumline: {e}", file=sys.stderr)
+            print(for_reader(f"drumline: {e}", sys.stderr), file=sys.stderr)
         if os.environ.get("DRUMLINE_DEBUG"):
             print(*getattr(e, "__notes__", ()), sep="\n", file=sys.stderr)
             raise

@@ -12,6 +12,7 @@ from ..core.errors import InputError, nearest
 from ..core.rank_info import is_first_rank, is_launched, rank_info
 from ..core.units import format_bytes, format_rate, format_seconds, parse_bytes
 from .common import measuring, print_json, warn
+from .completion import complete_cluster
 
 if TYPE_CHECKING:
     from ..measurement.bench_config import BenchOutcome
@@ -32,7 +33,9 @@ def bench(
     transports: str = typer.Option("gloo", "--transports", help=f"Of {', '.join(TRANSPORTS)}."),
     dtype: str = typer.Option("float32", "--dtype", help="Element type."),
     seconds: float = typer.Option(20.0, "--seconds", help="Approximate total time."),
-    cluster: str = typer.Option(None, "--cluster", help="Links for auto's choice (default: measured first)."),
+    cluster: str = typer.Option(
+        None, "--cluster", autocompletion=complete_cluster, help="Links for auto's choice (default: measured first)."
+    ),
     save: str = typer.Option(None, "--save", help="Add the measured tables to this cluster file, for auto."),
     pairs: bool = typer.Option(False, "--pairs", help="Also measure the link of every pair of ranks."),
     picture: str = typer.Option(None, "--picture", help="Write a page with time over size."),

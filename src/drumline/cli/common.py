@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.wrapping import for_reader
+
 if TYPE_CHECKING:
     from ..costs import Estimate
     from ..loop.callbacks import Progress
@@ -37,6 +39,9 @@ SlowLinks = Annotated[
     ),
 ]
 
+MTBF = "mean time between failures of one device (50000h), or of the whole run (12h/run)."
+"""The help of --mtbf, the same in all verbs."""
+
 NoCorrections = Annotated[
     bool, typer.Option("--no-corrections", help="Ignore what earlier runs taught, and do not learn from this one.")
 ]
@@ -49,7 +54,7 @@ def print_json(value: Any) -> None:
 
 def warn(text: str) -> None:
     """Print a sentence for the user to standard error."""
-    print(f"drumline: {text}", file=sys.stderr)
+    print(for_reader(f"drumline: {text}", sys.stderr), file=sys.stderr)
 
 
 def host_bytes(e: Estimate) -> dict[str, float]:

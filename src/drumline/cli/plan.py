@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..core.errors import DoesNotFit, InputError
-from .common import Changes, Jitter, NoCorrections, Slow, host_bytes, measuring, print_json, warn
+from .common import MTBF, Changes, Jitter, NoCorrections, Slow, host_bytes, measuring, print_json, warn
+from .completion import complete_cluster, complete_job, complete_plan
 
 if TYPE_CHECKING:
     from ..costs import Estimate
+    from ..costs.throughput import Throughput
     from ..loop.finalists import FinalistDryRuns
     from ..loop.plan import PlanQuestion, PlanSearch
     from ..loop.plan_details import PlanDetails
     from ..planner.fit_report import FitReport
+    from ..plans import Plan
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: the printed answer does not cover all candidates."""
@@ -26,9 +29,16 @@ _WHAT_IF = typer.Option(
 
 
 def plan(
-    target: str = typer.Argument(None, metavar="JOB", help="path.py, path.py:name, profile.json or a zoo name."),
+    target: str = typer.Argument(
+        None, metavar="JOB", autocompletion=complete_job, help="path.py, path.py:name, profile.json or a zoo name."
+    ),
     listing: bool = typer.Option(False, "--list", help="List the models of the zoo and the clusters, and stop."),
-    cluster: str = typer.Option(None, "--cluster", help="A cluster file or catalogue name (default: this machine)."),
+    cluster: str = typer.Option(
+        None,
+        "--cluster",
+        autocompletion=complete_cluster,
+        help="A cluster file or catalogue name (default: this machine).",
+    ),
     devices: int = typer.Option(None, "--devices", help="Number of devices."),
     memory: str = typer.Option(None, "--memory", help="Memory per device, such as 40GB."),
     changes: Changes = None,
@@ -42,7 +52,9 @@ def plan(
     reserve: str = typer.Option(
         None, "--reserve", help="Memory to keep free: 10%, 8GB, 0 (default: 10% of a GPU, none of a CPU)."
     ),
-    given: str = typer.Option(None, "--plan", help="Your own plan, compared with the best one."),
+    given: str = typer.Option(
+        None, "--plan", autocompletion=complete_plan, help="Your own plan, compared with the best one."
+    ),
     source: str = typer.Option(None, "--from", help="A DeepSpeed or Accelerate config to complete."),
     emit: str = typer.Option(None, "--emit", help="Write the plan as deepspeed's, accelerate's, ... config."),
     objective: str = typer.Option("time", "--objective", help="Minimize time, memory or cost (device hours)."),
@@ -54,8 +66,8 @@ def plan(
     tokens: str = typer.Option(None, "--tokens", help="Time and cost of training on this many tokens (13T)."),
     epochs: float = typer.Option(None, "--epochs", help="Time and cost of training for this many epochs."),
     samples: int = typer.Option(None, "--samples", help="Dataset size for --epochs (default: the job's)."),
-    price: float = typer.Option(0.0, "--price", help="Price of one device hour."),
-    mtbf: str = typer.Option(None, "--mtbf", help="Mean time between failures (24h): how often to save."),
+    price: str = typer.Option("0", "--price", help="Price of one device hour: 2.5, 2.50EUR or '$2.50'."),
+    mtbf: str = typer.Option(None, "--mtbf", help=f"How often to save: {MTBF}"),
     tuned: int = typer.Option(None, "--tuned-batch", help="The batch size that the learning rate was tuned for."),
     dry: bool = typer.Option(False, "--dry-run", help="Dry-run the finalists; drop plans that fail."),
     slow: Slow = None,
@@ -190,6 +202,7 @@ def _document(search: PlanSearch, top: int) -> dict[str, Any]:
         "scored_by": answer.scored_by,
         "seconds": answer.seconds,
         "explanation": answer.explanation,
+        "idle": answer.idle,
         "objective": answer.objective,
         "interrupted": answer.interrupted,
         "families": [dataclasses.asdict(f) for f in answer.families],
@@ -200,6 +213,7 @@ def _document(search: PlanSearch, top: int) -> dict[str, Any]:
         "devices": q.cluster.devices,
         "batch_size": q.profile.batch_size,
         "parts": best.parts,
+        "throughput": _throughput_json(search, search.best),
         "memory_parts": best.memory_parts,
         "memory_limit": best.memory_limit,
         "memory_left": best.memory_limit - best.memory_bytes,
@@ -224,14 +238,20 @@ def _missing_memory(e: Estimate) -> dict[str, Any]:
 
 def _given_json(search: PlanSearch) -> dict[str, Any]:
     """The user's own plan compared with the best."""
-    e = search.estimates[str(search.question.given)]
+    from ..planner.explain import explain_plan
+
+    given = search.question.given
+    assert given is not None
+    e = search.estimates[str(given)]
     return {
         "plan": e.plan,
         "step_seconds": e.step_seconds,
         "memory_bytes": e.memory_bytes,
         "fits": e.fits,
         "reason": _given_reason(search),
+        "explanation": explain_plan(search.question.profile, given, e, search.question.cluster),
         "parts": e.parts,
+        "throughput": _throughput_json(search, search.question.given),
         "memory_parts": e.memory_parts,
         **host_bytes(e),
         "uncorrected_step_seconds": e.uncorrected_seconds,
@@ -240,6 +260,18 @@ def _given_json(search: PlanSearch) -> dict[str, Any]:
         "staleness": e.staleness,
         **_input_json(e),
     }
+
+
+def _throughput(search: PlanSearch, plan: Plan) -> Throughput | None:
+    from ..costs.throughput import Throughput
+
+    q = search.question
+    return Throughput.of(q.profile, plan, q.cluster, search.estimates[str(plan)].step_seconds)
+
+
+def _throughput_json(search: PlanSearch, plan: Plan | None) -> dict[str, Any] | None:
+    rates = _throughput(search, plan) if plan is not None else None
+    return rates.to_json() if rates else None
 
 
 def _given_reason(search: PlanSearch) -> str:
@@ -272,20 +304,23 @@ def _print_fit(fit: FitReport, question: PlanQuestion) -> None:
 
 
 def _print(search: PlanSearch, more: list[tuple[str, Any]], details: PlanDetails, top: int, output: str | None) -> None:
+    from ..planner.explain import explain_plan
     from ..plans.precision_conflicts import APPROXIMATE_PRECISIONS, approximate_note
     from ..reports.console import console
     from ..reports.plan_text import detail_text, estimate_lines, families_list, plans_table
 
     out, q, answer, cluster = console(), search.question, search.answer, search.question.cluster
     where = f"{cluster.devices} x {cluster.device.name} ({cluster.name})"
-    out.print(f"{q.profile.name}, batches of {q.profile.batch_size}, on {where}\n")
+    out.print(f"{q.profile.name}, batches of {q.profile.batch_size}, on {where}")
+    out.print(f"{answer.idle}\n" if answer.idle else "")
     if answer.interrupted:
         out.print(f"Interrupted: the best of {len(answer.candidates)} candidates so far; the others were not scored.\n")
     out.print(plans_table(answer, top=top, width=out.width))
     out.print("")
     out.print(estimate_lines(search.estimates[str(search.best)]))
+    out.print(f"throughput {_throughput(search, search.best)}")
     out.print("")
-    out.print(answer.explanation)
+    out.print(answer.explanation.removeprefix(answer.idle).lstrip())
     out.print("")
     out.print(families_list(answer.families))
     if answer.scored_by:
@@ -301,12 +336,14 @@ def _print(search: PlanSearch, more: list[tuple[str, Any]], details: PlanDetails
     if q.given is not None:
         e = search.estimates[str(q.given)]
         out.print(f"\nYour plan {e.plan}: {_given_reason(search)}\n{estimate_lines(e)}")
+        out.print(f"throughput {_throughput(search, q.given)}")
+        out.print(explain_plan(q.profile, q.given, e, cluster))
         out.print("\n".join(f"note: {note}" for note in e.notes) if e.notes else "", end="\n" if e.notes else "")
     if q.dry_runs is not None:
         out.print("\n" + "\n".join(_dry_run_lines(q.dry_runs)))
     for key, value in more:
         out.print("")
-        out.print(detail_text(key, value, width=out.width, price=details.price))
+        out.print(detail_text(key, value, width=out.width, price=details.money()))
 
 
 def _dry_run_lines(dry_runs: FinalistDryRuns) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from .common import NoCorrections, print_json, warn
+from .completion import complete_cluster, complete_job, complete_plan
 from .profile_graph import GraphOptions, show_graph
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def profile(
-    target: str = typer.Argument(..., metavar="JOB", help="path.py, path.py:name, or a zoo name such as gpt:7b."),
+    target: str = typer.Argument(
+        ..., metavar="JOB", autocompletion=complete_job, help="path.py, path.py:name, or a zoo name such as gpt:7b."
+    ),
     samples: int = typer.Option(None, "--samples", help="Show amounts for this many samples (default: the batch)."),
     recompute: str = typer.Option(
         None, "--recompute", metavar="cpu|cuda", help="Show what recompute=selective keeps on such a device."
@@ -27,8 +30,15 @@ def profile(
     graph: bool = typer.Option(False, "--graph", help="Show the model as a data-flow graph: bytes between its layers."),
     depth: int = typer.Option(None, "--depth", help="Of the graph: 1 shows layers, 2 the modules inside of them, ..."),
     layer: str = typer.Option(None, "--layer", help="Of the graph: show the operators of this layer."),
-    plan: str = typer.Option(None, "--plan", help="Of the graph: show where this plan cuts it."),
-    cluster: str = typer.Option(None, "--cluster", help="Of the graph: the machines (default: this one, if measured)."),
+    plan: str = typer.Option(
+        None, "--plan", autocompletion=complete_plan, help="Of the graph: show where this plan cuts it."
+    ),
+    cluster: str = typer.Option(
+        None,
+        "--cluster",
+        autocompletion=complete_cluster,
+        help="Of the graph: the machines (default: this one, if measured).",
+    ),
     page: str = typer.Option(None, "--page", metavar="HTML", help="Of the graph: write it as a page."),
     no_corrections: NoCorrections = False,
     output: str = typer.Option(None, "--output", "-o", help="Write the profile, so that planning needs no torch."),

@@ -69,6 +69,8 @@ def _print_run(run: Run | None) -> None:
     out.print(verdict(run))
     if sentence := input_sentence(run):
         out.print(sentence)
+    if run.throughput:
+        out.print(f"Throughput: {run.throughput}.")
 
 
 def _compare(folders: list[str], output: str | None, trace: str | None, loss: float | None, *, as_json: bool) -> None:

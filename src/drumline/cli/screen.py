@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,14 +109,17 @@ class Screen(TrainObserver):
         from ..core.units import format_bytes, format_seconds
         from ..reports.console import predicted_and_measured
         from ..reports.input_wait import input_sentence
+        from ..reports.prediction_error import memory_in_words, time_in_words
 
         if self._quiet:
             return
         e, out = run.estimate, self._console
         time = (format_seconds(e.step_seconds), format_seconds(run.step_seconds))
-        out.print(predicted_and_measured("step time", *time, run.time_error))
+        out.print(predicted_and_measured("step time", *time, _words(time_in_words, run.time_error)))
+        if throughput := run.throughput:
+            out.print(f"throughput: {throughput}")
         memory = (format_bytes(e.memory_bytes), format_bytes(run.peak_bytes))
-        out.print(predicted_and_measured("peak memory", *memory, run.memory_error))
+        out.print(predicted_and_measured("peak memory", *memory, _words(memory_in_words, run.memory_error)))
         if run.division and run.division.bubble_line():
             out.print(run.division.bubble_line())
         if phases:
@@ -137,3 +141,7 @@ class Screen(TrainObserver):
             out.print(f"evaluation: {name} {value:.4f}")
         out.print(f"run folder: {run.folder}")
         out.print(f"report: {page}")
+
+
+def _words(words: Callable[[float], str], error: float | None) -> str:
+    return words(error) if error is not None else ""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..core.errors import InputError
-from .common import Changes, Jitter, NoCorrections, Slow, SlowLinks, measuring, print_json, warn
+from .common import MTBF, Changes, Jitter, NoCorrections, Slow, SlowLinks, measuring, print_json, warn
+from .completion import complete_cluster, complete_plan
 from .simulated_step import device_counts, print_step, print_sweep, step_document
 
 if TYPE_CHECKING:
@@ -21,8 +22,13 @@ def simulate(
         metavar="JOB|SCHEDULE",
         help="A job, a zoo name, all_reduce:ring, pipeline:1f1b; pipeline or all_reduce alone compare all of them.",
     ),
-    plan: str = typer.Option("dp=1", "--plan", help="The plan of a job."),
-    cluster: str = typer.Option(None, "--cluster", help="A cluster file or catalogue name (default: this machine)."),
+    plan: str = typer.Option("dp=1", "--plan", autocompletion=complete_plan, help="The plan of a job."),
+    cluster: str = typer.Option(
+        None,
+        "--cluster",
+        autocompletion=complete_cluster,
+        help="A cluster file or catalogue name (default: this machine).",
+    ),
     changes: Changes = None,
     ranks: int = typer.Option(4, "--ranks", "-n", help="Ranks of a collective or a pipeline."),
     size: str = typer.Option("1MiB", "--bytes", help="Buffer size of a collective."),
@@ -32,7 +38,7 @@ def simulate(
     slow: Slow = None,
     jitter: Jitter = None,
     slow_links: SlowLinks = None,
-    mtbf: str = typer.Option(None, "--mtbf", help="Mean time between failures of one device (50000h): goodput."),
+    mtbf: str = typer.Option(None, "--mtbf", help=f"Goodput with failures: {MTBF}"),
     restart: str = typer.Option(None, "--restart", help="With --mtbf: from a failure until training goes on (5min)."),
     days: float = typer.Option(None, "--days", help="With --mtbf: days to replay (30)."),
     seed: int = typer.Option(None, "--seed", help="Of jitter and failures (default: the cluster's, 0)."),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..core.errors import InputError, nearest
-from .common import NoCorrections, host_bytes
+from .common import MTBF, NoCorrections, host_bytes
+from .completion import complete_cluster, complete_job_file, complete_plan
 from .screen import FORMATS, Screen
 
 if TYPE_CHECKING:
@@ -18,11 +19,18 @@ if TYPE_CHECKING:
 
 
 def train(
-    target: str = typer.Argument(..., metavar="JOB", help="path.py or path.py:name."),
-    plan: str = typer.Option("auto", "--plan", help="`auto`, the notation, or a TOML file."),
+    target: str = typer.Argument(..., metavar="JOB", autocompletion=complete_job_file, help="path.py or path.py:name."),
+    plan: str = typer.Option(
+        "auto", "--plan", autocompletion=complete_plan, help="`auto`, the notation, or a TOML file."
+    ),
     ranks: int = typer.Option(None, "--ranks", "-n", help="Local ranks (default: the plan's, or the cores)."),
     steps: int = typer.Option(None, "--steps", help="Optimizer steps (default: the job's)."),
-    cluster: str = typer.Option(None, "--cluster", help="The cluster file to predict with (default: this machine)."),
+    cluster: str = typer.Option(
+        None,
+        "--cluster",
+        autocompletion=complete_cluster,
+        help="The cluster file to predict with (default: this machine).",
+    ),
     output: str = typer.Option(None, "--output", "-o", help="The run folder (default: runs/JOB-DATE)."),
     compare: bool = typer.Option(False, "--compare", help="Rank a given --plan among all others in the report."),
     on_nonfinite: str = typer.Option("stop", "--on-nonfinite", help="`stop` at or `skip` a step that is not finite."),
@@ -37,7 +45,7 @@ def train(
     resume: str = typer.Option(
         None, "--resume", metavar="auto|PATH", help="Resume from the newest checkpoint, or PATH."
     ),
-    mtbf: str = typer.Option("24h", "--mtbf", help="Mean time between failures, for advice on --save-every."),
+    mtbf: str = typer.Option(None, "--mtbf", help=f"For advice on --save-every: {MTBF}"),
     restarts: int = typer.Option(3, "--restarts", metavar="N", help="Restarts without a new step (0: none)."),
     min_ranks: int = typer.Option(
         None, "--min-ranks", metavar="N", help="If a rank does not come back, continue with fewer, at least N."
@@ -102,6 +110,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "predicted_step_seconds": run.estimate.step_seconds,
         "uncorrected_step_seconds": run.estimate.uncorrected_seconds,
         "correction": run.estimate.correction,
+        "throughput": run.throughput.to_json() if run.throughput else None,
         "peak_bytes": run.peak_bytes,
         "predicted_peak_bytes": run.estimate.memory_bytes,
         "time_error": run.time_error,

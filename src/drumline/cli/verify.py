@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..core.errors import VerificationError
+from .completion import complete_cluster, complete_job_file, complete_plan
 
 if TYPE_CHECKING:
     from ..plans import Plan
@@ -15,10 +16,20 @@ if TYPE_CHECKING:
 
 
 def verify(
-    target: str = typer.Argument(..., metavar="JOB", help="path.py or path.py:name."),
-    plan: str = typer.Option(..., "--plan", help="The notation, a TOML file, or `auto`: what `train` would choose."),
+    target: str = typer.Argument(..., metavar="JOB", autocompletion=complete_job_file, help="path.py or path.py:name."),
+    plan: str = typer.Option(
+        ...,
+        "--plan",
+        autocompletion=complete_plan,
+        help="The notation, a TOML file, or `auto`: what `train` would choose.",
+    ),
     ranks: int = typer.Option(None, "--ranks", "-n", help="Local ranks (default: as many as the plan needs)."),
-    cluster: str = typer.Option(None, "--cluster", help="The cluster that `auto` plans for (default: this machine)."),
+    cluster: str = typer.Option(
+        None,
+        "--cluster",
+        autocompletion=complete_cluster,
+        help="The cluster that `auto` plans for (default: this machine).",
+    ),
     steps: int = typer.Option(10, "--steps", help="Optimizer steps to compare."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:

@@ -13,10 +13,22 @@ from typing import TYPE_CHECKING
 from ..core.errors import InputError
 
 if TYPE_CHECKING:
+    from ..costs.checkpoint_interval import FailureRate
     from ..runtime.training.checkpoint_policy import CheckpointPolicy
     from .callbacks import Notify
 
 FOLDER = "checkpoints"
+
+
+def parse_failures(mtbf: str | float | None) -> FailureRate:
+    """The value of --mtbf; the usual rate of a device if none is given."""
+    from ..costs.checkpoint_interval import USUAL_DEVICE_MTBF, FailureRate
+
+    try:
+        return FailureRate.parse(USUAL_DEVICE_MTBF if mtbf is None else mtbf)
+    except ValueError as e:
+        fix = "--mtbf 50000h for one device, --mtbf 12h/run for the whole run"
+        raise InputError(f"--mtbf {mtbf}", rule=str(e), fix=fix) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +41,14 @@ class CheckpointOptions:
     """Checkpoints that stay on disk."""
     resume: str | None = None
     """`auto` (the newest checkpoint), or a path."""
-    mtbf: str = "24h"
-    """Mean time between failures, for the advice on `every`."""
+    mtbf: str | None = None
+    """Mean time between failures, for the advice on `every`: `50000h` of one device, or `12h/run`."""
 
     def check(self) -> None:
         """Refuse bad values before anything is measured or started."""
         from ..runtime.training.checkpoint_policy import CheckpointPolicy
 
-        self._mtbf_seconds()
+        parse_failures(self.mtbf)
         if self.every or self.resume is not None:
             CheckpointPolicy("", self.every, self.keep)
         if self.resume not in (None, "auto"):
@@ -44,31 +56,20 @@ class CheckpointOptions:
 
             find_checkpoints(Path(str(self.resume)))
 
-    def advice(self, stall: float | None, step: float) -> str:
+    def advice(self, stall: float | None, step: float, ranks: int) -> str:
         """How often to save, given that a save stalled the training for `stall` seconds; nothing if none did."""
         if not self.every or not stall or not step:
             return ""
         from ..core.units import format_seconds
         from ..costs.checkpoint_interval import save_interval
 
-        mtbf = self._mtbf_seconds()
-        best = save_interval(stall, mtbf)
+        rate = parse_failures(self.mtbf)
+        best = save_interval(stall, rate.of_run(ranks))
         steps = max(1, round(best / step))
         return (
-            f"a save stalls training for {format_seconds(stall)}; with a failure every {format_seconds(mtbf)}, "
+            f"a save stalls training for {format_seconds(stall)}; if {rate.in_words(ranks)} (--mtbf), "
             f"saving every {format_seconds(best)} loses the least time (Young/Daly): --save-every {steps}"
         )
-
-    def _mtbf_seconds(self) -> float:
-        from ..core.units import parse_seconds
-
-        try:
-            seconds = parse_seconds(self.mtbf)
-        except ValueError as e:
-            raise InputError(f"--mtbf {self.mtbf}", rule=str(e)) from None
-        if seconds <= 0:
-            raise InputError(f"--mtbf {self.mtbf}", rule="more than no time")
-        return seconds
 
     def policy(self, job: str, folder: Path, notify: Notify) -> CheckpointPolicy:
         """Instructions for the ranks of a run in `folder`."""

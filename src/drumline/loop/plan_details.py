@@ -11,6 +11,8 @@ from ..core.job import call_user_code
 from .inputs import describe, is_job, load_job
 
 if TYPE_CHECKING:
+    from ..core.money import Money
+    from ..costs.checkpoint_interval import FailureRate
     from ..planner.fit_report import FitReport
     from .inputs import ModelInput
     from .plan import PlanQuestion, PlanSearch
@@ -28,8 +30,10 @@ class PlanDetails:
     tokens: str | None = None
     epochs: float | None = None
     samples: int | None = None
-    price: float = 0.0
+    price: str | float = 0.0
+    """Of one device hour: `2.5`, `2.50EUR`, `$2.50`."""
     mtbf: str | None = None
+    """`50000h` of one device, or `12h/run`."""
     tuned: int | None = None
 
     def check(self) -> None:
@@ -37,12 +41,11 @@ class PlanDetails:
         for name, value in (("--epochs", self.epochs), ("--samples", self.samples), ("--tuned-batch", self.tuned)):
             if value is not None and not 0 < value < 1e15:
                 raise InputError(f"{name} {value:g}", rule="more than 0")
-        if not 0 <= self.price < 1e9:
-            raise InputError(f"--price {self.price:g}", rule="not negative, for one device and hour")
+        self.money()
         if self.tokens is not None and self.epochs is not None:
             raise InputError("--tokens and --epochs", rule="both set the length of the training", fix="use one of them")
         self.token_count()
-        self.failure_seconds()
+        self.failure_rate()
 
     def token_count(self) -> float:
         """`13T`, `300B`, `1.5e12`; 0 if none were given."""
@@ -56,17 +59,23 @@ class PlanDetails:
             raise InputError(f"--tokens {self.tokens}", rule="more than 0")
         return tokens
 
-    def failure_seconds(self) -> float:
-        """The mean time between failures; one day by default."""
-        from ..core.units import parse_seconds
+    def failure_rate(self) -> FailureRate:
+        """How often devices, or the run, fail."""
+        from .checkpoints import parse_failures
+
+        return parse_failures(self.mtbf)
+
+    def money(self) -> Money:
+        """The price of a device hour, in the user's currency."""
+        from ..core.money import Money
 
         try:
-            seconds = parse_seconds(self.mtbf or "24h")
+            price = Money.parse(self.price)
         except ValueError as e:
-            raise InputError(f"--mtbf {self.mtbf}", rule=str(e)) from None
-        if seconds <= 0:
-            raise InputError(f"--mtbf {self.mtbf}", rule="more than no time")
-        return seconds
+            raise InputError(f"--price {self.price}", rule=str(e)) from None
+        if not 0 <= price.amount < 1e9:
+            raise InputError(f"--price {self.price}", rule="not negative, for one device and hour")
+        return price
 
 
 def fit_of(question: PlanQuestion) -> FitReport:
@@ -122,7 +131,7 @@ def _whole_training(details: PlanDetails, search: PlanSearch) -> Iterator[tuple[
     from ..planner.training import checkpoint_interval, scale_learning_rate, training_cost
 
     q, plan = search.question, search.chosen
-    e = search.estimates[str(plan)]
+    e, price = search.estimates[str(plan)], details.money()
     whole = details.tokens is not None or details.epochs is not None
     samples = details.samples or (_dataset_size(q.target) if details.epochs is not None else 0)
     if whole:
@@ -135,13 +144,14 @@ def _whole_training(details: PlanDetails, search: PlanSearch) -> Iterator[tuple[
                 tokens=details.token_count(),
                 epochs=details.epochs or 0.0,
                 samples=samples,
-                price=details.price,
+                price=price.amount,
+                currency=price.currency,
             ),
         )
-    elif details.price:
-        yield "price_of_1000_steps", 1000 * (e.step_seconds * plan.ranks / 3600 * details.price)
+    elif price.amount:
+        yield "price_of_1000_steps", 1000 * (e.step_seconds * plan.ranks / 3600 * price.amount)
     if whole or details.mtbf is not None:
-        yield "saving", checkpoint_interval(q.profile, plan, e, q.cluster, details.failure_seconds())
+        yield "saving", checkpoint_interval(q.profile, plan, e, q.cluster, details.failure_rate())
     rate = scale_learning_rate(q.profile, details.tuned or q.own_batch, samples)
     if str(rate):
         yield "rates", rate

@@ -11,6 +11,7 @@ from ..core.errors import InputError
 from ..core.units import format_percent, format_seconds, parse_seconds
 from ..theory.roofline import compute_type
 from .callbacks import Notify, Progress, ignore_progress, log_note
+from .checkpoints import parse_failures
 from .corrections import load_machines
 from .inputs import load_plan, load_profile, profile_in_precision, with_step_times
 from .simulate import Simulation
@@ -18,6 +19,7 @@ from .simulate import Simulation
 if TYPE_CHECKING:
     from ..clusters import Cluster
     from ..costs import Estimate
+    from ..costs.checkpoint_interval import FailureRate
     from ..models import Profile
     from ..plans import Plan
     from ..simulator.failures import FailureReplay
@@ -34,7 +36,7 @@ class FailureOptions:
     """Failures of devices over some days."""
 
     mtbf: str | float
-    """Mean time between failures of one device: `50000h`, or seconds."""
+    """Mean time between failures: `50000h` of one device, `12h/run` of all, or seconds of one device."""
     restart: str | float = "5min"
     """From a failure until training goes on: detection, start of the ranks, loading the checkpoint."""
     days: float = 30.0
@@ -50,23 +52,18 @@ class FailureOptions:
             return None
         return cls(mtbf, "5min" if restart is None else restart, 30.0 if days is None else days)
 
-    def seconds(self) -> tuple[float, float]:
-        """(mean time between failures of one device, time of a restart); refuses bad values."""
+    def rates(self) -> tuple[FailureRate, float]:
+        """(how often something fails, seconds of a restart); refuses bad values."""
         if not 0 < self.days <= LONGEST_DAYS:
             raise InputError(f"--days {self.days:g}", rule=f"more than 0, at most {LONGEST_DAYS:g}")
-        try:
-            mtbf = parse_seconds(self.mtbf)
-        except ValueError as e:
-            raise InputError(f"--mtbf {self.mtbf}", rule=str(e), fix="--mtbf 50000h") from None
-        if not 0 < mtbf < float("inf"):
-            raise InputError(f"--mtbf {self.mtbf}", rule="more than no time", fix="--mtbf 50000h")
+        rate = parse_failures(self.mtbf)
         try:
             restart = parse_seconds(self.restart)
         except ValueError as e:
             raise InputError(f"--restart {self.restart}", rule=str(e), fix="--restart 5min") from None
         if not 0 <= restart < float("inf"):
             raise InputError(f"--restart {self.restart}", rule="no negative time", fix="--restart 5min")
-        return mtbf, restart
+        return rate, restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,7 @@ def simulate_job(
 ) -> Simulation:
     """One step of a job under a plan; with `failures`, days of them. Other options are those of `load_question`."""
     if failures is not None:
-        failures.seconds()
+        failures.rates()
     question = load_question(target, plan, cluster, slow_links=slow_links, seed=seed, **options)  # type: ignore[arg-type]  # passed on as they came
     simulation = replay_question(question)
     if slow_links:
@@ -270,14 +267,13 @@ def _failures(simulation: Simulation, question: StepQuestion, options: FailureOp
     from ..simulator.failures import replay_failures
 
     assert simulation.estimate is not None
-    mtbf, restart = options.seconds()
-    all_devices = mtbf / question.plan.ranks
+    rate, restart = options.rates()
     step = simulation.step_seconds
     estimate = dataclasses.replace(simulation.estimate, step_seconds=step)
-    saves = checkpoint_interval(question.profile, question.plan, estimate, question.cluster, all_devices)
+    saves = checkpoint_interval(question.profile, question.plan, estimate, question.cluster, rate)
     return replay_failures(
         86400 * options.days,
-        mtbf=all_devices,
+        mtbf=saves.mtbf,
         interval=saves.every * step,
         stall=saves.stall,
         restart=restart,

@@ -156,7 +156,7 @@ def train(
         write_last_step(sinks.trace, reports)
     first = reports.first
     watch.end(run, page, first["seconds_by_phase"], taken=len(reports.records))
-    watch.note(checkpoints.advice(first["save_stall"], run.step_seconds))
+    watch.note(checkpoints.advice(first["save_stall"], run.step_seconds, run.ranks))
     if corrections and not reports.faults and not f.plan.has_coordinator:
         own = [r["own_by_phase"] for r in reports.results]
         watch.note(keep_run(f.file, run, f.speed_of(first), own, first["counted"], drift=first.get("drift", 0.0)))

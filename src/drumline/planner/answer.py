@@ -62,6 +62,8 @@ class Answer:
     """Where plans were allowed whose replicas do not wait for each other: what became of them."""
     reserve_bytes: float = 0.0
     """Memory of each device that is kept free."""
+    idle: str = ""
+    """Why devices stay idle, which the explanation says first; empty if the best plan uses all."""
 
     @property
     def best(self) -> Candidate:

@@ -9,9 +9,9 @@ from ..costs import Estimate
 from ..costs.kernel_time import Pricer
 from ..costs.layer_time import largest_micro_batch
 from ..costs.model_split import split_model
+from ..costs.throughput import Throughput
 from ..models.profile import COMPUTE_KINDS, Profile
 from ..plans import Plan
-from ..theory.roofline import compute_type
 
 DEPENDS_ON = {
     "products": "the matmul rate (device.peak)",
@@ -32,7 +32,7 @@ class Bottlenecks:
 
     shares: dict[str, float]
     utilisation: float
-    """Model FLOP/s over the peak of the devices in use."""
+    """Model FLOP/s over the peak of the devices in use; 0 where the peak is unknown."""
 
     @property
     def first(self) -> str:
@@ -47,8 +47,8 @@ def bottlenecks(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> 
     seconds |= {k: e.parts.get(k, 0.0) for k in ("communication", "bubble", "optimizer", "overhead", "waiting")}
     total = sum(seconds.values()) or 1.0
     shares = {k: v / total for k, v in sorted(seconds.items(), key=lambda kv: -kv[1]) if v > 0}
-    peak_flops = e.step_seconds * plan.ranks * cluster.device.peak[compute_type(plan.precision)]
-    return Bottlenecks(shares, profile.flops().at(profile.batch_size) / peak_flops)
+    rates = Throughput.of(profile, plan, cluster, e.step_seconds)
+    return Bottlenecks(shares, rates.mfu if rates and rates.mfu else 0.0)
 
 
 def _kernel_limits(profile: Profile, plan: Plan, cluster: Cluster) -> dict[str, float]:

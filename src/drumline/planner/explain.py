@@ -163,30 +163,57 @@ def explain(
     """
     plan, best = ranked[0]
     lines = [
-        f"{plan} takes {format_seconds(best.step_seconds)} per step on {plan.ranks} of {cluster.devices} "
-        f"{cluster.device.name}{'s' if cluster.devices > 1 else ''}.",
-        _bottleneck(profile, plan, best, cluster),
-        f"A device needs {best.memory_text}.",
+        idle_devices(ranked, cluster, objective),
+        *_step_and_memory(profile, plan, best, cluster),
         _tight(best),
         _simplest(ranked, objective),
         *describe_tradeoffs(profile, plan, best, cluster),
     ]
     if stale is not None:
         lines.append(stale.sentence)
-    if plan.ranks > 1:
-        lines.append(
-            f"{format_seconds(best.hidden_seconds)} of its communication is hidden behind compute, "
-            f"{format_seconds(best.parts['communication'])} is exposed."
-        )
-        lines.append(describe_algorithm(plan, cluster))
-    if plan.ranks < cluster.devices:
-        lines.append(_idle_devices(ranked, cluster, objective))
+    lines += _communication(plan, best, cluster)
     lines += _less_sharding(ranked, objective)
     lines += _alternatives(profile, cluster, ranked, families, objective, break_even)
     if too_large:
         kept = best.reserve_bytes and not best.in_reserve
         lines.append(f"{too_large} candidates do not fit{', or only into the reserve' if kept else ''}.")
     return " ".join(filter(None, lines))
+
+
+def explain_plan(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> str:
+    """One paragraph about a plan that was given: what bounds its step, and how it uses the machine.
+
+    Empty without a predicted step, or if the machines do not have the plan's ranks, as in an edited run folder.
+    """
+    if not any(e.parts.values()) or plan.ranks > cluster.devices:
+        return ""
+    lines = [
+        *_step_and_memory(profile, plan, e, cluster),
+        "" if e.fits else f"It does not fit: {e.lacks[0]} memory lacks {format_bytes(e.lacks[1])}.",
+        *describe_tradeoffs(profile, plan, e, cluster),
+        *_communication(plan, e, cluster),
+        sync_caveat(plan),
+    ]
+    return " ".join(filter(None, lines))
+
+
+def _step_and_memory(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> list[str]:
+    return [
+        f"{plan} takes {format_seconds(e.step_seconds)} per step on {plan.ranks} of {cluster.devices} "
+        f"{cluster.device.name}{'s' if cluster.devices > 1 else ''}.",
+        _bottleneck(profile, plan, e, cluster),
+        f"A device needs {e.memory_text}.",
+    ]
+
+
+def _communication(plan: Plan, e: Estimate, cluster: Cluster) -> list[str]:
+    if plan.ranks == 1:
+        return []
+    return [
+        f"{format_seconds(e.hidden_seconds)} of its communication is hidden behind compute, "
+        f"{format_seconds(e.parts.get('communication', 0.0))} is exposed.",
+        describe_algorithm(plan, cluster),
+    ]
 
 
 def _tight(e: Estimate) -> str:
@@ -216,6 +243,8 @@ def _simplest(ranked: list[Scored], objective: str) -> str:
 def _bottleneck(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> str:
     """Where the time goes, and the fraction of the peak that the step reaches."""
     bounds = bottlenecks(profile, plan, e, cluster)
+    if not bounds.shares:  # the profile has no operators
+        return ""
     first, *rest = [(k, v) for k, v in bounds.shares.items() if v >= MIN_SHARE or k == bounds.first]
     others = ", ".join(f"{100 * v:.0f}% {_SHARE.get(k, k)}" for k, v in rest)
     return (
@@ -224,11 +253,13 @@ def _bottleneck(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> 
     )
 
 
-def _idle_devices(ranked: list[Scored], cluster: Cluster, objective: str) -> str:
-    """Why devices stay idle."""
+def idle_devices(ranked: list[Scored], cluster: Cluster, objective: str) -> str:
+    """How many devices the best plan leaves idle, and why; empty if it uses all."""
     winner, best = ranked[0]
     idle = cluster.devices - winner.ranks
-    text = f"{idle} {'device stays' if idle == 1 else 'devices stay'} idle"
+    if idle <= 0:
+        return ""
+    text = f"{idle} of {cluster.devices} devices {'stays' if idle == 1 else 'stay'} idle"
     most = max(plan.ranks for plan, _ in ranked)
     if most == winner.ranks:
         return f"{text}: no plan can use more."

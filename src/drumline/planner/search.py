@@ -17,7 +17,7 @@ from ..plans import Plan
 from . import suggestions
 from .answer import Answer, Candidate
 from .dry_runs import DryRun, drop_failed
-from .explain import compare_families, explain, is_tied, reason, winner_reason
+from .explain import compare_families, explain, idle_devices, is_tied, reason, winner_reason
 from .gradient_algorithms import choose_algorithms
 from .objectives import Scored, best_first, simplest_first, value
 from .reserve import Reserve, reserve_bytes, with_reserve, without_reserve
@@ -90,8 +90,9 @@ def search(
     explained = partial(explain, break_even=break_even, too_large=too_large, stale=ranking.stale)
     text = explained(profile, limited, ranked, families, objective)
     seconds = time.perf_counter() - start
+    idle = idle_devices(ranked, limited, objective)
     answer = Answer(
-        rows, seconds, text, objective, families, ranking.interrupted, count, scoring.source, ranking.stale, kept
+        rows, seconds, text, objective, families, ranking.interrupted, count, scoring.source, ranking.stale, kept, idle
     )
     return answer, {e.plan: e for _, e in ranked}
 

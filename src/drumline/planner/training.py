@@ -9,7 +9,7 @@ from ..clusters import Cluster
 from ..core.errors import InputError
 from ..costs import Estimate
 from ..costs.batch_scaling import WARM_EPOCHS, batch_warning, scale_rate, token_warning
-from ..costs.checkpoint_interval import save_interval
+from ..costs.checkpoint_interval import FailureRate, save_interval
 from ..costs.rank_model import tokens_of
 from ..models.op_shapes import ConvolutionShape, shape_of
 from ..models.profile import Profile
@@ -33,6 +33,8 @@ class TrainingCost:
     """0 where samples are not tokens."""
     epochs: float
     """0 where the size of the dataset is unknown."""
+    currency: str = ""
+    """Of the price; empty where the user named none."""
 
 
 def training_cost(
@@ -44,6 +46,7 @@ def training_cost(
     epochs: float = 0.0,
     samples: int = 0,
     price: float = 0.0,
+    currency: str = "",
 ) -> TrainingCost:
     """Cost of a number of tokens, or of epochs over `samples`. Idle devices are not paid for."""
     tokens_per_sample = tokens_of(profile)
@@ -66,9 +69,8 @@ def training_cost(
     steps = max(1, math.ceil(count / profile.batch_size))
     seconds = steps * e.step_seconds
     hours = seconds * plan.ranks / 3600
-    return TrainingCost(
-        steps, seconds, hours, hours * price, float(count * tokens_per_sample), count / samples if samples else 0.0
-    )
+    epochs = count / samples if samples else 0.0
+    return TrainingCost(steps, seconds, hours, hours * price, float(count * tokens_per_sample), epochs, currency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,30 +82,42 @@ class CheckpointInterval:
     stall: float
     """Seconds that training waits for a save: until the states are copied to host memory."""
     mtbf: float
+    """Mean seconds between failures of the whole run."""
     interval: float
     """Seconds between two saves that lose the least time (Young/Daly)."""
     every: int
     """The same in steps."""
     lost: float
     """Fraction of the time spent on saves and repeated steps."""
+    failures: str = ""
+    """How often something fails, in words."""
+
+    @property
+    def storage_rate(self) -> float:
+        """Bytes per second that the storage must take, so that a checkpoint is written before the next one."""
+        return self.bytes / self.interval
 
 
-def checkpoint_interval(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster, mtbf: float) -> CheckpointInterval:
+def checkpoint_interval(
+    profile: Profile, plan: Plan, e: Estimate, cluster: Cluster, rate: FailureRate
+) -> CheckpointInterval:
     """The Young/Daly interval: a save waits until a rank's states are on the host; disks are written later."""
     width = profile.parameter_bytes
     whole = profile.parameters * width + profile.trained * profile.state_per_parameter
     # replicas share the work of saving: every value is written once
     share = whole / plan.ranks
     host = cluster.device.host
-    rate = (
+    copies = (
         host.copy
         if host is not None and cluster.device.kind == "cuda"
         else MEMORY_EFFICIENCY * cluster.device.bandwidth / 2
     )
-    stall = share / rate
+    stall = share / copies
+    mtbf = rate.of_run(plan.ranks)
     interval = save_interval(stall, mtbf)
     every = max(1, round(interval / e.step_seconds))
-    return CheckpointInterval(whole, stall, mtbf, interval, every, stall / interval + interval / (2 * mtbf))
+    lost = stall / interval + interval / (2 * mtbf)
+    return CheckpointInterval(whole, stall, mtbf, interval, every, lost, rate.in_words(plan.ranks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..core import files
-from ..core.units import format_count, format_percent, format_seconds
+from ..core.units import format_count, format_seconds
 from .comparison import ComparedRun, Comparison
 from .markup import Content, Html, cut, join, names, table, tag
 from .page_style import STYLE, data_table, html_document, navigation, section
+from .prediction_error import short_time_words
 from .step_summaries import LossPoint, throughput
 from .svg_bars import BarRow, bar_rows
 from .svg_charts import SECONDS_AXIS, STEPS_AXIS
@@ -120,7 +121,7 @@ def _predicted(c: ComparedRun) -> str:
 
 
 def _error(c: ComparedRun) -> str:
-    return f" ({format_percent(c.run.time_error)})" if c.run.time_error is not None else ""
+    return f" ({short_time_words(c.run.time_error)})" if c.run.time_error is not None else ""
 
 
 def _named(i: int, c: ComparedRun) -> Html:

@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..core.units import format_count, format_percent, format_seconds
+from ..core.units import format_count, format_seconds
 from .comparison import ComparedRun, Comparison
 from .console import NARROW, borderless_table
+from .prediction_error import short_time_words
 
 
 def comparison_lines(comparison: Comparison, *, width: int) -> RenderableType:
@@ -53,7 +54,7 @@ def _cells(c: ComparedRun, *, at: bool, wide: bool) -> list[str]:
         cells = [str(c.reached.steps) if c.reached else "never", "-" if seconds is None else f"{seconds:.4g}"]
     cells.append(format_count(c.samples_per_second) if c.samples_per_second else "-")
     if wide:
-        error = f" ({format_percent(c.run.time_error)})" if c.run.time_error is not None else ""
+        error = f" ({short_time_words(c.run.time_error)})" if c.run.time_error is not None else ""
         cells += [
             format_seconds(c.run.step_seconds) if c.run.step_seconds else "-",
             format_seconds(c.run.estimate.step_seconds) + error,

@@ -10,6 +10,8 @@ from pathlib import Path
 from ..core import files
 from ..core.timeline import Timeline
 from ..core.units import format_bytes, format_count, format_seconds
+from ..costs.throughput import mfu_text
+from ..planner.explain import explain_plan
 from .collective_section import collective_section
 from .fault_section import fault_section
 from .history_section import history_section
@@ -17,7 +19,16 @@ from .input_wait import input_sentence
 from .markup import Content, Html, cut, join, names, tag
 from .page_sections import cluster_section, model_section, plan_section
 from .page_style import data_table, html_document, navigation, section
-from .prediction_error import MEMORY_PARTS, level, memory_table, ordered, time_table, verdict
+from .prediction_error import (
+    MEMORY_PARTS,
+    level,
+    memory_in_words,
+    memory_table,
+    ordered,
+    time_in_words,
+    time_table,
+    verdict,
+)
 from .roofline_section import roofline_section
 from .run import Run
 from .svg_charts import memory_bars
@@ -55,7 +66,7 @@ def page(run: Run, problems: Sequence[str] = ()) -> Html:
         *waiting_parts(run.steps),
         ("Collectives", "Collectives, measured and by the model", _collectives(run)),
         ("Roofline", "The operators under the roofline", _roofline(run)),
-        ("Plan", "The plan, and why it won" if run.answer else "The plan", plan_section(run.plan, run.answer)),
+        ("Plan", _plan_title(run), plan_section(run.plan, run.answer, _why(run))),
         ("Model", "The model", model_section(run.profile)),
         ("Cluster", "The cluster", cluster_section(run.cluster)),
     ]
@@ -63,6 +74,15 @@ def page(run: Run, problems: Sequence[str] = ()) -> Html:
     header = _headline(run, [key for key, _, _ in shown], problems)
     main = tag("main", *(section(*x) for x in shown))
     return html_document(f"{run.name}: {run.plan}", PATTERN, header, main, _footer(run))
+
+
+def _plan_title(run: Run) -> str:
+    chosen = run.answer is not None and run.answer.best.plan == run.plan
+    return "The plan, and why it won" if chosen else "The plan, and what limits it"
+
+
+def _why(run: Run) -> str:
+    return explain_plan(run.profile, run.plan, run.estimate, run.cluster)
 
 
 def _collectives(run: Run) -> Html | None:
@@ -131,29 +151,26 @@ def _numbers(run: Run) -> Html:
     bound = ""
     if e.error and run.time_error is not None:
         bound = f"{'within' if abs(run.time_error) <= e.error else 'outside'} the stated error of ±{100 * e.error:.0f}%"
-    work = 0.0
-    if run.step_seconds:
-        work = run.profile.flops().at(run.batch_size) / run.step_seconds
     used = f"{100 * (run.peak_bytes or e.memory_bytes) / e.memory_limit:.1f}% of the limit" if e.memory_limit else ""
     cards = tag(
         "div",
         _card(
             "Step time",
             format_seconds(run.step_seconds) if run.step_seconds else _NONE,
-            ["predicted ", format_seconds(e.step_seconds), " ", level(run.time_error, "too fast", "too slow")],
+            ["predicted ", format_seconds(e.step_seconds), " ", level(run.time_error, time_in_words)],
             bound,
         ),
         _card(
             "Peak memory of a rank",
             format_bytes(run.peak_bytes) if run.peak_bytes else _NONE,
-            ["predicted ", format_bytes(e.memory_bytes), " ", level(run.memory_error, "too low", "too high")],
+            ["predicted ", format_bytes(e.memory_bytes), " ", level(run.memory_error, memory_in_words)],
             used,
         ),
         _card(
             "Throughput",
             _rate(run.batch_size, run.step_seconds) or _NONE,
             f"predicted {_rate(run.batch_size, e.step_seconds) or 'nothing'}",
-            f"{format_count(work, 'FLOP/s')} over {_ranks(run.ranks)}" if work else "",
+            _each_device(run),
         ),
         *_bubble(run),
         class_="cards",
@@ -190,6 +207,16 @@ _NONE = "not measured"
 
 def _rate(samples: int, seconds: float) -> str:
     return f"{format_count(samples / seconds)} samples/s" if seconds else ""
+
+
+def _each_device(run: Run) -> str:
+    """`all ranks: 12.5 k tokens/s; per device: 3.20 GFLOP/s, MFU 41.2%`."""
+    t = run.throughput
+    if t is None:
+        return ""
+    tokens = f"{format_count(t.tokens_per_second)} tokens/s over {_ranks(t.devices)}; " if t.tokens_per_second else ""
+    flops = f"{format_count(t.flops_per_device, 'FLOP/s')}, " if t.flops_per_device else ""
+    return f"{tokens}per device {flops}{mfu_text(t.mfu)}"
 
 
 def _card(title: str, big: str, *lines: Content) -> Html:

@@ -45,9 +45,11 @@ MEANING = {
 """The meaning of each key of a plan, in a line."""
 
 
-def plan_section(plan: Plan, answer: Answer | None) -> Html:
-    """The keys of the plan, and the candidates that it was chosen from."""
-    return join(plan_keys(plan), _answer(plan, answer))
+def plan_section(plan: Plan, answer: Answer | None, why: str = "") -> Html:
+    """What limits the plan (`why`), its keys, and the candidates that it was chosen from, or compared with."""
+    chosen = answer is not None and _same(str(answer.best.plan), plan)
+    about = join(tag("h3", "What limits this plan"), tag("p", why)) if why and not chosen else None
+    return join(about, plan_keys(plan), _answer(plan, answer))
 
 
 def plan_keys(plan: Plan) -> Html:
@@ -77,8 +79,12 @@ def plan_keys(plan: Plan) -> Html:
 def _answer(plan: Plan, answer: Answer | None) -> Html:
     if answer is None:
         return tag("p", "The plan was given, not searched for: no candidates to compare it with.", class_="note")
+    chosen = _same(str(answer.best.plan), plan)
+    own = next((c for c in answer.candidates if _same(str(c.plan), plan)), None)
+    margin = f"This run's plan was given. The best candidate is {answer.best.plan}. Next to it, the given plan: "
     return join(
-        tag("h3", "Why this plan"),
+        tag("p", f"{margin}{own.reason if own else 'not among the candidates'}.") if not chosen else None,
+        tag("h3", "Why this plan" if chosen else f"Why {answer.best.plan} is the best candidate"),
         tag("p", answer.explanation) if answer.explanation else None,
         candidate_table(answer, plan, whose="This run's plan", rest_in="answer.json"),
     )

@@ -8,7 +8,9 @@ from pathlib import Path
 from ..core import files
 from ..core.units import format_bytes, format_count, format_seconds
 from ..costs.estimate import Estimate
+from ..costs.throughput import Throughput, mfu_text
 from ..planner.bottlenecks import DEPENDS_ON, bottlenecks
+from ..planner.explain import explain_plan, reason
 from ..planner.objectives import OBJECTIVES
 from .markup import Content, Html, cut, join, names, swatch, table, tag
 from .page_sections import candidate_table, cluster_section, model_section, plan_keys
@@ -74,6 +76,7 @@ def _header(report: PlanReport, sections: list[str]) -> Html:
         "header",
         tag("h1", *title),
         tag("p", f"{format_seconds(best.step_seconds)} a step: {best.reason}.", class_="verdict"),
+        tag("p", answer.idle) if answer.idle else None,
         tag("dl", *((tag("dt", key), tag("dd", value)) for key, value in facts), class_="facts"),
         navigation(sections),
     )
@@ -89,12 +92,29 @@ def _answer(report: PlanReport) -> Html:
     cards.append(_card("Memory of a device", format_bytes(best.memory_bytes), limit))
     if p:
         rate = f"{format_count(p.batch_size / best.step_seconds)} samples/s"
-        cards.append(_card("Throughput", rate, f"{p.batch_size} samples a step"))
+        t = Throughput.of(p, best.plan, report.cluster, best.step_seconds) if report.cluster else None
+        tokens = f"{format_count(t.tokens_per_second)} tokens/s, " if t and t.tokens_per_second else ""
+        cards.append(_card("Throughput of all devices", rate, f"{tokens}{p.batch_size} samples a step"))
     if p and e and report.cluster:
         limits = bottlenecks(p, best.plan, e, report.cluster)
-        cards.append(_card("Of the peak", f"{100 * limits.utilisation:.1f}%", f"bound by {DEPENDS_ON[limits.first]}"))
+        flops = format_count(t.flops_per_device, "FLOP/s") if t and t.flops_per_device else ""
+        bound = f"{f'{flops} per device; ' if flops else ''}bound by {DEPENDS_ON[limits.first]}"
+        cards.append(_card("MFU", mfu_text(t.mfu if t else None).removeprefix("MFU "), bound))
     parts = _parts(report.compared) if e else None
-    return join(tag("div", *cards, class_="cards"), parts, tag("h3", "Its keys"), plan_keys(best.plan))
+    return join(tag("div", *cards, class_="cards"), parts, _given(report), tag("h3", "Its keys"), plan_keys(best.plan))
+
+
+def _given(report: PlanReport) -> Html | None:
+    """What limits the user's own plan, and how it compares with the best."""
+    e = report.estimates.get(str(report.given))
+    if report.given is None or e is None or report.profile is None or report.cluster is None:
+        return None
+    text = explain_plan(report.profile, report.given, e, report.cluster)
+    best = report.estimate
+    margin = (
+        reason(e, best, report.given, report.answer.objective) if best and e.plan != best.plan else "it is the best"
+    )
+    return join(tag("h3", "Your plan"), tag("p", text) if text else None, tag("p", f"Next to the best plan: {margin}."))
 
 
 def _card(title: str, big: str, line: str) -> Html:

@@ -8,7 +8,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..core.units import format_bytes, format_count, format_seconds
+from ..core.money import Money
+from ..core.units import format_bytes, format_count, format_rate, format_seconds
+from ..core.wrapping import widest_part
 from ..costs import Estimate
 from ..planner import Answer, PlanFamily
 from ..planner.fit_report import FitReport
@@ -19,12 +21,17 @@ from ..planner.training import CheckpointInterval, TrainingCost
 from ..planner.what_if import WhatIfAnswer, WhatIfComparison
 from .console import NARROW, borderless_table
 
+FREE = Money(0.0)
+
 
 def plans_table(answer: Answer, *, top: int, width: int) -> RenderableType:
     """The best candidates with their reasons; on a narrow terminal the reason is below the plan."""
     narrow = width < NARROW + 20
     table = borderless_table(gap=1 if narrow else 2)
-    table.add_column("plan", overflow="fold", ratio=None if not narrow else 1)
+    shown = [str(c.plan) for c in answer.candidates[:top]]
+    # the reasons fold better than the plans do
+    room = max(map(widest_part, shown), default=0) if narrow else min(max(map(len, shown), default=0), width // 2)
+    table.add_column("plan", overflow="fold", ratio=1 if narrow else None, min_width=room)
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("memory", justify="right", no_wrap=True)
     if not narrow:
@@ -171,23 +178,23 @@ def pareto_lines(front: Sequence[Scored]) -> RenderableType:
     return Group(*lines)
 
 
-def training_lines(t: TrainingCost, price: float) -> str:
+def training_lines(t: TrainingCost, price: Money) -> str:
     """Duration, device hours and cost of the whole training."""
     days = t.seconds / 86400
     long = f"{days:,.1f} days" if days < 800 else f"{days / 365.25:,.1f} years"
     long = format_seconds(t.seconds) if days < 2 else long
     what = [f"{format_count(t.tokens)} tokens"] if t.tokens else []
     what += [f"{t.epochs:g} epochs"] if t.epochs else []
-    cost = f", {t.price:,.2f} at {price:g} each" if price else ""
+    cost = f", {price.of(t.price)} at {price} each" if price.amount else ""
     return f"training ({', '.join(what)}): {t.steps:,} steps, {long}, {t.device_hours:,.1f} device hours{cost}"
 
 
 def saving_lines(s: CheckpointInterval) -> str:
     """How often to save."""
     return (
-        f"save every {format_seconds(s.interval)} (--save-every {s.every}): a checkpoint has {format_bytes(s.bytes)}, "
-        f"copying it to the host stalls {format_seconds(s.stall)}; with a failure every {format_seconds(s.mtbf)} "
-        f"{100 * s.lost:.2g}% of the time is lost, the least possible (Young/Daly)"
+        f"save every {format_seconds(s.interval)} (--save-every {s.every}): if {s.failures} (--mtbf), this loses the "
+        f"least time, {100 * s.lost:.2g}% (Young/Daly). Copying a checkpoint of {format_bytes(s.bytes)} to the host "
+        f"stalls {format_seconds(s.stall)}; the storage must take {format_rate(s.storage_rate)}"
     )
 
 
@@ -197,10 +204,10 @@ def formula_lines(terms: Iterable[FormulaTerm]) -> RenderableType:
     return Group(Text(str(first)), *(Text(f"  {t}") for t in rest))
 
 
-def detail_text(key: str, value: Any, *, width: int, price: float = 0.0) -> RenderableType:
+def detail_text(key: str, value: Any, *, width: int, price: Money = FREE) -> RenderableType:
     """One further answer about a plan, by its key in the JSON document."""
     if key == "price_of_1000_steps":
-        return f"1,000 steps cost {value:,.2f}"
+        return f"1,000 steps cost {price.of(value)}"
     if key == "rates":
         return f"learning rate: {value}"
     if key == "training":

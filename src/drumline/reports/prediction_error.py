@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..core.units import format_percent, format_seconds
 from .markup import Content, Html, join, swatch, table, tag
@@ -13,6 +13,9 @@ from .step_parts import PARTS, parts_of
 NEAR, FAR = 0.10, 0.25
 """Errors up to the first are good, up to the second fair, above it poor."""
 
+LEAST_DIFFERENCE = 0.0005
+"""Smaller differences are not worth a word."""
+
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "communication", "workspace", "other")
 
 
@@ -21,23 +24,53 @@ def verdict(run: Run) -> str:
     predicted = format_seconds(run.estimate.step_seconds)
     if run.time_error is None:
         return f"Predicted {predicted} a step; nothing was measured."
-    return f"Predicted {predicted} a step, measured {format_seconds(run.step_seconds)}: {in_words(run.time_error)}."
+    return (
+        f"Predicted {predicted} a step, measured {format_seconds(run.step_seconds)}: {time_in_words(run.time_error)}."
+    )
 
 
-def in_words(error: float, low: str = "too fast", high: str = "too slow") -> str:
-    """`6.4% too fast`: the signed error of a prediction in words."""
-    if abs(error) < 0.0005:
-        return "correct to 0.1%"
-    size = f"{100 * abs(error):.1f}%" if abs(error) < 1 else f"{1 + error:.1f} times" if error > 0 else "100%"
-    return f"{size} {low if error < 0 else high}"
+def time_in_words(error: float) -> str:
+    """The error of a predicted time, (predicted - measured) / measured, as what the run did: `6.8% slower than
+    predicted`."""
+    if (difference := measured_difference(error)) is None:
+        return "nothing was predicted"
+    if abs(difference) < LEAST_DIFFERENCE:
+        return "as predicted, to 0.1%"
+    if difference >= 1:
+        return f"{1 + difference:.1f} times as long as predicted"
+    if difference <= -0.5:
+        return f"{1 / (1 + difference):.1f} times as fast as predicted"
+    return f"{100 * abs(difference):.1f}% {'slower' if difference > 0 else 'faster'} than predicted"
 
 
-def level(error: float | None, low: str, high: str) -> Html:
+def short_time_words(error: float) -> str:
+    """`6.8% slower`: the same for a cell of a table, next to the prediction."""
+    return time_in_words(error).removesuffix(" than predicted").removesuffix(" predicted").removesuffix(" as")
+
+
+def memory_in_words(error: float) -> str:
+    """The error of a predicted size as what the run needed: `8.2% more than predicted`."""
+    if (difference := measured_difference(error)) is None:
+        return "nothing was predicted"
+    if abs(difference) < LEAST_DIFFERENCE:
+        return "as predicted, to 0.1%"
+    if difference >= 1:
+        return f"{1 + difference:.1f} times as much as predicted"
+    return f"{100 * abs(difference):.1f}% {'more' if difference > 0 else 'less'} than predicted"
+
+
+def measured_difference(error: float | None) -> float | None:
+    """(measured - predicted) / predicted of an error (predicted - measured) / measured: above zero the run took, or
+    needed, more than predicted. None if nothing was measured, or predicted."""
+    return 1 / (1 + error) - 1 if error is not None and error > -1 else None
+
+
+def level(error: float | None, words: Callable[[float], str]) -> Html:
     """An error in words with a matching sign and colour; nothing if nothing was measured."""
     if error is None:
         return Html("")
     kind, sign = ("good", "●") if abs(error) <= NEAR else ("fair", "◆") if abs(error) <= FAR else ("poor", "▲")
-    return tag("span", f"{sign} {in_words(error, low, high)}", class_=f"level {kind}")
+    return tag("span", f"{sign} {words(error)}", class_=f"level {kind}")
 
 
 def time_table(run: Run) -> Html:
@@ -50,7 +83,7 @@ def time_table(run: Run) -> Html:
     unit = _time_unit(max(run.estimate.step_seconds, run.step_seconds))
     note = (
         "Communication is the part not hidden by computation; overhead is loading, waiting and the rest. Differences "
-        "are (predicted - measured) in percent of the measured step, so the rows add up to the error of the step."
+        "are (measured - predicted) in percent of the predicted step, so the rows add up to the difference of the step."
     )
     if measured and abs(stretch - 1) > 0.005 and run.measured:
         note += f" The recorded step took {format_seconds(run.measured.seconds)}; its parts are scaled to the median."
@@ -58,7 +91,7 @@ def time_table(run: Run) -> Html:
         note = "No step was recorded, so only the totals can be compared." if run.step_seconds else ""
     whole = (run.estimate.step_seconds, run.step_seconds)
     return join(
-        _table("step", predicted, measured, whole, order=PARTS, unit=unit, words=("too fast", "too slow")),
+        _table("step", predicted, measured, whole, order=PARTS, unit=unit, words=("faster", "slower")),
         tag("p", note, class_="note") if note else None,
     )
 
@@ -67,7 +100,7 @@ def memory_table(run: Run) -> Html:
     """The peak memory by part."""
     whole = (run.estimate.memory_bytes, run.peak_bytes)
     unit = _byte_unit(max(whole))
-    words = ("too low", "too high")
+    words = ("less", "more")
     return _table(
         "peak", run.estimate.memory_parts, run.memory_parts, whole, order=MEMORY_PARTS, unit=unit, words=words
     )
@@ -109,13 +142,13 @@ def _table(
     unit: Unit,
     words: tuple[str, str],
 ) -> Html:
-    """Part, predicted, measured, difference in percent of the measured total, and that as a bar."""
+    """Part, predicted, measured, difference in percent of the predicted total, and that as a bar."""
     name, size, digits = unit
-    total = whole[1]
+    total = whole[0]
     keys = list(ordered({k: 1.0 for k in (*predicted, *measured) if predicted.get(k) or measured.get(k)}, order))
-    shares = {k: (predicted.get(k, 0.0) - measured.get(k, 0.0)) / total for k in keys} if measured and total else {}
-    error = (whole[0] - total) / total if total else None
-    widest = max((abs(x) for x in (*shares.values(), error or 0.0)), default=0.0)
+    shares = {k: (measured.get(k, 0.0) - predicted.get(k, 0.0)) / total for k in keys} if measured and total else {}
+    difference = (whole[1] - total) / total if total and whole[1] else None
+    widest = max((abs(x) for x in (*shares.values(), difference or 0.0)), default=0.0)
     edge = next((x for x in (0.05, 0.1, 0.25, 0.5, 1.0) if widest <= x), 1.0)
 
     def number(x: float) -> str:
@@ -128,14 +161,14 @@ def _table(
             row.append(number(measured.get(k, 0.0)))
         if shares:
             row += [format_percent(shares[k]), _bar(shares[k], edge)]
-        rows.append(row + [""] * (5 - len(row) if error is not None else 0))
-    last: list[Content] = [what, number(whole[0])]
+        rows.append(row + [""] * (5 - len(row) if difference is not None else 0))
+    last: list[Content] = [what, number(total)]
     heads = [(f"in {name}", "tight"), ("predicted", "num")]
-    if error is not None:
-        last += [number(total), format_percent(error), _bar(error, edge)]
-        heads += [("measured", "num"), (f"of {what}", "num"), (_edges(words, edge), "bars")]
+    if difference is not None:
+        last += [number(whole[1]), format_percent(difference), _bar(difference, edge)]
+        heads += [("measured", "num"), ("of predicted", "num"), (_edges(words, edge), "bars")]
     caption = f"The {what} by part, predicted and measured"
-    return table(heads, rows, caption=caption, total=last, class_="" if error is not None else "narrow")
+    return table(heads, rows, caption=caption, total=last, class_="" if difference is not None else "narrow")
 
 
 def _edges(words: tuple[str, str], edge: float) -> Html:
@@ -144,7 +177,7 @@ def _edges(words: tuple[str, str], edge: float) -> Html:
 
 
 def _bar(share: float, edge: float) -> Html:
-    """A bar from the middle: to the left the prediction is too low, to the right too high."""
+    """A bar from the middle: to the left less was measured than predicted, to the right more."""
     size = min(1.0, abs(share) / edge) * 50
     x = 50 - size if share < 0 else 50
     return tag(

@@ -18,6 +18,7 @@ from ..core.errors import CorruptFile, InputError, nearest
 from ..core.regular_files import sha256
 from ..core.timeline import Timeline
 from ..costs.estimate import Estimate
+from ..costs.throughput import Throughput
 from ..models.profile import Profile
 from ..planner.answer import Answer
 from ..plans.plan import Plan
@@ -95,6 +96,11 @@ class Run:
     def predicted_step_seconds(self) -> float:
         """The predicted step time."""
         return self.estimate.step_seconds
+
+    @property
+    def throughput(self) -> Throughput | None:
+        """Of the median step; None if none was measured."""
+        return Throughput.of(self.profile, self.plan, self.cluster, self.step_seconds, samples=self.batch_size)
 
     @property
     def time_error(self) -> float | None:

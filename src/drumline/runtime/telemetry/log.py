@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...core.units import format_bytes, format_count, format_percent, format_seconds
+from ...costs.throughput import mfu_text, peak_of
 from ...reports.step_records import StepRecord
-from ...theory.roofline import compute_type
 from .recent import RecentStaleness, RecentWaits
 
 if TYPE_CHECKING:
@@ -57,11 +57,6 @@ class RunFacts:
             peak_of(cluster, plan.precision),
             estimate.memory_limit,
         )
-
-
-def peak_of(cluster: Cluster, precision: str) -> float | None:
-    """The dense peak FLOP/s of a device in a precision; None, not a guess, if the cluster does not state it."""
-    return cluster.device.peak.get(compute_type(precision))
 
 
 class StepLog:
@@ -138,15 +133,14 @@ def step_fields(r: StepRecord, steps: int) -> list[str]:
     predicted = f" (predicted {format_seconds(r.predicted_seconds)}" if r.predicted_seconds else ""
     drift = f", drift {format_percent(r.drift)})" if r.drift is not None else ")" if predicted else ""
     fields.append(format_seconds(r.seconds) + predicted + drift)
-    if r.tokens_per_second is not None:
-        fields.append(f"{r.tokens_per_second:.0f} tokens/s")
-    fields.append(f"{r.samples_per_second:.{0 if r.samples_per_second >= 10 else 2}f} samples/s")
+    fields.append(f"all ranks: {', '.join(_rates_of_all_ranks(r))}")
     if r.memory_bytes:
         share = f" ({100 * r.memory_share:.0f}%)" if r.memory_share is not None else ""
         fields.append(format_bytes(r.memory_bytes) + share)
     if r.tflops is not None:
-        fields.append(format_count(r.tflops * 1e12, "FLOP/s"))
-    fields.append(f"mfu {100 * r.mfu:.1f}%" if r.mfu is not None else "mfu N/A")
+        fields.append(f"per device: {format_count(r.tflops * 1e12, 'FLOP/s')}, {mfu_text(r.mfu)}")
+    else:
+        fields.append(mfu_text(r.mfu))
     fields += [f"eta {format_seconds(r.eta_seconds)}", f"data {100 * r.data_share:.0f}%"]
     if r.slowest_rank is not None and r.slowest_factor is not None and r.slowest_factor >= _NOTABLE:
         slow = "slow" if r.slowest_factor > _SLOW else "slowest"
@@ -168,6 +162,16 @@ def step_fields(r: StepRecord, steps: int) -> list[str]:
     if r.checkpoint_age is not None:
         fields.append(f"checkpoint {format_seconds(r.checkpoint_age)} ago")
     return fields
+
+
+def _rates_of_all_ranks(r: StepRecord) -> list[str]:
+    """Tokens and samples per second; the record has them per device."""
+    samples = r.samples / r.seconds if r.seconds else 0.0
+    words = [f"{samples:.{0 if samples >= 10 else 2}f} samples/s"]
+    if r.tokens_per_second is not None and r.samples_per_second:
+        tokens = r.tokens_per_second * samples / r.samples_per_second
+        words.insert(0, f"{tokens:.{0 if tokens >= 10 else 2}f} tokens/s")
+    return words
 
 
 def _share(share: float | None) -> str:
