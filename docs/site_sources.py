@@ -72,7 +72,7 @@ def api_table(module: ModuleType) -> str:
 
 
 def _is_constant(value: Any) -> bool:
-    return not (inspect.ismodule(value) or inspect.isclass(value) or callable(value))
+    return not (inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value))
 
 
 def first_sentence(value: Any) -> str:

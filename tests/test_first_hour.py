@@ -48,7 +48,7 @@ def test_a_quick_command(line: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_every_command_in_order(folder: Path) -> None:
     for line in COMMANDS[1:]:
         done = subprocess.run(
@@ -56,7 +56,7 @@ def test_every_command_in_order(folder: Path) -> None:
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1200,
             env={**os.environ, "DRUMLINE_CACHE": str(folder / "cache")},
         )
         assert done.returncode == 0, f"{line}\n{done.stderr}"

@@ -19,6 +19,7 @@ import pytest
 
 import drumline.theory
 
+pytestmark = pytest.mark.timeout(1500)  # seconds on an idle machine, minutes on an overloaded one
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PUBLIC = (
@@ -48,7 +49,7 @@ def script(name: str) -> ModuleType:
 def build(source: Path, target: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", str(target / "trees")]
     return subprocess.run(
-        [*command, *options, str(source), str(target / "html")], capture_output=True, text=True, timeout=280
+        [*command, *options, str(source), str(target / "html")], capture_output=True, text=True, timeout=1200
     )
 
 
