@@ -115,7 +115,7 @@ def test_all_wrong_keys_are_listed_with_their_lines(tmp_path: Path) -> None:
         f"  where: {path}",
         "  rule:  line 8, [device]: device.launch: '5GB' is not a time: the units are s, ms, us, µs, ns, min, h; given '5GB'",
         "         line 29, [network]: unknown key 'node'; Did you mean 'nodes'?",
-        "         line 26, [node.link]: key 'alpha' is missing",
+        "         line 23, [node.link]: key 'alpha' is missing",
     ]
 
 
