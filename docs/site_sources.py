@@ -6,7 +6,7 @@ import inspect
 import posixpath
 import re
 from collections.abc import Iterator
-from types import ModuleType
+from types import GenericAlias, ModuleType
 from typing import Any
 
 API_BLOCK = re.compile(r"<!-- api: ([\w.]+) -->\n(.*?)<!-- /api -->", re.S)
@@ -77,6 +77,8 @@ def _is_constant(value: Any) -> bool:
 
 def first_sentence(value: Any) -> str:
     """The first sentence of a docstring; empty if there is none."""
+    if isinstance(value, GenericAlias):
+        return "a type alias"
     if _is_constant(value):
         return f"a constant ({type(value).__name__})"
     text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
@@ -96,7 +98,11 @@ def directives(module_name: str) -> str:
         if _is_constant(value) or inspect.ismodule(value):
             kind = "data" if _is_constant(value) else "module"
             text = first_sentence(value).replace("`", "``")
-            blocks.append(f".. py:{kind}:: {module_name}.{name}\n\n   {text}\n")
+            head = f".. py:{kind}:: {name}\n   :module: {module_name}\n"
+            if kind == "module":  # what follows does not belong to it
+                head = f".. py:module:: {module_name}.{name}\n\n.. py:currentmodule:: None\n"
+                text = text.strip() and f"``{name}``: {text}"
+            blocks.append(f"{head}\n{'   ' if kind == 'data' else ''}{text}\n")
             continue
         kind = "autoclass" if inspect.isclass(value) else "autofunction"
         if inspect.isclass(value) and issubclass(value, BaseException):
