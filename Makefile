@@ -15,7 +15,7 @@ both = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$
 # In CI the tests of the pages need a browser; elsewhere they are skipped without one.
 NEEDS_BROWSER = $(if $(filter-out 0 false,$(CI)),browser)
 
-.PHONY: demo test test-all browser parity faults reliability check numbers clean help
+.PHONY: demo test test-all browser parity faults reliability check numbers docs clean help
 
 help:
 	@echo "make demo      measure, plan, verify, train and report on this machine (a minute)"
@@ -26,6 +26,7 @@ help:
 	@echo "make parity    the whole parity matrix, an hour; a part: make parity ARGS='--jobs gpt --ranks 2'"
 	@echo "make faults    every kind of fault in every place of a run, half an hour; a part: ARGS='--plans dp'"
 	@echo "make reliability  what must hold, line by line, with its tests; a part: make reliability ARGS='C S --collect'"
+	@echo "make docs      the pages as a site, into build/docs"
 	@echo "make numbers   paste fresh numbers into the README"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -64,6 +65,10 @@ check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+docs: $(STAMP)
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
 
 numbers: $(STAMP)
 	@$(BIN)/python docs/paste_numbers.py

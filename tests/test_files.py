@@ -39,6 +39,21 @@ class Outer:
     maybe: float | None = None
 
 
+@dataclass(frozen=True)
+class Box:
+    """A table with a required table."""
+
+    inner: Inner
+    label: str
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A file with a required table."""
+
+    box: Box
+
+
 VALUE = Outer("a", Inner(3, "x"), (Inner(4), Inner(5, "y")), {"fp32": 1.5}, 2.0)
 
 
@@ -103,6 +118,32 @@ def test_keys(data: object, what: str, where: str, fix: str) -> None:
     with pytest.raises(PlanError) as caught:
         files.from_plain(Outer, data, "f", PlanError)
     assert (caught.value.what, caught.value.where, caught.value.fix) == (what, where, fix)
+
+
+def test_all_wrong_keys_are_listed_at_once() -> None:
+    with pytest.raises(PlanError) as caught:
+        files.from_plain(Outer, {"nane": "a", "inner": {"lable": 3}, "rates": {"x": "fast"}, "odd": 1}, "f", PlanError)
+    assert str(caught.value).splitlines() == [
+        "5 keys are wrong or missing",
+        "  where: f",
+        "  rule:  [inner]: unknown key 'lable'; Did you mean 'label'?",
+        "         [rates]: rates.x: Input should be a valid number, unable to parse string as a number; given 'fast'",
+        "         unknown key 'nane'; Did you mean 'name'?",
+        "         unknown key 'odd'",
+        "         [inner]: key 'size' is missing",
+    ]
+
+
+def test_a_missing_table_says_what_it_needs() -> None:
+    with pytest.raises(PlanError) as caught:
+        files.from_plain(Shelf, {}, "f", PlanError)
+    assert (caught.value.what, caught.value.rule) == ("key 'box' is missing", "box has the keys inner.size, label")
+
+
+def test_a_long_list_of_problems_is_cut() -> None:
+    with pytest.raises(InputError) as caught:
+        files.from_plain(Outer, {"name": "a"} | {f"q{i}": 1 for i in range(500)}, "f")
+    assert caught.value.rule.count("\n") == 20 and caught.value.rule.endswith("and 480 more")
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,25 @@ def test_errors_name_file_line_and_key(tmp_path: Path, old: str, new: str, key: 
     assert says in str(e.value)
 
 
+def test_all_wrong_keys_are_listed_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = (
+        FILE.replace("nodes = 4", "node = 4")
+        .replace('link.alpha = "3us"', "")
+        .replace('launch = "5us"', 'launch = "5GB"')
+    )
+    path.write_text(text)
+    with pytest.raises(ClusterError) as e:
+        Cluster.load(path)
+    assert str(e.value).splitlines() == [
+        "3 keys are wrong or missing",
+        f"  where: {path}",
+        "  rule:  line 8, [device]: device.launch: '5GB' is not a time: the units are s, ms, us, µs, ns, min, h; given '5GB'",
+        "         line 29, [network]: unknown key 'node'; Did you mean 'nodes'?",
+        "         line 23, [node.link]: key 'alpha' is missing",
+    ]
+
+
 def test_a_valid_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(FILE)

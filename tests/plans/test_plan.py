@@ -283,3 +283,16 @@ def test_reading_and_writing_are_inverse() -> None:
     for name, key in KEYS.items():
         default = getattr(Plan(), name)
         assert key.type.read(key.type.write(default)) == default, name
+
+
+def test_all_wrong_keys_of_a_plan_are_listed_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text('dp = 2\nmicroo = 4\nrecompute = "some"\nqq = 1\n')
+    with pytest.raises(PlanError) as e:
+        Plan.load(path)
+    assert str(e.value).splitlines() == [
+        "2 keys are wrong or missing",
+        f"  where: {path}",
+        "  rule:  unknown key 'microo' in a plan; Did you mean 'micro'?",
+        "         unknown key 'qq' in a plan",
+    ]

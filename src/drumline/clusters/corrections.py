@@ -21,7 +21,9 @@ class CorrectionFactor:
     part: str
     """`forward`, `backward`, `communication` or `optimizer`."""
     value: Annotated[float, Field(ge=LEAST, le=MOST)]
+    """Measured over predicted time."""
     precision: str
+    """Of the plan."""
     kind: str = ""
     """The kind of plan: `one`, `replicas`, `sharded`, `fully sharded`, `split by pp, tp`; empty: any."""
     ranks: Annotated[int, Field(ge=0)] = 0

@@ -62,6 +62,7 @@ class ShapeTimes:
     shapes: tuple[tuple[Annotated[float, Positive], ...], ...]
     """The sizes of each, in the order of an operator's `shape`."""
     seconds: tuple[Annotated[float, Positive], ...]
+    """Time of each shape."""
 
     def __post_init__(self) -> None:
         if len(self.shapes) != len(self.seconds) or not self.shapes:
@@ -78,9 +79,13 @@ class CollectiveTable:
     collective: str
     """`all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`."""
     transport: str
+    """`shm`, `gloo`, `nccl` or `mpi`."""
     ranks: Count
+    """Ranks that took part."""
     bytes: tuple[float, ...]
+    """Sizes of the buffer, growing."""
     seconds: tuple[Annotated[float, Positive], ...]
+    """Time of each size."""
     algorithm: str = "native"
     """As `drumline bench --list` names them; `native` is the transport's own."""
     segments: Count = 1
@@ -114,8 +119,11 @@ class PartialOccupancy:
     compute_factor: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Compute time of a rank, relative to all ranks being active."""
     straggler_slowdown: Annotated[float, Field(ge=1, le=100)] = 1.0
+    """As the key of the same name at the top, with these ranks."""
     mid_step_message_s: Seconds = 0.0
+    """As above."""
     sharded_unit_s: Seconds = 0.0
+    """As above."""
     collective: tuple[CollectiveTable, ...] = ()
     """Of these ranks, the others idle. Empty where synchronisation was not measured: then all ranks' numbers hold."""
 

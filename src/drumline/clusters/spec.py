@@ -25,6 +25,7 @@ from ..core.units import (
 from .checks import (
     add_line,
     known_topology,
+    line_of,
     parse_shape,
     refuse_implausible,
     refuse_mixed_hardware,
@@ -106,7 +107,9 @@ class RankLink:
 
     __pydantic_config__ = STRICT
     src: Annotated[int, Field(ge=0)]
+    """Rank that sends."""
     dst: Annotated[int, Field(ge=0)]
+    """Rank that receives."""
     link: Link
 
 
@@ -130,7 +133,9 @@ class DeviceSpec:
     __pydantic_config__ = STRICT
     OLD_KEYS: ClassVar[dict[str, str]] = {"start": "host_overhead", "situ": "in_step_slowdown", "cloud": "shape_times"}
     name: str
+    """Its product name, for people."""
     kind: Literal["cpu", "cuda"]
+    """`cuda` is a GPU, `cpu` one rank on some cores."""
     memory: Bytes
     """Bytes available to one rank."""
     bandwidth: Bandwidth
@@ -174,6 +179,7 @@ class Node:
     __pydantic_config__ = STRICT
     OLD_KEYS: ClassVar[dict[str, str]] = {"reduces": "in_switch_reduction"}
     devices: Count
+    """Devices of one node."""
     link: Link
     in_switch_reduction: bool = False
     """Whether the switch reduces in transit: an all-reduce then sends (p+1)/p m bytes, not 2(p-1)/p m."""
@@ -185,6 +191,7 @@ class Network:
 
     __pydantic_config__ = STRICT
     nodes: Count
+    """Number of nodes."""
     link: Link
     """The link of a node, all ports together."""
     ports: Annotated[int, Field(ge=0, le=4096)] = 0
@@ -219,6 +226,7 @@ class Cluster:
         "unit": "sharded_unit_s",
     }
     name: str
+    """Name in answers and reports."""
     device: DeviceSpec
     node: Node
     network: Network | None = None
@@ -338,13 +346,14 @@ class Cluster:
     def load(cls, path: str | Path) -> Cluster:
         """Read the TOML form that a person or `drumline measure` wrote."""
         table = files.read_toml(path, ClusterError)
+        text = files.read_text(path, ClusterError)
         try:
             refuse_mixed_hardware(table, str(path))
-            cluster = files.from_plain(cls, table, str(path), ClusterError)
+            cluster = files.from_plain(cls, table, str(path), ClusterError, lambda key: line_of(text, key, cls))
             refuse_implausible(cluster, str(path))
             refuse_wrong_topology(cluster, str(path))
         except ClusterError as e:
-            raise add_line(e, files.read_text(path, ClusterError), cls) from None
+            raise add_line(e, text, cls) from None
         origin = {files.current_key(cls, key): text for key, text in cluster.origin.items()}
         return dataclasses.replace(cluster, origin=origin)
 

@@ -35,7 +35,9 @@ class SlowRank:
 
     __pydantic_config__ = STRICT
     rank: Annotated[int, Field(ge=0, le=10_000_000)]
+    """Number of the rank, from 0."""
     factor: Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
+    """Its compute time over that of the others."""
 
     @classmethod
     def parse(cls, text: str) -> list[SlowRank]:

@@ -20,6 +20,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+__all__ = [
+    "ClusterError",
+    "CorruptFile",
+    "DoesNotFit",
+    "DrumlineError",
+    "GaveUp",
+    "InputError",
+    "JobError",
+    "LaunchedRankFailed",
+    "PlanError",
+    "RankFailed",
+    "StoppedByGuard",
+    "TraceError",
+    "VerificationError",
+]
+
 
 class DrumlineError(Exception):
     """An error with its subject, its place, the violated rule with its numbers, and a fix."""

@@ -17,10 +17,12 @@ import reprlib
 import secrets
 import textwrap
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from .errors import CorruptFile, InputError, nearest
+from .key_problems import KeyProblem, key_error, required_keys
 from .regular_files import LARGEST_TOML, check_dotted_keys, check_structure, check_tables
 from .regular_files import read_text as read_text
 
@@ -159,10 +161,17 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def from_plain(cls: type[T], data: Any, where: str, error: type[InputError | CorruptFile] = InputError) -> T:
-    """Build the dataclass `cls` from a table; refuse unknown keys and wrong types, naming file and key.
+def from_plain(
+    cls: type[T],
+    data: Any,
+    where: str,
+    error: type[InputError | CorruptFile] = InputError,
+    line_of: Callable[[str], int | None] = lambda key: None,
+) -> T:
+    """Build the dataclass `cls` from a table; refuse unknown keys and wrong types, naming file and keys, all at once.
 
-    A class may keep reading keys that it no longer writes: `OLD_KEYS: ClassVar = {"old": "new"}`.
+    A class may keep reading keys that it no longer writes: `OLD_KEYS: ClassVar = {"old": "new"}`. `line_of` gives the
+    line of a dotted key in the file, if it is known.
     """
     from pydantic import ValidationError
 
@@ -171,20 +180,23 @@ def from_plain(cls: type[T], data: Any, where: str, error: type[InputError | Cor
     except RecursionError:
         raise error(f"{where} is nested too deeply", where=where) from None
     except ValidationError as e:
-        problems = e.errors(include_url=False)
-        # a misspelt key is also a missing one, but the former says more
-        problem = next((p for p in problems if p["type"] == "unexpected_keyword_argument"), problems[0])
-        path = [str(part) for part in problem["loc"]]
-        key = ".".join(path)
-        if problem["type"] == "unexpected_keyword_argument":
-            raise error(
-                f"unknown key {path[-1]!r}", where=f"{where}: {key}", fix=nearest(path[-1], _known(cls, path[:-1]))
-            ) from None
-        if problem["type"] == "missing_argument" or problem["type"] == "missing":
-            raise error(f"key {path[-1]!r} is missing", where=f"{where}: {key}") from None
-        text = problem["msg"].removeprefix("Value error, ")
-        given = "" if text.startswith(_short(problem["input"])) else f"; given {_short(problem['input'])!r}"
-        raise error(f"{key or 'the file'}: {text}{given}", where=f"{where}: {key}") from None
+        problems = {p["loc"]: _problem(cls, p) for p in reversed(e.errors(include_url=False))}
+        raise key_error(reversed(problems.values()), where, error, line_of) from None
+
+
+def _problem(cls: Any, problem: Any) -> KeyProblem:
+    """One finding of pydantic in our words."""
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join(path)
+    if problem["type"] == "unexpected_keyword_argument":
+        return KeyProblem(f"unknown key {path[-1]!r}", key, fix=nearest(path[-1], _known(cls, path[:-1])))
+    if problem["type"] in ("missing_argument", "missing"):
+        inner = required_keys(_hints(_class_at(cls, path[:-1])).get(path[-1]), _hints)
+        rule = f"{path[-1]} has the keys {', '.join(inner)}" if inner else ""
+        return KeyProblem(f"key {path[-1]!r} is missing", key, rule, missing=True)
+    text = problem["msg"].removeprefix("Value error, ")
+    given = "" if text.startswith(_short(problem["input"])) else f"; given {_short(problem['input'])!r}"
+    return KeyProblem(f"{key or 'the file'}: {text}{given}", key)
 
 
 def _short(value: Any) -> str:
@@ -251,6 +263,12 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _known(cls: Any, path: list[str]) -> list[str]:
     """The field names of the dataclass at `path` below `cls`."""
+    kind = _class_at(cls, path)
+    return [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+
+
+def _class_at(cls: Any, path: list[str]) -> Any:
+    """The dataclass at `path` below `cls`; indices and keys of free tables are skipped."""
     for part in path:
         if isinstance(cls, type) and dataclasses.is_dataclass(cls):
             cls = _hints(cls).get(part, cls)
@@ -259,4 +277,4 @@ def _known(cls: Any, path: list[str]) -> list[str]:
             if not inner:
                 break
             cls = inner[-1]
-    return [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    return cls

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from ..core.errors import PlanError, nearest
+from ..core.key_problems import KeyProblem, key_error
 from ..core.units import parse_bytes
 
 MAX_COUNT = 10_000_000
@@ -174,6 +176,23 @@ def plan_key(
 def keys_of(plan: Any) -> dict[str, PlanKey]:
     """The definitions of all keys of a plan class, by name, in the order of the notation."""
     return {f.name: f.metadata["key"] for f in dataclasses.fields(plan)}
+
+
+def read_values(keys: Mapping[str, PlanKey], table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values of a table, as in a file or as text; all unknown keys and refused values are reported at once."""
+    values: dict[str, Any] = {}
+    problems = []
+    for name, value in table.items():
+        if name not in keys:
+            problems.append(KeyProblem(f"unknown key {name!r} in a plan", fix=nearest(name, keys)))
+            continue
+        try:
+            values[name] = keys[name].type.read(value)
+        except (ValueError, TypeError):
+            problems.append(KeyProblem(f"{name}={value}", rule=f"{name} is {keys[name].type.rule}"))
+    if problems:
+        raise key_error(problems, where, PlanError)
+    return values
 
 
 def key_table(plan: Any) -> str:

@@ -15,7 +15,19 @@ from ..core import files
 from ..core.errors import PlanError, nearest
 from ..core.mesh import Mesh
 from ..schedules import ALL_REDUCE_WORDS, ASYNCHRONOUS, OLD_WORDS
-from .keys import MEASURED, BytesKey, ChoiceKey, CountKey, FlagKey, LayersKey, PatternKey, TileKey, keys_of, plan_key
+from .keys import (
+    MEASURED,
+    BytesKey,
+    ChoiceKey,
+    CountKey,
+    FlagKey,
+    LayersKey,
+    PatternKey,
+    TileKey,
+    keys_of,
+    plan_key,
+    read_values,
+)
 
 _COUNT, _FLAG = CountKey(), FlagKey()
 
@@ -25,7 +37,6 @@ INDEPENDENT = ("local", "gossip")
 """Values of `sync` whose replicas take optimizer steps by themselves and average weights."""
 OUTER_RATES = (0.7, 0.9)
 """Rate and momentum of `outer=nesterov`, as in DiLoCo."""
-
 WHOLE_BATCHES = ("async", "hogwild")
 """Values of `sync` whose replicas compute whole batches, not slices of them."""
 
@@ -346,17 +357,8 @@ class Plan:
     @classmethod
     def from_table(cls, table: Mapping[str, Any], where: str) -> Plan:
         """Read a table of keys, as in a file; values may be text as in the notation."""
-        values: dict[str, Any] = {}
-        for name, value in table.items():
-            if name not in KEYS:
-                raise PlanError(f"unknown key {name!r} in a plan", where=where, fix=nearest(name, KEYS))
-            try:
-                values[name] = KEYS[name].type.read(value)
-            except (ValueError, TypeError):
-                rule = f"{name} is {KEYS[name].type.rule}"
-                raise PlanError(f"{name}={value}", where=where, rule=rule) from None
         try:
-            return cls(**values)
+            return cls(**read_values(KEYS, table, where))
         except PlanError as e:
             raise PlanError(e.what, where=e.where or where, rule=e.rule, fix=e.fix) from None
 
