@@ -71,6 +71,7 @@ def engine_layouts(plans: PlanColumns, batch_size: int) -> LayoutColumns:
         flat_buffers=0,
         overlap_dp=overlap_dp,
         overlap_tp=0,
+        overlap_ep=0,
         gradient_message_bytes=4,
         parameter_message_bytes=4,
         overlap_parameters=0,
