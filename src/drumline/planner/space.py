@@ -187,7 +187,8 @@ class SearchSpace:
 
     def _virtual_stages(self, pp: int) -> list[int]:
         if self._exhaustive:
-            return [v for v in range(2, self._layers // pp + 1) if self._layers % (pp * v) == 0]
+            # the ends may have one layer less, as they have the embedding and the head
+            return [v for v in range(2, self._layers // pp + 1) if self._layers % (pp * v) in (0, pp * v - 2)]
         return [2] if 2 * pp <= self._layers else []
 
     def _tiles(self) -> Iterator[tuple[int, int]]:

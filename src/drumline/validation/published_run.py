@@ -147,7 +147,11 @@ def parse_run(row: RunRow, line: int) -> PublishedRun:
     weights += 2 * hidden**2 if not run_mixture.is_latent(row) else 0
     _check_plausible(seconds, 6 * layers * weights * batch * sequence / ranks, sheet, software.precision)
     family = row.text("model_family").lower()
-    gated, tied = (True, False) if mixture else _gated_and_tied(row, family, (layers, hidden, heads, kv_heads, ffn, vocabulary, sequence))
+    gated, tied = (
+        (True, False)
+        if mixture
+        else _gated_and_tied(row, family, (layers, hidden, heads, kv_heads, ffn, vocabulary, sequence))
+    )
     masked = "bert" in family
     return PublishedRun(
         line=line,

@@ -51,7 +51,9 @@ def matmul_seconds(
     """
     ceiling = np.where(layouts.fp8 > 0, c.matmul_fp8, c.matmul) * machines.power_fraction**c.power_exponent
     wave = c.matmul_half_output * machines.peak / 1e14
-    rate = machines.peak * ceiling * k / (k + c.matmul_half_depth * machines.peak / 3e14) * m * n / (m * n + wave / count)
+    rate = (
+        machines.peak * ceiling * k / (k + c.matmul_half_depth * machines.peak / 3e14) * m * n / (m * n + wave / count)
+    )
     moved = HALF * (m * k + k * n + m * n) / (machines.bandwidth * c.memory_bandwidth)
     return count * _smooth_max(2.0 * m * n * k / rate, moved)
 

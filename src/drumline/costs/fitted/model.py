@@ -128,12 +128,12 @@ class FittedCostModel(CostModel):
     def times(self, plans: PlanColumns) -> StepTimes:
         """Seconds of many plans at once, by part."""
         rows = np.zeros(len(plans.tp), dtype=np.intp)
-        layouts = engine_layouts(plans, self._profile.batch_size)
+        layouts = engine_layouts(plans, self._profile.batch_size, float(self._model.sequence[0]))
         return step_times(self._model.take(rows), layouts, self._machine.take(rows), self._constants)
 
     def score(self, plans: PlanColumns) -> PlanScores:
         """Step time of many plans at once, and their memory to within a few percent."""
-        layouts, base = engine_layouts(plans, self._profile.batch_size), Plan(precision=self._precision)
+        layouts, base = engine_layouts(plans, self._profile.batch_size, float(self._model.sequence[0])), Plan(precision=self._precision)
         sizes = approximate_bytes(self._profile, self._model, plans, layouts, base, self.rank_model)
         return PlanScores(self._total(self.times(plans), plans), sizes)
 
@@ -241,7 +241,7 @@ class FittedCostModel(CostModel):
             plan,
             estimate,
             model=self._model,
-            layout=engine_layouts(columns, self._profile.batch_size),
+            layout=engine_layouts(columns, self._profile.batch_size, float(self._model.sequence[0])),
             times=self.times(columns),
             bandwidth=float(self._machine.bandwidth[0]),
         )
