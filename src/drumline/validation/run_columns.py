@@ -120,6 +120,7 @@ def _layouts(runs: Sequence[PublishedRun]) -> LayoutColumns:
         recompute_elementwise=[a[2] for a in recompute],
         schedule=[r.schedule for r in runs],
         fused_attention=[r.software.fused_attention for r in runs],
+        portable_attention=[r.software.portable_attention for r in runs],
         elementwise_fusion=[r.software.elementwise_fusion for r in runs],
         fp8=[r.software.fp8 for r in runs],
         gradient_bytes=[r.software.gradient_bytes for r in runs],

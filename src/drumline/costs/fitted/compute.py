@@ -20,6 +20,8 @@ FFN_VALUES = (2.0, 3.0)
 """The same per unit of the feed-forward network, before its activation function."""
 HEAD_VALUES = (2.0, 2.0)
 """The same per unit of queries, keys and values: biases, rotary embeddings."""
+HOPPER_PEAK = 7e14
+"""Operations per second in 16 bits from which a device has the instructions of Hopper; older ones have at most half."""
 ROUTED_VALUES = 6.0
 """Values per hidden unit and visited expert that a mixture moves to sort its tokens and to sum what comes back."""
 LOSS_BYTES = (14.0, 14.0)
@@ -81,6 +83,8 @@ def attention_seconds(
     width = models.head_width / (models.head_width + c.attention_half_head)
     work = 2.0 * pairs * (models.head_width + models.value_width)
     causal = np.where(models.causal > 0, 0.5, 1.0)
+    older = (layouts.portable_attention > 0) & (machines.peak16 >= HOPPER_PEAK)
+    width = width * np.where(older, c.portable_attention, 1.0)
     cap = machines.peak16 * machines.power_fraction**c.power_exponent * width
     fused = causal * work / (cap * c.attention_forward)
     fused_back = 2.5 * causal * work / (cap * c.attention_backward)

@@ -27,6 +27,8 @@ class Constants:
     """Fraction of peak that fused attention reaches, forward."""
     attention_backward: Number = 0.50
     """The same, backward."""
+    portable_attention: Number = 0.65
+    """Rate of fused attention without the instructions of Hopper and later (FlashAttention-2), over that with them."""
     unfused_attention: Number = 0.45
     """Fraction of peak that the batched matmuls of unfused attention reach."""
     attention_half_head: Number = 16.0
@@ -113,6 +115,7 @@ PRIOR_WIDTH = dict.fromkeys((*TIME_CONSTANTS, *MEMORY_CONSTANTS), 0.35) | {
     "memory_bandwidth": 0.15,
     "attention_forward": 0.2,
     "attention_backward": 0.2,
+    "portable_attention": 0.2,
     "link_bandwidth": 0.15,
     "network_bandwidth": 0.2,
     "matmul_half_depth": 0.5,

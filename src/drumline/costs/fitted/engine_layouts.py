@@ -40,9 +40,9 @@ def covered_part(plan: Plan) -> Plan:
 def engine_layouts(plans: PlanColumns, batch_size: int, sequence: float = 0.0) -> LayoutColumns:
     """Layouts as the engine runs them: fp32 parameters and gradients, 16-bit compute, one kernel per operator.
 
-    Gradients are reduced in fp32: during the backward where modules are replicated or sharded, after it where the model
-    is split, which runs as a captured graph. Norms are split along a `sequence` that tp divides. No overlap of
-    tensor-parallel communication.
+    Attention is that of a torch which has kernels for its GPU. Gradients are reduced in fp32: during the backward where
+    modules are replicated or sharded, after it where the model is split, which runs as a captured graph. Norms are
+    split along a `sequence` that tp divides. No overlap of tensor-parallel communication.
     """
     fractions = _FRACTIONS[plans.recompute.astype(int)]
     split = plans.tp * plans.cp * plans.pp > 1
@@ -64,6 +64,7 @@ def engine_layouts(plans: PlanColumns, batch_size: int, sequence: float = 0.0) -
         recompute_elementwise=fractions[:, 2],
         schedule=plans.schedule,
         fused_attention=1,
+        portable_attention=0,
         elementwise_fusion=1 + plans.compile,
         fp8=0,
         gradient_bytes=4,

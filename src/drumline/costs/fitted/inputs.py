@@ -164,6 +164,8 @@ class LayoutColumns(Columns):
     """Index into SCHEDULES."""
     fused_attention: Array
     """1 where attention is one kernel that never materialises its scores."""
+    portable_attention: Array
+    """1 where that kernel uses no instructions of Hopper and later, as FlashAttention-2, which torch ships."""
     elementwise_fusion: Array
     """Elementwise kernels: 0 fused by hand, 1 one per operator, 2 fused by a compiler."""
     fp8: Array

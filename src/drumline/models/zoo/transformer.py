@@ -83,9 +83,10 @@ def gpt(size: str, batch_size: int | None, sequence: int | None) -> Profile:
 def gpt_of_size(name: str, z: TransformerSize, batch_size: int | None = None, sequence: int | None = None) -> Profile:
     """Learned positions, norm before, GELU, biases, the head tied to the embedding."""
     s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
+    row = residual_bytes(s, h)
     drafts = (
-        LayerDraft("embedding", "Embedding", (embedding(s, v, h, tied=True), position(s, s, h)), residual_bytes(s, h)),
-        LayerDraft("blocks.0", "Block", _block(z, s), residual_bytes(s, h), carried=residual_bytes(s, h), repeats=z.layers),
+        LayerDraft("embedding", "Embedding", (embedding(s, v, h, tied=True), position(s, s, h)), row),
+        LayerDraft("blocks.0", "Block", _block(z, s), row, carried=row, repeats=z.layers),
         LayerDraft("head", "Head", (norm(s, h), linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
     )
     note = "as many learned positions, head tied to the embedding"
@@ -99,9 +100,17 @@ def bert(size: str, batch_size: int | None, sequence: int | None) -> Profile:
     s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
     words = (embedding(s, v, h, tied=True), position(s, max(512, s), h), embedding(s, 2, h), add(s * h), norm(s, h))
     pooler = (linear(1, h, h), activation("tanh", h))
+    row = residual_bytes(s, h)
     drafts = (
         LayerDraft("embedding", "Embedding", words, residual_bytes(s, h)),
-        LayerDraft("blocks.0", "Block", _block(z, s, separate=True), residual_bytes(s, h), carried=residual_bytes(s, h), repeats=z.layers),
+        LayerDraft(
+            "blocks.0",
+            "Block",
+            _block(z, s, separate=True),
+            residual_bytes(s, h),
+            carried=residual_bytes(s, h),
+            repeats=z.layers,
+        ),
         LayerDraft("head", "Head", (*pooler, linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
     )
     note = "no heads beyond the pooler: tokens are predicted at every position through the embedding"
@@ -113,9 +122,10 @@ def vit(size: str, batch_size: int | None) -> Profile:
     """Patches of a 224 x 224 image as tokens behind a class token, norm before, the class read from that token."""
     z, patch = VIT[size]
     s, h = z.sequence, z.hidden
+    row = residual_bytes(s, h)
     drafts = (
-        LayerDraft("embedding", "Patches", (_patches(s - 1, patch, h), position(s, s, h)), residual_bytes(s, h)),
-        LayerDraft("blocks.0", "Block", _block(z, s), residual_bytes(s, h), carried=residual_bytes(s, h), repeats=z.layers),
+        LayerDraft("embedding", "Patches", (_patches(s - 1, patch, h), position(s, s, h)), row),
+        LayerDraft("blocks.0", "Block", _block(z, s), row, carried=row, repeats=z.layers),
         LayerDraft("head", "Head", (norm(s, h), linear(1, h, z.vocabulary), cross_entropy(1, z.vocabulary)), 0),
     )
     batch = batch_size or z.batch
