@@ -1,6 +1,6 @@
 """Well-known training runs: what was published, what is predicted for that layout, and what `plan` chooses instead.
 
-    python benchmarks/known_runs.py          # a Markdown table; docs/paste_known_runs.py puts it into docs/known-runs.md
+    python benchmarks/known_runs.py          # a Markdown table, which docs/paste_known_runs.py pastes
     python benchmarks/known_runs.py --json
 
 Transformers are predicted as `drumline validate` predicts published runs, by the shipped constants; most of these runs

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """Exit code after Ctrl-C: the printed answer does not cover all candidates."""
 
+_CLUSTERS = typer.Option(
+    [], "--cluster", help="A cluster file or catalogue name (default: this machine); several are compared."
+)
 _WHAT_IF = typer.Option(
     [], "--what-if", metavar="KEY=VALUE", help="Compare with a change: link, network, memory, devices, batch, ..."
 )
@@ -28,9 +31,7 @@ _WHAT_IF = typer.Option(
 def plan(
     target: str = typer.Argument(None, metavar="JOB", help="path.py, path.py:name, profile.json or a zoo name."),
     listing: bool = typer.Option(False, "--list", help="List the models of the zoo and the clusters, and stop."),
-    clusters: list[str] = typer.Option(
-        [], "--cluster", help="A cluster file or catalogue name (default: this machine); several are compared."
-    ),
+    clusters: list[str] = _CLUSTERS,
     devices: int = typer.Option(None, "--devices", help="Number of devices."),
     memory: str = typer.Option(None, "--memory", help="Memory per device, such as 40GB."),
     changes: Changes = None,

@@ -50,8 +50,8 @@ class ModelColumns(Columns):
     """Width from which keys and values are expanded; 0 where they are projected directly."""
 
     @classmethod
-    def of(cls, **columns: object) -> ModelColumns:
-        """The columns; those of mixtures and of unusual attention may be left out."""
+    def complete(cls, columns: dict[str, object]) -> dict[str, object]:
+        """Those of mixtures and of unusual attention may be left out."""
         own = {k: np.asarray(v, dtype=np.float64) for k, v in columns.items()}
         own.setdefault("head_width", own["hidden"] / own["heads"])
         own.setdefault("value_width", own["head_width"])
@@ -60,7 +60,7 @@ class ModelColumns(Columns):
         own.setdefault("dense_layers", np.where(own["experts"] > 1, 0.0, own["layers"]))
         for key in ("shared_experts", "query_latent", "kv_latent"):
             own.setdefault(key, np.zeros(1))
-        return Columns.of.__func__(cls, **own)  # type: ignore[attr-defined]  # a classmethod's function
+        return dict(own)
 
     @property
     def mixture_fraction(self) -> Array:

@@ -102,15 +102,8 @@ def bert(size: str, batch_size: int | None, sequence: int | None) -> Profile:
     pooler = (linear(1, h, h), activation("tanh", h))
     row = residual_bytes(s, h)
     drafts = (
-        LayerDraft("embedding", "Embedding", words, residual_bytes(s, h)),
-        LayerDraft(
-            "blocks.0",
-            "Block",
-            _block(z, s, separate=True),
-            residual_bytes(s, h),
-            carried=residual_bytes(s, h),
-            repeats=z.layers,
-        ),
+        LayerDraft("embedding", "Embedding", words, row),
+        LayerDraft("blocks.0", "Block", _block(z, s, separate=True), row, carried=row, repeats=z.layers),
         LayerDraft("head", "Head", (*pooler, linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
     )
     note = "no heads beyond the pooler: tokens are predicted at every position through the embedding"
