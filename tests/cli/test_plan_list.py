@@ -58,7 +58,7 @@ def test_longer_sequences_need_more_memory() -> None:
 @pytest.mark.parametrize(
     ("job", "sequence", "words"),
     [
-        ("resnet50", "128", "only gpt, llama, bert, lstm have"),
+        ("resnet50", "128", "only gpt, llama, llama4,"),
         (JOB, "128", "only zoo models have a sequence length to choose"),
         ("gpt:7b", "0", "sequence is a whole number above 0"),
     ],

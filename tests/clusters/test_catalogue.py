@@ -13,6 +13,8 @@ from drumline.models.profile import KINDS
 
 EVERY = catalogue()
 EXPECTED = {
+    "a10",
+    "a100-ethernet",
     "a100-pcie-40",
     "a100-pcie-80",
     "a800",
@@ -22,17 +24,28 @@ EXPECTED = {
     "dgx-h200",
     "dgx-v100",
     "gb200-nvl72",
+    "gb300-nvl72",
+    "h100-ethernet",
     "h100-pcie",
+    "h100-roce",
     "h800",
     "hgx-b200",
+    "hgx-b300",
+    "l4",
+    "l40s",
     "mi250x",
     "mi300x",
+    "mi325x",
+    "mi355x",
     "one-a100",
     "one-h100-pcie",
     "p4d",
     "p4de",
     "p5",
     "rtx4090",
+    "rtx5090",
+    "tpu-v5p",
+    "tpu-v6e",
 }
 
 
@@ -67,7 +80,7 @@ def test_rates_grow_and_stay_below_the_peak(name: str) -> None:
     half = "fp16" if name == "dgx-v100" else "bf16"
     best = d.curve_of("matmul", half)
     assert best is not None
-    assert d.peak[half] > 4 * d.peak["fp32"] or name == "rtx4090"
+    assert d.peak[half] > 4 * d.peak["fp32"] or name in ("rtx4090", "rtx5090", "a10")
     assert 0.5 < best.rates[-1] / d.peak[half] < 0.95
     for curve in d.curve:
         assert curve.kernel in KINDS

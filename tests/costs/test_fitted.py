@@ -73,6 +73,8 @@ LAYOUT = {
     "recompute_elementwise": 0,
     "schedule": 2,
     "fused_attention": 1,
+    "portable_attention": 0,
+    "overlap_ep": 0,
     "elementwise_fusion": 0,
     "fp8": 0,
     "gradient_bytes": 4,

@@ -14,6 +14,30 @@ from drumline.models.zoo import convolution, transformer
 from drumline.models.zoo.assemble import LayerDraft
 
 EVERY = zoo.names()
+PUBLISHED = {
+    "llama:1b": 1.24,
+    "llama:3b": 3.21,
+    "llama4:scout": 108,
+    "llama4:maverick": 401,
+    "qwen3:0.6b": 0.596,
+    "qwen3:4b": 4.02,
+    "qwen3:8b": 8.19,
+    "qwen3:32b": 32.8,
+    "qwen3:30b-a3b": 30.5,
+    "qwen3:235b-a22b": 235,
+    "gemma:2b": 2.61,
+    "gemma:9b": 9.24,
+    "gemma:27b": 27.2,
+    "mixtral:8x7b": 46.7,
+    "mixtral:8x22b": 140.6,
+    "deepseek:v2": 236,
+    "deepseek:v3": 671,
+    "gpt-oss:20b": 20.9,
+    "gpt-oss:120b": 116.8,
+    "mamba:130m": 0.129,
+    "mamba:2.8b": 2.77,
+}
+"""Billions of parameters, as published."""
 
 PARAMETERS = {
     "gpt:350m": 355_871_744,
@@ -242,7 +266,7 @@ def test_counts_are_whole_and_positive(value: int) -> None:
 
 
 def test_images_have_no_sequence() -> None:
-    with pytest.raises(InputError, match=r"resnet50 has no sequence length\n.*only gpt, llama, bert, lstm have"):
+    with pytest.raises(InputError, match=r"resnet50 has no sequence length\n.*only gpt, llama, .*, bert, lstm have"):
         zoo.profile("resnet:50", sequence=128)
 
 
@@ -342,3 +366,18 @@ def test_a_residual_block_keeps_what_torch_keeps() -> None:
     layer = _as_layer(convolution._residual(c, width, 4 * width, side, 2, keep=True))
     assert layer.parameters == sum(p.numel() for p in block.parameters())
     assert _torch_keeps(block, x) == pytest.approx(layer.saved.at(n), rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "billions"), PUBLISHED.items())
+def test_parameters_are_those_published(name: str, billions: float) -> None:
+    assert zoo.profile(name).parameters == pytest.approx(billions * 1e9, rel=5e-3)
+
+
+def test_active_parameters_of_mixtures() -> None:
+    """Operations of a forward per token are twice the parameters that it meets, and attention's."""
+    p, s = zoo.profile("mixtral:8x7b", batch_size=1), 4096
+    scores = sum(op.flops.per_sample * op.count for x in p.each() for op in x.ops if op.name.endswith("attention"))
+    active = (p.flops("forward").per_sample - scores) / (2 * s)
+    assert active == pytest.approx(12.9e9 - 32000 * 4096, rel=5e-3)  # the embedding is looked up
+    routed = [x.experts for x in p.layers if x.experts]
+    assert [(e.count, e.active, e.parameters) for e in routed] == [(8, 2, 8 * 3 * 4096 * 14336)]

@@ -56,3 +56,9 @@ def test_a_single_node_has_no_more_devices() -> None:
 def test_a_plan_that_is_adapted_to_other_batches_is_adapted_once() -> None:
     """llama:70b on two nodes, whose fastest plan changes with the batch, ended in an IndexError."""
     assert exit_code(("llama:70b", "--cluster", "dgx-h100", "--devices", "16", "--batch", "64")) == 0
+
+
+def test_plans_with_experts_are_adapted_to_fewer_samples() -> None:
+    """With fewer samples than ep there are too few replicas: gpt-oss:20b ended in an error of the plan."""
+    words = ("gpt-oss:20b", "--cluster", "dgx-h100", "--devices", "16", "--batch", "16")
+    assert exit_code(words) in EXIT_CODES

@@ -243,3 +243,34 @@ def test_rows_become_columns(tmp_path: Path) -> None:
     columns = run_columns(runs)
     assert columns.layouts.tp.tolist() == [1, 2] and columns.layouts.micro.tolist() == [2, 4]
     assert columns.seconds[0] == 2 and columns.seconds[1] != columns.seconds[1] and columns.memory[1] == 20e9
+
+
+MIXTURE = {
+    "model_family": "deepseek-v3 MoE",
+    "params_b": "",
+    "ffn": "",
+    "zero_fsdp": "1",
+    "ep": "4",
+    "experts": "16",
+    "experts_active": "4",
+    "expert_ffn": "512",
+    "experts_shared": "1",
+    "dense_layers": "3",
+}
+WITH_EXPERTS = (*COLUMNS, "experts", "experts_active", "expert_ffn", "experts_shared", "dense_layers")
+
+
+def test_a_mixture_has_its_experts_and_latent_attention(tmp_path: Path) -> None:
+    run = read_runs(table(tmp_path, MIXTURE, columns=WITH_EXPERTS))[0][0]
+    assert run.mixture is not None and run.latent and run.ep == 4
+    assert (run.mixture.experts, run.mixture.active_experts, run.mixture.dense_layers) == (16, 4, 3)
+    assert run.ffn == 512 * 5  # the dense layers are as wide as what a token visits
+    assert run.mixture.routed_nodes == 4
+    models = run_columns([run]).models
+    assert models.mixture_fraction[0] == pytest.approx(21 / 24)
+    assert models.layer_weights[0] > models.active_weights[0] > models.attention_weights[0]
+
+
+def test_ep_needs_experts(tmp_path: Path) -> None:
+    _, skipped = read_runs(table(tmp_path, {}, MIXTURE | {"experts": "", "ffn": "8192"}, columns=WITH_EXPERTS))
+    assert skipped[0].key == "ep" and "no column has the experts" in skipped[0].reason

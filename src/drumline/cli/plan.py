@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """Exit code after Ctrl-C: the printed answer does not cover all candidates."""
 
+_CLUSTERS = typer.Option(
+    [],
+    "--cluster",
+    autocompletion=complete_cluster,
+    help="A cluster file or catalogue name (default: this machine); several are compared.",
+)
 _WHAT_IF = typer.Option(
     [], "--what-if", metavar="KEY=VALUE", help="Compare with a change: link, network, memory, devices, batch, ..."
 )
@@ -33,12 +39,7 @@ def plan(
         None, metavar="JOB", autocompletion=complete_job, help="path.py, path.py:name, profile.json or a zoo name."
     ),
     listing: bool = typer.Option(False, "--list", help="List the models of the zoo and the clusters, and stop."),
-    cluster: str = typer.Option(
-        None,
-        "--cluster",
-        autocompletion=complete_cluster,
-        help="A cluster file or catalogue name (default: this machine).",
-    ),
+    clusters: list[str] = _CLUSTERS,
     devices: int = typer.Option(None, "--devices", help="Number of devices."),
     memory: str = typer.Option(None, "--memory", help="Memory per device, such as 40GB."),
     changes: Changes = None,
@@ -98,6 +99,7 @@ def plan(
         )
     details = PlanDetails(fit, what_if, scaling, pareto, formula, tokens, epochs, samples, price, mtbf, tuned)
     details.check()
+    several, cluster = len(clusters) > 1, clusters[0] if clusters else None
     if top < 1:
         raise InputError(f"--top {top}", rule="at least one candidate")
     inputs: dict[str, Any] = {
@@ -123,9 +125,22 @@ def plan(
                     rule="they answer with a plan and nothing else",
                     fix="ask the other question with --plan",
                 )
+            if several:
+                raise InputError("--from and --emit with several clusters", rule="a config is of one cluster")
             plan_for_tools(target, cluster, source, given, emit, inputs, output=output, as_json=as_json)
             return
         spread = {"slow": slow, "jitter": jitter, "allow_stale": stale}
+        if several:
+            from .plan_compare import compare_clusters
+
+            if details != PlanDetails(what_if=what_if[:0]) or dry or page or output:
+                raise InputError(
+                    "several clusters with another question or an output",
+                    rule="clusters are compared by their best plans",
+                    fix="ask for one --cluster",
+                )
+            compare_clusters(target, clusters, inputs | spread | {"given": given}, as_json=as_json)
+            return
         question = ask(target, cluster, given=given, dry_run=dry, **spread, **inputs)
     _answer(question, details, top=top, output=output, page=page, as_json=as_json)
 

@@ -153,6 +153,7 @@ def axis_group(name: str, plan: Plan) -> tuple[int, int]:
     return {
         "tp": (plan.tp, 1),
         "cp": (plan.cp, plan.tp),
+        "ep": (plan.ep, plan.cp * plan.tp),
         "columns": (columns, plan.cp * plan.tp),
         "rows": (rows, columns * plan.cp * plan.tp),
     }[name]
@@ -163,9 +164,26 @@ def axis_seconds(name: str, collective: str, size: float, plan: Plan, cluster: C
     ranks, stride = axis_group(name, plan)
     if ranks == 1:
         return 0.0
+    if collective == "all_to_all":
+        return max(cluster.mid_step_message_s, exchange_seconds(ranks, size, cluster, stride=stride))
     if collective in ("send", "ring"):
         return max(cluster.mid_step_message_s, send_seconds(size, ranks, stride, cluster))
     return max(cluster.mid_step_message_s, collective_seconds(collective, ranks, size, cluster, stride=stride))
+
+
+def exchange_seconds(ranks: int, bytes: float, cluster: Cluster, *, stride: int = 1) -> float:
+    """An all-to-all in which every rank sends `bytes` in all, in equal parts to every rank, itself included.
+
+    Links inside a node and the ports of nodes work at once. All devices of a node send, whatever their group.
+    """
+    d = cluster.node.devices
+    near = min(ranks, max(1, d // stride))
+    inside = (near - 1) * cluster.node.link.alpha + bytes * (near - 1) / ranks * cluster.node.link.beta
+    if near == ranks or cluster.network is None:
+        return inside
+    wire, nodes = cluster.network.link, -(-ranks // near)
+    across = (nodes - 1) * wire.alpha + bytes * (ranks - near) / ranks * min(d, ranks * stride) * wire.beta
+    return max(inside, across)
 
 
 def send_seconds(size: float, ranks: int, stride: int, cluster: Cluster) -> float:

@@ -81,7 +81,8 @@ def _of_stage(
         forward = [k for k, (m, _) in enumerate(sizes) if m.phase == "forward" and m.collective != "ring"]
         for k, (m, size) in enumerate(sizes):
             times = 2 if again and k in forward[:-1] else 1  # the last is not needed again
-            kind = "send" if m.collective == "ring" else m.collective
+            # an all-to-all sends as many bytes as a reduce-scatter of the same buffer
+            kind = {"ring": "send", "all_to_all": "reduce_scatter"}.get(m.collective, m.collective)
             yield _Traffic(kind, *axis_group(m.axis, plan), times * share * plan.micro * size)
     for i, (gather, reduce) in enumerate(step.collectives.messages):
         # forward and backward; the group of the whole model, which comes with the first layer, stays gathered

@@ -69,6 +69,11 @@ class ModelStates:
         if plan.compress == "powersgd" and plan.dp > 1:
             gradients += whole  # the compression error is added to the next step's gradients
         optimizer = trained * profile.state_per_parameter / s if plan.offload == "none" else 0.0
+        if plan.ep > 1 and s > 1:  # an expert is on s / ep of the ranks that share one copy, and they shard it
+            routed = sum(x.experts.parameters * x.repeats for x in profile.layers if x.experts)
+            more = routed * (min(plan.ep, s) - 1) / s
+            gradients += more * width if plan.zero >= 2 else 0.0
+            optimizer += more * profile.state_per_parameter if plan.offload == "none" else 0.0
         return cls(kept + buffers, gradients, optimizer)
 
 

@@ -99,8 +99,6 @@ def plan_notes(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
         notes.append(f"offload={plan.offload} moves nothing here: a CPU has everything in host memory already")
     if plan.chunk > 1:
         notes.append("chunk: the logits are counted whole, whether a loss can do without them is not known here")
-    if plan.ep > 1:
-        notes.append("ep is priced like ep=1: a profile does not know its experts")
     if plan.compile:
         gpu = (
             f", and alone with a host that takes {COMPILED_HOST:g} times as long"

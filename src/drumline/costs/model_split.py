@@ -17,6 +17,7 @@ from ..core.errors import PlanError
 from ..models.op_shapes import AttentionShape, ConvolutionShape, EmbeddingShape, MatmulShape, dims, shape_of
 from ..models.profile import Affine, Layer, Profile, ProfiledOp
 from ..plans import Plan
+from .expert_split import split_experts
 from .rank_model import (
     LayerActivationMemory,
     LayerMessage,
@@ -46,7 +47,7 @@ GROUP_NORM = "native_group_norm"
 def split_model(profile: Profile, plan: Plan) -> RankModel:
     """The part of the busiest rank; pipeline stages are cut from it."""
     rank = split_tiles(whole_model(profile), plan.tile, halo=plan.halo)
-    rank = split_features(split_tokens(rank, plan.cp), plan.tp)
+    rank = split_experts(split_features(split_tokens(rank, plan.cp), plan.tp), plan.ep)
     return replace(rank, notes=(*rank.notes, *TENSOR_NOTES)) if plan.tp > 1 else rank
 
 

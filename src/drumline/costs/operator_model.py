@@ -378,7 +378,7 @@ def _message_key(plan: Plan) -> _Key:
 
 def _split_key(plan: Plan) -> _Key:
     """The keys that decide one rank's part of the model, and how it is launched."""
-    return plan.tile, plan.halo, plan.cp, plan.tp, plan.graph, plan.compile
+    return plan.tile, plan.halo, plan.cp, plan.tp, plan.ep, plan.graph, plan.compile
 
 
 def launched_by(device: DeviceSpec, plan: Plan) -> DeviceSpec:

@@ -27,9 +27,14 @@ class Columns:
     @classmethod
     def of(cls: type[T], **columns: object) -> T:
         """Build from anything that numpy turns into arrays of one length, or numbers."""
-        arrays = {k: np.atleast_1d(np.asarray(v, dtype=np.float64)) for k, v in columns.items()}
+        arrays = {k: np.atleast_1d(np.asarray(v, dtype=np.float64)) for k, v in cls.complete(columns).items()}
         n = max(len(a) for a in arrays.values())
         return cls(**{k: np.broadcast_to(a, (n,)) for k, a in arrays.items()})
+
+    @classmethod
+    def complete(cls, columns: dict[str, object]) -> dict[str, object]:
+        """The columns with those that follow from others; a subclass may have some."""
+        return columns
 
     def take(self: T, rows: npt.NDArray[np.intp]) -> T:
         """Select rows."""

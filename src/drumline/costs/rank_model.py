@@ -20,7 +20,7 @@ class LayerMessage:
     """A message that a layer waits for, in the forward or in the backward of every micro-batch."""
 
     axis: str
-    """`tp`, `cp`, `rows` or `columns` (of tiles)."""
+    """`tp`, `cp`, `ep`, `rows` or `columns` (of tiles)."""
     phase: str
     """`forward` or `backward`."""
     collective: str

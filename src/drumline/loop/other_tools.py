@@ -241,10 +241,14 @@ def emit_settings(
 def _zoo_shape(name: str) -> TransformerShape | None:
     """The sizes of a transformer of the zoo."""
     from ..interop.emission import TransformerShape
-    from ..models.zoo import transformer
+    from ..models.zoo import gated, transformer
 
     family, _, size = name.partition(":")
-    shape = {"gpt": transformer.GPT, "llama": transformer.LLAMA}.get(family, {}).get(size.lower())
+    shape: transformer.TransformerSize | gated.GatedSize | None = None
+    if family == "gpt":
+        shape = transformer.GPT.get(size.lower())
+    elif family == "llama":
+        shape = gated.LLAMA.get(size.lower())
     if shape is None:
         return None
     return TransformerShape(

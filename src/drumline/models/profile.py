@@ -118,6 +118,18 @@ class ProfiledOp:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """The routed experts of a layer, which `ep` distributes over ranks."""
+
+    __pydantic_config__ = _STRICT
+    count: int
+    active: int
+    """Experts per token."""
+    parameters: int
+    """Trained parameters of all of them, which the layer counts among its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """A unit of the model that is sharded, recomputed and listed as one: a transformer block, a residual block, ..."""
 
@@ -172,6 +184,8 @@ class Layer:
     """Python functions that its forward calls, if traced; they cost host time too."""
     repeats: int = 1
     """Number of equal layers in sequence; their names count up from the last number in `name`."""
+    experts: ExpertLayer | None = None
+    """Its experts, if it is a mixture; of one rank's part under `ep`, those of this rank."""
 
     def flops(self, phase: str | None = None) -> Affine:
         """Its operations in one phase, or in both; of one of its repeats."""

@@ -252,7 +252,7 @@ def _rebatched(plan: Plan, batch: int, factor: float) -> Plan | None:
     micro = min(max(1, round(plan.micro * factor)), samples // dp)
     if plan.pp > 1 and plan.schedule == "interleaved":
         micro -= micro % plan.pp
-    if not micro:
+    if not micro or dp % plan.ep:
         return None
     other = replace(plan, dp=dp, shard=plan.shard if dp == plan.dp else 0, micro=micro)
     return other if dp > 1 or plan.offload != "none" else replace(other, zero=0, chunk=1)

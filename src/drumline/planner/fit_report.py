@@ -146,9 +146,9 @@ def _plan_changes(
     for word in recomputations(profile):
         if word not in ("none", plan.recompute):
             yield [(f"recompute={word}", replace(plan, recompute=word))]
-    sharded = replace(plan, zero=3) if plan.dp > 1 else plan
+    sharded = replace(plan, zero=3, ep=1) if plan.dp > 1 else plan  # zero=3 gathers what ep distributes
     if plan.dp > 1:
-        yield from ([(f"zero={z}", replace(plan, zero=z))] for z in range(plan.zero + 1, 4))
+        yield from ([(f"zero={z}", replace(plan, zero=z, ep=plan.ep if z < 3 else 1))] for z in range(plan.zero + 1, 4))
         cut = [*chunks(sharded, fits)] or [replace(sharded, chunk=MAX_CHUNKS)]
         yield [(f"zero=3,chunk={p.chunk}", p) for p in cut]
     for offloaded in offloads(sharded, cluster):
@@ -157,7 +157,10 @@ def _plan_changes(
             yield [(f"offload=all,chunk={p.chunk}", p) for p in chunks(offloaded, fits)]
     micros = [m for m in powers(profile.batch_size // plan.dp) if m > plan.micro]
     yield [(f"micro={m}", replace(plan, micro=m)) for m in micros]
-    n = plan.dp
+    counts = [x.experts.count for x in profile.layers if x.experts]
+    spread = [k for k in powers(min(counts, default=1)) if k > plan.ep and plan.dp % k == 0 and plan.zero < 3]
+    yield [(f"ep={k}", replace(plan, ep=k)) for k in spread]
+    n = 1 if counts else plan.dp  # the engine splits a mixture by its experts alone
     sizes = [k for k in range(2, n + 1) if n % k == 0 and k <= cluster.node.devices]
     yield [(f"tp={k}", replace(plan, dp=n // k, tp=k)) for k in sizes]
     depths = [k for k in range(2, n + 1) if n % k == 0 and (n // k) * k <= profile.batch_size]

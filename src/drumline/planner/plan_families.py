@@ -120,6 +120,8 @@ def why_absent(name: str, profile: Profile, cluster: Cluster, *, allow_stale: bo
         return "not tried: more devices share its work"
     if cluster.devices == 1:
         return "there is only one device"
+    if name in ("tensor", "pipeline", "context") and any(x.experts for x in profile.layers):
+        return "a split model runs as a captured graph, which cannot route tokens to experts"
     if name in ("data", "sharded"):
         return f"batch size {profile.batch_size}: no sample for a second replica"
     if name == "asynchronous":

@@ -98,7 +98,9 @@ class SearchSpace:
                         yield Layout(dp, shard, zero, 1, 1, 1, 1, "none", micro, recompute)
 
     def split(self) -> Iterator[Layout]:
-        """Models whose ranks share layers, tokens, images or stages."""
+        """Models whose ranks share layers, tokens, images or stages. Not mixtures: a captured graph has no routing."""
+        if any(x.experts for x in self._profile.layers):
+            return
         for dp, tp, cp, pp, tile in self.meshes():
             first = "1f1b" if pp > 1 else "none"
             for zero in (0, 1, 2, 3) if dp > 1 else (0,):
@@ -187,7 +189,8 @@ class SearchSpace:
 
     def _virtual_stages(self, pp: int) -> list[int]:
         if self._exhaustive:
-            return [v for v in range(2, self._layers // pp + 1) if self._layers % (pp * v) == 0]
+            # the ends may have one layer less, as they have the embedding and the head
+            return [v for v in range(2, self._layers // pp + 1) if self._layers % (pp * v) in (0, pp * v - 2)]
         return [2] if 2 * pp <= self._layers else []
 
     def _tiles(self) -> Iterator[tuple[int, int]]:
@@ -219,11 +222,23 @@ def candidates(
         plan = layout.plan(base)
         yield plan
         yield from captured(plan, profile, cluster, model)
+        yield from with_expert_parallelism(plan, profile)
         if save_memory:
             yield from most_savings(plan, cluster)
         elif not model.fits(plan):
             yield from fewest_savings(plan, cluster, model.fits)
     yield from split_candidates(space, base, model.fits, save_memory=save_memory)
+
+
+def with_expert_parallelism(plan: Plan, profile: Profile) -> Iterator[Plan]:
+    """The plan with every `ep` that divides its replicas and the experts of each mixture."""
+    counts = {x.experts.count for x in profile.layers if x.experts}
+    for ep in powers(min(counts, default=1)):
+        if ep == 1 or plan.dp % ep or (plan.shard and plan.shard % ep) or any(count % ep for count in counts):
+            continue
+        sharded = replace(plan, ep=ep)
+        if not refusal(sharded):
+            yield sharded
 
 
 def captured(plan: Plan, profile: Profile, cluster: Cluster, model: CostModel) -> Iterator[Plan]:

@@ -20,6 +20,7 @@ from ..torchkit.fake_tensors import VALUE_REQUESTS, FakeTensorMode
 from ..torchkit.modules import BatchNormBase
 from .autocast import HALF_DTYPES, GpuOperatorMode, autocast_as_on
 from .data_flow import DataFlowRecorder
+from .expert_modules import ExpertRouting
 from .fake import (
     MedianDraws,
     call_model,
@@ -66,13 +67,15 @@ def _trace(job: Job, target: _Target) -> Profile:
         with_half_parameters(model)
     model.train()
     specs = layers_of(model)
-    record, batch = _record_any(job, model, specs, mode, sample, target, notes)
+    routing = ExpertRouting(model)
+    with routing.watch():
+        record, batch = _record_any(job, model, specs, mode, sample, target, notes)
     optimizer = optimizer_costs(job, model, mode)
     inputs = tensors(fake_batch(job, mode, sample=sample, n=batch.size))
     return Profile(
         name=job.name,
         batch_size=job.batch_size,
-        layers=tuple(_equal_python_calls(_layers(model, specs, record))),
+        layers=tuple(_equal_python_calls(_layers(model, specs, record, routing))),
         buffers=sum(size_of(b) for b in model.buffers()),
         input=affine(sum((batch.amount(size_of(t), t.numel()) for t in inputs), 0j)),
         depth=Affine(record.depth),
@@ -171,7 +174,7 @@ def _record(
     return recorder
 
 
-def _layers(model: nn.Module, specs: list[LayerSpec], record: TraceRecorder) -> list[Layer]:
+def _layers(model: nn.Module, specs: list[LayerSpec], record: TraceRecorder, routing: ExpertRouting) -> list[Layer]:
     """The layers in the order in which they ran; those that only have parameters come last."""
     by_name = {spec.name: spec for spec in specs}
     own = _parameters_by_layer(model, specs)
@@ -206,6 +209,7 @@ def _layers(model: nn.Module, specs: list[LayerSpec], record: TraceRecorder) -> 
                 python_calls=seen.forward.python_calls,
                 composite=bool(spec and spec.composite),
                 shard_unit=bool(spec and spec.unit),
+                experts=routing.of(spec.module) if spec else None,
             )
         )
     return layers

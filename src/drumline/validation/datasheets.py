@@ -22,6 +22,7 @@ _CLUSTERS = {
     "H200": "dgx-h200",
     "B200": "hgx-b200",
     "GB200": "gb200-nvl72",
+    "GB300": "gb300-nvl72",
     "MI250X": "mi250x",
     "MI300X": "mi300x",
     "RTX4090": "rtx4090",

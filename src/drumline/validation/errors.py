@@ -117,6 +117,7 @@ def job_of(r: PublishedRun) -> tuple[object, ...]:
         r.sheet.type,
         r.devices_per_node,
         r.cluster_state,
+        r.mixture,
         r.software.precision,
         r.software.gradient_bytes,
         r.software.elementwise_fusion,

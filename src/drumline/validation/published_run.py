@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ..core.errors import InputError
-from . import run_text
+from . import run_mixture, run_text
 from .datasheets import (
     DataSheet,
     parse_datasheet,
@@ -37,7 +37,7 @@ class RunRow:
 
     def text(self, key: str) -> str:
         """A cell, without surrounding spaces."""
-        return self._row[key].strip()
+        return (self._row.get(key) or "").strip()
 
     def at(self, key: str) -> str:
         """File, line and column of a cell."""
@@ -105,6 +105,10 @@ class PublishedRun:
     shard: int
     cp: int
     ep: int
+    mixture: run_mixture.RunMixture | None
+    """The experts, if the model has any."""
+    latent: bool
+    """Whether keys and values are expanded from a latent width, as in DeepSeek-V2 and V3."""
     sequence_parallel: bool
     recompute: str
     schedule: int
@@ -124,7 +128,8 @@ def parse_run(row: RunRow, line: int) -> PublishedRun:
     sheet = _datasheet(row)
     axes = _axes(row)
     layers, hidden, heads = row.count("layers"), row.count("hidden"), row.count("heads")
-    kv_heads, ffn = row.count("kv_heads", heads), row.count("ffn")
+    mixture = run_mixture.parse_mixture(row, layers)
+    kv_heads, ffn = row.count("kv_heads", heads), row.count("ffn", mixture.equal_ffn if mixture else None)
     vocabulary, sequence = row.count("vocab"), row.count("seq_len")
     ranks, batch, dp = axes["ranks"], axes["batch"], axes["dp"]
     size = row.number("micro_batch")
@@ -136,10 +141,17 @@ def parse_run(row: RunRow, line: int) -> PublishedRun:
     seconds, memory = _seconds(row, batch, sequence, ranks), _memory(row)
     if seconds is None and memory is None:
         raise Unstated("iteration_time_s", "no time, no throughput and no memory was published")
-    weights = 2 * hidden**2 + 2 * hidden * kv_heads * hidden / heads + 2 * hidden * ffn
+    if axes["ep"] > 1 and mixture is None:
+        raise Unstated("ep", f"ep is {axes['ep']}, and no column has the experts")
+    weights = 2 * hidden * kv_heads * hidden / heads + 2 * hidden * ffn
+    weights += 2 * hidden**2 if not run_mixture.is_latent(row) else 0
     _check_plausible(seconds, 6 * layers * weights * batch * sequence / ranks, sheet, software.precision)
     family = row.text("model_family").lower()
-    gated, tied = _gated_and_tied(row, family, (layers, hidden, heads, kv_heads, ffn, vocabulary, sequence))
+    gated, tied = (
+        (True, False)
+        if mixture
+        else _gated_and_tied(row, family, (layers, hidden, heads, kv_heads, ffn, vocabulary, sequence))
+    )
     masked = "bert" in family
     return PublishedRun(
         line=line,
@@ -166,7 +178,8 @@ def parse_run(row: RunRow, line: int) -> PublishedRun:
         **axes,
         zero=zero,
         shard=run_text.parse_shard(row.text("zero_fsdp"), dp, node),
-        ep=1,
+        mixture=mixture,
+        latent=run_mixture.is_latent(row),
         sequence_parallel=row.text("sp").lower().startswith("yes") and axes["tp"] > 1,
         recompute=recompute,
         schedule=run_text.parse_schedule(row.text("schedule"), axes["pp"], axes["virtual"]),
@@ -192,10 +205,8 @@ def _axes(row: RunRow) -> dict[str, int]:
     dp = row.count("dp", max(1, ranks // (tp * pp * cp)))
     if dp * tp * pp * cp != ranks:
         raise Unstated("dp", f"dp({dp}) * tp({tp}) * pp({pp}) * cp({cp}) is not n_gpus({ranks})")
-    if row.count("ep", 1) > 1:
-        raise Unstated("ep", f"ep is {row.text('ep')}, and no column has the experts")
-    batch, virtual = row.count("global_batch"), row.count("vpp", 1)
-    return {"tp": tp, "pp": pp, "cp": cp, "dp": dp, "ranks": ranks, "batch": batch, "virtual": virtual}
+    batch, virtual, ep = row.count("global_batch"), row.count("vpp", 1), row.count("ep", 1)
+    return {"tp": tp, "pp": pp, "cp": cp, "dp": dp, "ep": ep, "ranks": ranks, "batch": batch, "virtual": virtual}
 
 
 def _software(row: RunRow, sheet: DataSheet) -> tuple[int, str, run_text.RunSoftware]:
@@ -233,7 +244,7 @@ def _check_plausible(seconds: float | None, work: float, sheet: DataSheet, preci
 
 
 _DENSE = 1.3
-"""A model with more parameters than this times its dense shape has experts, for which there are no columns."""
+"""A model with more parameters than this times its dense shape has experts that its columns do not contain."""
 _MASKED = 0.156
 """Fraction of positions that a masked language model predicts: 20 of 128, 80 of 512."""
 

@@ -15,6 +15,7 @@ from ..costs.fitted.memory import StepMemory, step_memory
 from ..costs.fitted.step import StepTimes, step_times
 from ..costs.plan_columns import Array
 from .published_run import MEMORY_KINDS, PublishedRun
+from .run_mixture import HEAD_WIDTH, KV_LATENT, OVERLAP_EP_SINCE, QUERY_LATENT, VALUE_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,16 @@ def _models(runs: Sequence[PublishedRun]) -> ModelColumns:
         sequence=[r.sequence for r in runs],
         causal=[r.causal for r in runs],
         predicted_fraction=[r.predicted_fraction for r in runs],
-        experts=1.0,
-        active_experts=1.0,
+        experts=[r.mixture.experts if r.mixture else 1 for r in runs],
+        active_experts=[r.mixture.active_experts if r.mixture else 1 for r in runs],
+        expert_ffn=[r.mixture.expert_ffn if r.mixture else r.ffn for r in runs],
+        routed_nodes=[r.mixture.routed_nodes if r.mixture else 1 for r in runs],
+        shared_experts=[r.mixture.shared_experts if r.mixture else 0 for r in runs],
+        dense_layers=[r.mixture.dense_layers if r.mixture else r.layers for r in runs],
+        head_width=[HEAD_WIDTH if r.latent else r.hidden / r.heads for r in runs],
+        value_width=[VALUE_WIDTH if r.latent else r.hidden / r.heads for r in runs],
+        query_latent=[QUERY_LATENT * r.latent for r in runs],
+        kv_latent=[KV_LATENT * r.latent for r in runs],
     )
 
 
@@ -111,6 +120,7 @@ def _layouts(runs: Sequence[PublishedRun]) -> LayoutColumns:
         recompute_elementwise=[a[2] for a in recompute],
         schedule=[r.schedule for r in runs],
         fused_attention=[r.software.fused_attention for r in runs],
+        portable_attention=[r.software.portable_attention for r in runs],
         elementwise_fusion=[r.software.elementwise_fusion for r in runs],
         fp8=[r.software.fp8 for r in runs],
         gradient_bytes=[r.software.gradient_bytes for r in runs],
@@ -119,6 +129,7 @@ def _layouts(runs: Sequence[PublishedRun]) -> LayoutColumns:
         flat_buffers=[r.software.flat_buffers for r in runs],
         overlap_dp=[r.software.overlap_dp for r in runs],
         overlap_tp=[r.software.overlap_tp for r in runs],
+        overlap_ep=[r.software.overlap_dp and r.year >= OVERLAP_EP_SINCE for r in runs],
         # zero=3 sends gradients in 16 bits, as all parameters are; a sharded optimizer without overlap all-reduces
         gradient_message_bytes=[2.0 if r.zero == 3 else r.software.gradient_bytes for r in runs],
         parameter_message_bytes=2.0,

@@ -22,6 +22,7 @@ class RunSoftware:
     precision: str
     fp8: bool
     fused_attention: bool
+    portable_attention: bool
     elementwise_fusion: int
     gradient_bytes: float
     master_weights: bool
@@ -84,7 +85,8 @@ def parse_recompute(text: str) -> str | None:
         return "operators"
     if low.startswith(("selective", "core attention", "attention")):
         return "selective"
-    return "none" if low.startswith(("none", "gelu")) or low in ("no", "off") else None
+    # recipes that differ by machine recompute what costs least: parts that the time hardly shows
+    return "none" if low.startswith(("none", "gelu", "recipe")) or low in ("no", "off") else None
 
 
 def parse_schedule(text: str, pp: int, virtual: int) -> int:
@@ -127,6 +129,7 @@ def infer_software(
         precision=precision,
         fp8=precision == "fp8",
         fused_attention="flash" in remarks or modern,
+        portable_attention=eager and "xla" not in remarks,
         elementwise_fusion=2 if "compile" in low or "xla" in remarks else 1 if eager else 0,
         gradient_bytes=4.0 if wide or precision in ("fp32", "tf32") else 2.0,
         master_weights=precision in ("bf16", "fp16", "fp8") and "pure" not in low and not fsdp,

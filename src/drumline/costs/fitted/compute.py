@@ -20,6 +20,10 @@ FFN_VALUES = (2.0, 3.0)
 """The same per unit of the feed-forward network, before its activation function."""
 HEAD_VALUES = (2.0, 2.0)
 """The same per unit of queries, keys and values: biases, rotary embeddings."""
+HOPPER_PEAK = 7e14
+"""Operations per second in 16 bits from which a device has the instructions of Hopper; older ones have at most half."""
+ROUTED_VALUES = 6.0
+"""Values per hidden unit and visited expert that a mixture moves to sort its tokens and to sum what comes back."""
 LOSS_BYTES = (14.0, 14.0)
 """Bytes per logit that the loss moves: fp32 copies, maximum, sum, gradient."""
 
@@ -42,23 +46,30 @@ def tokens(models: ModelColumns, layouts: LayoutColumns) -> Array:
 
 
 def matmul_seconds(
-    m: Array, n: Array, k: Array, machines: MachineColumns, layouts: LayoutColumns, c: Constants
+    m: Array, n: Array, k: Array, machines: MachineColumns, layouts: LayoutColumns, c: Constants, count: Number = 1.0
 ) -> Array:
-    """Seconds of an (m x k) by (k x n) matmul: peak reduced by short sums and few tiles, or memory bandwidth."""
+    """Seconds of `count` (m x k) by (k x n) matmuls in one kernel: peak reduced by short sums and few tiles, or memory
+    bandwidth.
+    """
     ceiling = np.where(layouts.fp8 > 0, c.matmul_fp8, c.matmul) * machines.power_fraction**c.power_exponent
     wave = c.matmul_half_output * machines.peak / 1e14
-    rate = machines.peak * ceiling * k / (k + c.matmul_half_depth * machines.peak / 3e14) * m * n / (m * n + wave)
+    rate = (
+        machines.peak * ceiling * k / (k + c.matmul_half_depth * machines.peak / 3e14) * m * n / (m * n + wave / count)
+    )
     moved = HALF * (m * k + k * n + m * n) / (machines.bandwidth * c.memory_bandwidth)
-    return _smooth_max(2.0 * m * n * k / rate, moved)
+    return count * _smooth_max(2.0 * m * n * k / rate, moved)
 
 
 def linear_seconds(
-    m: Array, k: Array, n: Array, machines: MachineColumns, layouts: LayoutColumns, c: Constants
+    m: Array, k: Array, n: Array, machines: MachineColumns, layouts: LayoutColumns, c: Constants, count: Number = 1.0
 ) -> tuple[Array, Array]:
-    """(forward, backward) of a linear layer: one matmul, then one each for the gradients of input and weight."""
-    forward = matmul_seconds(m, n, k, machines, layouts, c)
-    backward = matmul_seconds(m, k, n, machines, layouts, c) + matmul_seconds(k, n, m, machines, layouts, c)
-    cast = np.where(layouts.fp8 > 0, c.fp8_cast_bytes / (machines.bandwidth * c.memory_bandwidth), 0.0)
+    """(forward, backward) of a linear layer, or of `count` of them in one kernel: one matmul, then one each for the
+    gradients of input and weight.
+    """
+    forward = matmul_seconds(m, n, k, machines, layouts, c, count)
+    backward = matmul_seconds(m, k, n, machines, layouts, c, count)
+    backward = backward + matmul_seconds(k, n, m, machines, layouts, c, count)
+    cast = np.where(layouts.fp8 > 0, count * c.fp8_cast_bytes / (machines.bandwidth * c.memory_bandwidth), 0.0)
     return forward + cast * (m * k + k * n), backward + cast * (m * n + m * k)
 
 
@@ -70,8 +81,10 @@ def attention_seconds(
     heads = models.heads / layouts.tp
     pairs = t * models.sequence * heads  # scores of this rank; with cp, its queries against all keys
     width = models.head_width / (models.head_width + c.attention_half_head)
-    work = 4.0 * pairs * models.head_width
+    work = 2.0 * pairs * (models.head_width + models.value_width)
     causal = np.where(models.causal > 0, 0.5, 1.0)
+    older = (layouts.portable_attention > 0) & (machines.peak16 >= HOPPER_PEAK)
+    width = width * np.where(older, c.portable_attention, 1.0)
     cap = machines.peak16 * machines.power_fraction**c.power_exponent * width
     fused = causal * work / (cap * c.attention_forward)
     fused_back = 2.5 * causal * work / (cap * c.attention_backward)
@@ -94,8 +107,13 @@ def elementwise_seconds(
     """(forward, backward) of elementwise kernels: norms, residuals, dropouts, activation functions."""
     t = tokens(models, layouts)
     whole = models.hidden / np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
-    inner = models.ffn * (1.0 + models.gated) * models.active_experts / layouts.tp
-    heads = (models.heads + 2.0 * models.kv_heads) * models.head_width / layouts.tp
+    inner = models.ffn
+    if models.has_mixtures:
+        visited = models.active_experts + models.shared_experts
+        mixture = models.mixture_fraction
+        inner = (1.0 - mixture) * inner + mixture * visited * models.expert_ffn
+    inner = inner * (1.0 + models.gated) / layouts.tp
+    heads = models.projected_heads / layouts.tp
     eager = c.elementwise_eager * np.where(models.gated > 0, c.elementwise_rotary, 1.0)
     factor = np.choose(layouts.elementwise_fusion.astype(int), [c.elementwise, eager, c.elementwise_compiled])
     rate = machines.bandwidth * c.memory_bandwidth / factor
@@ -106,28 +124,86 @@ def elementwise_seconds(
     return forward, backward
 
 
+def projection_seconds(
+    models: ModelColumns, layouts: LayoutColumns, machines: MachineColumns, c: Constants
+) -> tuple[Array, Array]:
+    """(forward, backward) of the projections around attention; latent ones go through a narrow width."""
+    t, tp, h = tokens(models, layouts), layouts.tp, models.hidden
+
+    def linears(*shapes: tuple[Array, Array]) -> tuple[Array, Array]:
+        seconds = [linear_seconds(t, k, n, machines, layouts, c) for k, n in shapes]
+        return sum(f for f, _ in seconds), sum(b for _, b in seconds)  # type: ignore[return-value]  # arrays
+
+    out = (models.heads * models.value_width / tp, h)
+    direct = linears((h, models.projected_heads / tp), out)
+    if not np.any(models.kv_latent > 0):
+        return direct
+    q, kv = np.maximum(models.query_latent, 1.0), np.maximum(models.kv_latent, 1.0)
+    rotated = models.head_width - models.value_width
+    latent = linears(
+        (h, q + kv + rotated),
+        (q, models.heads * models.head_width / tp),
+        (kv, models.heads * 2.0 * models.value_width / tp),
+        out,
+    )
+    is_latent = models.kv_latent > 0
+    return np.where(is_latent, latent[0], direct[0]), np.where(is_latent, latent[1], direct[1])
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSeconds:
+    """Seconds of the experts of one mixture layer on the rank with the most tokens."""
+
+    forward: Array
+    backward: Array
+    routing: Array
+    """Sorting tokens by expert and back, forward; the backward moves half as much again."""
+
+
+def expert_seconds(
+    models: ModelColumns, layouts: LayoutColumns, machines: MachineColumns, c: Constants
+) -> ExpertSeconds:
+    """Routed experts as grouped matmuls, the shared ones as one wider matmul, and the router."""
+    t, tp, h, f = tokens(models, layouts), layouts.tp, models.hidden, models.expert_ffn
+    local = np.maximum(1.0, models.experts / layouts.ep)
+    routed = c.expert_imbalance * t * models.active_experts / local  # rows per expert, on the busiest rank of a group
+    up, up_back = linear_seconds(routed, h, (1.0 + models.gated) * f / tp, machines, layouts, c, local)
+    down, down_back = linear_seconds(routed, f / tp, h, machines, layouts, c, local)
+    wide = np.maximum(1.0, models.shared_experts * f) / tp
+    both, both_back = linear_seconds(t, h, (1.0 + models.gated) * wide, machines, layouts, c)
+    last, last_back = linear_seconds(t, wide, h, machines, layouts, c)
+    extra = np.where(models.shared_experts > 0, both + last, 0.0)
+    extra_back = np.where(models.shared_experts > 0, both_back + last_back, 0.0)
+    router, router_back = linear_seconds(t, h, models.experts, machines, layouts, c)
+    rows = t * models.active_experts * h / np.where(layouts.sequence_parallel > 0, tp, 1.0)
+    moved = c.routing_bytes * HALF * ROUTED_VALUES * rows / (machines.bandwidth * c.memory_bandwidth)
+    return ExpertSeconds(up + down + extra + router, up_back + down_back + extra_back + router_back, moved)
+
+
 def layer_seconds(models: ModelColumns, layouts: LayoutColumns, machines: MachineColumns, c: Constants) -> LayerSeconds:
     """Seconds of every part of a layer, the logits and the embedding."""
     t, tp, h = tokens(models, layouts), layouts.tp, models.hidden
-    heads = (models.heads + 2.0 * models.kv_heads) * models.head_width
-    routed = t * models.active_experts / models.experts * layouts.ep  # tokens per expert, from all ranks of its group
-    local = models.experts / layouts.ep
-    up, up_back = linear_seconds(routed, h, (1.0 + models.gated) * models.ffn / tp, machines, layouts, c)
-    down, down_back = linear_seconds(routed, models.ffn / tp, h, machines, layouts, c)
-    qkv, qkv_back = linear_seconds(t, h, heads / tp, machines, layouts, c)
-    out, out_back = linear_seconds(t, h / tp, h, machines, layouts, c)
-    matmuls = qkv + out + local * (up + down)
-    core, core_back = attention_seconds(models, layouts, machines, c)
+    up, up_back = linear_seconds(t, h, (1.0 + models.gated) * models.ffn / tp, machines, layouts, c)
+    down, down_back = linear_seconds(t, models.ffn / tp, h, machines, layouts, c)
+    ffn, ffn_back, launch = up + down, up_back + down_back, c.layer_launch
     light, light_back = elementwise_seconds(models, layouts, machines, c)
-    forward = launch_bound(matmuls + core + light, c.layer_launch)
-    backward = launch_bound(
-        qkv_back + out_back + local * (up_back + down_back) + core_back + light_back, 2.0 * c.layer_launch
-    )
+    if models.has_mixtures:
+        own = expert_seconds(models, layouts, machines, c)
+        mixture = models.mixture_fraction
+        ffn = (1.0 - mixture) * ffn + mixture * own.forward
+        ffn_back = (1.0 - mixture) * ffn_back + mixture * own.backward
+        light, light_back = light + mixture * own.routing, light_back + mixture * 1.5 * own.routing
+        launch = launch + mixture * c.mixture_launch
+    projections, projections_back = projection_seconds(models, layouts, machines, c)
+    matmuls = projections + ffn
+    core, core_back = attention_seconds(models, layouts, machines, c)
+    forward = launch_bound(matmuls + core + light, launch)
+    backward = launch_bound(projections_back + ffn_back + core_back + light_back, 2.0 * launch)
     share = (
         layouts.recompute_matmuls * matmuls + layouts.recompute_attention * core + layouts.recompute_elementwise * light
     )
     any_recompute = np.maximum(layouts.recompute_matmuls, layouts.recompute_elementwise)
-    recompute = launch_bound(share, c.layer_launch * any_recompute)
+    recompute = launch_bound(share, launch * any_recompute)
     predicted = t * models.predicted_fraction
     v = models.vocabulary / tp
     logits, logits_back = linear_seconds(predicted, h, v, machines, layouts, c)
@@ -157,8 +233,8 @@ def _smooth_max(a: Array, b: Number) -> Array:
 
 def layer_flops(models: ModelColumns) -> Array:
     """Operations per token of one layer's forward, without a causal mask."""
-    weights = models.attention_weights + models.active_experts * models.ffn_weights
-    return 2.0 * weights + 4.0 * models.sequence * models.hidden
+    scores = models.heads * (models.head_width + models.value_width)
+    return 2.0 * models.active_weights + 2.0 * models.sequence * scores
 
 
 def step_flops(models: ModelColumns, samples: Array) -> Array:

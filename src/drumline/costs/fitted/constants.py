@@ -27,6 +27,8 @@ class Constants:
     """Fraction of peak that fused attention reaches, forward."""
     attention_backward: Number = 0.50
     """The same, backward."""
+    portable_attention: Number = 0.65
+    """Rate of fused attention without the instructions of Hopper and later (FlashAttention-2), over that with them."""
     unfused_attention: Number = 0.45
     """Fraction of peak that the batched matmuls of unfused attention reach."""
     attention_half_head: Number = 16.0
@@ -67,6 +69,8 @@ class Constants:
     exposed_dp: Number = 0.15
     """The same for overlapped data-parallel communication: its kernels share the device."""
     exposed_cp: Number = 0.5
+    exposed_ep: Number = 0.3
+    """The same for tokens sent to experts while other micro-batches compute."""
     gradient_hooks: Number = 4.0e-3
     """Seconds per layer and micro-batch for gradient hooks, one parameter at a time."""
     accumulate_bytes: Number = 1.0
@@ -77,6 +81,14 @@ class Constants:
     """Seconds per step outside of all layers."""
     straggler: Number = 0.006
     """Relative slowdown for each doubling of the nodes."""
+    expert_imbalance: Number = 1.08
+    """Tokens of the busiest rank of an expert group, over the mean."""
+    routing_bytes: Number = 1.0
+    """Bytes moved to sort tokens by expert, over the minimum."""
+    mixture_launch: Number = 1.0e-3
+    """Seconds to launch what the forward of a mixture adds to that of a layer: routing, counts that the host reads."""
+    expert_bandwidth: Number = 0.7
+    """Fraction of the bandwidth of other collectives that the all-to-all of experts reaches."""
     power_exponent: Number = 0.5
     """Matmul rates scale with the power limit to this exponent."""
     logit_bytes: Number = 5.5
@@ -103,6 +115,7 @@ PRIOR_WIDTH = dict.fromkeys((*TIME_CONSTANTS, *MEMORY_CONSTANTS), 0.35) | {
     "memory_bandwidth": 0.15,
     "attention_forward": 0.2,
     "attention_backward": 0.2,
+    "portable_attention": 0.2,
     "link_bandwidth": 0.15,
     "network_bandwidth": 0.2,
     "matmul_half_depth": 0.5,
@@ -114,10 +127,14 @@ PRIOR_WIDTH = dict.fromkeys((*TIME_CONSTANTS, *MEMORY_CONSTANTS), 0.35) | {
     "exposed_dp": 0.6,
     "exposed_tp": 0.5,
     "exposed_pp": 0.6,
+    "exposed_ep": 0.4,
     "ring_hop": 0.7,
     "step_overhead": 0.5,
     "straggler": 0.7,
     "elementwise": 0.2,
+    "expert_imbalance": 0.1,
+    "routing_bytes": 0.5,
+    "mixture_launch": 0.7,
     "gradient_hooks": 0.7,
     "power_exponent": 0.5,
     "misaligned_head": 0.5,

@@ -27,6 +27,7 @@ DEVICE_TYPES = (
     "H200",
     "B200",
     "GB200",
+    "GB300",
     "MI250X",
     "MI300X",
     "RTX4090",
@@ -37,7 +38,7 @@ SAME_CHIP = {"A100-40": "A100", "A800": "A100", "H800": "H100", "H200": "H100"}
 
 def device_type(name: str) -> str | None:
     """Parse the device type from a name such as `A100-80GB-SXM`, `H100-SXM-80GB`, `RTX-4090-24GB`."""
-    head = re.match(r"(RTX[ -]?4090|GB200|MI250X|MI300X|[VABH]\d{3})(?![0-9A-Za-z])", name, re.IGNORECASE)
+    head = re.match(r"(RTX[ -]?4090|GB[23]00|MI250X|MI300X|[VABH]\d{3})(?![0-9A-Za-z])", name, re.IGNORECASE)
     if not head:
         return None
     kind = "RTX4090" if head[1].upper().startswith("RTX") else head[1].upper()
@@ -114,7 +115,7 @@ def adapt_to_engine(constants: Constants, profile: Profile, model: ModelColumns,
 def elementwise_factor(block: Layer, model: ModelColumns) -> float:
     """Bytes that the elementwise kernels of a traced block move, forward and backward, over the minimum."""
     moved = sum(op.bytes.per_sample * op.count for op in block.ops if not op.kind.startswith(("matmul", "attention")))
-    heads = (model.heads + 2.0 * model.kv_heads) * model.head_width
+    heads = model.projected_heads
     ffn = (1.0 + model.gated) * model.ffn
     minimum = sum(
         HALF * model.sequence * (a * model.hidden + b * ffn + e * heads)

@@ -37,11 +37,12 @@ def covered_part(plan: Plan) -> Plan:
     )
 
 
-def engine_layouts(plans: PlanColumns, batch_size: int) -> LayoutColumns:
+def engine_layouts(plans: PlanColumns, batch_size: int, sequence: float = 0.0) -> LayoutColumns:
     """Layouts as the engine runs them: fp32 parameters and gradients, 16-bit compute, one kernel per operator.
 
-    Gradients are reduced in fp32: during the backward where modules are replicated or sharded, after it where the model
-    is split, which runs as a captured graph. No sequence parallelism, no overlap of tensor-parallel communication.
+    Attention is that of a torch which has kernels for its GPU. Gradients are reduced in fp32: during the backward where
+    modules are replicated or sharded, after it where the model is split, which runs as a captured graph. Norms are
+    split along a `sequence` that tp divides. No overlap of tensor-parallel communication.
     """
     fractions = _FRACTIONS[plans.recompute.astype(int)]
     split = plans.tp * plans.cp * plans.pp > 1
@@ -55,7 +56,7 @@ def engine_layouts(plans: PlanColumns, batch_size: int) -> LayoutColumns:
         shard=plans.shard,
         cp=plans.cp,
         ep=1,
-        sequence_parallel=0,
+        sequence_parallel=np.where((sequence > 0) & (sequence % plans.tp == 0), 1, 0),
         micro_batch_size=np.ceil(np.ceil(batch_size / plans.micro) / plans.dp),
         micro=plans.micro,
         recompute_matmuls=fractions[:, 0],
@@ -63,6 +64,7 @@ def engine_layouts(plans: PlanColumns, batch_size: int) -> LayoutColumns:
         recompute_elementwise=fractions[:, 2],
         schedule=plans.schedule,
         fused_attention=1,
+        portable_attention=0,
         elementwise_fusion=1 + plans.compile,
         fp8=0,
         gradient_bytes=4,
@@ -71,6 +73,7 @@ def engine_layouts(plans: PlanColumns, batch_size: int) -> LayoutColumns:
         flat_buffers=0,
         overlap_dp=overlap_dp,
         overlap_tp=0,
+        overlap_ep=0,
         gradient_message_bytes=4,
         parameter_message_bytes=4,
         overlap_parameters=0,

@@ -29,29 +29,102 @@ class ModelColumns(Columns):
     predicted_fraction: Array
     """Fraction of positions whose logits are computed: 1, or less for masked language models."""
     experts: Array
+    """Routed experts of a mixture layer; 1 in a dense model."""
     active_experts: Array
-    """Experts per token; 1 of 1 is a dense layer."""
+    """Routed experts per token; 1 of 1 is a dense layer."""
+    expert_ffn: Array
+    """Width of one expert; `ffn` is that of the layers without experts."""
+    shared_experts: Array
+    """Experts that every token visits, besides the routed ones."""
+    routed_nodes: Array
+    """Nodes that the experts of one token are on, at most; some models route by this limit."""
+    dense_layers: Array
+    """Layers without experts; all layers of a dense model."""
+    head_width: Array
+    """Width of a head's queries and keys."""
+    value_width: Array
+    """Width of a head's values; less than that of its keys under latent attention, by the rotated part."""
+    query_latent: Array
+    """Width from which queries are expanded; 0 where they are projected directly."""
+    kv_latent: Array
+    """Width from which keys and values are expanded; 0 where they are projected directly."""
+
+    @classmethod
+    def complete(cls, columns: dict[str, object]) -> dict[str, object]:
+        """Those of mixtures and of unusual attention may be left out."""
+        own = {k: np.asarray(v, dtype=np.float64) for k, v in columns.items()}
+        own.setdefault("head_width", own["hidden"] / own["heads"])
+        own.setdefault("value_width", own["head_width"])
+        own.setdefault("expert_ffn", own["ffn"])
+        own.setdefault("routed_nodes", own["active_experts"])
+        own.setdefault("dense_layers", np.where(own["experts"] > 1, 0.0, own["layers"]))
+        for key in ("shared_experts", "query_latent", "kv_latent"):
+            own.setdefault(key, np.zeros(1))
+        return dict(own)
 
     @property
-    def head_width(self) -> Array:
-        """Width of one head."""
-        return self.hidden / self.heads
+    def mixture_fraction(self) -> Array:
+        """Fraction of the layers that are mixtures of experts."""
+        return np.where(self.experts > 1, 1.0 - self.dense_layers / self.layers, 0.0)
+
+    @property
+    def has_mixtures(self) -> bool:
+        """Whether any of the models has experts."""
+        return bool(np.any(self.experts > 1))
+
+    @property
+    def projected_heads(self) -> Array:
+        """Width of queries, keys and values together."""
+        return self.heads * self.head_width + self.kv_heads * (self.head_width + self.value_width)
 
     @property
     def attention_weights(self) -> Array:
         """Parameters of the attention projections of one layer."""
-        return 2.0 * self.hidden**2 + 2.0 * self.hidden * self.kv_heads * self.head_width
+        h, out = self.hidden, self.heads * self.value_width * self.hidden
+        direct = h * self.projected_heads + out
+        queries = h * self.query_latent + self.query_latent * self.heads * self.head_width
+        rotated = self.head_width - self.value_width
+        expanded = self.kv_latent * self.heads * 2.0 * self.value_width
+        latent = queries + h * (self.kv_latent + rotated) + expanded + out
+        return np.where(self.kv_latent > 0, latent, direct)
 
     @property
     def ffn_weights(self) -> Array:
-        """Parameters of one feed-forward network."""
+        """Parameters of the feed-forward network of a layer without experts."""
         return (2.0 + self.gated) * self.hidden * self.ffn
 
     @property
+    def one_expert(self) -> Array:
+        """Parameters of one expert."""
+        return (2.0 + self.gated) * self.hidden * self.expert_ffn
+
+    @property
+    def mixture_weights(self) -> Array:
+        """Parameters of the routed experts of one mixture layer."""
+        return np.where(self.experts > 1, self.experts * self.one_expert, 0.0)
+
+    @property
+    def routed_weights(self) -> Array:
+        """The same, per layer on average over all layers."""
+        return self.mixture_fraction * self.mixture_weights
+
+    @property
+    def mixture_extra(self) -> Array:
+        """Parameters of a mixture layer besides routed experts, less those of a layer without experts."""
+        always = self.shared_experts * self.one_expert + self.hidden * self.experts
+        return np.where(self.experts > 1, always - self.ffn_weights, 0.0)
+
+    @property
     def layer_weights(self) -> Array:
-        """Parameters of one layer with all its experts; biases and norms are ignored."""
-        router = np.where(self.experts > 1, self.hidden * self.experts, 0.0)
-        return self.attention_weights + self.experts * self.ffn_weights + router
+        """Parameters of a layer with all its experts, on average over all layers; biases and norms are ignored."""
+        dense = self.attention_weights + self.ffn_weights
+        return dense + self.mixture_fraction * self.mixture_extra + self.routed_weights
+
+    @property
+    def active_weights(self) -> Array:
+        """Parameters of a layer that one token meets, on average over all layers."""
+        idle = np.where(self.experts > 1, 1.0 - self.active_experts / self.experts, 0.0)
+        return self.layer_weights - idle * self.routed_weights
 
     @property
     def embedding_weights(self) -> Array:
@@ -91,6 +164,8 @@ class LayoutColumns(Columns):
     """Index into SCHEDULES."""
     fused_attention: Array
     """1 where attention is one kernel that never materialises its scores."""
+    portable_attention: Array
+    """1 where that kernel uses no instructions of Hopper and later, as FlashAttention-2, which torch ships."""
     elementwise_fusion: Array
     """Elementwise kernels: 0 fused by hand, 1 one per operator, 2 fused by a compiler."""
     fp8: Array
@@ -107,6 +182,8 @@ class LayoutColumns(Columns):
     """1 where gradients are reduced during the backward, 0 after it."""
     overlap_tp: Array
     """1 where matmuls are split to overlap tensor-parallel communication."""
+    overlap_ep: Array
+    """1 where tokens are sent to experts while other micro-batches compute."""
     gradient_message_bytes: Array
     """Bytes per gradient value, as sent."""
     parameter_message_bytes: Array

@@ -68,18 +68,19 @@ def step_memory(
     t = tokens(models, layouts)
     formula = kind == ANALYTIC
 
-    def stage(layers: Array, weights: Array, flight: Array, logits: Array) -> list[Array]:
+    def stage(layers: Array, weights: Array, routed: Array, flight: Array, logits: Array) -> list[Array]:
         border = np.where(single | formula, 0.0, entry)
         kept = t * (flight * (layers * left + border) + np.where(formula, 0.0, recomputed))
-        return [*_states(layouts, weights), kept, logits]
+        return [*_states(layouts, weights, routed), kept, logits]
 
     tail = np.where(formula, 0.0, c.logit_bytes * t * models.predicted_fraction * models.vocabulary / layouts.tp)
     none = np.zeros_like(tail)
     last = np.where(layouts.schedule == _DOUBLE, in_flight(layouts, 0), 1.0)
+    routed = sizes.routed_fraction
     choices = [
-        stage(sizes.first, sizes.first_weights, in_flight(layouts, 0), np.where(single, tail, none)),
-        stage(sizes.inner, sizes.inner_weights, in_flight(layouts, 1), none),
-        stage(sizes.last, sizes.last_weights, last, tail),
+        stage(sizes.first, sizes.first_weights, routed[0], in_flight(layouts, 0), np.where(single, tail, none)),
+        stage(sizes.inner, sizes.inner_weights, routed[1], in_flight(layouts, 1), none),
+        stage(sizes.last, sizes.last_weights, routed[2], last, tail),
     ]
     totals = np.stack([sum(parts[1:], parts[0]) for parts in choices])
     totals[1, layouts.pp <= 2] = 0.0
@@ -105,14 +106,14 @@ def kept_per_token(models: ModelColumns, layouts: LayoutColumns) -> tuple[Array,
     whole = np.where(layouts.sequence_parallel > 0, tp, 1.0)
     old = layouts.fused_attention < 1  # with dropout and materialised scores
     eager = layouts.elementwise_fusion == 1
-    keys = 2.0 * models.kv_heads * models.head_width
+    keys = models.kv_heads * (models.head_width + models.value_width)
+    queries = models.heads * (models.head_width + models.value_width)
     entry = HALF * h / whole
     # with one kernel per operator, norms keep fp32 copies, rotary embeddings and gates keep their results, and part of
     # what tensor parallelism gathered for the projections stays
     norms = np.where(eager, 12.0 * h / whole + h, np.where(old, 10.0, 8.0) * h / whole)
-    rotated = np.where(eager & (models.gated > 0), HALF * (h + 0.5 * keys) / tp, 0.0)
-    ffn = HALF * models.active_experts * models.ffn * (2.0 + models.gated * np.where(eager, 2.0, 1.0)) / tp
-    projections = HALF * (2.0 * h + keys) / tp + rotated + ffn
+    rotated = np.where(eager & (models.gated > 0), HALF * (0.5 * queries + 0.5 * keys) / tp, 0.0)
+    projections = HALF * (queries + keys) / tp + rotated + _ffn_per_token(models, layouts)
     scores = np.where(old, 5.0 * models.heads * models.sequence / tp, 4.0 * models.heads / tp)
     everything = norms + projections + scores
     full = layouts.recompute_matmuls >= 1
@@ -126,6 +127,20 @@ def kept_per_token(models: ModelColumns, layouts: LayoutColumns) -> tuple[Array,
     return everything, np.where((layouts.recompute_matmuls > 0) & ~full, 0.5 * everything, left)
 
 
+def _ffn_per_token(models: ModelColumns, layouts: LayoutColumns) -> Array:
+    """Bytes per token that the feed-forward part of one layer keeps, on average over all layers.
+
+    A mixture keeps its rows sorted by expert, and what comes back from the experts, besides.
+    """
+    values = 2.0 + models.gated * np.where(layouts.elementwise_fusion == 1, 2.0, 1.0)
+    width = models.ffn
+    if models.has_mixtures:
+        visited = models.active_experts + models.shared_experts
+        inner = visited * models.expert_ffn + 2.0 * models.active_experts * models.hidden / values
+        width = (1.0 - models.mixture_fraction) * width + models.mixture_fraction * inner
+    return np.asarray(HALF * width * values / layouts.tp, dtype=np.float64)
+
+
 def in_flight(layouts: LayoutColumns, place: int) -> Array:
     """Micro-batches whose activations stage `place` keeps at once."""
     pp, m = layouts.pp, layouts.micro
@@ -136,9 +151,11 @@ def in_flight(layouts: LayoutColumns, place: int) -> Array:
     return np.where(layouts.schedule == _DOUBLE, np.minimum(m, 2.0 * pp - 1.0), np.maximum(1.0, count))
 
 
-def _states(layouts: LayoutColumns, weights: Array) -> list[Array]:
-    """[parameters, gradients, optimizer] of a stage."""
-    shared = layouts.shard * layouts.cp
+def _states(layouts: LayoutColumns, weights: Array, routed: Array) -> list[Array]:
+    """[parameters, gradients, optimizer] of a stage; `routed` of its weights are experts: fewer ranks share these."""
+    every = layouts.shard * layouts.cp
+    share = (1.0 - routed) / every + routed / np.maximum(1.0, every / layouts.ep)
+    shared = 1.0 / share
     copy = np.where(layouts.master_weights > 0, HALF, np.where(layouts.gradient_bytes > HALF, SINGLE, HALF))
     parameters = copy * weights / np.where(layouts.zero >= 3, shared, 1.0)
     # where the matmul does not accumulate in fp32, there is a 16-bit gradient as well
@@ -151,7 +168,8 @@ def _states(layouts: LayoutColumns, weights: Array) -> list[Array]:
 def _working(models: ModelColumns, layouts: LayoutColumns) -> Array:
     """Gradient of the largest weight before it is accumulated."""
     table = np.where(layouts.fused_accumulation > 0, 0.0, models.embedding_weights)
-    largest = np.maximum((1.0 + models.gated) * models.hidden * models.ffn, table) / layouts.tp
+    widest = np.where(models.dense_layers > 0, models.ffn, models.expert_ffn)
+    largest = np.maximum((1.0 + models.gated) * models.hidden * widest, table) / layouts.tp
     return np.where((layouts.gradient_bytes > HALF) & (layouts.zero < 3), (HALF + SINGLE) * largest, 0.0)
 
 

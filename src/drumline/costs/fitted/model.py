@@ -32,7 +32,7 @@ from .constants_file import FittedConstants, load_constants
 from .devices import adapt_to_engine, constants_for, device_constants_for, machine_for
 from .engine_layouts import covered_part, engine_layouts
 from .formula import time_terms
-from .inputs import ModelColumns
+from .inputs import LayoutColumns, ModelColumns
 from .step import StepTimes, step_times
 from .transformer import transformer_of
 
@@ -125,15 +125,21 @@ class FittedCostModel(CostModel):
     def _memory_limit(self) -> float:
         return max(0.0, self._cluster.device.memory - self._cluster.device.context)
 
+    def _layouts(self, plans: PlanColumns) -> LayoutColumns:
+        return engine_layouts(plans, self._profile.batch_size, float(self._model.sequence[0]))
+
     def times(self, plans: PlanColumns) -> StepTimes:
         """Seconds of many plans at once, by part."""
         rows = np.zeros(len(plans.tp), dtype=np.intp)
-        layouts = engine_layouts(plans, self._profile.batch_size)
+        layouts = self._layouts(plans)
         return step_times(self._model.take(rows), layouts, self._machine.take(rows), self._constants)
 
     def score(self, plans: PlanColumns) -> PlanScores:
         """Step time of many plans at once, and their memory to within a few percent."""
-        layouts, base = engine_layouts(plans, self._profile.batch_size), Plan(precision=self._precision)
+        layouts, base = (
+            engine_layouts(plans, self._profile.batch_size, float(self._model.sequence[0])),
+            Plan(precision=self._precision),
+        )
         sizes = approximate_bytes(self._profile, self._model, plans, layouts, base, self.rank_model)
         return PlanScores(self._total(self.times(plans), plans), sizes)
 
@@ -241,7 +247,7 @@ class FittedCostModel(CostModel):
             plan,
             estimate,
             model=self._model,
-            layout=engine_layouts(columns, self._profile.batch_size),
+            layout=self._layouts(columns),
             times=self.times(columns),
             bandwidth=float(self._machine.bandwidth[0]),
         )

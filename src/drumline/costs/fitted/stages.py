@@ -22,6 +22,10 @@ class StageSizes:
     first_weights: Array
     inner_weights: Array
     last_weights: Array
+    routed_weights: Array
+    """Parameters of routed experts among those of the fullest rank."""
+    routed_fraction: tuple[Array, Array, Array]
+    """Fraction of routed experts among the parameters of the first, the inner and the last stage."""
 
 
 def stage_sizes(models: ModelColumns, layouts: LayoutColumns) -> StageSizes:
@@ -34,11 +38,32 @@ def stage_sizes(models: ModelColumns, layouts: LayoutColumns) -> StageSizes:
     end = np.where(even, inner, np.where(ends, inner - 1.0, rest))
     end = np.where(pp == 1, layers, np.where((pp == 2) & ~even, inner, end))
     tables = models.embedding_weights / layouts.tp
-    experts = models.experts * models.ffn_weights / layouts.ep
-    one = (models.layer_weights - models.experts * models.ffn_weights + experts) / layouts.tp
     single = pp == 1
-    first = end * one + np.where(single, (2.0 - models.tied) * tables, tables)
-    last = end * one + tables
-    middle = np.where(pp > 2, inner * one, 0.0)
+    stages = [_stage(models, layouts, n, place) for n, place in ((end, 0), (inner, 1), (end, 2))]
+    (first, first_routed), (middle, middle_routed), (last, last_routed) = stages
+    first = first + np.where(single, (2.0 - models.tied) * tables, tables)
+    last = last + tables
+    middle = np.where(pp > 2, middle, 0.0)
     most = np.maximum(np.maximum(first, last), middle)
-    return StageSizes(end, np.where(pp > 2, inner, end), end, most, first, middle, last)
+    routed = np.where(most == middle, middle_routed, np.where(most == first, first_routed, last_routed))
+    fractions = (
+        first_routed / np.maximum(first, 1.0),
+        middle_routed / np.maximum(middle, 1.0),
+        last_routed / np.maximum(last, 1.0),
+    )
+    return StageSizes(end, np.where(pp > 2, inner, end), end, most, first, middle, last, routed, fractions)
+
+
+def _stage(models: ModelColumns, layouts: LayoutColumns, layers: Array, place: int) -> tuple[Array, Array]:
+    """(parameters, those of routed experts among them) of a stage: the first, the last inner one, or the last.
+
+    Layers without experts come first.
+    """
+    block = (models.attention_weights + models.ffn_weights) / layouts.tp
+    if not models.has_mixtures:
+        return layers * block, np.zeros_like(layers)
+    before = (0.0, models.layers - 2.0 * layers, models.layers - layers)[place]
+    dense = np.clip(models.dense_layers - np.where(layouts.pp > 1, before, 0.0), 0.0, layers)
+    mixtures = layers - dense
+    routed = mixtures * models.mixture_weights / layouts.ep / layouts.tp
+    return layers * block + mixtures * models.mixture_extra / layouts.tp + routed, routed

@@ -55,7 +55,8 @@ def step_times(models: ModelColumns, layouts: LayoutColumns, machines: MachineCo
     t = step_traffic(models, layouts, machines, c, sizes)
     exposed = np.where(layouts.overlap_tp > 0, c.exposed_tp, 1.0)
     tp = exposed * t.tp_forward * (2.0 + layouts.recompute_matmuls)
-    cp, ep = c.exposed_cp * t.cp, t.ep * (1.0 + 0.5 * layouts.recompute_matmuls)
+    sent_ep = t.ep * (1.0 + 0.5 * layouts.recompute_matmuls)
+    cp, ep = c.exposed_cp * t.cp, np.where(layouts.overlap_ep > 0, c.exposed_ep, 1.0) * sent_ep
     hooks = np.where(layouts.flat_buffers > 0, c.gradient_hooks, 0.0)
     layer = p.forward + p.backward + p.recompute + hooks + tp + cp + ep
     logits = p.logits_forward + p.logits_backward
@@ -92,7 +93,7 @@ def step_times(models: ModelColumns, layouts: LayoutColumns, machines: MachineCo
         bubble=bubble,
         optimizer=optimizer,
         overhead=c.step_overhead + slower * step,
-        hidden=sent - dp + m * (count * (tp / exposed - tp + t.cp - cp) + t.pipeline) - pipeline,
+        hidden=sent - dp + m * (count * (tp / exposed - tp + t.cp - cp + sent_ep - ep) + t.pipeline) - pipeline,
     )
 
 
@@ -109,7 +110,12 @@ def _accumulate(layouts: LayoutColumns, machines: MachineColumns, c: Constants, 
 def _update(layouts: LayoutColumns, machines: MachineColumns, c: Constants, sizes: StageSizes) -> Array:
     """Seconds of the optimizer on the parameters that a rank updates."""
     shared = layouts.shard * layouts.cp
-    own = sizes.weights_per_rank / np.where(layouts.zero >= 1, shared, 1.0)
+    whole = sizes.weights_per_rank - sizes.routed_weights
+    own = np.where(
+        layouts.zero >= 1,
+        whole / shared + sizes.routed_weights / np.maximum(1.0, shared / layouts.ep),
+        sizes.weights_per_rank,
+    )
     return c.update_bytes * UPDATE_BYTES * own / (machines.bandwidth * c.memory_bandwidth)
 
 

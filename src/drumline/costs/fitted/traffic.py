@@ -72,12 +72,9 @@ def step_traffic(
     near = np.minimum(tp, machines.devices_per_node)
     groups = np.maximum(1.0, machines.devices_per_node / tp)
     tp_half = half_ring(activations, tp, near, np.ones_like(tp), machines, c)
-    keys = HALF * t * 2.0 * models.kv_heads * models.head_width / tp * cp
+    keys = HALF * t * models.kv_heads * (models.head_width + models.value_width) / tp * cp
     cp_near = np.clip(groups, 1.0, cp)
     cp_half = half_ring(keys, cp, cp_near, np.minimum(machines.devices_per_node, tp), machines, c)
-    routed = HALF * t * models.active_experts * models.hidden * ep / tp
-    ep_near = np.clip(np.maximum(1.0, groups), 1.0, ep)
-    ep_half = half_ring(routed, ep, ep_near, np.minimum(machines.devices_per_node, tp), machines, c)
     pipeline = _between_stages(activations, layouts, machines, c)
     replicas = layouts.dp * cp
     inside = np.clip(groups, 1.0, replicas)
@@ -86,6 +83,9 @@ def step_traffic(
     ring = np.where(layouts.zero >= 1, np.minimum(layouts.shard * cp, replicas), replicas)
     ring_in = np.minimum(inside, ring)
 
+    # experts are the same on every ep-th replica: their gradients are summed over those alone
+    alone = np.where(replicas > ep, (1.0 - ep / replicas) / np.maximum(1.0 - 1.0 / replicas, 1e-9), 0.0)
+    weights = weights - (1.0 - alone) * stages.routed_weights
     units = np.where(layouts.zero >= 3, models.layers, 1.0)
 
     def over(size: Array) -> Array:
@@ -105,7 +105,7 @@ def step_traffic(
     return StepTraffic(
         tp_forward=np.where(tp > 1, 4.0 * tp_half, 0.0),
         cp=np.where(cp > 1, 3.0 * cp_half, 0.0),
-        ep=np.where(ep > 1, 4.0 * ep_half, 0.0),
+        ep=_to_experts(models, layouts, machines, c) if models.has_mixtures else np.zeros_like(tp),
         pipeline=np.where(layouts.pp > 1, pipeline, 0.0),
         gather=np.where((layouts.zero >= 3) & (ring > 1), over(HALF * weights), 0.0),
         scatter=np.where(replicas > 1, scatter, 0.0),
@@ -115,6 +115,26 @@ def step_traffic(
             0.0,
         ),
     )
+
+
+def _to_experts(models: ModelColumns, layouts: LayoutColumns, machines: MachineColumns, c: Constants) -> Array:
+    """Tokens to the ranks of their experts and back, forward and backward, per layer on average over all layers.
+
+    A token goes to each of those ranks once, and to each of their nodes once. The ranks of a group are consecutive
+    replicas.
+    """
+    ep, inner = layouts.ep, layouts.tp * layouts.cp
+    sent = c.expert_imbalance * HALF * tokens(models, layouts) * models.hidden
+    sent = sent / np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
+    near = np.clip(machines.devices_per_node / inner, 1.0, ep)
+    devices = np.minimum(machines.devices_per_node, layouts.ranks)
+    copies = np.minimum(models.active_experts, ep)
+    far = np.minimum(np.minimum(copies, models.routed_nodes), ep / near)
+    within = sent * copies * (near - 1.0) / near / (machines.link * c.link_bandwidth * c.expert_bandwidth)
+    between = sent * far * (ep - near) / ep * devices / (machines.network * c.network_bandwidth * c.expert_bandwidth)
+    start = c.collective_startup * np.log2(np.maximum(2.0, ep)) + np.where(ep > near, machines.network_startup, 0.0)
+    one = np.maximum(within, between) + start
+    return np.where(ep > 1, models.mixture_fraction * 4.0 * one, 0.0)
 
 
 def _between_stages(activations: Array, layouts: LayoutColumns, machines: MachineColumns, c: Constants) -> Array:

@@ -1,7 +1,9 @@
 """Well-known models as profiles by formula: `profile("gpt:175b")` needs neither torch nor the model.
 
-gpt:125m ... gpt:1t     llama:7b ... llama:405b     bert:base, large     vit:base, large, huge
-resnet18 ... resnet152  vgg11, 16, 19               unet                 mlp:4x4096     lstm:2x1024
+gpt:125m ... gpt:1t     llama:1b ... llama:405b     qwen3:0.6b ... 235b-a22b     gemma:2b, 9b, 27b
+mixtral:8x7b, 8x22b     deepseek:v2, v3             gpt-oss:20b, 120b            llama4:scout, maverick
+mamba:130m ... 2.8b     bert:base, large            vit:base, large, huge        unet
+resnet18 ... resnet152  vgg11, 16, 19               mlp:4x4096                   lstm:2x1024
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 
 from ...core.errors import InputError, nearest
 from ..profile import Profile
-from . import convolution, recurrent, transformer
+from . import convolution, gated, recurrent, state_space, transformer
 
 __all__ = ["has_sequence", "is_zoo", "names", "profile"]
 
@@ -34,6 +36,13 @@ class _Family:
     """Whether a size is any `layers x width`."""
 
 
+def _gated(family: str, sizes: dict[str, gated.GatedSize]) -> _Family:
+    """A family of gated language models."""
+    return _Family(
+        tuple(sizes), lambda size, batch, s: gated.gated(f"{family}:{size}", sizes[size], batch, s), sequence=True
+    )
+
+
 def _split(size: str) -> tuple[int, int]:
     layers, width = size.split("x")
     return int(layers), int(width)
@@ -41,7 +50,14 @@ def _split(size: str) -> tuple[int, int]:
 
 _FAMILIES = {
     "gpt": _Family(tuple(transformer.GPT), transformer.gpt, sequence=True),
-    "llama": _Family(tuple(transformer.LLAMA), transformer.llama, sequence=True),
+    "llama": _gated("llama", gated.LLAMA),
+    "llama4": _gated("llama4", gated.LLAMA4),
+    "qwen3": _gated("qwen3", gated.QWEN3),
+    "gemma": _gated("gemma", gated.GEMMA),
+    "mixtral": _gated("mixtral", gated.MIXTRAL),
+    "deepseek": _gated("deepseek", gated.DEEPSEEK),
+    "gpt-oss": _gated("gpt-oss", gated.GPT_OSS),
+    "mamba": _Family(tuple(state_space.MAMBA), state_space.mamba, sequence=True),
     "bert": _Family(tuple(transformer.BERT), transformer.bert, sequence=True),
     "vit": _Family(tuple(transformer.VIT), lambda size, batch, _: transformer.vit(size, batch)),
     "resnet": _Family(tuple(convolution.RESNET), lambda size, batch, _: convolution.resnet(size, batch), joint=""),
@@ -52,7 +68,7 @@ _FAMILIES = {
         ("2x1024",), lambda size, batch, s: recurrent.lstm(*_split(size), batch, s), sequence=True, grid=True
     ),
 }
-_PATTERN = re.compile(rf"({'|'.join(_FAMILIES)})(?::([\w.]*)|(\d[\w.]*))?", re.ASCII)
+_PATTERN = re.compile(rf"({'|'.join(_FAMILIES)})(?::([\w.-]*)|(\d[\w.]*))?", re.ASCII)
 _GRID = re.compile(r"[1-9]\d{0,4}x[1-9]\d{0,5}", re.ASCII)
 _FILES = (".py", ".json", ".toml")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..profile import Affine, Layer, Profile, ProfiledOp
+from ..profile import Affine, ExpertLayer, Layer, Profile, ProfiledOp
 from .parts import LayerPart
 
 COMMON_NOTES = (
@@ -35,6 +35,7 @@ class LayerDraft:
     carried: float = 0.0
     """Bytes per sample of a gradient that bypasses its parts: of a residual connection."""
     repeats: int = 1
+    experts: ExpertLayer | None = None
 
     def layer(self, before: Affine) -> Layer:
         """The layer, given the bytes kept by the layers before it; live values are of its last repeat."""
@@ -62,6 +63,7 @@ class LayerDraft:
             composite=len(self.parts) > 1,
             shard_unit=len(self.parts) > 1 and sum(weights) >= 2**14 and self.name not in _ENDS,
             repeats=self.repeats,
+            experts=self.experts,
         )
 
 

@@ -1,4 +1,4 @@
-"""Transformers by formula: GPT, Llama, BERT and ViT."""
+"""Transformers by formula: GPT, BERT and ViT; gated ones are in gated.py."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from .parts import (
     activation,
     add,
     attention,
-    copy,
     cross_entropy,
     embedding,
     linear,
-    multiply,
     norm,
     op,
     position,
@@ -62,13 +60,6 @@ GPT = {
     "530b": _gpt(105, 20480, 128, 1920),
     "1t": _gpt(128, 25600, 160, 3072),
 }
-LLAMA = {
-    "7b": TransformerSize(32, 4096, 32, 32, 11008, 32000, 4096, 1024),
-    "8b": TransformerSize(32, 4096, 32, 8, 14336, 128256, 8192, 512),
-    "13b": TransformerSize(40, 5120, 40, 40, 13824, 32000, 4096, 1024),
-    "70b": TransformerSize(80, 8192, 64, 8, 28672, 128256, 8192, 1024),
-    "405b": TransformerSize(126, 16384, 128, 8, 53248, 128256, 8192, 2048),
-}
 BERT = {
     "base": TransformerSize(12, 768, 12, 12, 3072, 30522, 512, 256),
     "large": TransformerSize(24, 1024, 16, 16, 4096, 30522, 512, 256),
@@ -92,26 +83,15 @@ def gpt(size: str, batch_size: int | None, sequence: int | None) -> Profile:
 def gpt_of_size(name: str, z: TransformerSize, batch_size: int | None = None, sequence: int | None = None) -> Profile:
     """Learned positions, norm before, GELU, biases, the head tied to the embedding."""
     s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
+    row = residual_bytes(s, h)
     drafts = (
-        LayerDraft("embedding", "Embedding", (embedding(s, v, h, tied=True), position(s, s, h)), _row(s, h)),
-        LayerDraft("blocks.0", "Block", _block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
+        LayerDraft("embedding", "Embedding", (embedding(s, v, h, tied=True), position(s, s, h)), row),
+        LayerDraft("blocks.0", "Block", _block(z, s), row, carried=row, repeats=z.layers),
         LayerDraft("head", "Head", (norm(s, h), linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
     )
     note = "as many learned positions, head tied to the embedding"
-    return _language_model(name, drafts, z, batch_size, s, note)
-
-
-def llama(size: str, batch_size: int | None, sequence: int | None) -> Profile:
-    """Rotary positions, root-mean-square norms, gated SiLU, shared keys and values, no biases, a separate head."""
-    z = LLAMA[size]
-    s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
-    head = (norm(s, h, root_mean_square=True), linear(s, h, v, bias=False), cross_entropy(s, v))
-    drafts = (
-        LayerDraft("embedding", "Embedding", (embedding(s, v, h),), _row(s, h)),
-        LayerDraft("blocks.0", "Block", _gated_block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
-        LayerDraft("head", "Head", head, 0),
-    )
-    return _language_model(f"llama:{size}", drafts, z, batch_size, s, "a rotation by position is counted as one pass")
+    batch = batch_size or z.batch
+    return language_model(name, drafts, batch=batch, sequence=s, vocabulary=v, note=note)
 
 
 def bert(size: str, batch_size: int | None, sequence: int | None) -> Profile:
@@ -120,22 +100,25 @@ def bert(size: str, batch_size: int | None, sequence: int | None) -> Profile:
     s, h, v = sequence or z.sequence, z.hidden, z.vocabulary
     words = (embedding(s, v, h, tied=True), position(s, max(512, s), h), embedding(s, 2, h), add(s * h), norm(s, h))
     pooler = (linear(1, h, h), activation("tanh", h))
+    row = residual_bytes(s, h)
     drafts = (
-        LayerDraft("embedding", "Embedding", words, _row(s, h)),
-        LayerDraft("blocks.0", "Block", _block(z, s, separate=True), _row(s, h), carried=_row(s, h), repeats=z.layers),
+        LayerDraft("embedding", "Embedding", words, row),
+        LayerDraft("blocks.0", "Block", _block(z, s, separate=True), row, carried=row, repeats=z.layers),
         LayerDraft("head", "Head", (*pooler, linear(s, h, v, bias=False, tied=True), cross_entropy(s, v)), 0),
     )
     note = "no heads beyond the pooler: tokens are predicted at every position through the embedding"
-    return _language_model(f"bert:{size}", drafts, z, batch_size, s, note)
+    batch = batch_size or z.batch
+    return language_model(f"bert:{size}", drafts, batch=batch, sequence=s, vocabulary=v, note=note)
 
 
 def vit(size: str, batch_size: int | None) -> Profile:
     """Patches of a 224 x 224 image as tokens behind a class token, norm before, the class read from that token."""
     z, patch = VIT[size]
     s, h = z.sequence, z.hidden
+    row = residual_bytes(s, h)
     drafts = (
-        LayerDraft("embedding", "Patches", (_patches(s - 1, patch, h), position(s, s, h)), _row(s, h)),
-        LayerDraft("blocks.0", "Block", _block(z, s), _row(s, h), carried=_row(s, h), repeats=z.layers),
+        LayerDraft("embedding", "Patches", (_patches(s - 1, patch, h), position(s, s, h)), row),
+        LayerDraft("blocks.0", "Block", _block(z, s), row, carried=row, repeats=z.layers),
         LayerDraft("head", "Head", (norm(s, h), linear(1, h, z.vocabulary), cross_entropy(1, z.vocabulary)), 0),
     )
     batch = batch_size or z.batch
@@ -144,12 +127,12 @@ def vit(size: str, batch_size: int | None) -> Profile:
     return assemble(f"vit:{size}", drafts, batch_size=batch, input=image, notes=notes)
 
 
-def _language_model(
-    name: str, drafts: tuple[LayerDraft, ...], z: TransformerSize, batch_size: int | None, s: int, note: str
+def language_model(
+    name: str, drafts: tuple[LayerDraft, ...], *, batch: int, sequence: int, vocabulary: int, note: str
 ) -> Profile:
-    batch = batch_size or z.batch
-    notes = (f"batch of {batch}, sequences of {s} tokens, vocabulary of {z.vocabulary}; {note}", _FULL)
-    return assemble(name, drafts, batch_size=batch, input=2 * INDEX * s, notes=notes)
+    """A profile of sequences of tokens, each with its next token as its target."""
+    notes = (f"batch of {batch}, sequences of {sequence} tokens, vocabulary of {vocabulary}; {note}", _FULL)
+    return assemble(name, drafts, batch_size=batch, input=2 * INDEX * sequence, notes=notes)
 
 
 def _block(z: TransformerSize, s: int, *, separate: bool = False) -> tuple[LayerPart, ...]:
@@ -169,31 +152,6 @@ def _block(z: TransformerSize, s: int, *, separate: bool = False) -> tuple[Layer
         linear(s, h, f),
         activation("gelu", s * f),
         linear(s, f, h),
-        add(s * h),
-    )
-
-
-def _gated_block(z: TransformerSize, s: int) -> tuple[LayerPart, ...]:
-    """Attention with grouped keys and values, and a SiLU gate, without biases."""
-    h, f = z.hidden, z.inner
-    kv = z.kv_heads * (h // z.heads)
-    key = linear(s, h, kv, bias=False, keep=False).parallel_branch
-    return (
-        norm(s, h, root_mean_square=True),
-        linear(s, h, h, bias=False),
-        key,
-        key,
-        copy("rotary", s * h),
-        copy("rotary", s * kv).parallel_branch,
-        attention(s, h, kv, z.heads),
-        linear(s, h, h, bias=False),
-        add(s * h),
-        norm(s, h, root_mean_square=True),
-        linear(s, h, f, bias=False),
-        linear(s, h, f, bias=False, keep=False).parallel_branch,
-        activation("silu", s * f),
-        multiply(s * f),
-        linear(s, f, h, bias=False),
         add(s * h),
     )
 
@@ -227,6 +185,6 @@ def _patches(t: int, patch: int, h: int) -> LayerPart:
     )
 
 
-def _row(s: int, h: int) -> float:
+def residual_bytes(s: int, h: int) -> float:
     """Bytes of the residual stream of one sample."""
     return float(VALUE * s * h)

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...torchkit.fake_tensors import has_no_values
+from ...tracing.expert_list import add_rows, expert_loads, with_zero_gradients
 from ..sharding.redistribution import Axis
-from .layer import add_rows, expert_loads, with_zero_gradients
 
 Sizes = list[int]
 """Rows per rank of the axis."""

@@ -7,7 +7,6 @@ their experts and their weights.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,11 +15,10 @@ import torch
 from torch import nn
 
 from ...core.errors import PlanError
+from ...tracing.expert_list import Experts
+from ...tracing.expert_modules import argument_names, expert_count, expert_modules
 from ..sharding.redistribution import Axis
 from .dispatch import ExpertDispatch
-from .layer import Experts
-
-_INDEX, _WEIGHT = {"top_k_index", "router_indices"}, {"top_k_weights", "routing_weights"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +85,8 @@ def shard_experts(model: nn.Module, axis: Axis) -> ShardedExperts:
             _keep_modules(name, module, start, stop, parameters)
         else:
             _keep_rows(name, module, start, stop, parameters)
-        module.forward = ExpertDispatch(module, _names(module), bounds, axis)  # its name must not change
+        module.forward = ExpertDispatch(module, argument_names(module), bounds, axis)  # its name must not change
     return ShardedExperts(tuple(known), parameters.parts, parameters.absent, unrecognised)
-
-
-def expert_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The recognised modules of experts, by name; also after they were sharded."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, Experts) or _is_batched(m)}
-
-
-def expert_count(module: nn.Module) -> int:
-    """Number of experts of a module on this rank."""
-    count = len(module) if isinstance(module, Experts) else module.num_experts
-    assert isinstance(count, int)
-    return count
 
 
 def _bounds(name: str, count: int, axis: Axis) -> tuple[int, ...]:
@@ -155,21 +141,6 @@ def _refuse_shared_parameters(model: nn.Module, known: Mapping[str, nn.Module]) 
                 rule="only the owner of an expert has its parameters",
                 fix="give every expert parameters of its own, or leave out ep",
             )
-
-
-def _names(module: nn.Module) -> tuple[str, ...]:
-    return tuple(inspect.signature(type(module).forward).parameters)[1:]
-
-
-def _is_batched(module: nn.Module) -> bool:
-    """Whether it is transformers' kind: by the attributes that its decorator sets, its parameters and its forward."""
-    count, own = getattr(module, "num_experts", None), list(module.parameters(recurse=False))
-    if not isinstance(count, int) or not hasattr(module, "is_transposed") or not hasattr(module, "has_gate"):
-        return False
-    names = _names(module)
-    takes = len(names) == 3 and names[1] in _INDEX and names[2] in _WEIGHT
-    rows = bool(own) and all(p.dim() > 1 and p.shape[0] == count for p in own)
-    return takes and rows and not list(module.buffers(recurse=False))
 
 
 def _looks_like_experts(name: str, module: nn.Module) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import JobError
-from ...torchkit.fake_tensors import FakeTensor
+from ..core.errors import JobError
+from ..torchkit.fake_tensors import FakeTensor
 
 
 class Experts(nn.ModuleList):
