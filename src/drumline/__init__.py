@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .planner import Answer, Candidate
     from .plans import Plan
     from .reports import Run, StepRecord
+    from .runtime.deepspeed.arguments import add_config_arguments, init_distributed
     from .runtime.deepspeed.initialize import initialize
     from .runtime.dry_run import dry_run
     from .runtime.engine import Engine
@@ -60,7 +61,9 @@ __all__ = [
     "StepRecord",
     "Timeline",
     "Verification",
+    "add_config_arguments",
     "dry_run",
+    "init_distributed",
     "initialize",
     "measure",
     "plan",
@@ -89,7 +92,9 @@ _LAZY = {
     "Simulation": "loop.simulate.Simulation",
     "StepRecord": "reports.StepRecord",
     "Verification": "runtime.verification.verify.Verification",
+    "add_config_arguments": "runtime.deepspeed.arguments.add_config_arguments",
     "dry_run": "runtime.dry_run.dry_run",
+    "init_distributed": "runtime.deepspeed.arguments.init_distributed",
     "initialize": "runtime.deepspeed.initialize.initialize",
     "measure": "loop.measure.measure",
     "plan": "loop.plan.plan",
