@@ -16,7 +16,7 @@ scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0
 loader = DataLoader(data, batch_size=8)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
-for epoch in range(2):
+for _ in range(2):
     model.train()
     for x, y in loader:
         with accelerator.accumulate(model):

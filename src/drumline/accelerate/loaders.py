@@ -49,7 +49,8 @@ class PreparedLoader:
         self.dataset, self.at_end = loader.dataset, False
         self._generator = _generator_of(loader)
         self._loader: Any = _sharded(loader, where)
-        samples = len(loader.sampler) if hasattr(loader.sampler, "__len__") else 0
+        sampler: Any = loader.sampler
+        samples = len(sampler) if hasattr(sampler, "__len__") else 0
         self.remainder = samples % (where.size * int(loader.batch_size or 1)) if not loader.drop_last else 0
         """Samples of the last round over all ranks, without those that fill it up; 0 if it is full."""
 

@@ -43,7 +43,7 @@ def save(engine: Engine, folder: Path, tag: str, state: ClientState, *, latest: 
     """Save to `folder/tag`, all ranks together; a tag that exists is replaced."""
     _check_tag(tag)
     data = _encode(state)
-    engine.save(folder / tag, keep=1)
+    engine.save(folder / tag, keep=2)  # a tag that is saved again leaves the one before it
     engine.finish_saves()
     error: DrumlineError | None = None
     if engine.rank == 0:
