@@ -11,7 +11,16 @@ import pytest
 import warm
 
 DOCS = Path(__file__).parents[1] / "docs"
-GUIDES = ["learning-rate.md", "from-deepspeed.md", "from-horovod.md", "from-accelerate.md", "experts.md", "planning.md", "dry-run.md", "simulate-steps.md"]
+GUIDES = [
+    "learning-rate.md",
+    "from-deepspeed.md",
+    "from-horovod.md",
+    "from-accelerate.md",
+    "experts.md",
+    "planning.md",
+    "dry-run.md",
+    "simulate-steps.md",
+]
 
 
 def programs() -> list[tuple[str, str]]:

@@ -55,9 +55,9 @@ class GradientExchange:
 
     def _note(self, p: nn.Parameter) -> None:
         """A backward has reached a parameter."""
-        if self.done or self._bucket_of[p] < len(self._sent):
+        if self.done or self._bucket_of[p] < len(self._sent) or self._seen[p] >= self.passes:
             raise JobError(
-                "a backward after the gradients were sent",
+                f"more than {self.passes} backwards before a step",
                 rule=f"backward_passes_per_step={self.passes}: so many backwards before a step, then zero_grad()",
                 fix="DistributedOptimizer(..., backward_passes_per_step=n) for n backwards",
             )

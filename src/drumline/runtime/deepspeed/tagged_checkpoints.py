@@ -21,6 +21,7 @@ import torch
 
 from ...core import files
 from ...core.errors import CorruptFile, DrumlineError, InputError, JobError
+from ..checkpoint.folder import find_checkpoints
 from ..core.agreement import broadcast_text, raise_together
 from ..engine import Engine
 from ..state.prebuilt import NoDataset
@@ -75,7 +76,7 @@ def load(
         )
     state = _decode(path / CLIENT)
     if weights_only:
-        engine.load_weights(path, strict=strict)
+        engine.load_weights(find_checkpoints(path)[0], strict=strict)
     else:
         own_batches = isinstance(engine.stream.dataset, NoDataset)  # then a position in our data means nothing
         engine.load(path, other_data=own_batches)
