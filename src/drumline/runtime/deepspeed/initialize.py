@@ -6,6 +6,7 @@ weights are broadcast, so that all ranks start equal.
 
 from __future__ import annotations
 
+import argparse
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def initialize(
     it open. `guards` configure the handling of non-finite numbers. DeepSpeed's own names work too: `args`,
     `model_parameters`, `training_data`, `lr_scheduler`, `collate_fn` (arguments.py).
     """
-    if job is not None and not isinstance(job, Job) and hasattr(job, "__dict__") and "args" not in deepspeed:
+    if isinstance(job, argparse.Namespace) and "args" not in deepspeed:
         job, deepspeed["args"] = None, job  # DeepSpeed's first argument is the parsed command line
     if job is not None:
         given = (model, optimizer, data, config, loss, scheduler, collate, *deepspeed.values())
