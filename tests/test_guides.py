@@ -14,6 +14,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = [
     "learning-rate.md",
     "from-deepspeed.md",
+    "from-horovod.md",
+    "from-accelerate.md",
     "experts.md",
     "planning.md",
     "dry-run.md",
@@ -46,7 +48,7 @@ def test_guide_program(tmp_path: Path, name: str, text: str) -> None:
 
 
 def test_the_loop_on_two_ranks(tmp_path: Path) -> None:
-    (text,) = [text for name, text in programs() if name == "from-deepspeed.md"]
+    text = next(text for name, text in programs() if name == "from-deepspeed.md" and "train_batch_size()" in text)
     (tmp_path / "train.py").write_text(text)
     command = [sys.executable, "-m", "drumline", "run", "-n", "2", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)

@@ -30,6 +30,7 @@ ORDER = [
     {"mpi", "MPI"},
     {"partition"},
     {"runtime"},
+    {"deepspeed", "horovod", "accelerate"},
     {"measurement"},
     {"launchers"},
     {"loop"},

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .planner import Answer, Candidate
     from .plans import Plan
     from .reports import Run, StepRecord
+    from .runtime.deepspeed.arguments import add_config_arguments, init_distributed
     from .runtime.deepspeed.initialize import initialize
     from .runtime.dry_run import dry_run
     from .runtime.engine import Engine
@@ -65,7 +66,9 @@ __all__ = [
     "StepRecord",
     "Timeline",
     "Verification",
+    "add_config_arguments",
     "dry_run",
+    "init_distributed",
     "initialize",
     "measure",
     "pack",
@@ -97,7 +100,9 @@ _LAZY = {
     "Simulation": "loop.simulate.Simulation",
     "StepRecord": "reports.StepRecord",
     "Verification": "runtime.verification.verify.Verification",
+    "add_config_arguments": "runtime.deepspeed.arguments.add_config_arguments",
     "dry_run": "runtime.dry_run.dry_run",
+    "init_distributed": "runtime.deepspeed.arguments.init_distributed",
     "initialize": "runtime.deepspeed.initialize.initialize",
     "measure": "loop.measure.measure",
     "pack": "datasets.packed.pack.pack",

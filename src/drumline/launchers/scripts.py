@@ -33,19 +33,23 @@ def run_script(
     chaos: str = "",
     watch: HangWatch | None = None,
     notify: Callable[[str], None] = lambda text: None,
+    local_rank: bool = False,
 ) -> tuple[int, int]:
     """Run a script on every rank until all end or one fails; returns (its exit code, its rank).
 
     After a failure all ranks are started again, at most `restarts` times; a script finds the count in
     TORCHELASTIC_RESTART_COUNT, as under torchrun. `chaos` are faults for scripts that use the engine
     (comm/fault_injection.py), and a `watch` ends their ranks when they hang. TERM and USR1 are passed on to the ranks.
+    With `local_rank`, the script gets `--local_rank=R` as its first argument, as from DeepSpeed's launcher.
     """
     _check_script(script)
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
+    words = [[f"--local_rank={rank}"] if local_rank else [] for rank in range(ranks)]
+    commands = [[sys.executable, script, *own, *arguments] for own in words]
     for attempt in range(restarts + 1):
         try:
-            code, rank = _run_once([sys.executable, script, *arguments], ranks, attempt, chaos, watch)
+            code, rank = _run_once(commands, attempt, chaos, watch)
             failure = f"rank {rank} ended {ended_with(code)}"
         except RankFailed as e:  # a hang
             if attempt == restarts:
@@ -57,7 +61,8 @@ def run_script(
     return code, rank
 
 
-def _run_once(command: list[str], ranks: int, attempt: int, chaos: str, watch: HangWatch | None) -> tuple[int, int]:
+def _run_once(commands: list[list[str]], attempt: int, chaos: str, watch: HangWatch | None) -> tuple[int, int]:
+    ranks = len(commands)
     with tempfile.TemporaryDirectory(prefix="drumline-") as folder, _loopback_store() as port:
         more = {"TORCHELASTIC_RESTART_COUNT": str(attempt), **({CHAOS: chaos, ATTEMPT: str(attempt)} if chaos else {})}
         processes = [
@@ -67,7 +72,7 @@ def _run_once(command: list[str], ranks: int, attempt: int, chaos: str, watch: H
                 process_group=0,  # so that what a rank has started ends with it
                 preexec_fn=die_with_parent,  # safe: the store's own thread runs no Python
             )
-            for rank in range(ranks)
+            for rank, command in enumerate(commands)
         ]
         if watch is not None:
             watch.begin(Path(folder), {rank: process.pid for rank, process in enumerate(processes)})

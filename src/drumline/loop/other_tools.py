@@ -192,7 +192,11 @@ def _read(request: ConversionRequest, profile: Profile) -> ConvertedPlan:
 
 def config_lines(config: ImportedConfig, plan: Plan) -> str:
     """The chosen plan, then what became of each key of the config."""
-    return "\n".join([f"plan {plan}", *str(config).splitlines()[1:]])
+    split = [] if not (plan.splits_model or plan.ep > 1) else [_SPLIT]
+    return "\n".join([f"plan {plan}", *split, *str(config).splitlines()[1:]])
+
+
+_SPLIT = "this plan splits the model: it runs a Job (drumline train), not a loop of initialize(model=...)"
 
 
 def _memory_rule(e: Estimate) -> str:

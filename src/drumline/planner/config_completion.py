@@ -66,6 +66,7 @@ def complete(
     plans = list(allowed_plans(profile, cluster, config, precision))
     if len(plans) == 1:
         check(plans[0])
+        _check_samples(plans[0], profile.batch_size)
         return CompletedConfig(profile, ((plans[0], price(profile, cluster, plans[0])),))
     scored: list[tuple[Plan, Estimate]] = []
     reason: PlanError | None = None
@@ -73,6 +74,7 @@ def complete(
     for plan in plans:
         try:
             if not refusal(plan):
+                _check_samples(plan, profile.batch_size)
                 scored.append((plan, models[plan.precision].estimate(plan)))
         except PlanError as e:  # such as more tensor parallelism than heads: another value may work
             reason = e
@@ -129,7 +131,7 @@ def _in_micro_batches(plan: Plan, profile: Profile, config: ImportedConfig) -> I
     """The number of micro-batches that the sizes determine; powers of two where they do not."""
     batch = profile.batch_size
     if "micro" not in config.open_keys:
-        yield plan
+        yield from _with_given_sizes(plan, batch, config)
         return
     if "micro_size" in config.given_sizes and config.micro_size:
         micro, rest = divmod(batch, config.micro_size * plan.dp)
@@ -143,3 +145,24 @@ def _in_micro_batches(plan: Plan, profile: Profile, config: ImportedConfig) -> I
         return
     if plan.dp <= batch:
         yield from (replace(plan, micro=micro) for micro in powers(batch // plan.dp))
+
+
+def _with_given_sizes(plan: Plan, batch: int, config: ImportedConfig) -> Iterator[Plan]:
+    """The plan with the micro-batches that the config's sizes give for its replicas; none if they give no number."""
+    if "micro_size" in config.given_sizes and config.micro_size and plan.dp != config.plan.dp:
+        micro, rest = divmod(batch, config.micro_size * plan.dp)
+        if rest or not micro or ("micro" in config.given_sizes and micro != plan.micro):
+            return
+        plan = replace(plan, micro=micro)
+    yield plan
+
+
+def _check_samples(plan: Plan, batch: int) -> None:
+    """Refuse more micro-batches than samples, as the engine does."""
+    if plan.micro > batch:
+        raise PlanError(
+            f"micro={plan.micro} for batches of {batch} samples",
+            where=f"plan {plan}",
+            rule="every micro-batch has at least one sample",
+            fix=f"--batch {plan.micro * plan.dp} or more",
+        )

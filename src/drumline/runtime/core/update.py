@@ -33,7 +33,8 @@ class Update:
         applied: Callable[[], int] | None = None,
     ) -> None:
         """`applied` gives the number of steps so far where bf16 weights are rounded stochastically; else it is None."""
-        self._clip, self._strategy, self._device = job.clip, strategy, device
+        self.clip, self._strategy, self._device = job.clip, strategy, device
+        """`clip`: the largest gradient norm, or None."""
         self._device_pieces = pieces
         """The strategy gives these their gradients."""
         self._host = HostCopy(pieces) if offload and device.type != "cpu" else None
@@ -66,8 +67,8 @@ class Update:
 
     def apply(self, factor: float, norm: float, ready: Callable[[], None]) -> None:
         """Multiply the gradients by `factor`, which gives the norm `norm`, clip, call `ready`, step. Then `finish`."""
-        if self._clip is not None and norm > self._clip:
-            factor *= self._clip / (norm + 1e-6)
+        if self.clip is not None and norm > self.clip:
+            factor *= self.clip / (norm + 1e-6)
         if factor != 1.0:
             foreach_mul_(self._gradients(), factor)
         ready()
@@ -98,10 +99,10 @@ class Update:
         if samples is not None:
             bad = bad + sums[1].reciprocal() * 0.0  # a batch without weight is bad, too
         bad = bad.ne(0.0).float()
-        if self._clip is not None:
+        if self.clip is not None:
             # (norm / divide + 1e-6) / clip is the norm after the division over its limit; below 1 nothing is clipped.
             # All of it times `divide`, in as few operators as possible: the host launches each of them
-            divide = (sums[3].sqrt() / self._clip + divide * (1e-6 / self._clip)).clamp(min=divide)
+            divide = (sums[3].sqrt() / self.clip + divide * (1e-6 / self.clip)).clamp(min=divide)
         if self._exact and isinstance(divide, torch.Tensor):
             foreach_mul_(self._gradients(), divide.reciprocal())
             divide = 1.0

@@ -15,20 +15,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from ...core.errors import GaveUp, JobError
 from ...datasets.stream import mix_seed
 from ...interop.imported import ImportedConfig
 from ..engine import Engine
 from ..numerics.precision import compute_precision, float32_arithmetic
+from .accessors import EngineAccessors, refuse_options
 
 
-class DeepSpeedEngine:
-    """An engine with separate forward, backward and step. `.engine` has the rest: data, checkpoints, evaluation."""
+class DeepSpeedEngine(EngineAccessors):
+    """An engine with separate forward, backward and step. `.engine` has the rest: data, evaluation.
+
+    Attributes that it does not have are those of the model, as in DeepSpeed: `engine.parameters()`.
+    """
 
     def __init__(self, engine: Engine, imported: ImportedConfig) -> None:
         self.engine, self.imported = engine, imported
+        self.accumulation = engine.plan.micro
+        """Micro-batches per step."""
+        self.micro_of_batch = 0
+        """Micro-batches of the current batch that are complete."""
         self.micro_steps = 0
         """Micro-batches so far."""
         self.skipped_steps = 0
@@ -42,6 +49,8 @@ class DeepSpeedEngine:
         self._sums = torch.zeros(2, dtype=torch.float64, device=engine.device)
         """Sum of the losses of this batch so far, and the number of parameters its backwards did not reach."""
         self._skipped_in_a_row = 0
+        self._reduced = False
+        """Whether the ranks agree on the gradients of this batch."""
 
     # -- forward, backward, step
 
@@ -54,7 +63,7 @@ class DeepSpeedEngine:
         if self._ready:
             raise JobError("forward between backward() and step()", rule="call forward, backward, step in this order")
         if self._open is None:
-            if self.micro_steps % self.gradient_accumulation_steps() == 0:
+            if not self.micro_of_batch:
                 self._begin()
             self._open = ExitStack()
             self._open.enter_context(engine.strategy.accumulate(last=self.is_gradient_accumulation_boundary()))
@@ -70,30 +79,42 @@ class DeepSpeedEngine:
             self._abandon()
             raise
 
-    def backward(self, loss: torch.Tensor) -> torch.Tensor:
-        """Backward of the mean loss of this rank's micro-batch; returns the loss unchanged."""
+    forward = __call__
+
+    def backward(
+        self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **unsupported: Any
+    ) -> torch.Tensor:
+        """Backward of the mean loss of this rank's micro-batch; returns the loss unchanged.
+
+        Gradients are divided by the number of micro-batches, unless `scale_wrt_gas` is off: then they are summed.
+        """
+        refuse_options("backward", unsupported)
         if self._open is None:
             raise JobError("backward() without a forward", rule="call forward, backward, step in this order")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             what = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise JobError(f"the loss is {what}", rule="the loss is a scalar: the mean over this rank's samples")
         engine = self.engine
-        share = engine.strategy.gradient_divisor / (engine.ranks * self.gradient_accumulation_steps())
+        micros = self.gradient_accumulation_steps() if scale_wrt_gas else 1
+        share = engine.strategy.gradient_divisor / (engine.ranks * micros)
         contexts, self._open = self._open, None
         with contexts, engine.phase("backward"):
-            (loss.reshape(()) * (share * self.loss_scale())).backward()
+            (loss.reshape(()) * (share * self.loss_scale())).backward(retain_graph=retain_graph)
         self._sums[0] += loss.detach().double().reshape(())
         self._ready = True
         return loss
 
-    def step(self) -> None:
+    def step(self, **unsupported: Any) -> None:
         """End a micro-batch; after the last one of a batch, update parameters and learning rates."""
+        refuse_options("step", unsupported)
         if not self._ready:
             raise JobError("step() without a backward", rule="call forward, backward, step in this order")
         last = self.is_gradient_accumulation_boundary()
         self._ready = False
         self.micro_steps += 1
+        self.micro_of_batch += 1
         if last:
+            self.micro_of_batch = 0
             self._update()
 
     def _begin(self) -> None:
@@ -102,8 +123,8 @@ class DeepSpeedEngine:
         self.engine.buffer_snapshot.save()
         self._sums.zero_()
 
-    def _update(self) -> None:
-        """The batch is complete: agree on its gradient norm, then update or skip it."""
+    def _reduce(self) -> None:
+        """The batch is complete: agree on its mean loss and its gradient norm."""
         engine = self.engine
         with engine.phase("communication"):
             self._sums[1] = engine.strategy.unreached()
@@ -115,11 +136,18 @@ class DeepSpeedEngine:
             if unreached:
                 engine.strategy.drop_unreached()
         self.mean_loss = total / (engine.ranks * self.gradient_accumulation_steps())
-        factor = 1.0 / self.loss_scale()
-        engine.grad_norm = factor * math.sqrt(square) if square >= 0 else math.nan
+        engine.grad_norm = math.sqrt(square) / self.loss_scale() if square >= 0 else math.nan
+        self._reduced = True
+
+    def _update(self) -> None:
+        """Update the weights with the gradients of the batch, or skip it."""
+        engine = self.engine
+        if not self._reduced:
+            self._reduce()
+        self._reduced = False
         if engine.guard.is_finite(self.mean_loss, engine.grad_norm):
             self._skipped_in_a_row = 0
-            engine.apply(self.mean_loss, factor)
+            engine.apply(self.mean_loss, 1.0 / self.loss_scale())
         else:
             self._skip()
         engine.position += 1
@@ -149,7 +177,8 @@ class DeepSpeedEngine:
         if contexts is not None:
             contexts.pop_all()  # their exits would wait for a backward that never comes
         self.engine.strategy.drop_gradients()
-        self.micro_steps -= self.micro_steps % self.gradient_accumulation_steps()
+        self.micro_steps -= self.micro_of_batch
+        self.micro_of_batch = 0
 
     @contextmanager
     def _own_random_state(self) -> Iterator[None]:
@@ -160,93 +189,6 @@ class DeepSpeedEngine:
             torch.manual_seed(mix_seed(engine.job.seed, engine.position, self.micro_steps, engine.rank))
             yield
 
-    # -- DeepSpeed's accessors
-
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the current micro-batch is the last of its batch."""
-        return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
-
-    def gradient_accumulation_steps(self) -> int:
-        """Micro-batches per step."""
-        return self.engine.plan.micro
-
-    def train_batch_size(self) -> int | None:
-        """Samples per step over all ranks, if the config sets it."""
-        return self.imported.batch_size
-
-    def train_micro_batch_size_per_gpu(self) -> int | None:
-        """Samples per rank and micro-batch, if the config sets it."""
-        return self.imported.micro_size
-
-    def loss_scale(self) -> float:
-        """Factor on the loss in the backward; gradients are divided by it."""
-        return self.engine.scaler.scale if self.engine.scaler else 1.0
-
-    def get_global_grad_norm(self) -> float:
-        """Gradient norm of the last step, before clipping."""
-        return self.engine.grad_norm
-
-    def get_lr(self) -> list[float]:
-        """Learning rates of the next step, one per parameter group."""
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
-
-    @property
-    def global_steps(self) -> int:
-        """Optimizer steps applied so far."""
-        return self.engine.steps
-
-    @property
-    def module(self) -> nn.Module:
-        """The user's model."""
-        return self.engine.model
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer over this rank's shards."""
-        return self.engine.optimizer
-
-    @property
-    def lr_scheduler(self) -> Any:
-        """The learning-rate scheduler, or None."""
-        return self.engine.schedule
-
-    @property
-    def device(self) -> torch.device:
-        """This rank's device."""
-        return self.engine.device
-
-    @property
-    def global_rank(self) -> int:
-        """This rank."""
-        return self.engine.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.engine.ranks
-
-    def train(self, mode: bool = True) -> DeepSpeedEngine:
-        """Set training mode."""
-        self.engine.module.train(mode)
-        return self
-
-    def eval(self) -> DeepSpeedEngine:
-        """Set evaluation mode."""
-        return self.train(False)
-
-    def zero_grad(self) -> None:
-        """No effect: a step clears its gradients."""
-
-    def module_state_dict(self) -> dict[str, torch.Tensor]:
-        """Full weights and buffers under the model's own names, on every rank, whatever the plan."""
-        model = self.engine.model
-        state = self.engine.whole_parameters()
-        first = {id(p): name for name, p in model.named_parameters()}
-        for name, p in model.named_parameters(remove_duplicate=False):
-            if first[id(p)] != name:  # tied to another
-                state[self.engine.user_name(name)] = state[self.engine.user_name(first[id(p)])]
-        for prefix, module in model.named_modules():
-            for key, b in module._buffers.items():
-                if b is not None and key not in module._non_persistent_buffers_set:
-                    state[f"{prefix}.{key}" if prefix else key] = b
-        return state
+        return self.micro_of_batch + 1 == self.gradient_accumulation_steps()

@@ -6,10 +6,11 @@ weights are broadcast, so that all ranks start equal.
 
 from __future__ import annotations
 
+import argparse
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, overload
+from dataclasses import dataclass
+from typing import Any, Unpack, overload
 
 import torch
 import torch.distributed as dist
@@ -29,12 +30,12 @@ from ..engine import Engine
 from ..guards.guard import Guards
 from ..numerics.loss_scale import LossScale
 from ..state.prebuilt import MissingArgument, NoDataset, PrebuiltModel, PrebuiltOptimizer, PrebuiltScheduler
+from .arguments import Config, DeepSpeedArguments, renamed
 from .engine import DeepSpeedEngine
 from .optimizers import named_optimizer
 from .schedulers import named_scheduler
 
 DeepSpeedResult = tuple[DeepSpeedEngine, torch.optim.Optimizer, "MicroBatchLoader | None", Any]
-Config = str | Path | Mapping[str, Any]
 
 _LOG = logging.getLogger("drumline")
 
@@ -68,6 +69,7 @@ def initialize(
     dtype: torch.dtype | None = None,
     threads: int | None = None,
     guards: Guards | None = None,
+    **deepspeed: Unpack[DeepSpeedArguments],
 ) -> DeepSpeedResult: ...
 
 
@@ -88,6 +90,7 @@ def initialize(
     dtype: torch.dtype | None = None,
     threads: int | None = None,
     guards: Guards | None = None,
+    **deepspeed: Unpack[DeepSpeedArguments],
 ) -> Engine | DeepSpeedResult:
     """Set up training on this rank: under `drumline run`, torchrun, srun or mpiexec, in `dl.spawn`, or in one process.
 
@@ -95,10 +98,13 @@ def initialize(
     (engine, optimizer, loader, scheduler). There, `optimizer` and `scheduler` are instances, factory functions, or left
     to the config; `data` is a map-style dataset, or omitted if the loop has its own batches; `loss` is needed only by
     `engine.engine.step(batch)`; `steps` is the length of the run, for schedules that need it and a config that leaves
-    it open. `guards` configure the handling of non-finite numbers.
+    it open. `guards` configure the handling of non-finite numbers. DeepSpeed's own names work too: `args`,
+    `model_parameters`, `training_data`, `lr_scheduler`, `collate_fn` (arguments.py).
     """
+    if isinstance(job, argparse.Namespace) and "args" not in deepspeed:
+        job, deepspeed["args"] = None, job  # DeepSpeed's first argument is the parsed command line
     if job is not None:
-        given = (model, optimizer, data, config, loss, scheduler, collate)
+        given = (model, optimizer, data, config, loss, scheduler, collate, *deepspeed.values())
         if not isinstance(job, Job) or any(value is not None for value in given):
             raise JobError(
                 f"initialize({type(job).__name__}, ...) with parts of a job as well"
@@ -107,19 +113,118 @@ def initialize(
                 rule="either initialize(job, plan), or initialize(model=, optimizer=, data=, config=)",
             )
         return core.initialize(job, plan, dtype=dtype, threads=threads, guards=guards)
-    if not isinstance(model, nn.Module):
-        raise JobError(f"initialize(model={type(model).__name__})", rule="model is a torch.nn.Module")
-    imported = _read_config(config, plan)
-    _refuse_split_models(imported.plan)
-    where = "the config" if isinstance(config, Mapping) or config is None else str(config)
-    _log_config(imported)
-    built = _job(imported, where, model, optimizer, data, loss, scheduler, collate, steps, seed, workers)
-    _broadcast_weights(model)
-    engine = core.initialize(built, imported.plan, dtype=dtype, threads=threads, guards=guards)
-    _set_loss_scale(engine, imported)
-    wrapped = DeepSpeedEngine(engine, imported)
-    loader = None if data is None else MicroBatchLoader(wrapped)
-    return wrapped, engine.optimizer, loader, engine.schedule
+    own = {"data": data, "config": config, "scheduler": scheduler, "collate": collate}
+    parts = Parts(
+        model=model,
+        optimizer=optimizer,
+        loss=loss,
+        steps=steps,
+        seed=seed,
+        workers=workers,
+        **renamed(own, deepspeed),
+    )
+    return parts.initialize(plan, dtype=dtype, threads=threads, guards=guards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the user has built: DeepSpeed's arguments of `initialize`."""
+
+    model: Any
+    optimizer: Any = None
+    model_parameters: Any = None
+    data: Any = None
+    config: Config | None = None
+    loss: Callable[..., Any] | None = None
+    scheduler: Any = None
+    collate: Callable[[list[Any]], Any] | None = None
+    steps: int | None = None
+    seed: int = 0
+    workers: int = 0
+
+    def initialize(
+        self,
+        plan: Plan | str | None,
+        *,
+        dtype: torch.dtype | None = None,
+        threads: int | None = None,
+        guards: Guards | None = None,
+        wrapper: type[DeepSpeedEngine] = DeepSpeedEngine,
+    ) -> DeepSpeedResult:
+        """Set up training: the engine in its `wrapper`, the optimizer, the loader, the scheduler."""
+        if not isinstance(self.model, nn.Module):
+            raise JobError(f"initialize(model={type(self.model).__name__})", rule="model is a torch.nn.Module")
+        imported = _read_config(self.config, plan)
+        _refuse_split_models(imported.plan)
+        where = "the config" if isinstance(self.config, Mapping) or self.config is None else str(self.config)
+        _log_config(imported)
+        built = self._job(imported, where)
+        _broadcast_weights(self.model)
+        engine = core.initialize(built, imported.plan, dtype=dtype, threads=threads, guards=guards)
+        _set_loss_scale(engine, imported)
+        wrapped = wrapper(engine, imported)
+        loader = None if self.data is None else MicroBatchLoader(wrapped)
+        return wrapped, engine.optimizer, loader, engine.schedule
+
+    def _job(self, imported: ImportedConfig, where: str) -> Job:
+        """A job made of these parts."""
+        plan = imported.plan
+        if self.data is not None and imported.batch_size is None:
+            raise JobError(
+                "the batch size is unknown",
+                where=where,
+                fix="set train_batch_size or train_micro_batch_size_per_gpu in the config; or omit data=",
+            )
+        optimizer, scheduler = self._optimizer(imported, where), self._scheduler(imported, where)
+        dataset = NoDataset() if self.data is None else check_dataset(self.data)
+        return Job(
+            model=PrebuiltModel(self.model),
+            loss=self.loss or MissingArgument("loss"),
+            optimizer=optimizer,
+            data=lambda: dataset,
+            batch_size=imported.batch_size or plan.micro * plan.dp,
+            schedule=scheduler,
+            clip=imported.clip,
+            seed=self.seed,
+            collate=self.collate,
+            workers=self.workers,
+            steps=self.steps or 100,
+        )
+
+    def _optimizer(self, imported: ImportedConfig, where: str) -> Any:
+        """The given optimizer, or the one that the config names, on `model_parameters` if these are given."""
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            return PrebuiltOptimizer(self.optimizer, self.model)
+        make = self.optimizer
+        if make is None and imported.optimizer is not None:
+            make = named_optimizer(imported.optimizer, where)
+        if make is None:
+            raise JobError(
+                "no optimizer given", where=where, fix="initialize(optimizer=...), or `optimizer` in the config"
+            )
+        if self.model_parameters is None:
+            return make
+        parameters = list(self.model_parameters)
+        if not parameters:
+            raise JobError(
+                "model_parameters is empty",
+                rule="the trainable parameters, or groups of them",
+                fix="model_parameters=model.parameters(); a generator can be read once only",
+            )
+        return PrebuiltOptimizer(make(parameters), self.model)
+
+    def _scheduler(self, imported: ImportedConfig, where: str) -> Any:
+        scheduler = self.scheduler
+        if scheduler is None:
+            named = imported.schedule
+            return named and named_scheduler(named.kind, named.params, f"{where}: scheduler", self.steps)
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise JobError(
+                "ReduceLROnPlateau cannot be stepped by the engine",
+                rule="it needs a metric; other schedulers need only the step",
+                fix="omit scheduler=, create it with the optimizer that initialize returns, and step it yourself",
+            )
+        return PrebuiltScheduler(scheduler) if hasattr(scheduler, "step") else scheduler
 
 
 def _read_config(config: Config | None, plan: Plan | str | None) -> ImportedConfig:
@@ -167,61 +272,6 @@ def _log_config(imported: ImportedConfig) -> None:
         _LOG.info("config: %s", note)
     if imported.auto:
         _LOG.info("config: chosen by Drumline: %s", ", ".join(imported.auto))
-
-
-def _job(
-    imported: ImportedConfig,
-    where: str,
-    model: nn.Module,
-    optimizer: Any,
-    data: Any,
-    loss: Any,
-    scheduler: Any,
-    collate: Any,
-    steps: int | None,
-    seed: int,
-    workers: int,
-) -> Job:
-    """A job made of these parts."""
-    plan = imported.plan
-    if optimizer is None:
-        if imported.optimizer is None:
-            raise JobError(
-                "no optimizer given", where=where, fix="initialize(optimizer=...), or `optimizer` in the config"
-            )
-        optimizer = named_optimizer(imported.optimizer, where)
-    elif isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = PrebuiltOptimizer(optimizer, model)
-    if scheduler is None and imported.schedule is not None:
-        scheduler = named_scheduler(imported.schedule.kind, imported.schedule.params, f"{where}: scheduler", steps)
-    elif isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise JobError(
-            "ReduceLROnPlateau cannot be stepped by the engine",
-            rule="it needs a metric; other schedulers need only the step",
-            fix="omit scheduler=, create it with the optimizer that initialize returns, and step it yourself",
-        )
-    elif scheduler is not None and hasattr(scheduler, "step"):
-        scheduler = PrebuiltScheduler(scheduler)
-    if data is not None and imported.batch_size is None:
-        raise JobError(
-            "the batch size is unknown",
-            where=where,
-            fix="set train_batch_size or train_micro_batch_size_per_gpu in the config; or omit data=",
-        )
-    dataset = NoDataset() if data is None else check_dataset(data)
-    return Job(
-        model=PrebuiltModel(model),
-        loss=loss or MissingArgument("loss"),
-        optimizer=optimizer,
-        data=lambda: dataset,
-        batch_size=imported.batch_size or plan.micro * plan.dp,
-        schedule=scheduler,
-        clip=imported.clip,
-        seed=seed,
-        collate=collate,
-        workers=workers,
-        steps=steps or 100,
-    )
 
 
 @torch.no_grad()

@@ -1,0 +1,3 @@
+"""`deepspeed.ops`: optimizers by DeepSpeed's names."""
+
+from . import adam as adam
