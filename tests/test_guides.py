@@ -11,7 +11,15 @@ import pytest
 import warm
 
 DOCS = Path(__file__).parents[1] / "docs"
-GUIDES = ["learning-rate.md", "from-deepspeed.md", "experts.md", "planning.md", "dry-run.md", "simulate-steps.md"]
+GUIDES = [
+    "learning-rate.md",
+    "from-deepspeed.md",
+    "experts.md",
+    "planning.md",
+    "dry-run.md",
+    "simulate-steps.md",
+    "notebooks.md",
+]
 
 
 def programs() -> list[tuple[str, str]]:
