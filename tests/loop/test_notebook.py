@@ -86,10 +86,11 @@ def test_the_first_hour_has_no_outputs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # it measures the machine
 def test_the_first_hour_runs(tmp_path: Path) -> None:
     notebook = json.loads(EXAMPLE.read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    outputs = run_notebook(cells, tmp_path)
+    outputs = run_notebook(cells, tmp_path, timeout=1200)
     errors = [o for each in outputs for o in each if o.output_type == "error"]
     assert errors == []
     assert "passed: True" in "".join(map(text_of, outputs))
