@@ -2,7 +2,7 @@
 
     drumline verify examples/unet.py --plan tile=2x1 --steps 2
 
-    passed: tile=2x1 computes what one device computes
+    passed: dp=1,tile=2x1 computes what one device computes
 
 The first losses: 0.769, 0.723, 0.715
 """
