@@ -106,9 +106,7 @@ def test_number_of_ranks(ranks: int) -> None:
 def test_functions_that_cannot_be_sent() -> None:
     """The variable is named; a lambda without one is sent by value."""
     lock = threading.Lock()
-    with pytest.raises(
-        InputError, match="the variable 'lock' of .* cannot be sent to ranks: .*\n  rule:  functions of"
-    ):
+    with pytest.raises(InputError, match="the variable 'lock' cannot be sent to ranks: .*\n  rule:  functions of"):
         dl.spawn(lambda: lock, ranks=2)
     with pytest.raises(InputError, match="the function or its arguments cannot be sent to ranks"):
         dl.spawn(on_ranks.whereabouts, lock, ranks=2)
