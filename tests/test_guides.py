@@ -21,6 +21,7 @@ GUIDES = [
     "dry-run.md",
     "simulate-steps.md",
     "data.md",
+    "notebooks.md",
 ]
 
 

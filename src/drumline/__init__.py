@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .core import display
 from .core.errors import DrumlineError
 from .core.job import Job
 from .core.mesh import Mesh
@@ -129,3 +130,12 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _as_html(value: object) -> str:
+    from .reports.notebook import as_html
+
+    return as_html(value)
+
+
+display.set_renderer(_as_html)

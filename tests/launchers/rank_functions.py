@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def fails(bad: int, how: str) -> Any:
         if how == "os._exit":
             os._exit(7)
         if how == "unpicklable":
-            return lambda: None
+            return threading.Lock()
         if how == "segv":
             os.kill(os.getpid(), signal.SIGSEGV)
     dist.barrier()

@@ -1,4 +1,4 @@
-"""The loop from scripts and prompts: with and without a `__main__` guard it works or gives one clear error, never hangs."""
+"""The loop from scripts and prompts: from a file, from standard input, with and without a `__main__` guard."""
 
 from __future__ import annotations
 
@@ -68,33 +68,37 @@ def script(folder: Path, calls: list[str], *, guarded: bool = False, stdin: bool
 
 
 def test_a_guarded_script(tmp_path: Path) -> None:
-    """Jobs of importable functions, functions that make a job, and paths reach the ranks; lambdas do not."""
+    """Jobs of importable functions, functions that make a job, paths and lambdas reach the ranks."""
     calls = ["train(job())", "train(local_job)", 'train("script.py:local_job")', "train(local_job())"]
-    *worked, refused = script(tmp_path, calls, guarded=True)
-    assert worked == ["3 steps"] * 3
-    assert refused.startswith("JobError: ranks cannot load this job: Job.model is a lambda or a local function")
-    assert "give the function that makes the job, not its result" in refused
+    assert script(tmp_path, calls, guarded=True) == ["3 steps"] * 4
 
 
 def test_an_unguarded_script(tmp_path: Path) -> None:
-    """A job in another file needs no guard; a job of the script itself is refused before anything is started."""
-    calls = ['train("job.py:local_job")', "train(job())", "train(job)"]
-    calls.append('print(dl.verify("job.py", "dp=2", steps=2).passed)')
-    trained, *refused, verified = script(tmp_path, calls)
-    assert (trained, len(refused), verified) == ("3 steps", 2, "True")
-    for line in refused:
-        assert "script.py starts ranks without a guard" in line and 'if __name__ == "__main__":' in line
-        assert "put the job in a file" in line
+    """Its functions are sent by value: nothing imports the script, so it needs no guard."""
+    calls = ['train("job.py:local_job")', "train(job())", "train(local_job)"]
+    calls.append('print(dl.verify(job, "dp=2", steps=2).passed)')
+    calls.append("print(dl.spawn(lambda n: [len(data()), n], 7, ranks=2))")
+    assert script(tmp_path, calls) == ["3 steps"] * 3 + ["True", "[[20, 7], [20, 7]]"]
 
 
 def test_a_prompt_or_notebook(tmp_path: Path) -> None:
-    """Only jobs in files reach ranks; a job defined there runs on one rank, in the same process."""
-    calls = ['train("job.py")', "train(job())", 'train(local_job(), "dp=1")']
-    calls.append('print(dl.verify(local_job(), "dp=1", steps=2).passed)')
-    in_file, refused, alone, verified = script(tmp_path, calls, stdin=True)
-    assert (in_file, alone, verified) == ("3 steps", "3 steps", "True")
-    assert "defined in a notebook or at a prompt" in refused and "put the job in a file" in refused
+    """A job that was defined there runs on any number of ranks; results of classes defined there come back."""
+    calls = ['train("job.py")', "train(job())", 'train(local_job(), "tp=2")', 'train(local_job(), "dp=1")']
+    calls.append('print(dl.verify(local_job(), "dp=2,zero=1", steps=2).passed)')
+    calls.append("P = type('P', (), {})")
+    calls.append("print([type(p) is P for p in dl.spawn(lambda: P(), ranks=2)])")
+    assert script(tmp_path, calls, stdin=True) == ["3 steps"] * 4 + ["True", "[True, True]"]
+
+
+def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
+    """A lock has no value to send: the job runs in this process, or is refused before a rank starts."""
+    calls = ["import threading; lock = threading.Lock()"]
+    calls.append("kept = dl.Job(lambda: lock and model(), F.cross_entropy, optimizer, data, 10, steps=3)")
+    calls += ["train(kept)", 'train(kept, "dp=1")']
+    _, refused, alone = ["", *script(tmp_path, calls, stdin=True)]
+    assert refused.startswith("JobError: the variable 'lock' of Job.model cannot be sent to ranks: cannot pickle")
     assert "a plan of one rank" in refused
+    assert alone == "3 steps"
 
 
 def test_an_unguarded_script_that_is_its_own_job_file(tmp_path: Path) -> None:

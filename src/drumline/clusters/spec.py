@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..core import files
+from ..core.display import NotebookValue
 from ..core.errors import ClusterError
 from ..core.units import (
     format_bytes,
@@ -213,7 +214,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(NotebookValue):
     """The machines: one kind of device, in nodes, in a network."""
 
     __pydantic_config__ = STRICT

@@ -55,6 +55,10 @@ class DrumlineError(Exception):
                 lines.append(f"  {label + ':':<6} {text}")
         return "\n".join(lines)
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the message, as on the command line."""
+        return [f"{type(self).__name__}: {self}"]
+
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.what, self.where, self.rule, self.fix))
 

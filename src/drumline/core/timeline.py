@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import files
+from .display import NotebookValue
 from .errors import CorruptFile
 from .units import format_seconds
 
@@ -29,7 +30,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(NotebookValue):
     """Spans of one step."""
 
     __pydantic_config__ = _STRICT

@@ -9,12 +9,13 @@ from pathlib import Path
 from pydantic import ConfigDict
 
 from ..core import files
+from ..core.display import NotebookValue
 from ..core.errors import CorruptFile
 from ..core.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NotebookValue):
     """One plan's predicted step."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")

@@ -17,7 +17,6 @@ import multiprocessing.connection
 import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
-import pickle
 import shutil
 import signal
 import sys
@@ -36,6 +35,7 @@ from ..core.rank_info import REPLACED
 from ..core.streams import tolerate_failing_streams
 from .failures import RankEnd, died, error_message, out_of_memory_kills, raised, root_cause
 from .hang_watch import HangWatch, stack_path, status_path
+from .payload import Payload, dumps_result, pack
 
 GRACE = 5.0
 """Seconds that a rank may take to end by itself."""
@@ -74,13 +74,7 @@ def run_ranks(
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
-    try:
-        payload = pickle.dumps((function, arguments))
-    except Exception as e:
-        raise InputError(
-            f"the function or its arguments cannot be sent to ranks: {e}",
-            rule="the function is defined at the top level of a module, and its arguments can be pickled",
-        ) from None
+    payload = pack((function, arguments))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["drumline.runtime.training.preload"])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -107,7 +101,7 @@ class _RankProcesses:
     """The processes of all ranks, and the pipes from them."""
 
     def __init__(
-        self, context: Any, payload: bytes, ranks: int, threads: int, folder: Path, handles_signals: bool
+        self, context: Any, payload: Payload, ranks: int, threads: int, folder: Path, handles_signals: bool
     ) -> None:
         self._context, self._payload, self._threads = context, payload, threads
         self.folder, self._handles_signals, self.ranks = folder, handles_signals, ranks
@@ -126,7 +120,7 @@ class _RankProcesses:
         place = (rank, self.ranks, self._threads, str(self.folder), multiprocessing.util.get_temp_dir())
         options = (self._handles_signals, self.replaced[rank])
         process = self._context.Process(target=_rank_main, args=(sender, self._payload, *place, *options), daemon=True)
-        with _signals_blocked(), contextlib.nullcontext() if b"__main__" in self._payload else _without_main():
+        with _signals_blocked(), contextlib.nullcontext() if self._payload.needs_main else _without_main():
             process.start()
         if rank == len(self.processes):
             self.pipes.append(receiver)
@@ -267,7 +261,7 @@ def _end(processes: list[Any], *, wait: float) -> None:
 
 def _rank_main(
     pipe: Any,
-    payload: bytes,
+    payload: Payload,
     rank: int,
     ranks: int,
     threads: int,
@@ -304,7 +298,7 @@ def _rank_main(
     torch.set_num_threads(threads)
     code = 0
     try:
-        function, arguments = pickle.loads(payload)  # noqa: S301  # from the process that started this one
+        function, arguments = payload.load()
         result = function(lambda record: _send(pipe, "event", record), *arguments)
         from ..comm.environment import disconnect
 
@@ -323,7 +317,7 @@ def _rank_main(
 
 def _send(pipe: Any, kind: str, value: Any) -> None:
     """Send by value. The pipe's own `send` shares a tensor's memory, which is freed with this process."""
-    pipe.send_bytes(pickle.dumps((kind, value)))
+    pipe.send_bytes(dumps_result((kind, value)))
 
 
 def _die_with_launcher(*folders: str) -> None:

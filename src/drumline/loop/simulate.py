@@ -72,6 +72,14 @@ class Simulation:
     updates: UpdateProof | None = None
     """Of a pipeline that does not drain between batches: weight versions and staleness by stage."""
 
+    def _repr_html_(self) -> str:
+        from ..core.units import format_seconds
+        from ..reports.notebook import summary, timeline_image
+
+        rows = [[part, format_seconds(t)] for part, t in self.parts.items()]
+        lead = f"{self.title}: {format_seconds(self.step_seconds)}"
+        return summary(lead, ("part", "time"), rows, timeline_image(self.timeline, self.title))
+
     @property
     def step_seconds(self) -> float:
         """Seconds from the first start to the last end; of many steps, the mean."""

@@ -11,6 +11,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from ..core import files
+from ..core.display import NotebookValue
 from ..core.errors import CorruptFile
 from ..core.units import format_bytes, format_count
 from .affine import Affine as Affine
@@ -197,7 +198,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(NotebookValue):
     """A model and its optimizer, ready to be priced."""
 
     __pydantic_config__ = _STRICT

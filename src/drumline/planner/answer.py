@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict
 
 from ..core import files
+from ..core.display import NotebookValue
 from ..core.errors import CorruptFile
 from ..plans import Plan
 from .plan_families import PlanFamily
@@ -38,7 +39,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NotebookValue):
     """All candidates, best first: the winner, those that fit by the objective, those that fit only into the reserve,
     then those that do not fit by memory."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import files
+from ..core.display import NotebookValue
 from ..core.errors import PlanError, nearest
 from ..core.mesh import Mesh
 from ..schedules import ALL_REDUCE_WORDS, ASYNCHRONOUS, OLD_WORDS
@@ -42,7 +43,7 @@ WHOLE_BATCHES = ("async", "hogwild")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NotebookValue):
     """Mesh axes and the choices below them. `Plan.parse("dp=4,zero=3")` and `str(plan)` are inverse."""
 
     dp: int = plan_key(1, _COUNT, "data-parallel replicas", tested=None)

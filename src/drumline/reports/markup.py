@@ -47,7 +47,7 @@ def tag(name: str, /, *inside: Content, **attributes: object) -> Html:
 
 
 _SVG = frozenset({"rect", "line", "path", "circle", "polyline", "use"})
-_BARE = _SVG | {"meta", "link", "br", "col", "input"}
+_BARE = _SVG | {"meta", "link", "br", "col", "img", "input"}
 
 
 def _each(parts: Iterable[Content]) -> Iterable[str]:

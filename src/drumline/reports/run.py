@@ -14,6 +14,7 @@ from pydantic import ConfigDict
 
 from ..clusters.spec import Cluster
 from ..core import files
+from ..core.display import NotebookValue
 from ..core.errors import CorruptFile, InputError, nearest
 from ..core.regular_files import sha256
 from ..core.timeline import Timeline
@@ -35,7 +36,7 @@ HEAD = "run.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(NotebookValue):
     """One training: inputs, prediction, measurements."""
 
     name: str

@@ -68,6 +68,14 @@ class Verification:
     division: SplitSummary | None = None
     """For a split model: what the plan could not split, and where its stages begin."""
 
+    def _repr_html_(self) -> str:
+        from ...reports.notebook import summary
+
+        verdict = "passed" if self.passed else f"diverges in {self.first_divergence} ({self.phase})"
+        rows = [[k, f"{v:.1e}", f"{self.bounds[k]:g}"] for k, v in self.errors.items()]
+        lead = f"{self.plan}: {verdict}; {self.steps} steps, compared with {self.reference}"
+        return summary(lead, ("type", "largest relative error", "bound"), rows)
+
 
 def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
     """Verify a plan; runs on every rank, and the first rank gets the result."""
