@@ -6,19 +6,15 @@ step and of a micro-batch do not depend on the number of ranks. The last batch o
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import IterableDataset, default_collate
-
-from ..core.errors import JobError
-from ..core.job import Job, call_user_code
+from ..core.job import Job
+from .batch_form import as_pair
+from .seeding import seeded_random
+from .sources import MapSource, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +50,26 @@ class Stream:
     """The batches of a job, for one of `dp` data-parallel ranks."""
 
     def __init__(self, job: Job, dataset: Any, *, dp: int = 1, index: int = 0, micro: int = 1) -> None:
-        self.dataset = check_dataset(dataset)
+        self.source = open_source(job, dataset)
+        self.dataset = dataset
+        """What the job's `data()` returned."""
         self.job, self.dp, self.index, self.micro = job, dp, index, micro
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in one pass over the data."""
-        return -(-len(self.dataset) // self.job.batch_size)
+        """Batches in one pass over the data, which is map-style."""
+        assert isinstance(self.source, MapSource)
+        return self.source.steps_per_pass
+
+    @property
+    def workers(self) -> int:
+        """Processes that load batches ahead: as many as the job says, else as the data says."""
+        workers = self.job.workers or self.source.workers
+        return workers if self.source.most_workers is None else min(workers, self.source.most_workers)
 
     def samples(self, step: int) -> list[int]:
         """The sample numbers of a step, the same on every rank and under every plan."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed((self.job.seed * 1_000_003 + epoch) % 2**63)
-            self._epoch, self._order = epoch, torch.randperm(len(self.dataset), generator=generator)
-        start = position * self.job.batch_size
-        return [int(i) for i in self._order[start : start + self.job.batch_size]]
+        return self.source.samples(step)
 
     def batch(self, step: int) -> RankBatch:
         """This rank's slice of the batch of a step. Random augmentation depends on (seed, step, rank) alone."""
@@ -85,56 +84,9 @@ class Stream:
                 continue
             own = split_range(len(part), self.dp)[self.index]
             chosen = [samples[part[i]] for i in own] or [samples[part[0]]]
-            value, target = collate(self.job, [self._sample(i) for i in chosen])
+            value, target = as_pair(self.source.collate([self._sample(i) for i in chosen]))
             micros.append(RankMicroBatch(value, target, len(own), len(part)))
         return RankBatch(step, tuple(micros), len(samples))
 
     def _sample(self, i: int) -> Any:
-        return call_user_code(self.dataset.__getitem__, f"sample {i} of the dataset", i)
-
-
-@contextmanager
-def seeded_random(*numbers: int) -> Iterator[None]:
-    """Seed torch's, numpy's and Python's random numbers from `numbers`, around the loading of samples.
-
-    So a batch is the same whichever process loads it, and however often. Afterwards the generators of torch and Python
-    are restored; restoring numpy's would take ten times as long as all the rest, and the engine does not seed it.
-    """
-    seed = mix_seed(*numbers)
-    states = torch.get_rng_state(), random.getstate()
-    try:
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # datasets use the legacy interface
-        random.seed(seed)
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-
-
-def mix_seed(*numbers: int) -> int:
-    """Mix a list of numbers into one seed."""
-    seed = 0
-    for n in numbers:
-        seed = (seed * 6364136223846793005 + n + 1442695040888963407) % 2**63
-    return seed
-
-
-def check_dataset(dataset: Any) -> Any:
-    """Check that it is a map-style dataset with at least one sample."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise JobError(
-            f"the dataset is a {type(dataset).__name__}",
-            rule="a map-style dataset has __len__ and __getitem__, so that its order can be a function of the seed",
-        )
-    if len(dataset) == 0:
-        raise JobError("the dataset is empty", rule="at least one sample")
-    return dataset
-
-
-def collate(job: Job, samples: list[Any]) -> tuple[Any, Any]:
-    """Samples -> (input, target), by the job's own function or torch's."""
-    batch = call_user_code(job.collate or default_collate, "collating samples", samples)
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise JobError(f"a batch is a {type(batch).__name__}", rule="samples and batches are pairs (input, target)")
-    return batch[0], batch[1]
+        return self.source.sample(i)

@@ -152,7 +152,7 @@ class Engine(EngineCore):
 
     def data(self, steps: int | None = None) -> Iterator[RankBatch]:
         """This rank's slices of the next batches: of the job's number of steps unless `steps` is given."""
-        with Loader(self.stream, workers=self.job.workers, pin=self.device.type == "cuda") as loader:
+        with Loader(self.stream, pin=self.device.type == "cuda") as loader:
             for _ in range(self.job.steps if steps is None else steps):
                 with self.phase("data"):
                     batch = loader.batch(self.position)

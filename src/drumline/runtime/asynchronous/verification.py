@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ...core.job import Job, call_user_code
+from ...datasets.sources import load_data
 from ...datasets.stream import Stream
 from ...plans import Plan, check
 from ...schedules import Contribution, GradientTask, WeightUpdate
@@ -165,7 +166,7 @@ def replay(job: Job, updates: list[RecordedUpdate], plan: Plan, dtype: torch.dty
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = job.optimizer(trained)
     schedule = job.schedule(optimizer) if job.schedule else None
-    dataset = job.data()
+    dataset = load_data(job)
     shares = _Shares(trained, plan.server_processes)
     versions = {0: shares.copy()}
     last_use = {v: r.update.number for r in updates for read in r.versions for v in read}

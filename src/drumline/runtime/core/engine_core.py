@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 from ...comm.environment import RankInfo
 from ...comm.rank_status import rank_status
-from ...core.job import Job, call_user_code
-from ...datasets.stream import RankBatch, RankMicroBatch, Stream, check_dataset, split_range
+from ...core.job import Job
+from ...datasets.sources import load_data, load_validation
+from ...datasets.stream import RankBatch, RankMicroBatch, Stream
 from ...plans import Plan
 from ...torchkit.profiler import spans_are_recorded
 from ..numerics.elementwise import check_elementwise
@@ -95,7 +96,7 @@ class EngineCore:
             self.in_flight = BatchesInFlight(self, self.strategy)
         self.stream = Stream(
             job,
-            call_user_code(job.data, "the job's data()"),
+            load_data(job),
             dp=self.data_ranks,
             index=self.data_index,
             micro=plan.micro,
@@ -197,16 +198,14 @@ class EngineCore:
         job = self.job
         self.drain()
         if dataset is None:
-            dataset = (
-                call_user_code(job.validation, "the job's validation()") if job.validation else self.stream.dataset
-            )
-        stream = Stream(job, check_dataset(dataset), dp=self.data_ranks, index=self.data_index, micro=self.plan.micro)
+            dataset = load_validation(job) if job.validation else self.stream.dataset
+        stream = Stream(job, dataset, dp=self.data_ranks, index=self.data_index, micro=self.plan.micro)
         sums: dict[str, torch.Tensor] = {}
         self.module.eval()
         try:
             with self.strategy.averaged(), float32_arithmetic(self.plan.precision):
-                for part in split_range(len(dataset), -(-len(dataset) // job.batch_size)):
-                    micros = stream.cut(list(part), self.steps).micros
+                for samples in stream.source.one_pass():
+                    micros = stream.cut(samples, self.steps).micros
                     rank_status().phase("evaluation")
                     for measured in self.strategy.evaluate(micros):
                         for name, pair in measured.items():

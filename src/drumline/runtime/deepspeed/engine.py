@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...core.errors import GaveUp, JobError
-from ...datasets.stream import mix_seed
+from ...datasets.seeding import mix_seed
 from ...interop.imported import ImportedConfig
 from ..engine import Engine
 from ..numerics.precision import compute_precision, float32_arithmetic

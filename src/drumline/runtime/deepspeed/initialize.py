@@ -20,7 +20,8 @@ from ...comm.environment import connect, device_of
 from ...core.errors import JobError, PlanError
 from ...core.job import Job, call_user_code
 from ...datasets.loader import Loader
-from ...datasets.stream import RankBatch, RankMicroBatch, Stream, check_dataset, split_range
+from ...datasets.sources import check_dataset
+from ...datasets.stream import RankBatch, RankMicroBatch, Stream, split_range
 from ...interop.deepspeed import read
 from ...interop.imported import ImportedConfig
 from ...plans import Plan
@@ -264,7 +265,7 @@ class MicroBatchLoader:
         )
         if not self._steps:
             raise JobError(
-                f"{len(engine.stream.dataset)} samples for batches of {engine.job.batch_size}",
+                f"{engine.stream.source.length} samples for batches of {engine.job.batch_size}",
                 rule="dataloader_drop_last drops the last batch, and there is no other",
             )
 
@@ -281,7 +282,7 @@ class MicroBatchLoader:
         engine = self._engine
         epoch, first = divmod(engine.position, self._steps)
         pin = engine.device.type == "cuda"
-        with Loader(self._stream, workers=engine.job.workers, pin=pin) as loader:
+        with Loader(self._stream, pin=pin) as loader:
             for step in range(first, self._steps):
                 with engine.phase("data"):
                     batch = loader.batch(epoch * self._stream.steps_per_epoch + step)

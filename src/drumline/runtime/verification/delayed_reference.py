@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ...core.job import Job, call_user_code
+from ...datasets.sources import load_data
 from ...datasets.stream import RankMicroBatch, Stream
 from ...tracing.fake import call_model
 from ..numerics.precision import compute_precision, float32_arithmetic, to_device
@@ -44,7 +45,7 @@ def run_delayed_reference(
     optimizer = job.optimizer([p for p in model.parameters() if p.requires_grad])
     prepare(model)
     schedule = job.schedule(optimizer) if job.schedule else None
-    stream = Stream(job, job.data(), micro=micro)
+    stream = Stream(job, load_data(job), micro=micro)
     history = [_copy(model)]
     losses, empty = [], 0
     for step in range(steps):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ...core.job import Job, call_user_code
+from ...datasets.sources import load_data
 from ...datasets.stream import Stream
 from ...tracing.fake import call_model
 from ..numerics.precision import compute_precision, float32_arithmetic, to_device
@@ -38,7 +39,7 @@ def run_reference(
     optimizer = job.optimizer([p for p in model.parameters() if p.requires_grad])
     prepare(model)
     schedule = job.schedule(optimizer) if job.schedule else None
-    stream = Stream(job, job.data(), micro=micro)
+    stream = Stream(job, load_data(job), micro=micro)
     losses = []
     for step in range(steps):
         loss_sum, weight_sum = 0.0, 0.0

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ...core.job import Job
+from ...datasets.sources import load_data
 from ...datasets.stream import RankBatch, Stream
 from ...plans import Plan
 from ...schedules import random_partner
@@ -34,7 +35,7 @@ class ReferenceReplica:
         self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = job.optimizer(list(self.trained.values()))
         self.schedule = job.schedule(self.optimizer) if job.schedule else None
-        self.stream = Stream(job, job.data(), dp=plan.dp, index=index, micro=plan.micro)
+        self.stream = Stream(job, load_data(job), dp=plan.dp, index=index, micro=plan.micro)
         self.first_gradients: dict[str, torch.Tensor] = {}
         self.largest: dict[str, torch.Tensor] = {}
         """The largest absolute gradient over all steps, per element."""
