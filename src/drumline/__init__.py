@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .core.callbacks import Callback, EarlyStop
 from .core.errors import DrumlineError
 from .core.job import Job
 from .core.mesh import Mesh
@@ -43,9 +44,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "Callback",
     "Candidate",
     "Cluster",
     "DrumlineError",
+    "EarlyStop",
     "Engine",
     "Estimate",
     "Experts",

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ from .regular_files import sha256
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from .callbacks import Callback
 
 _REQUIRED: Any = None
 """The default of a field that has none: a loss may be left out, and fields without a default cannot come after it."""
@@ -63,6 +65,14 @@ class Job:
     """(input, target) -> the weight of the mean, if that is not the number of samples."""
     workers: int = 0
     """Processes per rank that load the next batches; 0 loads them between the steps. The batches are the same."""
+    evaluate_every: int = 0
+    """Evaluate after every so many steps of `train`; 0 evaluates at the end only."""
+    monitor: str = "loss"
+    """The metric of an evaluation that `ReduceLROnPlateau` waits for."""
+    callbacks: Callable[[], Sequence[Callback]] | None = None
+    """Makes the callbacks of `train`: after each step, after each evaluation; they may stop it."""
+    ema: float | None = None
+    """Decay of the averaged weights (0.999: about the last 1000 steps): evaluated, saved and exported."""
     source: str = ""
     """Source: `path.py:name`."""
     digest: str = ""
@@ -71,22 +81,25 @@ class Job:
     def __post_init__(self) -> None:
         if self.loss is None:
             object.__setattr__(self, "loss", loss_of_output)
-        for key in ("model", "optimizer", "schedule", "data", "validation"):
+        for key in ("model", "optimizer", "schedule", "data", "validation", "callbacks"):
             refuse_object(key, getattr(self, key))
         for key in ("model", "loss", "optimizer", "data"):
             if not callable(getattr(self, key)):
                 raise JobError(f"Job.{key} is {getattr(self, key)!r}", rule=f"{key} is a function (see docs/jobs.md)")
-        for key, least in (("batch_size", 1), ("steps", 1), ("workers", 0)):
+        for key, least in (("batch_size", 1), ("steps", 1), ("workers", 0), ("evaluate_every", 0)):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise JobError(f"Job.{key} is {value!r}", rule=f"{key} is a whole number of at least {least}")
-        for key in ("schedule", "collate", "evaluate", "validation", "sample_weight"):
+        for key in ("schedule", "collate", "evaluate", "validation", "sample_weight", "callbacks"):
             if getattr(self, key) is not None and not callable(getattr(self, key)):
                 raise JobError(f"Job.{key} is {getattr(self, key)!r}", rule=f"{key} is a function, or None")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise JobError(f"Job.seed is {self.seed!r}", rule="seed is a whole number")
         if self.clip is not None and not (isinstance(self.clip, int | float) and self.clip > 0):
             raise JobError(f"Job.clip is {self.clip!r}", rule="clip > 0, or None")
+
+        if self.ema is not None and not (isinstance(self.ema, float) and 0.0 < self.ema < 1.0):
+            raise JobError(f"Job.ema is {self.ema!r}", rule="0 < ema < 1, the decay of the averaged weights, or None")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Job):

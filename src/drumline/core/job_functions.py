@@ -43,6 +43,12 @@ def takes_names(optimizer: Callable[..., Any]) -> bool:
 
 def refuse_object(key: str, value: Any) -> None:
     """Refuse an object in the place of the function that makes one: each run needs its own."""
+    if key == "callbacks" and isinstance(value, list | tuple):
+        raise JobError(
+            f"Job.callbacks is a {type(value).__name__}",
+            rule="it is a function that makes them: every run begins with new ones",
+            fix="callbacks=lambda: [...]",
+        )
     torch: Any = sys.modules.get("torch")
     if torch is None:  # then nobody has made an object of torch
         return

@@ -65,7 +65,18 @@ def refuse_while_loading() -> None:
 
 def _cannot_pickle(job: Job, error: Exception) -> JobError:
     """A lambda, or a function inside another: pickle knows functions by name."""
-    fields = ("model", "loss", "optimizer", "data", "schedule", "collate", "evaluate", "validation", "sample_weight")
+    fields = (
+        "model",
+        "loss",
+        "optimizer",
+        "data",
+        "schedule",
+        "collate",
+        "evaluate",
+        "validation",
+        "sample_weight",
+        "callbacks",
+    )
     local = [name for name in fields if "<l" in getattr(getattr(job, name), "__qualname__", "")]
     what = f"Job.{local[0]} is a lambda or a local function" if local else f"the job cannot be pickled: {error}"
     return JobError(

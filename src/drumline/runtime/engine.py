@@ -233,6 +233,8 @@ class Engine(EngineCore):
             elif not done:
                 self.guard.compare(self)
                 self.update.apply(factor, self.grad_norm, self.gradients_ready)
+            else:
+                self.update.follow_weights()
             self.update.finish()
         if self.scaler:
             self.scaler.on_good_step()

@@ -22,6 +22,7 @@ from ...datasets.seeding import mix_seed
 from ...interop.imported import ImportedConfig
 from ..engine import Engine
 from ..numerics.precision import compute_precision, float32_arithmetic
+from .gradient_watch import GradientWatch
 
 
 class DeepSpeedEngine:
@@ -42,6 +43,7 @@ class DeepSpeedEngine:
         self._sums = torch.zeros(2, dtype=torch.float64, device=engine.device)
         """Sum of the losses of this batch so far, and the number of parameters its backwards did not reach."""
         self._skipped_in_a_row = 0
+        self._watch = GradientWatch()
 
     # -- forward, backward, step
 
@@ -82,6 +84,7 @@ class DeepSpeedEngine:
         contexts, self._open = self._open, None
         with contexts, engine.phase("backward"):
             (loss.reshape(()) * (share * self.loss_scale())).backward()
+        self._watch.note(engine.model.parameters())
         self._sums[0] += loss.detach().double().reshape(())
         self._ready = True
         return loss
@@ -91,10 +94,26 @@ class DeepSpeedEngine:
         if not self._ready:
             raise JobError("step() without a backward", rule="call forward, backward, step in this order")
         last = self.is_gradient_accumulation_boundary()
+        if reason := self._unfinished_gradients:
+            self._watch.check(str(self.engine.plan), reason)
         self._ready = False
         self.micro_steps += 1
         if last:
             self._update()
+
+    @property
+    def _unfinished_gradients(self) -> str:
+        """Why the gradients after a backward are not the final ones; empty where they are."""
+        plan, engine = self.engine.plan, self.engine
+        if engine.scaler is not None:
+            return f"precision=fp16 has them multiplied by the loss scale, {engine.scaler.scale:g}"
+        if plan.zero in (1, 2) and engine.ranks > 1:
+            return (
+                f"under zero={plan.zero} a rank has its own gradients there, and they are summed over the ranks later"
+            )
+        if plan.micro > 1 and engine.ranks > 1:
+            return "a batch has several micro-batches, and its gradients are complete after the last one"
+        return ""
 
     def _begin(self) -> None:
         """Begin a batch, as in `Engine.step`."""

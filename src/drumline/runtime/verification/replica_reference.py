@@ -21,6 +21,7 @@ from ...plans import Plan
 from ...schedules import random_partner
 from ...tracing.fake import call_model
 from ..numerics.precision import compute_precision, float32_arithmetic, to_device
+from ..state.optimizer import waits_for_metric
 from ..state.weights import seeded_model
 
 
@@ -33,7 +34,7 @@ class ReferenceReplica:
         self.job, self.device, self.dtype, self.precision = job, device, dtype, precision
         self.model = seeded_model(job, dtype).to(device).train()
         self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.optimizer = job.optimizer(list(self.trained.values()))
+        self.optimizer = job.optimizer_on(self.trained.items())
         self.schedule = job.schedule(self.optimizer) if job.schedule else None
         self.stream = Stream(job, load_data(job), dp=plan.dp, index=index, micro=plan.micro)
         self.first_gradients: dict[str, torch.Tensor] = {}
@@ -54,7 +55,7 @@ class ReferenceReplica:
         else:
             self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.step()
-        if self.schedule is not None:
+        if self.schedule is not None and not waits_for_metric(self.schedule):
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss_sum, weight_sum
