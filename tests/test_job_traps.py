@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from torch import nn
 from world import World
 
 import drumline as dl
+from drumline.comm.environment import disconnect
 from drumline.core.errors import JobError, PlanError
+from drumline.datasets import Stream, load_data
 from drumline.loop.profile import profile
 from drumline.loop.verify import verify
 from drumline.runtime.verification.explanation import explain
@@ -25,6 +27,13 @@ import job_forms as forms  # next to the other functions that ranks import
 
 Worlds = Callable[..., World]
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """A test that runs an engine in this process leaves its group of one rank again."""
+    yield
+    disconnect()
 
 
 def on(world: Worlds, ranks: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -44,8 +53,6 @@ def test_data_in_any_form_is_the_same_on_two_ranks(world: Worlds, kind: str) -> 
 
 
 def test_the_order_is_that_of_the_loader() -> None:
-    from drumline.datasets import Stream
-
     job = forms.with_data("batch sampler")
     stream = Stream(job, job.data())
     assert [stream.samples(i) for i in range(5)][::4] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]  # of two epochs
@@ -228,12 +235,10 @@ def test_callbacks_that_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "tp=2", "pp=2,micro=2", "dp=2,sync=local:1"]
+    "plan", ["dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "tp=2", "pp=2,micro=2", "dp=2,backend=threads"]
 )
 def test_averaged_weights(world: Worlds, tmp_path: Path, plan: str) -> None:
     job = small_jobs.make("mlp")
-    if "local" in plan:
-        pytest.skip("its reference is another: see test_averaged_weights_of_replicas")
     torch.manual_seed(job.seed)
     average = {n: p.detach().double() for n, p in job.model().named_parameters()}
 
@@ -242,13 +247,24 @@ def test_averaged_weights(world: Worlds, tmp_path: Path, plan: str) -> None:
             average[n] = 0.5 * average[n] + 0.5 * p.detach()
 
     model = forms.serial(job, 3, after=after)
-    found, evaluation, newest, again = on(world, 2, forms.averaged, plan, str(tmp_path / "saved"))
+    ranks = 1 if "threads" in plan else 2
+    found, evaluation, newest, again, loss = on(world, ranks, forms.averaged, plan, str(tmp_path / "saved"))
     for name, value in average.items():
         torch.testing.assert_close(found[name], value, **CLOSE)
         torch.testing.assert_close(again[name], value, **CLOSE)
     assert newest["loss"] == pytest.approx(forms.mean_loss(model), rel=1e-10)
+    (micro,) = Stream(job, load_data(job)).batch(3).micros  # training goes on with the newest weights
+    with torch.no_grad():
+        assert loss == pytest.approx(float(F.cross_entropy(model(micro.input.double()), micro.target)), rel=1e-10)
     model.load_state_dict(average, strict=False)
     assert evaluation["loss"] == pytest.approx(forms.mean_loss(model), rel=1e-10)
+
+
+@pytest.mark.parametrize("plan", ["dp=2,sync=local:2", "dp=2,sync=gossip"])
+def test_averaged_weights_of_replicas(world: Worlds, plan: str) -> None:
+    for found, expected in world(2).run(forms.averaged_replicas, plan):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, **CLOSE)
 
 
 def test_averaged_weights_are_exported(tmp_path: Path) -> None:
@@ -327,7 +343,7 @@ def test_verify_shows_the_explanation(tmp_path: Path) -> None:
         "    return dl.Job(model=lambda: torch.nn.Linear(4, 2), loss=F.cross_entropy, data=lambda: data, batch_size=8,\n"
         "                  optimizer=lambda p: torch.optim.SGD(p, lr=0.1))\n"
     )
-    done = command.run("verify", "job.py", "--plan", "dp=2", "--steps", "2", cwd=tmp_path)
+    done = command.here("verify", "job.py", "--plan", "dp=2", "--steps", "2", cwd=tmp_path)
     assert done.returncode == 4
     assert "return (sum, weight)" in " ".join(done.stderr.split())
 

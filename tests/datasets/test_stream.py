@@ -127,7 +127,6 @@ def test_steps_can_be_requested_in_any_order() -> None:
     ("dataset", "words"),
     [
         (Numbers(0), "the dataset is empty\n  rule:  at least one sample"),
-        (Endless(), "the dataset is a Endless\n  rule:  a map-style dataset has __len__ and __getitem__"),
         (iter([1]), "the dataset is a list_iterator"),
         (None, "the dataset is a NoneType"),
         ({1, 2}, "the dataset is a set"),

@@ -88,7 +88,7 @@ def data_of(kind: str) -> Any:
         "workers": lambda: DataLoader(samples, batch_size=BATCH, shuffle=True, num_workers=2),
         "stream": Stream,
         "stream loader": lambda: DataLoader(Stream(), batch_size=BATCH, drop_last=True),
-        "stream workers": lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=3),
+        "stream workers": lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=2),
         "of this rank": lambda: Stream(shift=torch.distributed.get_rank()),
         "sharded": lambda: torch.utils.data.Subset(samples, range(torch.distributed.get_rank(), SAMPLES, 2)),
         "distributed sampler": lambda: DataLoader(samples, batch_size=BATCH, sampler=DistributedSampler(samples, 2, 0)),
@@ -217,7 +217,7 @@ def named_weights(plan: str) -> dict[str, torch.Tensor]:
     return weights(engine)
 
 
-def averaged(plan: str, folder: str = "") -> Any:
+def averaged(plan: str, folder: str) -> Any:
     """Averaged weights after some steps, their evaluation, that of the newest weights, and the former after a resume."""
     job = small_jobs.make("mlp", ema=0.5)
     engine = engine_of(job, plan)
@@ -227,13 +227,25 @@ def averaged(plan: str, folder: str = "") -> Any:
     found = weights(engine, ema=True), engine.evaluate(), engine.evaluate(ema=False)
     after = weights(engine)
     assert all(torch.equal(before[k], after[k]) for k in before)
-    if not folder:
-        return *found, None
     engine.save(folder)
     engine.finish_saves()
     again = engine_of(job, plan)
     again.load(folder)
-    return *found, weights(again, ema=True)
+    (loss,) = [engine.step(batch) for batch in engine.data(1)]
+    return *found, weights(again, ema=True), loss
+
+
+def averaged_replicas(plan: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The averaged weights of replicas that step by themselves, and the average of their mean in each step."""
+    engine = engine_of(small_jobs.make("mlp", ema=0.5, clip=None), plan)
+    expected = {p.name: p.value.detach().clone() for p in engine.pieces}
+    for batch in engine.data(3):
+        engine.step(batch)
+        for p in engine.pieces:
+            mean = p.value.detach().clone()
+            torch.distributed.all_reduce(mean)
+            expected[p.name] = 0.5 * expected[p.name] + 0.5 * mean / engine.ranks
+    return weights(engine, ema=True), expected
 
 
 def plateau_run(plan: str) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -349,8 +361,8 @@ def clip_by_hand(zero: int, by_hand: bool) -> list[float]:
     return found
 
 
-NET = small_jobs.MLP()
-"""A model made once, at the top of a script."""
+NET, ORIGINAL = small_jobs.MLP(), small_jobs.MLP()
+"""Models made once, at the top of a script."""
 
 
 def given_twice() -> nn.Module:
@@ -365,7 +377,7 @@ def wrapped_twice() -> nn.Module:
 
 def copied() -> nn.Module:
     """A copy each time."""
-    return copy.deepcopy(NET)
+    return copy.deepcopy(ORIGINAL)
 
 
 class Normalised(torch.optim.Optimizer):

@@ -263,7 +263,7 @@ class EngineCore:
     def whole_parameters(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
         """Every parameter under the user's name, whole, on every rank; `ema`: the averaged weights (`Job.ema`)."""
         self.drain()
-        values = [(p, p.value) for p in [*self.pieces, *self.frozen]]
+        values: list[tuple[Piece, torch.Tensor]] = [(p, p.value) for p in [*self.pieces, *self.frozen]]
         if ema:
             if self.update.average is None:
                 raise JobError("the job has no averaged weights", rule="Job.ema is their decay", fix="ema=0.999")
