@@ -11,7 +11,15 @@ import pytest
 import warm
 
 DOCS = Path(__file__).parents[1] / "docs"
-GUIDES = ["jobs.md", "learning-rate.md", "from-deepspeed.md", "experts.md", "planning.md", "dry-run.md", "simulate-steps.md"]
+GUIDES = [
+    "jobs.md",
+    "learning-rate.md",
+    "from-deepspeed.md",
+    "experts.md",
+    "planning.md",
+    "dry-run.md",
+    "simulate-steps.md",
+]
 
 
 def programs() -> list[tuple[str, str]]:

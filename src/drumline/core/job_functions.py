@@ -43,11 +43,11 @@ def takes_names(optimizer: Callable[..., Any]) -> bool:
 
 def refuse_object(key: str, value: Any) -> None:
     """Refuse an object in the place of the function that makes one: each run needs its own."""
-    if key == "callbacks" and isinstance(value, list | tuple):
+    if key in ("callbacks", "data", "validation") and isinstance(value, list | tuple):
         raise JobError(
-            f"Job.callbacks is a {type(value).__name__}",
-            rule="it is a function that makes them: every run begins with new ones",
-            fix="callbacks=lambda: [...]",
+            f"Job.{key} is a {type(value).__name__}, not a function",
+            rule="it is a function that makes them: every run, on every rank, begins with new ones",
+            fix=f"{key}=lambda: [...]",
         )
     torch: Any = sys.modules.get("torch")
     if torch is None:  # then nobody has made an object of torch
@@ -67,12 +67,11 @@ def refuse_object(key: str, value: Any) -> None:
             rule=f"every plan makes it anew, on this rank's part of the {argument}",
             fix=f"{key}=lambda {argument}: {name}({argument}, ...)",
         )
-    if key in ("data", "validation") and (
-        isinstance(value, (torch.utils.data.Dataset, torch.utils.data.DataLoader, list))
-    ):
+    data = (torch.utils.data.Dataset, torch.utils.data.DataLoader)
+    if key in ("data", "validation") and isinstance(value, data):
         name = type(value).__name__
         raise JobError(
-            f"Job.{key} is a {name}, not a function that makes one" if name != "list" else f"Job.{key} is a list",
+            f"Job.{key} is a {name}, not a function that makes one",
             rule=f"{key} is a function: every rank opens the data for itself",
-            fix=f"{key}=lambda: " + ("[...]" if name == "list" else f"{name}(...)"),
+            fix=f"{key}=lambda: {name}(...)",
         )

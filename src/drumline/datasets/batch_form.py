@@ -17,8 +17,7 @@ def as_pair(batch: Any) -> tuple[Any, Any]:
         size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
         raise JobError(
             f"a batch is a {type(batch).__name__}{size}",
-            rule="samples and batches are pairs (input, target), or mappings, of which the model takes the entries "
-            "by name: a batch is (input, target), {name: tensor}, or from data()",
+            rule="a batch is (input, target), {name: tensor}, or from data(); samples are pairs or mappings too",
             fix="collate=... makes one of both; an input of several tensors is a tuple: ((a, b), target)",
         )
     return batch[0], batch[1]

@@ -83,7 +83,7 @@ def replicated(engine: EngineCore) -> list[TensorRun]:
 def _piece_runs(engine: EngineCore, *, everywhere: bool) -> list[TensorRun]:
     chosen = [p for p in [*engine.pieces, *engine.frozen] if p.replicated == everywhere and (everywhere or p.owned)]
     runs = [_piece_run(f"model/{p.name}", p, p.value) for p in chosen]
-    average = engine.update.average
+    average = getattr(engine, "average", None)
     if average is not None:
         runs += [_piece_run(f"ema/{p.name}", p, average.of(p)) for p in chosen if average.has(p)]
     for piece in chosen:

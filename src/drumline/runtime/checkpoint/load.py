@@ -19,6 +19,7 @@ from ...core.errors import CorruptFile, DrumlineError, InputError, PlanError
 from ...plans import Plan
 from ..core.agreement import broadcast_text, first_error, raise_together
 from ..core.engine_core import EngineCore
+from ..core.update import show_values
 from ..state.pieces import Piece
 from . import contents
 from .boxes import location_of
@@ -170,9 +171,10 @@ def restore_model(reader: CheckpointReader, engine: EngineCore) -> None:
 
 def propagate_values(engine: EngineCore) -> None:
     """Copy new values of the pieces to where the model reads them, as after an update."""
-    engine.weights_changed()
-    if engine.update.average is not None:
-        engine.update.average.restart()
+    show_values(engine.pieces, engine.strategy)
+    average = getattr(engine, "average", None)
+    if average is not None:
+        average.restart()
 
 
 def _restore_state(reader: CheckpointReader, engine: EngineCore, piece: Piece, saved: dict[str, str]) -> None:
@@ -224,7 +226,7 @@ def _restore_scaler(reader: CheckpointReader, engine: EngineCore) -> list[str]:
 
 def _restore_average(reader: CheckpointReader, engine: EngineCore) -> list[str]:
     """Restore the averaged weights of a job with `ema`; without saved ones the average begins at the weights."""
-    average = engine.update.average
+    average = getattr(engine, "average", None)
     if average is None:
         return []
     if not any(name.startswith("ema/") for name in reader.manifest.tensors):

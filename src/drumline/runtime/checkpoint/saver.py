@@ -259,7 +259,7 @@ def manifest_fields(engine: EngineCore, outline: contents.ModelOutline) -> dict[
     state: dict[str, Any] = {"extra": _extra_state(engine, outline)}
     for key in ("schedule", "scaler", "coordinator", "callbacks"):
         part = getattr(engine, key, None)
-        if part:
+        if part is not None and (key != "callbacks" or part):
             if not hasattr(part, "state_dict"):
                 raise InputError(f"the {key} has no state_dict()", rule="what is saved has a state_dict()")
             state[key] = encode(part.state_dict(), f"the {key}'s state")

@@ -22,20 +22,21 @@ from ...datasets.stream import RankBatch, RankMicroBatch, Stream
 from ...plans import Plan
 from ...torchkit.fake_tensors import has_no_values
 from ...torchkit.profiler import spans_are_recorded
-from ..memory.offload import values_up
+from ...tracing.op_costs import tensors
 from ..numerics.elementwise import check_elementwise
 from ..numerics.loss_scale import LossScale
 from ..numerics.precision import float32_arithmetic
 from ..parallel.model_parallel import ModelParallel
 from ..state.buffer_snapshot import BufferSnapshot
 from ..state.pieces import ParameterPart, Piece, assemble
+from ..state.weight_average import WeightAverage
 from .batches_in_flight import BatchesInFlight, refuse_clipping
 from .callback_list import CallbackList
 from .data_agreement import check_same_data
 from .forward_backward import forward_backward, read_sums
 from .job_checks import check_job
 from .rank_state import build_rank_state
-from .update import Update
+from .update import Update, show_values
 
 
 class EngineCore:
@@ -212,7 +213,7 @@ class EngineCore:
         """
         job = self.job
         self.drain()
-        averaged = self.averaged_weights() if ema and self.update.average is not None else nullcontext()
+        averaged = self.averaged_weights() if ema and self.average is not None else nullcontext()
         if dataset is None:
             dataset = load_validation(job) if job.validation else self.stream.dataset
         stream = Stream(job, dataset, dp=self.data_ranks, index=self.data_index, micro=self.plan.micro)
@@ -235,22 +236,30 @@ class EngineCore:
         pairs = zip(names, table.tolist(), strict=True)
         return {name: total / weight if weight else math.nan for name, (total, weight) in pairs}
 
+    @property
+    def average(self) -> WeightAverage | None:
+        """The averaged weights of a job with `ema`."""
+        return self.update.average
+
+    def update_state(self) -> list[torch.Tensor]:
+        """The tensors that the update keeps: the optimizer's state, and averaged weights."""
+        states = [t for s in self.optimizer.state.values() for t in tensors(s)]
+        return states + (self.average.tensors() if self.average is not None else [])
+
     def average_replicas(self) -> None:
         """Make all replicas their average, where each steps by itself; all ranks together. Otherwise nothing to do."""
         self.strategy.average()
-        if self.update.average is not None and self.strategy.steps_alone:
-            self.update.average.over_ranks(self.group)
+        if self.average is not None and self.strategy.steps_alone:
+            self.average.over_ranks(self.group)
 
     def weights_changed(self) -> None:
         """The pieces have new values: copy them to where the model reads them, as after an update."""
-        if any(p.device_value is not None for p in self.pieces):
-            values_up(self.pieces)
-        self.strategy.values_loaded()
+        show_values(self.pieces, self.strategy)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """Around code that reads the averaged weights (`Job.ema`) in the place of the newest. All ranks together."""
-        average = self.update.average
+        average = self.average
         assert average is not None, "Job.ema is not set"
         alone = self.strategy.steps_alone  # its pieces are the model's parameters themselves
         if alone:
@@ -265,11 +274,11 @@ class EngineCore:
         self.drain()
         values: list[tuple[Piece, torch.Tensor]] = [(p, p.value) for p in [*self.pieces, *self.frozen]]
         if ema:
-            if self.update.average is None:
+            if self.average is None:
                 raise JobError("the job has no averaged weights", rule="Job.ema is their decay", fix="ema=0.999")
             if self.strategy.steps_alone:
-                self.update.average.over_ranks(self.group)
-            values = [(p, self.update.average.of(p)) for p in self.pieces] + [(p, p.value) for p in self.frozen]
+                self.average.over_ranks(self.group)
+            values = [(p, self.average.of(p)) for p in self.pieces] + [(p, p.value) for p in self.frozen]
         return assemble(self.parameter_specs, values, self.strategy.group, self.device)
 
     def whole_gradients(self) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from ...core.errors import JobError, nearest
 from ...core.job import Job, call_user_code
 from ...torchkit.fused_adam import FusedAdam
 from ...torchkit.operators import foreach_mul_, foreach_norm
-from ..memory.offload import HostCopy
+from ..memory.offload import HostCopy, values_up
 from ..numerics.constants import constant
 from ..state.optimizer import make_optimizer, waits_for_metric
 from ..state.pieces import ParameterSpec, Piece
@@ -147,6 +147,13 @@ class Update:
 
     def _gradients(self) -> list[torch.Tensor]:
         return [g for _, g in self.gradients() if g.numel()]
+
+
+def show_values(pieces: list[Piece], strategy: Strategy) -> None:
+    """The pieces have new values: copy them to where the model reads them, as after an update."""
+    if any(p.device_value is not None for p in pieces):
+        values_up(pieces)
+    strategy.values_loaded()
 
 
 def _is_one(value: object) -> bool:

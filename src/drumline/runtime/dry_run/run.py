@@ -237,7 +237,7 @@ class _DryRank:
         if self._workspaces and self._workspaces.refused:
             self.notes.append(f"workspace memory not counted for: {', '.join(self._workspaces.refused)}")
         kind = self.device.type
-        state = [t for values in engine.optimizer.state.values() for t in tensors(values)]
+        state = engine.update_state()
         host = 0 if kind == "cpu" else storage_bytes([*state, *(p.value for p in engine.pieces)], "cpu")
         return DryRunRank(
             self.rank,
@@ -276,5 +276,4 @@ class _DryRank:
 
 def _resident(engine: DryEngine) -> list[Any]:
     """Tensors that exist before the step, besides those that operators of the warm-up created."""
-    state = [t for values in engine.optimizer.state.values() for t in tensors(values)]
-    return [*engine.model.parameters(), *engine.model.buffers(), *state]
+    return [*engine.model.parameters(), *engine.model.buffers(), *engine.update_state()]

@@ -30,6 +30,10 @@ class WeightAverage:
         """The average of a piece."""
         return self._values[id(piece.value)]
 
+    def tensors(self) -> list[torch.Tensor]:
+        """All averages."""
+        return list(self._values.values())
+
     @torch.no_grad()
     def follow(self) -> None:
         """The pieces were updated."""
