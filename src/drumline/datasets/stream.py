@@ -50,10 +50,17 @@ class Stream:
     """The batches of a job, for one of `dp` data-parallel ranks."""
 
     def __init__(self, job: Job, dataset: Any, *, dp: int = 1, index: int = 0, micro: int = 1) -> None:
-        self.source = open_source(job, dataset)
-        self.dataset = dataset
-        """What the job's `data()` returned."""
         self.job, self.dp, self.index, self.micro = job, dp, index, micro
+        self.dataset = dataset
+
+    @property
+    def dataset(self) -> Any:
+        """What the job's `data()` returned. Another one may take its place."""
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, dataset: Any) -> None:
+        self._dataset, self.source = dataset, open_source(self.job, dataset)
 
     @property
     def steps_per_epoch(self) -> int:
