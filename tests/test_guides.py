@@ -12,6 +12,7 @@ import warm
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = [
+    "jobs.md",
     "learning-rate.md",
     "from-deepspeed.md",
     "from-horovod.md",

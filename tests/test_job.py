@@ -58,7 +58,7 @@ def refused(reference: str | Path) -> JobError:
     ("changes", "words"),
     [
         ({"model": None}, "Job.model is None\n  rule:  model is a function"),
-        ({"data": [1]}, r"Job.data is \[1\]"),
+        ({"data": [1]}, r"Job.data is a list, not a function(.|\n)*data=lambda: \[...\]"),
         ({"batch_size": 0}, "Job.batch_size is 0\n  rule:  batch_size is a whole number of at least 1"),
         ({"batch_size": 2.0}, "batch_size is 2.0"),
         ({"batch_size": True}, "batch_size is True"),

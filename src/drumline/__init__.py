@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .core import display
+from .core.callbacks import Callback, EarlyStop
 from .core.errors import DrumlineError
 from .core.job import Job
 from .core.mesh import Mesh
@@ -48,9 +49,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "Callback",
     "Candidate",
     "Cluster",
     "DrumlineError",
+    "EarlyStop",
     "Engine",
     "Estimate",
     "Experts",

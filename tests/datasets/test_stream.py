@@ -127,7 +127,6 @@ def test_steps_can_be_requested_in_any_order() -> None:
     ("dataset", "words"),
     [
         (Numbers(0), "the dataset is empty\n  rule:  at least one sample"),
-        (Endless(), "the dataset is a Endless\n  rule:  a map-style dataset has __len__ and __getitem__"),
         (iter([1]), "the dataset is a list_iterator"),
         (None, "the dataset is a NoneType"),
         ({1, 2}, "the dataset is a set"),
@@ -157,9 +156,8 @@ def test_a_sample_that_raises_is_named() -> None:
 @pytest.mark.parametrize(
     ("dataset", "changes", "words"),
     [
-        ([torch.zeros(1)] * 4, {}, "a batch is a Tensor\n  rule:  samples and batches are pairs"),
+        ([torch.zeros(1)] * 4, {}, "a batch is a Tensor\n  rule:  a batch is "),
         ([(1, 2, 3)] * 4, {}, "a batch is a list"),
-        ([{"x": 1}] * 4, {}, "a batch is a dict"),
         ([(1, 2)] * 4, {"collate": lambda samples: None}, "a batch is a NoneType"),
         ([(1, 2)] * 4, {"collate": lambda samples: 1 / 0}, "collating samples raised ZeroDivisionError"),
         ([(torch.zeros(i + 1), 1) for i in range(4)], {}, "collating samples raised RuntimeError: stack expects"),

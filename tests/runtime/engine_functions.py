@@ -244,7 +244,7 @@ def batch_without_weight() -> None:
     """Every target is ignored."""
     job = small_jobs.make("masked")
     engine = initialize(job, f"dp={dist.get_world_size()}", dtype=DOUBLE)
-    engine.step((torch.zeros(2, 5, dtype=torch.long), torch.full((2, 5), -100)))
+    engine.step((torch.full((2, 5), engine.rank), torch.full((2, 5), -100)))
 
 
 def infinite_loss() -> str:

@@ -75,7 +75,10 @@ def test_own_loop(world: Worlds, plan: str) -> None:
 def test_invalid_own_batches(world: Worlds) -> None:
     with pytest.raises(JobError, match="1 samples for micro=2\n  rule:  each rank has at least one sample"):
         world(2).run(on_ranks.own_loop, "mlp", "dp=2,micro=2", [1, 1])
-    with pytest.raises(JobError, match=r"a batch is a Tensor\n  rule:  a batch is \(input, target\), or from data\(\)"):
+    with pytest.raises(
+        JobError,
+        match=r"a batch is a Tensor\n  rule:  a batch is \(input, target\), \{name: tensor\}, or from data\(\)",
+    ):
         world(1).run(step_on, torch.zeros(2))
     with pytest.raises(JobError, match="a batch has no tensor"):
         world(1).run(step_on, (1, 2))

@@ -12,6 +12,7 @@ def export(
     output: str = typer.Option(..., "--output", "-o", help="The new folder."),
     largest: str = typer.Option("5GB", "--max-shard-size", help="Split larger models into files of this size."),
     tied: str = typer.Option("once", "--tied", help="Write a shared weight `once`, or under `each` of its names."),
+    ema: bool = typer.Option(False, "--ema", help="The averaged weights of a job with `ema`, not the last ones."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Write the weights of a checkpoint as safetensors."""
@@ -26,7 +27,7 @@ def export(
     except ValueError as e:
         raise InputError(f"--max-shard-size {largest}", rule=str(e)) from None
     try:
-        made = write(checkpoint, output, shard_bytes=size, untie=tied == "each")
+        made = write(checkpoint, output, shard_bytes=size, untie=tied == "each", ema=ema)
     except OSError as e:
         raise InputError(f"{output} cannot be written: {e.strerror}") from None
     if as_json:

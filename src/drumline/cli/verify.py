@@ -82,4 +82,5 @@ def failure(result: Verification) -> VerificationError:
     return VerificationError(
         f"{result.plan} diverges from the reference in {result.first_divergence!r} ({result.phase})",
         rule=f"{name}: relative error {result.errors[name]:.1e} > {result.bounds[name]:g}",
+        fix=result.explanation,
     )

@@ -12,19 +12,24 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import files
 from .errors import CorruptFile, JobError, nearest
+from .job_functions import loss_of_output, refuse_object, takes_names
 from .regular_files import sha256
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from .callbacks import Callback
+
+_REQUIRED: Any = None
+"""The default of a field that has none: a loss may be left out, and fields without a default cannot come after it."""
 _REFERENCE = re.compile(r"(?P<path>.+?\.py)(?::(?P<name>[A-Za-z_]\w*))?(?:@(?P<digest>[0-9a-f]{8,64}))?\Z")
 
 
@@ -34,13 +39,13 @@ class Job:
 
     model: Callable[[], nn.Module]
     """Makes the model. Called after the seed was set, and whenever a fresh model is needed."""
-    loss: Callable[..., Any]
-    """(output, target) -> the mean over the given samples, or (sum, weight)."""
-    optimizer: Callable[[Any], torch.optim.Optimizer]
-    """(parameters) -> the optimizer."""
-    data: Callable[[], Any]
-    """Makes a map-style dataset of (input, target)."""
-    batch_size: int
+    loss: Callable[..., Any] = None  # type: ignore[assignment]  # replaced below: it is never None afterwards
+    """(output, target) -> the mean over the given samples, or (sum, weight). None: the model returns its loss."""
+    optimizer: Callable[[Any], torch.optim.Optimizer] = _REQUIRED
+    """(parameters) -> the optimizer; `(named_parameters)` gets pairs (name, parameter) instead."""
+    data: Callable[[], Any] = _REQUIRED
+    """Makes a map-style dataset, an `IterableDataset` or a `DataLoader` of (input, target), or of mappings."""
+    batch_size: int = _REQUIRED
     """Samples per optimizer step, over all ranks."""
     schedule: Callable[[torch.optim.Optimizer], Any] | None = None
     """(optimizer) -> a learning-rate scheduler; it advances once per applied step."""
@@ -60,26 +65,41 @@ class Job:
     """(input, target) -> the weight of the mean, if that is not the number of samples."""
     workers: int = 0
     """Processes per rank that load the next batches; 0 loads them between the steps. The batches are the same."""
+    evaluate_every: int = 0
+    """Evaluate after every so many steps of `train`; 0 evaluates at the end only."""
+    monitor: str = "loss"
+    """The metric of an evaluation that `ReduceLROnPlateau` waits for."""
+    callbacks: Callable[[], Sequence[Callback]] | None = None
+    """Makes the callbacks of `train`: after each step, after each evaluation; they may stop it."""
+    ema: float | None = None
+    """Decay of the averaged weights (0.999: about the last 1000 steps): evaluated, saved and exported."""
     source: str = ""
     """Source: `path.py:name`."""
     digest: str = ""
     """SHA-256 of that file."""
 
     def __post_init__(self) -> None:
+        if self.loss is None:
+            object.__setattr__(self, "loss", loss_of_output)
+        for key in ("model", "optimizer", "schedule", "data", "validation", "callbacks"):
+            refuse_object(key, getattr(self, key))
         for key in ("model", "loss", "optimizer", "data"):
             if not callable(getattr(self, key)):
-                raise JobError(f"Job.{key} is {getattr(self, key)!r}", rule=f"{key} is a function (see the Job's page)")
-        for key, least in (("batch_size", 1), ("steps", 1), ("workers", 0)):
+                raise JobError(f"Job.{key} is {getattr(self, key)!r}", rule=f"{key} is a function (see docs/jobs.md)")
+        for key, least in (("batch_size", 1), ("steps", 1), ("workers", 0), ("evaluate_every", 0)):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise JobError(f"Job.{key} is {value!r}", rule=f"{key} is a whole number of at least {least}")
-        for key in ("schedule", "collate", "evaluate", "validation", "sample_weight"):
+        for key in ("schedule", "collate", "evaluate", "validation", "sample_weight", "callbacks"):
             if getattr(self, key) is not None and not callable(getattr(self, key)):
                 raise JobError(f"Job.{key} is {getattr(self, key)!r}", rule=f"{key} is a function, or None")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise JobError(f"Job.seed is {self.seed!r}", rule="seed is a whole number")
         if self.clip is not None and not (isinstance(self.clip, int | float) and self.clip > 0):
             raise JobError(f"Job.clip is {self.clip!r}", rule="clip > 0, or None")
+
+        if self.ema is not None and not (isinstance(self.ema, float) and 0.0 < self.ema < 1.0):
+            raise JobError(f"Job.ema is {self.ema!r}", rule="0 < ema < 1, the decay of the averaged weights, or None")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Job):
@@ -90,6 +110,16 @@ class Job:
 
     def __hash__(self) -> int:
         return hash((self.source, self.digest)) if self.source else id(self)
+
+    @property
+    def model_returns_loss(self) -> bool:
+        """Whether the model returns its loss: the job has none."""
+        return self.loss is loss_of_output
+
+    def optimizer_on(self, named: Iterable[tuple[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer on parameters that are given with their names, which it gets if it asks for them."""
+        pairs = list(named)
+        return self.optimizer(pairs if takes_names(self.optimizer) else [p for _, p in pairs])
 
     @property
     def reference(self) -> str:

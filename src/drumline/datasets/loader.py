@@ -6,11 +6,12 @@ run can resume at any step, with any number of workers; only the waiting time ch
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import multiprocessing
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,8 +31,8 @@ _AHEAD = 2
 class Loader:
     """`batch(step)`, as of the stream, loaded ahead where the job has workers."""
 
-    def __init__(self, stream: Stream, *, workers: int = 0, pin: bool = False) -> None:
-        self.stream, self.workers, self.pin = stream, workers, pin
+    def __init__(self, stream: Stream, *, workers: int | None = None, pin: bool = False) -> None:
+        self.stream, self.workers, self.pin = stream, stream.workers if workers is None else workers, pin
         self._ahead: Iterator[_Parcel] | None = None
         self._next = -1
 
@@ -72,9 +73,9 @@ class Loader:
             sampler=itertools.count(step),
             batch_size=None,
             num_workers=self.workers,
-            prefetch_factor=_AHEAD,
+            prefetch_factor=self.stream.source.prefetch or _AHEAD,
             pin_memory=self.pin,
-            worker_init_fn=_end_with_rank,
+            worker_init_fn=functools.partial(_begin_worker, self.stream.source.worker_init),
             multiprocessing_context=context,
         )
         with _allow_children(), without_sigchld_handler(), _frozen_heap():
@@ -140,7 +141,14 @@ def _pin(value: Any) -> Any:
     return value
 
 
-def _end_with_rank(worker: int) -> None:
+def _begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
+    """Begin a worker process: with the user's `worker_init_fn`, if there is one."""
+    _end_with_rank()
+    if init is not None:
+        init(worker)
+
+
+def _end_with_rank() -> None:
     """Let the operating system end this worker when its rank dies in any way; Python checks only every 5 s."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank decides

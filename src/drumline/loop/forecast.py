@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError, PlanError, TraceError
-from ..core.job import call_user_code
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import load_machines, without_corrections
 from .input_time import measure_input
@@ -113,9 +112,10 @@ def check_ranks(plan: Plan, ranks: int | None) -> None:
 def check_job(job: Job, plan: Plan) -> None:
     """Raise what the engine would raise for a job under a plan that splits or captures it; needs no ranks."""
     if plan.graph:
+        from ..datasets.sources import open_data
         from ..runtime.core.step_graph import check_batches
 
-        check_batches(job, plan, len(call_user_code(job.data, "the job's data()")))
+        check_batches(job, plan, open_data(job).length)
     if plan.splits_model:
         from ..runtime.parallel.trial_split import try_split
 

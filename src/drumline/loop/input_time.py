@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING
 
 from ..core.errors import DrumlineError
-from ..core.job import call_user_code
 from .callbacks import Notify
 
 if TYPE_CHECKING:
@@ -23,28 +22,32 @@ _BATCHES = 8
 
 
 def measure_input(job: Job, notify: Notify) -> InputPipeline | None:
-    """Load a few batches of the job, in the order of its first epoch; None, and a notice, if a sample cannot be loaded.
+    """Load samples of the first batches of the job; None, and a notice, if a sample cannot be loaded.
 
     The first batch, which opens files, counts only if there is no other.
     """
     from ..costs.input_pipeline import InputPipeline
-    from ..datasets.stream import Stream, seeded_random
+    from ..datasets.seeding import seeded_random
+    from ..datasets.sources import StreamSource, load_data
+    from ..datasets.stream import Stream
 
     try:
-        stream = Stream(job, call_user_code(job.data, "the job's data()"))
-        samples = [i for step in range(_BATCHES) for i in stream.samples(step)][: _BATCHES * _AT_ONCE]
-        size = min(_AT_ONCE, job.batch_size, len(samples))
+        stream = Stream(job, load_data(job))
+        in_order = isinstance(stream.source, StreamSource)
         times: list[float] = []
         began = time.perf_counter()
-        for k in range(0, len(samples) - size + 1, size):
+        for step in range(_BATCHES):
             start = time.perf_counter()
-            with seeded_random(job.seed, k):
-                stream.cut(samples[k : k + size], 0)
-            times.append((time.perf_counter() - start) / size)
+            numbers = stream.samples(step)
+            if not in_order:  # reading a stream is work, choosing samples is not
+                start, numbers = time.perf_counter(), numbers[:_AT_ONCE]
+            with seeded_random(job.seed, step):
+                stream.cut(numbers, 0)
+            times.append((time.perf_counter() - start) / len(numbers))
             if time.perf_counter() - began > _SECONDS:
                 break
     except DrumlineError as e:
         notify(f"how long loading takes was not measured: {e.what}")
         return None
     warm = times[1:] or times
-    return InputPipeline(statistics.median(warm), job.batch_size, job.workers, len(os.sched_getaffinity(0)))
+    return InputPipeline(statistics.median(warm), job.batch_size, stream.workers, len(os.sched_getaffinity(0)))

@@ -267,7 +267,7 @@ def _named_optimizer(job: Job) -> NamedComponent | None:
     from ..interop.imported import NamedComponent
 
     try:
-        made = job.optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
+        made = job.optimizer_on([("weight", torch.nn.Parameter(torch.zeros(2, 2)))])
     except Exception:  # it needs the model's own parameters: it stays in the script, and the emitter says so
         return None
     names = ("lr", "betas", "eps", "weight_decay", "momentum")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
-from ..core.job import call_user_code
 from .inputs import describe, is_job, load_job
 
 if TYPE_CHECKING:
@@ -161,5 +160,7 @@ def _dataset_size(target: ModelInput) -> int:
     """Samples of a job's dataset; 0 for a model without one."""
     if not is_job(target):
         return 0
+    from ..datasets.sources import open_data
+
     job = load_job(target)
-    return len(call_user_code(job.data, f"{describe(target)}: data()"))
+    return open_data(job).length or 0

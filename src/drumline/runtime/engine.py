@@ -152,7 +152,7 @@ class Engine(EngineCore):
 
     def data(self, steps: int | None = None) -> Iterator[RankBatch]:
         """This rank's slices of the next batches: of the job's number of steps unless `steps` is given."""
-        with Loader(self.stream, workers=self.job.workers, pin=self.device.type == "cuda") as loader:
+        with Loader(self.stream, pin=self.device.type == "cuda") as loader:
             for _ in range(self.job.steps if steps is None else steps):
                 with self.phase("data"):
                     batch = loader.batch(self.position)
@@ -233,6 +233,8 @@ class Engine(EngineCore):
             elif not done:
                 self.guard.compare(self)
                 self.update.apply(factor, self.grad_norm, self.gradients_ready)
+            else:
+                self.update.follow_weights()
             self.update.finish()
         if self.scaler:
             self.scaler.on_good_step()

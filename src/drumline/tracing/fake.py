@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 from ..core.errors import JobError, TraceError
 from ..core.job import Job, call_user_code, user_line
-from ..datasets.stream import check_dataset, collate
+from ..datasets.batch_form import as_pair
+from ..datasets.sources import DataSource, open_data
 from ..torchkit import fake_tensors
 from ..torchkit.fake_tensors import FakeTensorMode, with_real_tensors
+from .fresh_model import fresh_model
 from .grouped_matmul import patch_grouped_mm
 
 
@@ -60,7 +63,7 @@ def _built(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, list[str]]:
         with mode, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             # to copy a module, as nn.Transformer does with its layers, torch reads data pointers
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-            return _check_model(job.model()), []
+            return fresh_model(job), []
     except (JobError, KeyboardInterrupt):
         raise
     except Exception as first:
@@ -72,7 +75,7 @@ def _built(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, list[str]]:
             return model, []
         # Other models are allocated, and then their values are dropped.
         with with_real_tensors(), torch.random.fork_rng(devices=[]):
-            model = _check_model(call_user_code(job.model, "the job's model()"))
+            model = call_user_code(lambda: fresh_model(job), "the job's model()")
         why = (str(first).splitlines() or [""])[0]
         _drop_values(model, mode)
         return model, [f"the model was allocated to be traced, because its constructor reads values ({why})"]
@@ -82,7 +85,7 @@ def _on_meta(job: Job) -> nn.Module | None:
     """The model on the meta device, or None if it cannot be built there."""
     try:
         with with_real_tensors(), torch.device("meta"), torch.random.fork_rng(devices=[]):
-            return _check_model(job.model())
+            return fresh_model(job)
     except (JobError, KeyboardInterrupt):
         raise
     except Exception:
@@ -124,21 +127,33 @@ def move_model(model: nn.Module, mode: FakeTensorMode, device: torch.device, dty
     return model
 
 
-def fake_batch(job: Job, mode: FakeTensorMode, *, sample: tuple[Any, Any], n: int) -> tuple[Any, Any]:
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleForm:
+    """A sample of a job's data, and the source that collates it."""
+
+    value: Any
+    source: DataSource
+
+    def batch(self, n: int) -> tuple[Any, Any]:
+        """(input, target) of n copies."""
+        return as_pair(self.source.collate([self.value] * n))
+
+
+def fake_batch(mode: FakeTensorMode, *, sample: SampleForm, n: int) -> tuple[Any, Any]:
     """A fake batch of n samples shaped like the given one.
 
     Collating two and three copies shows which dim of each tensor counts samples, whatever the collate function does.
     """
     with with_real_tensors():  # a collate function may read numbers
-        two, three = collate(job, [sample] * 2), collate(job, [sample] * 3)
+        two, three = sample.batch(2), sample.batch(3)
     return _grow(two[0], three[0], n, mode), _grow(two[1], three[1], n, mode)
 
 
-def first_sample(job: Job) -> tuple[Any, Any]:
-    """The first sample of the dataset."""
+def first_sample(job: Job) -> SampleForm:
+    """The first sample of the job's data."""
     with with_real_tensors():
-        dataset = check_dataset(call_user_code(job.data, "the job's data()"))
-        return call_user_code(dataset.__getitem__, "sample 0 of the dataset", 0)  # type: ignore[no-any-return]  # the user's
+        source = open_data(job)
+        return SampleForm(source.first_sample(), source)
 
 
 def call_model(model: Any, value: Any) -> Any:
@@ -148,14 +163,6 @@ def call_model(model: Any, value: Any) -> Any:
     if isinstance(value, tuple | list):
         return model(*value)
     return model(value)
-
-
-def _check_model(model: Any) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise JobError(f"the job's model() gave {type(model).__name__}", rule="it returns a torch.nn.Module")
-    if not any(p.requires_grad for p in model.parameters()):
-        raise JobError(f"{type(model).__name__} has no parameter to train", rule="at least one with requires_grad")
-    return model
 
 
 def _drop_values(model: nn.Module, mode: FakeTensorMode) -> None:

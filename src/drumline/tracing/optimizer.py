@@ -69,13 +69,16 @@ def optimizer_costs(job: Job, model: nn.Module, mode: FakeTensorMode) -> dict[st
     Each shape is stepped once and counted as often as it occurs in the model.
     """
     shapes = Counter((p.shape, p.dtype) for p in model.parameters() if p.requires_grad)
+    names = {(p.shape, p.dtype): name for name, p in model.named_parameters() if p.requires_grad}
     numbers = sum(shape.numel() * k for (shape, _), k in shapes.items())
     state = moved = calls = 0.0
     with mode:
         for (shape, dtype), k in shapes.items():
             p = nn.Parameter(torch.empty(shape, dtype=dtype))
             p.grad = torch.empty_like(p)
-            optimizer = prefer_fused(call_user_code(job.optimizer, "the job's optimizer()", [p]))
+            optimizer = prefer_fused(
+                call_user_code(job.optimizer_on, "the job's optimizer()", [(names[shape, dtype], p)])
+            )
             try:
                 optimizer.step()
                 with TrafficCounter() as counter:
@@ -84,6 +87,8 @@ def optimizer_costs(job: Job, model: nn.Module, mode: FakeTensorMode) -> dict[st
                 raise TraceError(
                     f"the optimizer {type(optimizer).__name__} cannot be traced: {type(e).__name__}: {str(e)[:200]}"
                 ) from e
+            if job.ema is not None:  # one more copy; the update reads it and the weight, and writes it
+                state, moved, calls = state + k * size_of(p), moved + 3 * k * size_of(p), calls + k
             state += k * sum(size_of(t) for s in optimizer.state.values() for t in tensors(s) if t.dim() > 0)
             moved, calls = moved + k * counter.bytes, calls + k * counter.calls
     return {

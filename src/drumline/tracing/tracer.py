@@ -8,7 +8,6 @@ import warnings
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +22,7 @@ from .data_flow import DataFlowRecorder
 from .expert_modules import ExpertRouting
 from .fake import (
     MedianDraws,
+    SampleForm,
     call_model,
     fake_batch,
     fake_mode,
@@ -71,7 +71,7 @@ def _trace(job: Job, target: _Target) -> Profile:
     with routing.watch():
         record, batch = _record_any(job, model, specs, mode, sample, target, notes)
     optimizer = optimizer_costs(job, model, mode)
-    inputs = tensors(fake_batch(job, mode, sample=sample, n=batch.size))
+    inputs = tensors(fake_batch(mode, sample=sample, n=batch.size))
     return Profile(
         name=job.name,
         batch_size=job.batch_size,
@@ -103,12 +103,12 @@ def _record_any(
     model: nn.Module,
     specs: list[LayerSpec],
     mode: FakeTensorMode,
-    sample: tuple[Any, Any],
+    sample: SampleForm,
     target: _Target,
     notes: list[str],
 ) -> tuple[TraceRecorder, TracedBatch]:
     """Record one forward and backward; if that fails, with a batch size that is divisible by 8."""
-    shapes = [t.shape for t in (*model.parameters(), *model.buffers(), *tensors(sample))]
+    shapes = [t.shape for t in (*model.parameters(), *model.buffers(), *tensors(sample.value))]
     dims = {d for shape in shapes for d in shape}
 
     def record_multiple(multiple: int) -> tuple[TraceRecorder, TracedBatch]:
@@ -130,13 +130,13 @@ def _record(
     model: nn.Module,
     specs: list[LayerSpec],
     mode: FakeTensorMode,
-    sample: tuple[Any, Any],
+    sample: SampleForm,
     batch: TracedBatch,
     target: _Target,
 ) -> TraceRecorder:
     """Record one forward and backward."""
     n = batch.size
-    value, labels = fake_batch(job, mode, sample=sample, n=n)
+    value, labels = fake_batch(mode, sample=sample, n=n)
     resident = [*model.parameters(), *model.buffers(), *tensors((value, labels))]
     for p in model.parameters():
         p.grad = None

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.errors import InputError
 from ...core.job import call_user_code
-from ..stream import seeded_random
+from ..seeding import seeded_random
 from .source import PackSource
 from .table_source import array_bytes
 

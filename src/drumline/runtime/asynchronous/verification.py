@@ -17,12 +17,14 @@ import torch
 from torch import nn
 
 from ...core.job import Job, call_user_code
+from ...datasets.sources import load_data
 from ...datasets.stream import Stream
 from ...plans import Plan, check
 from ...schedules import Contribution, GradientTask, WeightUpdate
 from ...tracing.fake import call_model
 from ..engine import Engine
 from ..numerics.precision import compute_precision, float32_arithmetic, to_device
+from ..state.optimizer import waits_for_metric
 from ..state.weights import seeded_model
 from ..verification.comparison import largest_error
 from ..verification.modes import Float64Mode, NoRandomness, without_randomness
@@ -163,9 +165,9 @@ def replay(job: Job, updates: list[RecordedUpdate], plan: Plan, dtype: torch.dty
     """Run updates one after the other in this process, each gradient on the weights that it was computed on."""
     model = seeded_model(job, dtype).train()
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = job.optimizer(trained)
+    optimizer = job.optimizer_on((n, p) for n, p in model.named_parameters() if p.requires_grad)
     schedule = job.schedule(optimizer) if job.schedule else None
-    dataset = job.data()
+    dataset = load_data(job)
     shares = _Shares(trained, plan.server_processes)
     versions = {0: shares.copy()}
     last_use = {v: r.update.number for r in updates for read in r.versions for v in read}
@@ -194,7 +196,7 @@ def replay(job: Job, updates: list[RecordedUpdate], plan: Plan, dtype: torch.dty
                 names = dict(model.named_parameters()).items()
                 result.gradients.append({k: p.grad.clone() for k, p in names if p.grad is not None})
             optimizer.step()
-            if schedule is not None:
+            if schedule is not None and not waits_for_metric(schedule):
                 schedule.step()
             optimizer.zero_grad()
             versions[update.number + 1] = shares.copy()

@@ -248,10 +248,10 @@ class TaskStreams:
         """The batch, or the slice of it, of a task."""
         engine = self._engine
         own = task.slices > 1 and task.slice == engine.worker
-        if own and engine.job.workers:
+        if own and engine.stream.workers:
             if self._loader is None:
                 pin = engine.device.type == "cuda"
-                self._loader = Loader(self._stream(task), workers=engine.job.workers, pin=pin)
+                self._loader = Loader(self._stream(task), pin=pin)
             return self._loader.batch(task.step)
         return self._stream(task).batch(task.step)
 

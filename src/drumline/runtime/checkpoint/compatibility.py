@@ -134,11 +134,13 @@ def group_of(manifest: Manifest, engine: EngineCore, i: int) -> SavedGroup:
 def check_data(manifest: Manifest, engine: EngineCore, *, other_data: bool) -> list[str]:
     """Refuse to resume on other data; note a job file that was edited."""
     now: dict[str, Any] = {"seed": engine.job.seed, "batch_size": engine.job.batch_size}
-    dataset = getattr(engine.stream, "dataset", None)
-    if dataset is not None:
-        now["samples"] = len(dataset)
+    before: dict[str, Any] = dict(manifest.data)
+    source = getattr(engine.stream, "source", None)
+    if source is not None:
+        now |= {"order": source.name} | ({"samples": source.length} if source.length else {})
+        before["order"] = manifest.job.get("order")
     for key, value in now.items():
-        old = manifest.data.get(key)
+        old = before.get(key)
         if old is not None and old != value and not other_data:
             raise InputError(
                 f"the data has changed: {key} was {old}, and is {value}",

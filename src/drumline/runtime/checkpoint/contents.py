@@ -1,8 +1,8 @@
 """A rank's contribution to a checkpoint, as ranges of elements: parameters, buffers, optimizer and random state.
 
 The rest of the package knows no plan and no strategy. A name in a checkpoint is `model/NAME`, `buffer/NAME`,
-`optimizer/KEY/NAME`, `outer/NAME` (the momentum of an outer optimizer) or `random/KIND/RANK`, with the names of the
-user's own model.
+`optimizer/KEY/NAME`, `ema/NAME` (averaged weights), `outer/NAME` (the momentum of an outer optimizer) or
+`random/KIND/RANK`, with the names of the user's own model.
 """
 
 from __future__ import annotations
@@ -83,6 +83,9 @@ def replicated(engine: EngineCore) -> list[TensorRun]:
 def _piece_runs(engine: EngineCore, *, everywhere: bool) -> list[TensorRun]:
     chosen = [p for p in [*engine.pieces, *engine.frozen] if p.replicated == everywhere and (everywhere or p.owned)]
     runs = [_piece_run(f"model/{p.name}", p, p.value) for p in chosen]
+    average = getattr(engine, "average", None)
+    if average is not None:
+        runs += [_piece_run(f"ema/{p.name}", p, average.of(p)) for p in chosen if average.has(p)]
     for piece in chosen:
         for key, value in state_of(engine, piece).items():
             if isinstance(value, torch.Tensor) and not is_scalar(key, value, piece.value):

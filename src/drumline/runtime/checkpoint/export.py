@@ -29,13 +29,16 @@ def export(
     *,
     shard_bytes: int = 5 * 10**9,
     untie: bool = False,
+    ema: bool = False,
     disk: Disk | None = None,
 ) -> list[Path]:
-    """Write the weights of a checkpoint to a new folder; returns its files. `untie`: tied weights under each name."""
+    """Write the weights of a checkpoint to a new folder; returns its files. `untie`: tied weights under each name;
+    `ema`: the averaged weights of a job with `ema`.
+    """
     disk, output = disk or Disk(), Path(os.path.abspath(output))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"{output} already exists", rule="nothing is overwritten", fix="use another folder")
-    source = CheckpointWeights(find_checkpoints(Path(checkpoint))[0])
+    source = CheckpointWeights(find_checkpoints(Path(checkpoint))[0], ema=ema)
     ties = source.reader.manifest.tied
     tensors = [_tensor_to_write(source, name, name) for name in source.kinds]
     if untie:

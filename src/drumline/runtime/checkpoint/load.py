@@ -19,7 +19,7 @@ from ...core.errors import CorruptFile, DrumlineError, InputError, PlanError
 from ...plans import Plan
 from ..core.agreement import broadcast_text, first_error, raise_together
 from ..core.engine_core import EngineCore
-from ..memory.offload import values_up
+from ..core.update import show_values
 from ..state.pieces import Piece
 from . import contents
 from .boxes import location_of
@@ -151,6 +151,9 @@ def restore(reader: CheckpointReader, engine: EngineCore) -> list[str]:
     _restore_random(reader, engine)
     powersgd = engine.plan.compress == "powersgd"
     notes = ["PowerSGD's error feedback is not saved; it starts from zero"] if powersgd else []
+    notes += _restore_average(reader, engine)
+    if "callbacks" in state:
+        engine.callbacks.load_state_dict(decode(state["callbacks"], where))
     return [*_restore_scaler(reader, engine), *_restore_more(reader, engine), *notes]
 
 
@@ -168,9 +171,10 @@ def restore_model(reader: CheckpointReader, engine: EngineCore) -> None:
 
 def propagate_values(engine: EngineCore) -> None:
     """Copy new values of the pieces to where the model reads them, as after an update."""
-    if any(p.device_value is not None for p in engine.pieces):
-        values_up(engine.pieces)
-    engine.strategy.values_loaded()
+    show_values(engine.pieces, engine.strategy)
+    average = getattr(engine, "average", None)
+    if average is not None:
+        average.restart()
 
 
 def _restore_state(reader: CheckpointReader, engine: EngineCore, piece: Piece, saved: dict[str, str]) -> None:
@@ -217,6 +221,19 @@ def _restore_scaler(reader: CheckpointReader, engine: EngineCore) -> list[str]:
         scaler.load_state_dict(decode(saved, str(reader.folder)))
     elif scaler is not None:
         return ["the checkpoint has no loss scale; the initial one is used"]
+    return []
+
+
+def _restore_average(reader: CheckpointReader, engine: EngineCore) -> list[str]:
+    """Restore the averaged weights of a job with `ema`; without saved ones the average begins at the weights."""
+    average = getattr(engine, "average", None)
+    if average is None:
+        return []
+    if not any(name.startswith("ema/") for name in reader.manifest.tensors):
+        return ["the checkpoint has no averaged weights (ema); the average begins at its weights"]
+    for piece in engine.pieces:
+        start, box = location_of(piece)
+        reader.fill(f"ema/{piece.name}", start, average.of(piece), box)
     return []
 
 

@@ -255,11 +255,11 @@ def manifest_fields(engine: EngineCore, outline: contents.ModelOutline) -> dict[
     from ... import __version__
 
     job = engine.job
-    dataset = getattr(engine.stream, "dataset", None)
+    source = getattr(engine.stream, "source", None)
     state: dict[str, Any] = {"extra": _extra_state(engine, outline)}
-    for key in ("schedule", "scaler", "coordinator"):
+    for key in ("schedule", "scaler", "coordinator", "callbacks"):
         part = getattr(engine, key, None)
-        if part is not None:
+        if part is not None and (key != "callbacks" or part):
             if not hasattr(part, "state_dict"):
                 raise InputError(f"the {key} has no state_dict()", rule="what is saved has a state_dict()")
             state[key] = encode(part.state_dict(), f"the {key}'s state")
@@ -267,13 +267,13 @@ def manifest_fields(engine: EngineCore, outline: contents.ModelOutline) -> dict[
         "step": engine.steps,
         "plan": str(engine.plan),
         "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "job": {"source": job.source, "digest": job.digest},
+        "job": {"source": job.source, "digest": job.digest, **({"order": source.name} if source is not None else {})},
         "versions": {"drumline": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "data": {
             "position": engine.position,
             "seed": job.seed,
             "batch_size": job.batch_size,
-            **({"samples": len(dataset)} if dataset is not None else {}),
+            **({"samples": source.length} if source is not None and source.length else {}),
         },
         "tied": outline.tied,
         "state": state,

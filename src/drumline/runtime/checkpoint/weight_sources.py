@@ -93,7 +93,7 @@ def _indexed(folder: Path, name: str) -> WeightSource:
 class CheckpointWeights(WeightSource):
     """The weights of one of our checkpoints, verified first."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, ema: bool = False) -> None:
         manifest = read_manifest(folder)
         for name, record in manifest.files.items():
             check_file(folder, name, record)
@@ -103,6 +103,15 @@ class CheckpointWeights(WeightSource):
             for name, entry in manifest.tensors.items()
             if name.startswith(("model/", "buffer/")) and entry.kept
         }
+        if ema:
+            averaged = {n.partition("/")[2]: n for n in manifest.tensors if n.startswith("ema/")}
+            if not averaged:
+                raise InputError(
+                    f"{folder.name} has no averaged weights",
+                    rule="a job with `ema` saves them",
+                    fix="leave out --ema: the checkpoint has the weights of its last step",
+                )
+            self.entries |= averaged
         self.kinds = {n: (manifest.tensors[e].shape, manifest.tensors[e].dtype) for n, e in self.entries.items()}
 
     def fill(self, name: str, start: int, out: torch.Tensor) -> None:

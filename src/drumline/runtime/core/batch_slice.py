@@ -8,16 +8,19 @@ import torch
 import torch.distributed as dist
 
 from ...core.errors import JobError
+from ...datasets.batch_form import as_pair
 from ...datasets.stream import RankBatch, RankMicroBatch, split_range
+from .data_agreement import check_own_batch
 
 if TYPE_CHECKING:
     from .engine_core import EngineCore
 
 
 def own_batch_slice(engine: EngineCore, batch: Any) -> RankBatch:
-    """Cut (input, target), this rank's samples along the first dim; ranks may have different numbers of them."""
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise JobError(f"a batch is a {type(batch).__name__}", rule="a batch is (input, target), or from data()")
+    """Cut (input, target), or a mapping: this rank's samples along the first dim, as many as it has."""
+    batch = as_pair(batch)
+    if not engine.position:
+        check_own_batch(engine, batch)
     n = total = _length(batch)
     if engine.step_ranks > 1:
         count = torch.tensor([float(n)], dtype=torch.float64, device=engine.device)

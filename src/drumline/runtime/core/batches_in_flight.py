@@ -16,7 +16,8 @@ import torch
 
 from ...core.errors import GaveUp, JobError, PlanError
 from ...core.job import Job
-from ...datasets.stream import RankBatch, mix_seed
+from ...datasets.seeding import mix_seed
+from ...datasets.stream import RankBatch
 from ...plans import Plan
 from ...schedules import PIPEDREAM
 from ...torchkit.fake_tensors import agreed_numbers

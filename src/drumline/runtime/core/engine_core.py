@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,20 +15,28 @@ import torch.distributed as dist
 
 from ...comm.environment import RankInfo
 from ...comm.rank_status import rank_status
-from ...core.job import Job, call_user_code
-from ...datasets.stream import RankBatch, RankMicroBatch, Stream, check_dataset, split_range
+from ...core.errors import JobError
+from ...core.job import Job
+from ...datasets.sources import load_data, load_validation
+from ...datasets.stream import RankBatch, RankMicroBatch, Stream
 from ...plans import Plan
+from ...torchkit.fake_tensors import has_no_values
 from ...torchkit.profiler import spans_are_recorded
+from ...tracing.op_costs import tensors
 from ..numerics.elementwise import check_elementwise
 from ..numerics.loss_scale import LossScale
 from ..numerics.precision import float32_arithmetic
 from ..parallel.model_parallel import ModelParallel
 from ..state.buffer_snapshot import BufferSnapshot
 from ..state.pieces import ParameterPart, Piece, assemble
+from ..state.weight_average import WeightAverage
 from .batches_in_flight import BatchesInFlight, refuse_clipping
+from .callback_list import CallbackList
+from .data_agreement import check_same_data
 from .forward_backward import forward_backward, read_sums
+from .job_checks import check_job
 from .rank_state import build_rank_state
-from .update import Update
+from .update import Update, show_values
 
 
 class EngineCore:
@@ -60,7 +68,8 @@ class EngineCore:
         """Weight of the last step's loss: number of samples, unless the job weights them itself."""
         refuse_clipping(job, plan)
         in_parts = plan.chunk > 1 or plan.ep > 1 or plan.splits_model or plan.server_processes > 1
-        if plan.zero or in_parts or plan.precision == "bf16-pure":
+        cuts_tensors = bool(plan.zero) or in_parts
+        if cuts_tensors or plan.precision == "bf16-pure":
             check_elementwise(job, str(plan))
         state = build_rank_state(job, plan, where, device, dtype, flops_per_byte)
         self.state = state
@@ -76,6 +85,9 @@ class EngineCore:
         """The buffers as they were before the step."""
         self.parameter_specs = state.specs
         """Every parameter of the user's model, whole."""
+        if cuts_tensors:
+            names = {k: len(v.shape) for k, v in self.parameter_specs.items() if k in state.trained}
+            check_elementwise(job, str(plan), names)
         pieces = state.pieces()
         self.frozen = [p for p in pieces if p.name not in state.trained]
         """This rank's pieces of the parameters that are not trained."""
@@ -88,6 +100,8 @@ class EngineCore:
             offload=plan.offload == "optimizer",
             applied=(lambda: self.steps) if plan.precision == "bf16-pure" else None,
         )
+        check_job(job, plan, self.update.schedule)
+        self.callbacks = CallbackList(job)
         self.strategy.attach(self.update.optimizer, self.buffer_snapshot)
         self.scaler = LossScale() if plan.precision == "fp16" else None
         self.in_flight: BatchesInFlight | None = None
@@ -97,11 +111,13 @@ class EngineCore:
             self.in_flight = BatchesInFlight(self, self.strategy)
         self.stream = Stream(
             job,
-            call_user_code(job.data, "the job's data()"),
+            load_data(job),
             dp=self.data_ranks,
             index=self.data_index,
             micro=plan.micro,
         )
+        if not plan.has_coordinator and not any(has_no_values(p.value) for p in pieces):
+            check_same_data(self)
 
     @property
     def pieces(self) -> list[Piece]:
@@ -190,25 +206,25 @@ class EngineCore:
         """Called when the gradients are final and before they are applied; `verify` replaces it."""
 
     @torch.no_grad()
-    def evaluate(self, dataset: Any = None) -> dict[str, float]:
+    def evaluate(self, dataset: Any = None, *, ema: bool = True) -> dict[str, float]:
         """The loss and the job's metrics over a dataset (the job's validation data, else its training data).
 
         Exact: every sample counts once, even if the samples do not divide over the ranks. Replicas that differ are
-        evaluated as their average, and go on as they were.
+        evaluated as their average, and go on as they were. A job with `ema` is evaluated with its averaged weights,
+        unless `ema` is false.
         """
         job = self.job
         self.drain()
+        averaged = self.averaged_weights() if ema and self.average is not None else nullcontext()
         if dataset is None:
-            dataset = (
-                call_user_code(job.validation, "the job's validation()") if job.validation else self.stream.dataset
-            )
-        stream = Stream(job, check_dataset(dataset), dp=self.data_ranks, index=self.data_index, micro=self.plan.micro)
+            dataset = load_validation(job) if job.validation else self.stream.dataset
+        stream = Stream(job, dataset, dp=self.data_ranks, index=self.data_index, micro=self.plan.micro)
         sums: dict[str, torch.Tensor] = {}
         self.module.eval()
         try:
-            with self.strategy.averaged(), float32_arithmetic(self.plan.precision):
-                for part in split_range(len(dataset), -(-len(dataset) // job.batch_size)):
-                    micros = stream.cut(list(part), self.steps).micros
+            with self.strategy.averaged(), averaged, float32_arithmetic(self.plan.precision):
+                for samples in stream.source.one_pass():
+                    micros = stream.cut(samples, self.steps).micros
                     rank_status().phase("evaluation")
                     for measured in self.strategy.evaluate(micros):
                         for name, pair in measured.items():
@@ -222,16 +238,49 @@ class EngineCore:
         pairs = zip(names, table.tolist(), strict=True)
         return {name: total / weight if weight else math.nan for name, (total, weight) in pairs}
 
+    @property
+    def average(self) -> WeightAverage | None:
+        """The averaged weights of a job with `ema`."""
+        return self.update.average
+
+    def update_state(self) -> list[torch.Tensor]:
+        """The tensors that the update keeps: the optimizer's state, and averaged weights."""
+        states = [t for s in self.optimizer.state.values() for t in tensors(s)]
+        return states + (self.average.tensors() if self.average is not None else [])
+
     def average_replicas(self) -> None:
         """Make all replicas their average, where each steps by itself; all ranks together. Otherwise nothing to do."""
         self.strategy.average()
+        if self.average is not None and self.strategy.steps_alone:
+            self.average.over_ranks(self.group)
+
+    def weights_changed(self) -> None:
+        """The pieces have new values: copy them to where the model reads them, as after an update."""
+        show_values(self.pieces, self.strategy)
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Around code that reads the averaged weights (`Job.ema`) in the place of the newest. All ranks together."""
+        average = self.average
+        assert average is not None, "Job.ema is not set"
+        alone = self.strategy.steps_alone  # its pieces are the model's parameters themselves
+        if alone:
+            average.over_ranks(self.group)
+        with average.shown((lambda: None) if alone else self.weights_changed):
+            yield
 
     # -- whole tensors
 
-    def whole_parameters(self) -> dict[str, torch.Tensor]:
-        """Every parameter under the user's name, whole, on every rank."""
+    def whole_parameters(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
+        """Every parameter under the user's name, whole, on every rank; `ema`: the averaged weights (`Job.ema`)."""
         self.drain()
-        values = [(p, p.value) for p in [*self.pieces, *self.frozen]]
+        values: list[tuple[Piece, torch.Tensor]] = [(p, p.value) for p in [*self.pieces, *self.frozen]]
+        if ema:
+            if self.average is None:
+                raise JobError("the job has no averaged weights", rule="Job.ema is their decay", fix="ema=0.999")
+            if self.strategy.steps_alone:
+                self.average.over_ranks(self.group)
+            values = [(p, self.average.of(p)) for p in self.pieces] + [(p, p.value) for p in self.frozen]
         return assemble(self.parameter_specs, values, self.strategy.group, self.device)
 
     def whole_gradients(self) -> dict[str, torch.Tensor]:

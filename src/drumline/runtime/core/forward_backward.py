@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from ...core.errors import JobError
-from ...datasets.stream import RankBatch, mix_seed
+from ...datasets.seeding import mix_seed
+from ...datasets.stream import RankBatch
 from ..numerics.constants import constant
 from ..state.weights import seed_everything
 from ..strategies.strategy import MicroLoss, StepContext

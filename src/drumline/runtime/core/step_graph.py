@@ -25,7 +25,8 @@ import torch
 
 from ...core.errors import JobError, PlanError
 from ...core.job import Job
-from ...datasets.stream import RankBatch, RankMicroBatch, mix_seed
+from ...datasets.seeding import mix_seed
+from ...datasets.stream import RankBatch, RankMicroBatch
 from ...plans import Plan
 from ...torchkit.pytree import tree_flatten, tree_unflatten
 from ..numerics.precision import to_device
@@ -233,7 +234,7 @@ def check_capture(engine: EngineCore) -> None:
     plan, optimizer = engine.plan, engine.optimizer
     if engine.device.type != "cuda":
         raise _refused(plan, f"on a {engine.device.type}", "a CUDA graph is launched on a GPU")
-    check_batches(engine.job, plan, len(engine.stream.dataset))
+    check_batches(engine.job, plan, engine.stream.source.length)
     prefer_fused_kernel(optimizer)
     if not engine.update.decides_on_device:
         kinds = ", ".join(kind.__name__ for kind in _FUSED)
@@ -246,8 +247,8 @@ def check_capture(engine: EngineCore) -> None:
         )
 
 
-def check_batches(job: Job, plan: Plan, samples: int) -> None:
-    """Refuse a job whose batches of a dataset of `samples` have several shapes."""
+def check_batches(job: Job, plan: Plan, samples: int | None) -> None:
+    """Refuse a job whose batches of a dataset of `samples` have several shapes; None: their number is unknown."""
     batch = job.batch_size
     if batch % plan.micro:
         fewer = next(m for m in range(plan.micro, 0, -1) if batch % m == 0)
@@ -257,7 +258,7 @@ def check_batches(job: Job, plan: Plan, samples: int) -> None:
             f"a captured step has fixed shapes: micro divides the batch, {batch} % {plan.micro} != 0",
             f"micro={fewer}",
         )
-    if samples % batch and job.steps > samples // batch:
+    if samples and samples % batch and job.steps > samples // batch:
         raise _refused(
             plan,
             f"with {samples} samples in batches of {batch}",

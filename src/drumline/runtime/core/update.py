@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
+from ...core.errors import JobError, nearest
 from ...core.job import Job, call_user_code
 from ...torchkit.fused_adam import FusedAdam
 from ...torchkit.operators import foreach_mul_, foreach_norm
-from ..memory.offload import HostCopy
+from ..memory.offload import HostCopy, values_up
 from ..numerics.constants import constant
 from ..numerics.stochastic_rounding import StochasticRounding
-from ..state.optimizer import make_optimizer
+from ..state.optimizer import make_optimizer, waits_for_metric
 from ..state.pieces import ParameterSpec, Piece
+from ..state.weight_average import WeightAverage
 from ..strategies.strategy import Strategy
 
 
@@ -42,6 +44,8 @@ class Update:
         """The optimizer updates these."""
         self._on_gpu = device.type == "cuda" and all(p.value.device.type == "cuda" for p in self.pieces)
         self.optimizer = make_optimizer(job, self.pieces, specs)
+        self.average = WeightAverage(self.pieces, job.ema) if job.ema is not None else None
+        """The averaged weights of a job with `ema`."""
         self._fused = FusedAdam(self.optimizer)
         self._applied = applied
         self._rounding: StochasticRounding | None = None
@@ -78,8 +82,14 @@ class Update:
             self._rounding.step(self._applied())
         else:
             self.optimizer.step()
+        self.follow_weights()
         if self._host:
             self._host.values_up()
+
+    def follow_weights(self) -> None:
+        """Let the averaged weights follow the updated ones."""
+        if self.average is not None:
+            self.average.follow()
 
     @property
     def decides_on_device(self) -> bool:
@@ -127,9 +137,22 @@ class Update:
         self._strategy.after_update()
 
     def advance_schedule(self) -> None:
-        """Step the learning-rate schedule, if the job has one."""
-        if self.schedule is not None:
+        """Step the learning-rate schedule, if the job has one that advances by steps."""
+        if self.schedule is not None and not waits_for_metric(self.schedule):
             self.schedule.step()
+
+    def advance_on(self, metrics: Mapping[str, float], name: str) -> None:
+        """Step a schedule that waits for a metric of an evaluation (`ReduceLROnPlateau`), if the job has one."""
+        if not waits_for_metric(self.schedule):
+            return
+        if name not in metrics:
+            raise JobError(
+                f"Job.monitor is {name!r}, and the evaluation has {', '.join(metrics)}",
+                rule="ReduceLROnPlateau waits for one of them",
+                fix=nearest(name, metrics) or "monitor='loss'",
+            )
+        assert self.schedule is not None
+        self.schedule.step(metrics[name])
 
     def gradients(self) -> list[tuple[Piece, torch.Tensor]]:
         """The final gradients of the pieces that have one."""
@@ -143,6 +166,13 @@ def _place(piece: Piece) -> str:
     """The elements that a piece has, in words: the same on every rank that has them."""
     part = "" if piece.slice is None else f"{piece.slice.split.dim}.{piece.slice.index}"
     return f"{piece.name}/{piece.start}/{part}"
+
+
+def show_values(pieces: list[Piece], strategy: Strategy) -> None:
+    """The pieces have new values: copy them to where the model reads them, as after an update."""
+    if any(p.device_value is not None for p in pieces):
+        values_up(pieces)
+    strategy.values_loaded()
 
 
 def _is_one(value: object) -> bool:

@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 
 from ...core.errors import GaveUp, JobError
-from ...datasets.stream import mix_seed
+from ...datasets.seeding import mix_seed
 from ...interop.imported import ImportedConfig
 from ..engine import Engine
 from ..numerics.precision import compute_precision, float32_arithmetic
 from .accessors import EngineAccessors, refuse_options
+from .gradient_watch import GradientWatch
 
 
 class DeepSpeedEngine(EngineAccessors):
@@ -51,6 +52,7 @@ class DeepSpeedEngine(EngineAccessors):
         self._skipped_in_a_row = 0
         self._reduced = False
         """Whether the ranks agree on the gradients of this batch."""
+        self._watch = GradientWatch()
 
     # -- forward, backward, step
 
@@ -100,6 +102,7 @@ class DeepSpeedEngine(EngineAccessors):
         contexts, self._open = self._open, None
         with contexts, engine.phase("backward"):
             (loss.reshape(()) * (share * self.loss_scale())).backward(retain_graph=retain_graph)
+        self._watch.note(engine.model.parameters())
         self._sums[0] += loss.detach().double().reshape(())
         self._ready = True
         return loss
@@ -110,12 +113,28 @@ class DeepSpeedEngine(EngineAccessors):
         if not self._ready:
             raise JobError("step() without a backward", rule="call forward, backward, step in this order")
         last = self.is_gradient_accumulation_boundary()
+        if reason := self._unfinished_gradients:
+            self._watch.check(str(self.engine.plan), reason)
         self._ready = False
         self.micro_steps += 1
         self.micro_of_batch += 1
         if last:
             self.micro_of_batch = 0
             self._update()
+
+    @property
+    def _unfinished_gradients(self) -> str:
+        """Why the gradients after a backward are not the final ones; empty where they are."""
+        plan, engine = self.engine.plan, self.engine
+        if engine.scaler is not None:
+            return f"precision=fp16 has them multiplied by the loss scale, {engine.scaler.scale:g}"
+        if plan.zero in (1, 2) and engine.ranks > 1:
+            return (
+                f"under zero={plan.zero} a rank has its own gradients there, and they are summed over the ranks later"
+            )
+        if plan.micro > 1 and engine.ranks > 1:
+            return "a batch has several micro-batches, and its gradients are complete after the last one"
+        return ""
 
     def _begin(self) -> None:
         """Begin a batch, as in `Engine.step`."""

@@ -15,13 +15,13 @@ from typing import Any, Unpack, overload
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import default_collate
 
 from ...comm.environment import connect, device_of
 from ...core.errors import JobError, PlanError
-from ...core.job import Job, call_user_code
+from ...core.job import Job
 from ...datasets.loader import Loader
-from ...datasets.stream import RankBatch, RankMicroBatch, Stream, check_dataset, split_range
+from ...datasets.sources import check_dataset
+from ...datasets.stream import RankBatch, RankMicroBatch, Stream, split_range
 from ...interop.deepspeed import read
 from ...interop.imported import ImportedConfig
 from ...plans import Plan
@@ -314,7 +314,7 @@ class MicroBatchLoader:
         )
         if not self._steps:
             raise JobError(
-                f"{len(engine.stream.dataset)} samples for batches of {engine.job.batch_size}",
+                f"{engine.stream.source.length} samples for batches of {engine.job.batch_size}",
                 rule="dataloader_drop_last drops the last batch, and there is no other",
             )
 
@@ -331,7 +331,7 @@ class MicroBatchLoader:
         engine = self._engine
         epoch, first = divmod(engine.position, self._steps)
         pin = engine.device.type == "cuda"
-        with Loader(self._stream, workers=engine.job.workers, pin=pin) as loader:
+        with Loader(self._stream, pin=pin) as loader:
             for step in range(first, self._steps):
                 with engine.phase("data"):
                     batch = loader.batch(epoch * self._stream.steps_per_epoch + step)
@@ -347,7 +347,6 @@ class _EvenStream(Stream):
         for part in split_range(len(samples), self.micro):
             part = part or range(1)
             mine = split_range(len(part), self.dp)[self.index] or range(1)
-            chosen = [self._sample(samples[part[i]]) for i in mine]
-            collated = call_user_code(self.job.collate or default_collate, "collating samples", chosen)
-            micros.append(RankMicroBatch(collated, None, len(chosen), len(part)))
+            collated = self.source.load([samples[part[i]] for i in mine])
+            micros.append(RankMicroBatch(collated, None, len(mine), len(part)))
         return RankBatch(step, tuple(micros), len(samples))

@@ -15,12 +15,21 @@ from torch import nn
 
 from ...comm.environment import RankInfo, device_of
 from ...core.errors import DrumlineError, PlanError
-from ...core.job import Job, call_user_code, user_line
-from ...datasets.stream import RankBatch, RankMicroBatch, check_dataset, split_range
+from ...core.job import Job, user_line
+from ...datasets.sources import load_data, open_source
+from ...datasets.stream import RankBatch, RankMicroBatch, split_range
 from ...plans import Plan, check
 from ...torchkit.fake_tensors import VALUE_REQUESTS, DryRunMode, active_fake_mode
 from ...tracing.autocast import HALF_DTYPES, GpuOperatorMode, gpu_autocast_lists
-from ...tracing.fake import MedianDraws, fake_batch, fake_model, move_model, trace_assumptions, untraceable_error
+from ...tracing.fake import (
+    MedianDraws,
+    SampleForm,
+    fake_batch,
+    fake_model,
+    move_model,
+    trace_assumptions,
+    untraceable_error,
+)
 from ...tracing.op_costs import tensors
 from ..engine import Engine
 from .kernel_memory import KernelWorkspaces
@@ -53,8 +62,9 @@ def dry_run(
     # the captured graph of a split model would contain the stand-ins
     emulated = kind == "cuda" and (not has_gpu or (plan.splits_model and _has_recurrent_layers(job)))
     emulated_backend = backend or ("nccl" if kind == "cuda" else "shm" if plan.backend == "auto" else plan.backend)
-    data = check_dataset(call_user_code(job.data, "the job's data()"))
-    sample = call_user_code(data.__getitem__, "sample 0 of the dataset", 0)
+    data = load_data(job)
+    source = open_source(job, data)
+    sample = SampleForm(source.first_sample(), source)
     not_offloaded = plan.offload != "none" and (emulated or kind == "cpu")
     notes: dict[str, None] = dict.fromkeys(
         [RECURRENT if has_gpu else EMULATED] * emulated + [NOT_OFFLOADED] * not_offloaded
@@ -69,7 +79,7 @@ def dry_run(
                 "cpu" if emulated else kind,
                 emulated_backend,
                 sample,
-                min(job.batch_size, len(data)),
+                min(job.batch_size, source.length or job.batch_size),
                 emulated=emulated,
             )
             results.append(dry_rank.run())
@@ -157,7 +167,7 @@ class _DryRank:
         rank: int,
         device: str,
         backend: str,
-        sample: tuple[Any, Any],
+        sample: SampleForm,
         samples: int,
         *,
         emulated: bool,
@@ -227,7 +237,7 @@ class _DryRank:
         if self._workspaces and self._workspaces.refused:
             self.notes.append(f"workspace memory not counted for: {', '.join(self._workspaces.refused)}")
         kind = self.device.type
-        state = [t for values in engine.optimizer.state.values() for t in tensors(values)]
+        state = engine.update_state()
         host = 0 if kind == "cpu" else storage_bytes([*state, *(p.value for p in engine.pieces)], "cpu")
         return DryRunRank(
             self.rank,
@@ -259,12 +269,11 @@ class _DryRank:
         for part in split_range(self.samples, self.plan.micro):
             if part:
                 mine = split_range(len(part), engine.data_ranks)[engine.data_index]
-                value, target = fake_batch(self.job, self.mode, sample=self.sample, n=max(1, len(mine)))
+                value, target = fake_batch(self.mode, sample=self.sample, n=max(1, len(mine)))
                 micros.append(RankMicroBatch(value, target, len(mine), len(part)))
         return RankBatch(engine.position, tuple(micros), self.samples)
 
 
 def _resident(engine: DryEngine) -> list[Any]:
     """Tensors that exist before the step, besides those that operators of the warm-up created."""
-    state = [t for values in engine.optimizer.state.values() for t in tensors(values)]
-    return [*engine.model.parameters(), *engine.model.buffers(), *state]
+    return [*engine.model.parameters(), *engine.model.buffers(), *engine.update_state()]

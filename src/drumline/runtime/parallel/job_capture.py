@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from ...core.job import Job, call_user_code
-from ...datasets.stream import collate
 from ...partition.capture import CapturedGraph, capture, flatten
 from ...plans import Plan
 from ...torchkit.fake_tensors import with_real_tensors
@@ -33,7 +32,7 @@ class JobCapture:
     def capture_first(self, slices: int) -> CapturedGraph:
         """The graph of the first micro-batch, of a batch cut into `slices`."""
         n = -(-self.job.batch_size // (self.plan.micro * slices))
-        value, target = fake_batch(self.job, self.mode, sample=first_sample(self.job), n=n)
+        value, target = fake_batch(self.mode, sample=first_sample(self.job), n=n)
         with self.mode:
             value, target = (to_device(v, self.device, self.dtype) for v in (value, target))
         return self.capture((value, target), n, training=True)[0]
@@ -41,7 +40,7 @@ class JobCapture:
     def real_batch(self, slices: int) -> list[torch.Tensor]:
         """The tensors of that micro-batch with values: copies of the first sample."""
         n = -(-self.job.batch_size // (self.plan.micro * slices))
-        batch = collate(self.job, [first_sample(self.job)] * n)
+        batch = first_sample(self.job).batch(n)
         leaves, _ = flatten(tuple(to_device(v, self.device, self.dtype) for v in batch))
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 

@@ -21,13 +21,13 @@ from .pieces import ParameterSpec, Piece
 def make_optimizer(job: Job, pieces: Sequence[Piece], specs: Mapping[str, ParameterSpec]) -> torch.optim.Optimizer:
     """Call the job's optimizer(). `pieces` and `specs` are those of the trained parameters."""
     if all(p.replicated and p.is_whole for p in pieces) and len(pieces) == len(specs):
-        return prefer_fused(_call_optimizer(job, [p.value for p in pieces]))
+        return prefer_fused(_call_optimizer(job, [(p.name, p.value) for p in pieces]))
     device = pieces[0].value.device if pieces else torch.device("cpu")
     placeholders = {
         name: nn.Parameter(torch.zeros((), dtype=spec.dtype, device=device).expand(spec.shape))
         for name, spec in specs.items()
     }
-    optimizer = _call_optimizer(job, list(placeholders.values()))
+    optimizer = _call_optimizer(job, list(placeholders.items()))
     names: dict[torch.Tensor, str] = {p: name for name, p in placeholders.items()}
     by_name: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -43,13 +43,18 @@ def make_optimizer(job: Job, pieces: Sequence[Piece], specs: Mapping[str, Parame
     return prefer_fused(optimizer)
 
 
+def waits_for_metric(schedule: object) -> bool:
+    """Whether a schedule advances on the metric of an evaluation, not on every step."""
+    return isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
 def is_scalar(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Whether a state of a parameter is one number for all of it, such as a step counter, not one per element."""
     return value.numel() == 1 and (key == "step" or value.shape != parameter.shape)
 
 
-def _call_optimizer(job: Job, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    optimizer = call_user_code(job.optimizer, "the job's optimizer()", parameters)
+def _call_optimizer(job: Job, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    optimizer = call_user_code(job.optimizer_on, "the job's optimizer()", named)
     if not hasattr(optimizer, "param_groups"):
         raise JobError(
             f"the job's optimizer() gave {type(optimizer).__name__}", rule="it returns a torch.optim.Optimizer"

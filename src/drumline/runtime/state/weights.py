@@ -23,6 +23,7 @@ from ...core.errors import JobError
 from ...core.job import Job, call_user_code
 from ...torchkit.fake_tensors import with_real_tensors
 from ...tracing.fake import dtype_of
+from ...tracing.fresh_model import fresh_model
 from ...tracing.op_costs import tensors
 from ..numerics.recurrent import note_recurrent_layers
 from .pieces import BUNDLE_BYTES, ParameterPart
@@ -35,11 +36,7 @@ def seeded_model(job: Job, dtype: torch.dtype | None = None) -> nn.Module:
     """The model as one device builds it from the job's seed."""
     torch.manual_seed(job.seed)
     seed_everything(job.seed)
-    model = call_user_code(job.model, "the job's model()")
-    if not isinstance(model, nn.Module):
-        raise JobError(f"the job's model() gave {type(model).__name__}", rule="it returns a torch.nn.Module")
-    if not any(p.requires_grad for p in model.parameters()):
-        raise JobError(f"{type(model).__name__} has no parameter to train", rule="at least one with requires_grad")
+    model: nn.Module = call_user_code(lambda: fresh_model(job), "the job's model()")
     note_recurrent_layers(model)
     return cast(model, dtype)
 
@@ -62,7 +59,9 @@ def meta_model(job: Job, dtype: torch.dtype | None = None) -> nn.Module:
     """The model on the meta device, without memory for its parameters."""
     try:
         with torch.device("meta"):
-            model = job.model()
+            model = fresh_model(job)
+    except JobError:
+        raise
     except Exception as e:
         warnings.warn(
             f"the model cannot be built on the meta device ({type(e).__name__}: {str(e)[:100]}); "

@@ -159,6 +159,13 @@ class FullyShard(Strategy):
     def after_update(self) -> None:
         self.drop_gradients()
 
+    def values_loaded(self) -> None:
+        """Gather the parameters again in the next forward: an evaluation leaves those of the root gathered."""
+        super().values_loaded()
+        for module in self.call.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def drop_gradients(self) -> None:
         self._reached.clear()
         for piece, p in self._shards:

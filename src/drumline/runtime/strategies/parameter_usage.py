@@ -32,7 +32,7 @@ def has_unused_parameters(job: Job) -> bool:
     try:
         sample = first_sample(job)
         model, _ = fake_model(job, mode)
-        value, target = fake_batch(job, mode, sample=sample, n=2)
+        value, target = fake_batch(mode, sample=sample, n=2)
         with mode, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is worth a warning warns again in the real run
             loss = job.loss(call_model(model, value), target)
@@ -53,7 +53,7 @@ def layers_read_outside(job: Job) -> frozenset[str]:
     mode = fake_mode()
     try:
         model, _ = fake_model(job, mode)
-        value, _ = fake_batch(job, mode, sample=first_sample(job), n=2)
+        value, _ = fake_batch(mode, sample=first_sample(job), n=2)
     except Exception:  # the user's own loop has the data
         return frozenset()
     reads = _OutsideReads(model)

@@ -60,7 +60,7 @@ class FlightRecorder:
         kind = engine.device.type
         older = engine.in_flight.stages.versions.older() if engine.in_flight is not None else []
         weights = [*engine.model.parameters(), *engine.model.buffers(), *older]
-        states = (t for s in engine.optimizer.state.values() for t in tensors(s) if t.dim() > 0)
+        states = (t for t in engine.update_state() if t.dim() > 0)
         self.parts = {
             "parameters": float(storage_bytes(weights, kind)),
             "gradients": self._gradients,
@@ -75,8 +75,7 @@ class FlightRecorder:
 
     def _resident(self) -> list[Any]:
         engine = self._engine
-        state = [t for values in engine.optimizer.state.values() for t in tensors(values)]
-        return [*engine.model.parameters(), *engine.model.buffers(), *state]
+        return [*engine.model.parameters(), *engine.model.buffers(), *engine.update_state()]
 
     def _measure_gradients(self) -> None:
         gradients = [g for _, g in self._engine.update.gradients()]

@@ -86,7 +86,7 @@ class StepProfiler:
         kind = engine.device.type
         weights = [p.device_value if p.device_value is not None else p.value for p in [*engine.pieces, *engine.frozen]]
         parameters = _bytes(t for t in weights if t.device.type == kind) + _bytes(engine.model.buffers())
-        states = (t for s in engine.optimizer.state.values() for t in tensors(s) if t.dim() > 0)
+        states = (t for t in engine.update_state() if t.dim() > 0)
         optimizer = _bytes(t for t in states if t.device.type == kind)
         inputs = _bytes(t for m in getattr(batch, "micros", ()) for t in tensors((m.input, m.target)))
         buckets = _bytes(engine.strategy.gradient_buffers())

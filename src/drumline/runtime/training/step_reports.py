@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ...core.errors import JobError
 from ...datasets.stream import RankBatch
 from ...tracing.op_costs import tensors
+from ..core.batches_in_flight import CompletedStep
 from ..engine import Engine
 from ..state.json_exchange import gather_json
 from .measured_steps import MeasuredSteps
@@ -60,7 +61,7 @@ class StepReports:
 
     def ran(
         self, seconds: float, *, met: bool = True, probed: bool = False, compared: RankComparison | None = None
-    ) -> None:
+    ) -> list[CompletedStep]:
         """The engine has run for some time: report what it has completed, at once where ranks step together.
 
         `met`: all ranks have exchanged messages; `probed`: under the profiler.
@@ -68,7 +69,9 @@ class StepReports:
         engine = self._engine
         self._spent += seconds
         each = self._spent / engine.completed_count if engine.completed_count else 0.0
+        completed = []
         for done in engine.completed_steps():
+            completed.append(done)
             self._spent = 0.0
             self.times.add(each, met=met)
             begun = self._begun.pop(done.step)
@@ -95,13 +98,15 @@ class StepReports:
                 self._keep_numbers(self._waiting[-1])
         if engine.step_ranks == engine.ranks:
             self._report()
+        return completed
 
-    def drain(self) -> None:
+    def drain(self) -> list[CompletedStep]:
         """Complete what is in flight, and report it."""
-        if self._engine.steps_in_flight:
-            start = time.perf_counter()
-            self._engine.drain()
-            self.ran(time.perf_counter() - start)
+        if not self._engine.steps_in_flight:
+            return []
+        start = time.perf_counter()
+        self._engine.drain()
+        return self.ran(time.perf_counter() - start)
 
     def _keep_numbers(self, report: dict[str, Any]) -> None:
         engine, norm = self._engine, report["grad_norm"]

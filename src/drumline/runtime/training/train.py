@@ -15,6 +15,7 @@ from ...core.errors import StoppedByGuard
 from ..engine import Engine
 from ..guards.replicas import why_no_replicas
 from .checkpoint_policy import CheckpointPolicy, TrainingCheckpoints, steps_left
+from .evaluations import Evaluations
 from .flight_recorder import FlightRecorder
 from .slowest_rank import RankWatch
 from .step_profiler import StepProfiler
@@ -31,6 +32,7 @@ def train(
     if checkpoints is not None:
         checkpoints.begin()
     left = steps_left(engine, steps)
+    evaluations = Evaluations(engine, emit)
     profiler = StepProfiler(engine) if engine.in_flight is None else FlightRecorder(engine)
     probed = min(profiler.warm_up, left - 1)
     reports = StepReports(engine, emit, lambda: _memory(engine, profiler), ignored=probed)
@@ -38,7 +40,7 @@ def train(
     first = engine.position
     profiler.begin()
     try:
-        _run_steps(engine, left, probed, profiler, reports, checkpoints)
+        _run_steps(engine, left, probed, profiler, reports, checkpoints, evaluations)
     finally:
         profiler.end()
     rank_status().place("ending")
@@ -59,7 +61,7 @@ def train(
         "seconds_by_phase": _by_phase(engine, first + probed),
         "own_by_phase": _by_phase(engine, first + probed, own=True),
         "counted": len(reports.times.counted),
-        "evaluation": engine.evaluate() if evaluate and not preempted else {},
+        "evaluation": evaluations.at_end(wanted=evaluate and not preempted),
         "preempted": preempted,
         "save_stall": statistics.median(checkpoints.stalls) if checkpoints is not None and checkpoints.stalls else None,
         "device": engine.device.type,
@@ -75,6 +77,7 @@ def _run_steps(
     profiler: StepProfiler | FlightRecorder,
     reports: StepReports,
     checkpoints: TrainingCheckpoints | None,
+    evaluations: Evaluations,
 ) -> None:
     """Run the steps that are left, and report and save them on the way."""
     first, rank_watch = engine.position, RankWatch(engine)
@@ -90,14 +93,19 @@ def _run_steps(
         met = engine.strategy.meets(engine.position)
         seconds = time.perf_counter() - start
         compared = rank_watch.after_step(met=met, skip=(first + probed,))
-        reports.ran(seconds, met=met, probed=i == probed, compared=compared)
+        evaluations.completed(reports.ran(seconds, met=met, probed=i == probed, compared=compared))
         if met:
             reports.exchange()
+            if evaluations.due:
+                evaluations.completed(reports.drain())
+            stops = evaluations.after_step()
             if checkpoints is not None:
                 if checkpoints.saves_now:
-                    reports.drain()
+                    evaluations.completed(reports.drain())
                 if checkpoints.after_step():
                     break
+            if stops:
+                break
         requested = time.perf_counter()
     reports.drain()
 

@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from ...core.job import Job, call_user_code
+from ...datasets.sources import load_data
 from ...datasets.stream import RankMicroBatch, Stream
 from ...tracing.fake import call_model
 from ..numerics.precision import compute_precision, float32_arithmetic, to_device
+from ..state.optimizer import waits_for_metric
 from ..state.weights import seeded_model
 
 Weights = dict[str, torch.Tensor]
@@ -41,10 +43,10 @@ def run_delayed_reference(
     `delay` is that of each parameter; `drains` are the numbers of batches after which the pipeline was emptied.
     """
     model = seeded_model(job, dtype).to(device).train()
-    optimizer = job.optimizer([p for p in model.parameters() if p.requires_grad])
+    optimizer = job.optimizer_on((n, p) for n, p in model.named_parameters() if p.requires_grad)
     prepare(model)
     schedule = job.schedule(optimizer) if job.schedule else None
-    stream = Stream(job, job.data(), micro=micro)
+    stream = Stream(job, load_data(job), micro=micro)
     history = [_copy(model)]
     losses, empty = [], 0
     for step in range(steps):
@@ -68,7 +70,7 @@ def run_delayed_reference(
                 g.mul_(min(1.0, job.clip / (float(norm) + 1e-6)))
         before_update(step, model)
         optimizer.step()
-        if schedule is not None:
+        if schedule is not None and not waits_for_metric(schedule):
             schedule.step()
         optimizer.zero_grad()
         history.append(_copy(model))

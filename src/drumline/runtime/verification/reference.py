@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from ...core.job import Job, call_user_code
+from ...datasets.sources import load_data
 from ...datasets.stream import Stream
 from ...tracing.fake import call_model
 from ..numerics.precision import compute_precision, float32_arithmetic, to_device
+from ..state.optimizer import waits_for_metric
 from ..state.weights import seeded_model
 
 
@@ -35,10 +37,10 @@ def run_reference(
     `scale` is a fixed loss scale, without which fp16 gradients underflow.
     """
     model = seeded_model(job, dtype).to(device).train()
-    optimizer = job.optimizer([p for p in model.parameters() if p.requires_grad])
+    optimizer = job.optimizer_on((n, p) for n, p in model.named_parameters() if p.requires_grad)
     prepare(model)
     schedule = job.schedule(optimizer) if job.schedule else None
-    stream = Stream(job, job.data(), micro=micro)
+    stream = Stream(job, load_data(job), micro=micro)
     losses = []
     for step in range(steps):
         loss_sum, weight_sum = 0.0, 0.0
@@ -67,7 +69,7 @@ def run_reference(
                 g.mul_(share)
         before_update(step, model)
         optimizer.step()
-        if schedule is not None:
+        if schedule is not None and not waits_for_metric(schedule):
             schedule.step()
         optimizer.zero_grad()
         losses.append(loss_sum / weight_sum)

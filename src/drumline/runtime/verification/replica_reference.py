@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 from ...core.job import Job
+from ...datasets.sources import load_data
 from ...datasets.stream import RankBatch, Stream
 from ...plans import Plan
 from ...schedules import random_partner
 from ...tracing.fake import call_model
 from ..numerics.precision import compute_precision, float32_arithmetic, to_device
+from ..state.optimizer import waits_for_metric
 from ..state.weights import seeded_model
 
 
@@ -32,9 +34,9 @@ class ReferenceReplica:
         self.job, self.device, self.dtype, self.precision = job, device, dtype, precision
         self.model = seeded_model(job, dtype).to(device).train()
         self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.optimizer = job.optimizer(list(self.trained.values()))
+        self.optimizer = job.optimizer_on(self.trained.items())
         self.schedule = job.schedule(self.optimizer) if job.schedule else None
-        self.stream = Stream(job, job.data(), dp=plan.dp, index=index, micro=plan.micro)
+        self.stream = Stream(job, load_data(job), dp=plan.dp, index=index, micro=plan.micro)
         self.first_gradients: dict[str, torch.Tensor] = {}
         self.largest: dict[str, torch.Tensor] = {}
         """The largest absolute gradient over all steps, per element."""
@@ -53,7 +55,7 @@ class ReferenceReplica:
         else:
             self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.step()
-        if self.schedule is not None:
+        if self.schedule is not None and not waits_for_metric(self.schedule):
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss_sum, weight_sum

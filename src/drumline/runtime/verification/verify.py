@@ -27,6 +27,7 @@ from ..engine import Engine, initialize
 from ..strategies.experts import inside_experts
 from .activations import ActivationRecorder
 from .comparison import Divergence, compare_gradients, compare_outputs, gather, largest_error
+from .explanation import explain
 from .modes import Float64Mode, NoRandomness, without_randomness
 from .one_device import reference_text, replaces_draws, run_one_device
 from .tolerances import (
@@ -65,6 +66,8 @@ class Verification:
     reference: str = ""
     """Description of the reference."""
     notes: tuple[str, ...] = ()
+    explanation: str = ""
+    """For a divergence: what in the job depends on how a batch is cut, and the fix, if that was found."""
     division: SplitSummary | None = None
     """For a split model: what the plan could not split, and where its stages begin."""
 
@@ -137,6 +140,7 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
         later_losses=later,
         reference=reference_text(plan),
         notes=tuple(sorted(notes)),
+        explanation="" if passed else explain(job),
         division=engine.strategy.summary,
     )
 
