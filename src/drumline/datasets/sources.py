@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from ..core.errors import JobError
 from ..core.job import Job, call_user_code
 from .seeding import mix_seed, seeded_random
+from .source_checks import can_be_read_again, check_dataset, one_collate, refuse_loader
 
 
 class DataSource(ABC):
@@ -182,8 +183,8 @@ class LoaderSource(DataSource):
     """A DataLoader of the user's over a map-style dataset: its batch sampler gives the order of the whole job."""
 
     def __init__(self, job: Job, loader: DataLoader[Any]) -> None:
-        super().__init__(_one_collate(job, loader))
-        _refuse_loader(job, loader)
+        super().__init__(one_collate(job, loader))
+        refuse_loader(job, loader)
         self._dataset, self._size = loader.dataset, job.batch_size
         self._sampler: Any = loader.batch_sampler
         inner = getattr(self._sampler, "sampler", None)
@@ -249,9 +250,9 @@ class StreamSource(DataSource):
     """One process reads a stream in order; more would each read all of it."""
 
     def __init__(self, job: Job, stream: Any, loader: DataLoader[Any] | None = None) -> None:
-        super().__init__(_one_collate(job, loader) if loader is not None else job.collate)
+        super().__init__(one_collate(job, loader) if loader is not None else job.collate)
         if loader is not None:
-            _refuse_loader(job, loader)
+            refuse_loader(job, loader)
             self.workers, self.prefetch = min(1, loader.num_workers), loader.prefetch_factor
             self.worker_init = loader.worker_init_fn
         self._drops_last = loader is not None and loader.drop_last
@@ -304,7 +305,7 @@ def open_source(job: Job, data: Any) -> DataSource:
             if isinstance(data.dataset, IterableDataset)
             else LoaderSource(job, data)
         )
-    if isinstance(data, IterableDataset) or _can_be_read_again(data):
+    if isinstance(data, IterableDataset) or can_be_read_again(data):
         return StreamSource(job, data)
     return MapSource(job, data)
 
@@ -325,73 +326,6 @@ def load_validation(job: Job) -> Any:
 def open_data(job: Job) -> DataSource:
     """The source of the job's training data."""
     return open_source(job, load_data(job))
-
-
-def check_dataset(dataset: Any) -> Any:
-    """Check that it is a map-style dataset with at least one sample."""
-    has_items, has_length = hasattr(dataset, "__getitem__"), hasattr(dataset, "__len__")
-    if isinstance(dataset, IterableDataset) or not has_items or not has_length:
-        raise JobError(
-            f"the dataset is a {type(dataset).__name__}" + (" without __len__" if has_items and not has_length else ""),
-            rule="a map-style dataset has __len__ and __getitem__, so that its order can be a function of the seed",
-            fix=_way_out(dataset, has_items=has_items),
-        )
-    if len(dataset) == 0:
-        raise JobError("the dataset is empty", rule="at least one sample")
-    return dataset
-
-
-def _way_out(dataset: Any, *, has_items: bool) -> str:
-    if has_items:
-        return "give it a __len__ (the number of its samples), or make it an IterableDataset"
-    if isinstance(dataset, Iterator):
-        return "an iterator can be read only once: return a list, or an IterableDataset whose __iter__ makes it anew"
-    return "a list, a Dataset, an IterableDataset, or a DataLoader of one of them"
-
-
-def _can_be_read_again(data: Any) -> bool:
-    """Whether it is a stream without torch's base class, as other libraries have them."""
-    plain = not hasattr(data, "__getitem__") and not hasattr(data, "__len__")
-    return plain and isinstance(data, Iterable) and not isinstance(data, Iterator)
-
-
-def _one_collate(job: Job, loader: DataLoader[Any]) -> Callable[[list[Any]], Any]:
-    """The collate function of a loader, or the job's."""
-    own: Any = loader.collate_fn
-    if job.collate is not None and own is not default_collate and own is not job.collate:
-        name = getattr(own, "__name__", type(own).__name__)
-        raise JobError(
-            f"the job has a collate function, and its DataLoader another: {name}",
-            rule="samples are collated by one function",
-            fix="leave out Job.collate, or the DataLoader's collate_fn",
-        )
-    return job.collate or own
-
-
-def _refuse_loader(job: Job, loader: DataLoader[Any]) -> None:
-    """Refuse, by name, a loader whose batches are not those of the whole job."""
-    streams = isinstance(loader.dataset, IterableDataset)
-    sampler = getattr(loader, "sampler", None)
-    replicas = getattr(sampler, "num_replicas", 1)
-    if isinstance(replicas, int) and replicas > 1:
-        raise JobError(
-            f"the DataLoader has a {type(sampler).__name__} for {replicas} ranks",
-            rule="a job's data is the same on every rank; Drumline gives each rank its slice of every batch, and would "
-            "slice what is a slice already",
-            fix="leave the sampler out: DataLoader(dataset, batch_size=..., shuffle=True)",
-        )
-    if loader.batch_size is None and (streams or loader.batch_sampler is None):
-        raise JobError(
-            "the DataLoader has batch_size=None",
-            rule="its batches are cut into micro-batches and over ranks by samples, which are then collated",
-            fix=f"a dataset of single samples, and DataLoader(..., batch_size={job.batch_size})",
-        )
-    if loader.batch_size is not None and loader.batch_size != job.batch_size:
-        raise JobError(
-            f"the DataLoader has batch_size={loader.batch_size}, Job.batch_size is {job.batch_size}",
-            rule="both count the samples of one optimizer step, over all ranks and micro-batches",
-            fix=f"DataLoader(..., batch_size={job.batch_size}), or Job(..., batch_size={loader.batch_size})",
-        )
 
 
 def _generators(parts: Sequence[Any]) -> list[tuple[torch.Generator, int]]:

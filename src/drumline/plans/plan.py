@@ -396,6 +396,4 @@ _CHECKS = tuple((f.name, f.default, KEYS[f.name]) for f in fields(Plan))
 
 
 def _word(value: Any) -> str:
-    if isinstance(value, list):
-        return "+".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "+".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -20,7 +20,7 @@ from ...comm.environment import connect, device_of
 from ...core.errors import JobError, PlanError
 from ...core.job import Job
 from ...datasets.loader import Loader
-from ...datasets.sources import check_dataset
+from ...datasets.source_checks import check_dataset
 from ...datasets.stream import RankBatch, RankMicroBatch, Stream, split_range
 from ...interop.deepspeed import read
 from ...interop.imported import ImportedConfig
