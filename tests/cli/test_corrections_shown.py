@@ -82,9 +82,11 @@ def test_a_run_corrects_the_next_prediction(folder: Path) -> None:
         "none of this job" in another["correction"] and another["step_seconds"] != another["uncorrected_step_seconds"]
     )
     plain = planned(folder, "job", "--no-corrections")
-    assert plain["given"] == before["given"] and [p["plan"] for p in plain["plans"]] == [
-        p["plan"] for p in before["plans"]
-    ]
+    loading = {"data_seconds", "data_wait_seconds", "input"}  # measured anew for each answer
+    assert {k: v for k, v in plain["given"].items() if k not in loading} == {
+        k: v for k, v in before["given"].items() if k not in loading
+    }
+    assert [p["plan"] for p in plain["plans"]] == [p["plan"] for p in before["plans"]]
     shown = here("plan", "j.py", "--cluster", "mine.toml", "--formula", cwd=folder).stdout
     assert "corrected by 2 runs on this machine" in shown and "without" in shown and "before correction = " in shown
 
@@ -105,7 +107,7 @@ def test_profile_predicts_for_this_machine(folder: Path) -> None:
     assert "here: step" not in here("profile", "j.py", "--no-corrections", cwd=folder, **env).stdout
     (folder / "cache" / name).write_text("name = 1")
     done = here("profile", "j.py", cwd=folder, **env)
-    assert done.returncode == 0 and f"{name} is not used: name: " in done.stderr
+    assert done.returncode == 0 and f"{name} is not used: 3 keys are wrong or missing" in done.stderr
     assert f"removed {kept}" in here("measure", "--forget", **env).stdout and not kept.exists()
     assert "nothing to forget" in here("measure", "--forget", **env).stdout
 

@@ -120,7 +120,11 @@ def test_plans_models_and_clusters_are_completed(tmp_path: Path, monkeypatch: py
     assert complete_plan("au") == ["auto"] and complete_plan("mi") == ["mine.toml", *complete_plan("mic")]
     assert complete_plan("nonsense=") == []
     assert complete_job("gpt:1") == [f"gpt:{size}" for size in ("125m", "1.3b", "13b", "175b", "1t")]
-    assert complete_job("mi") == ["mine.py"] and complete_cluster("dgx-h") == ["dgx-h100", "dgx-h200"]
+    assert (
+        complete_job("mi")[0] == "mine.py"
+        and complete_job("min") == ["mine.py"]
+        and complete_cluster("dgx-h") == ["dgx-h100", "dgx-h200"]
+    )
     assert complete_cluster("mi")[0] == "mine.toml"
 
 

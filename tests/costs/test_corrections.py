@@ -418,7 +418,7 @@ class TestFile:
             ("{", "JSON"),
             ("[]", "dictionary"),
             ('{"format": 1}', "'runs' is missing"),
-            ('{"format": 1, "runs": [{"job": 1}]}', "runs.0"),
+            ('{"format": 1, "runs": [{"job": 1}]}', "[runs.0]"),
         ],
     )
     def test_a_damaged_file_is_refused(self, tmp_path: Path, text: str, rule: str) -> None:

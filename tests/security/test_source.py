@@ -46,6 +46,16 @@ ALLOWED = {
     ("core/job.py", "exec"): "the user's own job file, which the user asked to run",
     ("partition/program.py", "exec"): "our own lines, made from a captured graph",
     ("launchers/local.py", "pickle.loads"): "through a pipe from the process that started this one",
+    ("launchers/payload.py", "pickle.loads"): "through a pipe from the process that started this one",
+    (
+        "accelerate/accelerator.py",
+        "dist.all_gather_object",
+    ): "gather_for_metrics(use_gather_object=True), as Accelerate's",
+    ("horovod/collectives.py", "dist.all_gather_object"): "allgather_object, between ranks of one job, as Horovod's",
+    (
+        "horovod/collectives.py",
+        "dist.broadcast_object_list",
+    ): "broadcast_object, between ranks of one job, as Horovod's",
     ("mpi/pickling.py", "pickle.loads"): "object messages of drumline.MPI, between ranks of one job, as mpi4py's",
 }
 KEYWORDS = {"shell": True, "trust_remote_code": True, "allow_pickle": True, "weights_only": False}

@@ -195,7 +195,10 @@ def read_runs(path: str | Path) -> tuple[ObservedRun, ...]:
         return files.from_plain(_RunsFile, document, str(path), CorruptFile).runs
     except CorruptFile as e:
         raise CorruptFile(
-            f"{path} is damaged", where=e.where, rule=e.what, fix="drumline measure --forget removes it"
+            f"{path} is damaged",
+            where=e.where,
+            rule=f"{e.what}: {e.rule}" if e.rule else e.what,
+            fix="drumline measure --forget removes it",
         ) from None
 
 

@@ -29,7 +29,7 @@ class PlanDetails:
     tokens: str | None = None
     epochs: float | None = None
     samples: int | None = None
-    price: str | float = 0.0
+    price: str | float = "0"
     """Of one device hour: `2.5`, `2.50EUR`, `$2.50`."""
     mtbf: str | None = None
     """`50000h` of one device, or `12h/run`."""

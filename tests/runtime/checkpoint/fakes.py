@@ -16,6 +16,11 @@ from drumline.runtime.checkpoint.disk import Disk
 from drumline.runtime.state.pieces import ParameterSpec, Piece
 
 
+def stream(samples: int) -> Any:
+    """The data of a fake engine."""
+    return SimpleNamespace(source=SimpleNamespace(name="shuffled", length=samples))
+
+
 class Model(nn.Module):
     """Tied weights, a frozen layer, running statistics, a non-persistent buffer, a scalar."""
 
@@ -63,7 +68,7 @@ def engine(seed: int = 0, *, width: int = 4, model: nn.Module | None = None, **c
         "steps": 0,
         "position": 0,
         "plan": Plan(),
-        "stream": SimpleNamespace(dataset=range(40)),
+        "stream": stream(40),
         "scaler": None,
         "template": model,
         "owns_buffer": lambda name: True,

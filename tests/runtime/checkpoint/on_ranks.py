@@ -218,8 +218,8 @@ def ledger(plan: str, folder: str, steps: int) -> list[int]:
     if any(Path(folder).glob("step-*")):
         engine.load(folder)
     seen: list[int] = []
-    load_sample = engine.stream._sample
-    engine.stream._sample = lambda i: (seen.append(i), load_sample(i))[1]  # type: ignore[method-assign]
+    load_sample = engine.stream.source.sample
+    engine.stream.source.sample = lambda i: (seen.append(i), load_sample(i))[1]  # type: ignore[method-assign]
     train(engine, steps)
     engine.save(folder)
     engine.finish_saves()

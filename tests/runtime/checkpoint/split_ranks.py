@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from drumline.core.job import Job
 from drumline.partition.sharding.layout import Split, even_bounds
 from drumline.plans import Plan
 from drumline.runtime.checkpoint import Saver, load
@@ -125,17 +126,16 @@ def engine(layout: str, seed: int) -> Any:
     own = pieces(layout, rank, model)
     kinds = {n: ParameterSpec(tuple(p.shape), p.dtype) for n, p in model.named_parameters()}
     trained = [p for p in own if p.value.requires_grad]
-    job = SimpleNamespace(
-        source="",
-        digest="",
-        seed=0,
+    job = Job(
         batch_size=8,
         model=Model,
+        loss=nn.functional.mse_loss,
+        data=list,
         optimizer=lambda params: torch.optim.AdamW(
             [{"params": [p for p in params if p.dim() > 1]}, {"params": [p for p in params if p.dim() < 2], "lr": 0.5}]
         ),
     )
-    optimizer = make_optimizer(job, trained, {n: k for n, k in kinds.items() if n in states})  # type: ignore[arg-type]
+    optimizer = make_optimizer(job, trained, {n: k for n, k in kinds.items() if n in states})
     for piece in trained:
         parts = {k: piece.take(v).clone().view(piece.value.shape) for k, v in states[piece.name].items()}
         optimizer.state[piece.value] = {"step": torch.tensor(3.0), **parts}

@@ -139,7 +139,7 @@ REFUSED = [
     ({"model": Wider()}, "'more.weight', 'more.bias' are missing"),
     ({"schedule": None}, "the checkpoint has a schedule, the job has none"),
     ({"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])}, "optimizer is AdamW, the job's is SGD"),
-    ({"stream": fakes.SimpleNamespace(dataset=range(41))}, "samples was 40, and is 41"),
+    ({"stream": fakes.stream(41)}, "samples was 40, and is 41"),
 ]
 
 
@@ -156,7 +156,7 @@ def test_another_job_is_refused(tmp_path: Path, changes: dict[str, Any], text: s
 
 def test_other_data_if_allowed(tmp_path: Path) -> None:
     saved(tmp_path)
-    other = fakes.engine(stream=fakes.SimpleNamespace(dataset=range(41)))
+    other = fakes.engine(stream=fakes.stream(41))
     assert load(other, tmp_path, other_data=True).step == 3
 
 

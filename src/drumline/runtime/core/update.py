@@ -65,8 +65,14 @@ class Update:
         if not gradients:
             return torch.zeros(1, dtype=torch.float64, device=self._device)
         # a norm of numbers in half precision would be rounded to it
-        narrow = any(g.dtype in (torch.bfloat16, torch.float16) for g in gradients)
-        norms = torch.stack(foreach_norm(gradients, 2, torch.float32) if narrow else foreach_norm(gradients)).double()
+        narrow = [g for g in gradients if g.dtype in (torch.bfloat16, torch.float16)]
+        if narrow:
+            gradients = [g for g in gradients if g.dtype not in (torch.bfloat16, torch.float16)]
+        parts = [
+            *(foreach_norm(narrow, 2, torch.float32) if narrow else ()),
+            *(foreach_norm(gradients) if gradients else ()),
+        ]
+        norms = torch.stack([part.double() for part in parts] if narrow else parts).double()
         return torch.dot(norms, norms).reshape(1).to(self._device)
 
     def apply(self, factor: float, norm: float, ready: Callable[[], None]) -> None:
