@@ -15,13 +15,13 @@ from drumline.cli.common import host_bytes
 from drumline.cli.verify import workers
 from drumline.core.errors import InputError
 from drumline.costs import Estimate
-from drumline.costs.checkpoint_interval import save_interval
 from drumline.loop.checkpoints import CheckpointOptions, continues
 from drumline.models.recompute_choice import choices
 from drumline.models.zoo import profile as zoo_profile
 from drumline.plans import Plan
 from drumline.reports.plan_text import estimate_lines
 from drumline.runtime.training.checkpoint_policy import CheckpointPolicy
+from drumline.theory.checkpoint_interval import save_interval
 
 
 def shown(*arguments: str) -> str:

@@ -17,10 +17,10 @@ from drumline.cli.completion import complete_cluster, complete_job, complete_pla
 from drumline.cli.welcome import next_steps
 from drumline.clusters.catalogue import load
 from drumline.core.money import Money
-from drumline.costs.checkpoint_interval import FailureRate
 from drumline.costs.throughput import Throughput
 from drumline.models import zoo
 from drumline.plans import Plan
+from drumline.theory.checkpoint_interval import FailureRate
 
 SMALL = ("plan", "gpt:125m", "--cluster", "dgx-a100", "--devices", 8, "--top", 1)
 

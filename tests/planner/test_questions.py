@@ -12,7 +12,6 @@ from drumline.clusters import Cluster, CollectiveTable, load
 from drumline.core import files
 from drumline.core.errors import ClusterError, InputError
 from drumline.costs import OperatorCostModel, estimate
-from drumline.costs.checkpoint_interval import FailureRate, save_interval
 from drumline.models import zoo
 from drumline.planner import search
 from drumline.planner.break_even import thresholds, with_slower_messages
@@ -22,6 +21,7 @@ from drumline.planner.training import checkpoint_interval, scale_learning_rate, 
 from drumline.planner.what_if import compare, with_changes
 from drumline.plans import Plan
 from drumline.plans.combinations import refusal
+from drumline.theory.checkpoint_interval import FailureRate, save_interval
 
 H100 = load("dgx-h100")
 GPT = zoo.profile("gpt:1.3b", batch_size=64)

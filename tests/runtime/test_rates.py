@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from drumline.core.errors import JobError
-from drumline.costs import batch_scaling as scaling
 from drumline.runtime.deepspeed import schedulers
 from drumline.runtime.learning_rates import rates
+from drumline.theory import batch_scaling as scaling
 
 CURVES: list[rates.RateCurve] = [
     rates.Constant(warmup=3),

@@ -7,8 +7,8 @@ import statistics
 import pytest
 
 from drumline.core.errors import InputError
-from drumline.costs.checkpoint_interval import expected_goodput, save_interval
 from drumline.simulator.failures import FailureReplay, replay_failures
+from drumline.theory.checkpoint_interval import expected_goodput, save_interval
 
 DAY = 86400.0
 

@@ -98,7 +98,6 @@ def plan(
             fix="drumline plan --list shows the zoo and the clusters",
         )
     details = PlanDetails(fit, what_if, scaling, pareto, formula, tokens, epochs, samples, price, mtbf, tuned)
-    details.check()
     several, cluster = len(clusters) > 1, clusters[0] if clusters else None
     if top < 1:
         raise InputError(f"--top {top}", rule="at least one candidate")
@@ -115,6 +114,7 @@ def plan(
         "notify": warn,
     }
     with measuring(quiet=as_json) as progress:
+        details.check()
         inputs["progress"] = progress
         if source is not None or emit is not None:
             from .plan_tools import plan_for_tools

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..clusters import Cluster, Link
 from ..plans import Plan
 from ..plans.engine_constants import HOST_SEGMENT_BYTES, tree_segments
-from ..schedules import ALL_REDUCE_WORDS, NATIVE, SHARDED_HALVES
+from ..schedules import NATIVE, SHARDED_HALVES
 from ..theory.alpha_beta import level
 from ..theory.collective_forms import CLOSED_FORMS
 from .algorithm_choice import algorithm_seconds
@@ -99,16 +99,3 @@ def host_all_reduce_seconds(group: RankGroup, m: float, cluster: Cluster) -> flo
     rail = Link(topology.across.alpha, topology.across.bandwidth / d)
     across = CLOSED_FORMS["all_reduce", "ring"](h, segment / d, rail)
     return max(scatter + n * across + gather, n * (scatter + gather) + across)
-
-
-def comparable_algorithms(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    """Algorithms whose prices can be compared with the backend's: all between CPU hosts, on one host the measured ones.
-
-    On one host a schedule costs more than its messages: the links do not tell what running it in Python takes.
-    """
-    if cluster.device.kind != "cpu" or plan.processes == 1:
-        return ()
-    names = ALL_REDUCE_WORDS[2:]
-    if level(plan.ranks, cluster) is None:
-        return names
-    return tuple(name for name in names if cluster.algorithm_table("all_reduce", plan.ranks, name))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from ..core.errors import InputError
 
 if TYPE_CHECKING:
-    from ..costs.checkpoint_interval import FailureRate
     from ..runtime.training.checkpoint_policy import CheckpointPolicy
+    from ..theory.checkpoint_interval import FailureRate
     from .callbacks import Notify
 
 FOLDER = "checkpoints"
@@ -22,7 +22,7 @@ FOLDER = "checkpoints"
 
 def parse_failures(mtbf: str | float | None) -> FailureRate:
     """The value of --mtbf; the usual rate of a device if none is given."""
-    from ..costs.checkpoint_interval import USUAL_DEVICE_MTBF, FailureRate
+    from ..theory.checkpoint_interval import USUAL_DEVICE_MTBF, FailureRate
 
     try:
         return FailureRate.parse(USUAL_DEVICE_MTBF if mtbf is None else mtbf)
@@ -61,7 +61,7 @@ class CheckpointOptions:
         if not self.every or not stall or not step:
             return ""
         from ..core.units import format_seconds
-        from ..costs.checkpoint_interval import save_interval
+        from ..theory.checkpoint_interval import save_interval
 
         rate = parse_failures(self.mtbf)
         best = save_interval(stall, rate.of_run(ranks))

@@ -11,8 +11,8 @@ from .inputs import describe, is_job, load_job
 
 if TYPE_CHECKING:
     from ..core.money import Money
-    from ..costs.checkpoint_interval import FailureRate
     from ..planner.fit_report import FitReport
+    from ..theory.checkpoint_interval import FailureRate
     from .inputs import ModelInput
     from .plan import PlanQuestion, PlanSearch
 

@@ -19,11 +19,11 @@ from .simulate import Simulation
 if TYPE_CHECKING:
     from ..clusters import Cluster
     from ..costs import Estimate
-    from ..costs.checkpoint_interval import FailureRate
     from ..models import Profile
     from ..plans import Plan
     from ..simulator.failures import FailureReplay
     from ..simulator.worker_replay import WorkerReplay
+    from ..theory.checkpoint_interval import FailureRate
     from .inputs import ClusterInput, ModelInput, PlanInput, SlowRanks
 
 LONGEST_DAYS = 3650.0

@@ -9,11 +9,12 @@ from ..clusters import Cluster
 from ..core.units import format_bytes, format_seconds
 from ..costs import Estimate
 from ..costs.collectives import inner, replicas
-from ..costs.gradient_algorithm import RankGroup, comparable_algorithms, gradient_algorithm, gradient_seconds
+from ..costs.gradient_algorithm import RankGroup, gradient_algorithm, gradient_seconds
 from ..costs.model import CostModel
 from ..plans import Plan
 from ..plans.combinations import refusal
-from ..schedules import NATIVE
+from ..schedules import ALL_REDUCE_WORDS, NATIVE
+from ..theory.alpha_beta import level
 from .objectives import Scored
 
 MOST_PLANS = 8
@@ -37,6 +38,19 @@ def _cheapest(plan: Plan, estimate: Estimate, model: CostModel, cluster: Cluster
         if e.fits and e.step_seconds < best[1].step_seconds - LEAST_GAIN * e.step_seconds:
             best = variant, e
     return best
+
+
+def comparable_algorithms(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """Algorithms whose prices can be compared with the backend's: all between CPU hosts, on one host the measured ones.
+
+    On one host a schedule costs more than its messages: the links do not tell what running it in Python takes.
+    """
+    if cluster.device.kind != "cpu" or plan.processes == 1:
+        return ()
+    names = ALL_REDUCE_WORDS[2:]
+    if level(plan.ranks, cluster) is None:
+        return names
+    return tuple(name for name in names if cluster.algorithm_table("all_reduce", plan.ranks, name))
 
 
 def other_words(plan: Plan, cluster: Cluster) -> list[str]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from ..clusters import Cluster
 from ..core.errors import InputError
 from ..costs import Estimate
-from ..costs.batch_scaling import WARM_EPOCHS, batch_warning, scale_rate, token_warning
-from ..costs.checkpoint_interval import FailureRate, save_interval
 from ..costs.rank_model import tokens_of
 from ..models.op_shapes import ConvolutionShape, shape_of
 from ..models.profile import Profile
 from ..plans import Plan
+from ..theory.batch_scaling import WARM_EPOCHS, batch_warning, scale_rate, token_warning
+from ..theory.checkpoint_interval import FailureRate, save_interval
 from ..theory.roofline import MEMORY_EFFICIENCY
 
 USUAL_LOSS = 3.0

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from ..core.errors import InputError
-from ..costs.checkpoint_interval import expected_goodput
+from ..theory.checkpoint_interval import expected_goodput
 
 MOST_EVENTS = 5_000_000
 """Saves and failures of a replay, at most."""

@@ -150,10 +150,12 @@ def fake_batch(mode: FakeTensorMode, *, sample: SampleForm, n: int) -> tuple[Any
 
 
 def first_sample(job: Job) -> SampleForm:
-    """The first sample of the job's data."""
+    """The first sample of the job's data; refused before the model is built if it cannot be collated."""
     with with_real_tensors():
         source = open_data(job)
-        return SampleForm(source.first_sample(), source)
+        sample = SampleForm(source.first_sample(), source)
+        sample.batch(2)
+        return sample
 
 
 def call_model(model: Any, value: Any) -> Any:

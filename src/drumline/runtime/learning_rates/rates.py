@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...core.errors import JobError
-from ...costs.batch_scaling import ScaledLearningRate, batch_warning, critical_tokens, scale_rate, token_warning
+from ...theory.batch_scaling import ScaledLearningRate, batch_warning, critical_tokens, scale_rate, token_warning
 
 __all__ = [
     "WSD",
