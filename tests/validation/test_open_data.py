@@ -35,7 +35,7 @@ def errors_of(result: RunsValidation, rows: list[int]) -> ErrorScore:
 def test_every_row_is_read_or_skipped_with_a_reason(result: RunsValidation) -> None:
     with (DATA / "published_runs.csv").open(newline="") as f:
         records = sum(1 for _ in csv.reader(f)) - 1
-    assert len(result.runs) >= 600 and len(result.runs) + len(result.skipped) == records >= 772
+    assert len(result.runs) >= 725 and len(result.runs) + len(result.skipped) == records >= 841
     assert all(s.reason for s in result.skipped)
 
 
