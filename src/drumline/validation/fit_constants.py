@@ -50,8 +50,8 @@ def fit_constants(runs: RunColumns) -> LogConstants:
 def leave_one_out(runs: RunColumns) -> tuple[Array, Array]:
     """(seconds, bytes) of every run, predicted by a fit without its source.
 
-    Each fit starts from the fit on all runs and takes a few steps with its Jacobian, so it stops near that fit: refitted
-    from the priors until nothing moves, the largest sources are a little worse (docs/validate.md).
+    Each fit starts from the fit on all runs and takes a few steps with its Jacobian, so it stops near that fit:
+    refitted from the priors until nothing moves, the largest sources are a little worse (docs/validate.md).
     """
     chips = tuple(sorted(set(runs.chips)))
     seconds, sizes = np.empty(len(runs)), np.empty(len(runs))
