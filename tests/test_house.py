@@ -105,10 +105,12 @@ def test_markdown_is_sound(page: Path) -> None:
         ("| a | b |\n|---|---|\n| 1 | 2 | 3 |\n", "line 3: 3 cells in a table of 2 columns"),
         ("see [here](missing.md)\n", "line 1: no file missing.md"),
         ("see [here](#missing)\n", "line 1: no heading #missing"),
+        ("see [here](other.md#missing)\n", "line 1: no heading #missing in other.md"),
         ("some `code\n\nnext\n", "line 1: a backtick without its partner"),
     ],
 )
 def test_markdown_faults_are_found(text: str, fault: str, tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# Other\n")
     assert markdown_faults(text, tmp_path) == [fault]
 
 
@@ -126,11 +128,57 @@ def test_every_page_is_reached_from_the_index() -> None:
     assert sorted(str(p.relative_to(ROOT)) for p in pages - reached) == []
 
 
+NEWCOMERS = {
+    "where zero=3 is priced, offered and run": (
+        ("README.md", "docs/design.md#where-a-choice-lives"),
+        ("docs/design.md", "costs/data_parallel_comm.py"),
+        ("docs/design.md", "costs/fitted/step.py"),
+        ("docs/design.md", "planner/space.py"),
+        ("docs/design.md", "`fsdp.py` (3)"),
+    ),
+    "the same from its page": (
+        ("README.md", "docs/zero.md"),
+        ("docs/zero.md", "costs/data_parallel_comm.py"),
+        ("docs/zero.md", "costs/fitted/step.py"),
+        ("docs/zero.md", "planner/space.py"),
+        ("docs/zero.md", "runtime/strategies/fsdp.py"),
+    ),
+    "what happens when a rank dies": (
+        ("README.md", "docs/faults.md"),
+        ("docs/faults.md", "launchers/local.py"),
+        ("docs/faults.md", "launchers/failures.py"),
+        ("docs/faults.md", "loop/restarts.py"),
+    ),
+    "how to add a collective algorithm": (
+        ("README.md", "docs/collectives.md#adding-an-algorithm"),
+        ("docs/collectives.md", "src/drumline/schedules/"),
+        ("docs/collectives.md", "schedules/collectives.py"),
+        ("docs/collectives.md", "theory/collective_forms.py"),
+    ),
+}
+"""Questions of a newcomer -> (page, what it names): every step leads one file further, from the README on."""
+
+
+@pytest.mark.parametrize("question", NEWCOMERS)
+def test_newcomers_find_the_code_in_few_files(question: str) -> None:
+    steps = NEWCOMERS[question]
+    assert len({"README.md"} | {target.partition("#")[0] for _, target in steps}) <= 6
+    for page, target in steps:
+        assert target in (ROOT / page).read_text(), f"{page} does not name {target}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "log" not in p.parts], ids=lambda p: str(p.relative_to(ROOT)))
+def test_source_files_that_a_page_names_exist(page: Path) -> None:
+    packages = {p.name for p in SOURCE.iterdir() if p.is_dir()}
+    names = re.findall(r"`(?:src/drumline/)?(\w+/[\w/]*\w+\.py)\b", page.read_text())
+    assert [n for n in names if n.split("/")[0] in packages and not (SOURCE / n).exists()] == []
+
+
 def markdown_faults(text: str, folder: Path) -> list[str]:
     """Faults of one page: fences, tables, inline code, links to files and headings."""
     faults = []
     fence, opened, columns, paragraph, start = "", 0, 0, "", 1
-    headings = {_anchor(line.lstrip("#")) for line in text.splitlines() if line.startswith("#")}
+    headings = _anchors(text)
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if fence:
@@ -159,11 +207,17 @@ def markdown_faults(text: str, folder: Path) -> list[str]:
                 continue
             if path and not (folder / path).exists():
                 faults.append(f"line {number}: no file {path}")
+            elif path.endswith(".md") and anchor and _anchor(anchor) not in _anchors((folder / path).read_text()):
+                faults.append(f"line {number}: no heading #{anchor} in {path}")
             elif not path and _anchor(anchor) not in headings:
                 faults.append(f"line {number}: no heading #{anchor}")
     if fence:
         faults.append(f"line {opened}: a code fence that is never closed")
     return faults + ([f"line {start}: a backtick without its partner"] if paragraph.count("`") % 2 else [])
+
+
+def _anchors(text: str) -> set[str]:
+    return {_anchor(line.lstrip("#")) for line in text.splitlines() if line.startswith("#")}
 
 
 def _anchor(heading: str) -> str:
