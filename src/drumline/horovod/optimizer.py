@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..core.errors import InputError, JobError
+from ..torchkit.optimizers import mark_stepped
 from .collectives import (
     Average,
     Compression,
@@ -216,7 +217,7 @@ def _attach(optimizer: Any, exchange: GradientExchange) -> None:
 
         @wraps(counted)
         def step_and_count(closure: Callable[[], Any] | None = None) -> Any:
-            optimizer._opt_called = True  # a scheduler warns if it is stepped before
+            mark_stepped(optimizer)
             return step(optimizer, closure)
 
         optimizer.step = step_and_count

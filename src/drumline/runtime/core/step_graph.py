@@ -28,6 +28,7 @@ from ...core.job import Job
 from ...datasets.seeding import mix_seed
 from ...datasets.stream import RankBatch, RankMicroBatch
 from ...plans import Plan
+from ...torchkit.optimizers import mark_fused
 from ...torchkit.pytree import tree_flatten, tree_unflatten
 from ..numerics.precision import to_device
 from ..state.weights import seed_everything
@@ -282,8 +283,7 @@ def prefer_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
             return
         for group in groups:
             group["fused"] = True
-        optimizer._step_supports_amp_scaling = True  # as its own constructor does
-        optimizer._need_device_dtype_check_for_fused = True
+        mark_fused(optimizer)
 
 
 @contextmanager

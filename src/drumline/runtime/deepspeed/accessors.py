@@ -13,6 +13,7 @@ from torch import nn
 from ...comm.environment import connect, rank_info
 from ...core.errors import JobError
 from ...interop.imported import ImportedConfig
+from ...torchkit.modules import is_persistent
 from ..engine import Engine
 from ..state.prebuilt import NoDataset
 from . import tagged_checkpoints
@@ -211,7 +212,7 @@ class EngineAccessors:
                 state[self.engine.user_name(name)] = state[self.engine.user_name(first[id(p)])]
         for prefix, module in model.named_modules():
             for key, b in module._buffers.items():
-                if b is not None and key not in module._non_persistent_buffers_set:
+                if b is not None and is_persistent(module, key):
                     state[f"{prefix}.{key}" if prefix else key] = b
         return state
 
