@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -17,6 +19,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 70
+MOST_ROOM_CHANGES = 15
+"""Of `benchmarks/room_changes.py`: neighbouring first calls in different packages, apart from values and formulas."""
 
 
 def test_public_class_names_are_unique() -> None:
@@ -87,6 +91,14 @@ def test_no_line_is_exempt_from_the_formatter() -> None:
     exempt = [p for d in ("src", "tests", "benchmarks", "examples") for p in (ROOT / d).rglob("*.py")]
     marks = re.compile(r"#\s*fmt:\s*(skip|off)")
     assert [str(p.relative_to(ROOT)) for p in exempt if marks.search(p.read_text())] == []
+
+
+def test_a_reader_of_the_planner_changes_packages_rarely() -> None:
+    """Follow `drumline plan examples/gpt.py` in the order in which it runs; docs/log/structure.md has the history."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "room_changes.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) <= MOST_ROOM_CHANGES
 
 
 # -- Markdown

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from ..clusters import Cluster
 from ..costs import Estimate
+from ..costs.estimate import Throughput
 from ..costs.kernel_time import Pricer
 from ..costs.layer_time import largest_micro_batch
 from ..costs.model_split import split_model
-from ..costs.throughput import Throughput
 from ..models.profile import COMPUTE_KINDS, Profile
 from ..plans import Plan
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..core import files
 from ..core.timeline import Timeline
 from ..core.units import format_bytes, format_count, format_seconds
-from ..costs.throughput import mfu_text
+from ..costs.estimate import mfu_text
 from ..planner.explain import explain_plan
 from .collective_section import collective_section
 from .fault_section import fault_section

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ..core import files
 from ..core.units import format_bytes, format_count, format_seconds
-from ..costs.estimate import Estimate
-from ..costs.throughput import Throughput, mfu_text
+from ..costs.estimate import Estimate, Throughput, mfu_text
 from ..planner.bottlenecks import DEPENDS_ON, bottlenecks
 from ..planner.explain import explain_plan, reason
 from ..planner.objectives import OBJECTIVES

@@ -18,8 +18,7 @@ from ..core.display import NotebookValue
 from ..core.errors import CorruptFile, InputError, nearest
 from ..core.regular_files import sha256
 from ..core.timeline import Timeline
-from ..costs.estimate import Estimate
-from ..costs.throughput import Throughput
+from ..costs.estimate import Estimate, Throughput
 from ..models.profile import Profile
 from ..planner.answer import Answer
 from ..plans.plan import Plan
