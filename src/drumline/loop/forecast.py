@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import InputError, PlanError, TraceError
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import load_machines, without_corrections
+from .external_ranks import current_ranks
 from .inputs import load_plan, profile_in_precision
-from .joining import current_ranks
 
 if TYPE_CHECKING:
     from ..clusters import Cluster

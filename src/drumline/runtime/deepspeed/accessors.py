@@ -264,12 +264,12 @@ class EngineAccessors:
                 fix="load_module_only=True, with load_module_strict as you like",
             )
         name = None if tag is None else str(tag)
-        found = tagged_checkpoints.load(
+        loaded = tagged_checkpoints.load(
             self.engine, Path(load_dir), name, weights_only=weights_only, strict=load_module_strict
         )
-        if found is None:
+        if loaded is None:
             return None, None
-        path, state = found
+        path, state = loaded
         if not weights_only:
             self.micro_steps = int(state.counts.get("micro_steps", 0))
             self.skipped_steps = int(state.counts.get("skipped_steps", 0))

@@ -46,7 +46,7 @@ class RankComparison:
     wait_seconds: tuple[float, ...]
     """By rank, over the compared steps."""
     network_share: float | None = None
-    """Of a step, the time in messages when no rank is waited for; None in a pipeline, where it cannot be told apart."""
+    """Share of a step that messages take when no rank is late; None in a pipeline, where it cannot be separated."""
 
     def report(self) -> dict[str, object]:
         """The fields of a step's report."""
