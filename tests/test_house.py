@@ -73,6 +73,32 @@ def test_the_map_names_every_module() -> None:
     assert all(paste_map.first_sentence(path) for path in MODULES), "every module says what it is for"
 
 
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    """Not with "What ...": it says what a module, class or function does or is."""
+    assert [where for path in MODULES for where in what_docstrings(path.read_text(), path.relative_to(SOURCE))] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "where"),
+    [
+        ('"""What it is."""', ["x.py: module"]),
+        ('class A:\n    """What it is."""', ["x.py: A"]),
+        ('async def f():\n    """What it does."""', ["x.py: f"]),
+        ('def f():\n    """Whatever: does this."""', []),
+    ],
+)
+def test_docstrings_that_begin_with_what_are_found(code: str, where: list[str]) -> None:
+    assert what_docstrings(code, Path("x.py")) == where
+
+
+def what_docstrings(text: str, path: Path) -> list[str]:
+    """Modules, classes and functions of a file whose docstring begins with "What"."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    names = [getattr(node, "name", "module") for node in nodes if (ast.get_docstring(node) or "").startswith("What ")]
+    return [f"{path}: {name}" for name in names]
+
+
 def test_files_and_functions_stay_short() -> None:
     long = []
     for path in MODULES:

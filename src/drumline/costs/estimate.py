@@ -148,7 +148,7 @@ class Estimate(NotebookValue):
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What a step achieves, as people quote it. Recomputed work does not count."""
+    """Rates of a step, as people quote them. Recomputed work does not count."""
 
     devices: int
     """Devices in use."""

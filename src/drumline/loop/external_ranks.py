@@ -108,7 +108,7 @@ def keep_measurement(file: Path, ranks: ExternalRanks) -> None:
 
 
 def _tasks() -> dict[str, Callable[..., Any]]:
-    """What the first rank may ask of the others."""
+    """Tasks that the first rank may ask of the others."""
     from ..measurement.bench import bench_rank
     from ..measurement.machine import measure_rank
     from .measure import read_measurement, store_measurement

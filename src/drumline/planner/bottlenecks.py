@@ -23,7 +23,7 @@ DEPENDS_ON = {
     "overhead": "work between two steps: reading the loss and agreeing on it",
     "waiting": "waiting for slower ranks, or for busy servers (step_times, sync)",
 }
-"""What each bottleneck depends on."""
+"""The numbers of a cluster that each bottleneck depends on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def pauses(steps: Sequence[StepRecord]) -> list[Pause]:
 
 
 def fault_section(faults: Sequence[str], failure: str, steps: Sequence[StepRecord]) -> Html | None:
-    """What happened to the run, drawn over its seconds; None where nothing did."""
+    """Faults of the run, drawn over its seconds; None where there were none."""
     marks = [s for s in steps if s.note]
     if not (faults or failure or marks):
         return None

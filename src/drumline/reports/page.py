@@ -97,7 +97,7 @@ def _roofline(run: Run) -> Html | None:
 
 
 def problem_list(problems: Sequence[str]) -> Html:
-    """What is missing or damaged, a line for each."""
+    """Missing or damaged parts, a line for each."""
     return tag("ul", *(tag("li", cut(problem, 300)) for problem in problems[:40]), class_="problems")
 
 

@@ -104,7 +104,7 @@ def _answer(report: PlanReport) -> Html:
 
 
 def _given(report: PlanReport) -> Html | None:
-    """What limits the user's own plan, and how it compares with the best."""
+    """The limits of the user's own plan, compared with the best."""
     e = report.estimates.get(str(report.given))
     if report.given is None or e is None or report.profile is None or report.cluster is None:
         return None

@@ -76,7 +76,7 @@ class Run(NotebookValue):
     faults: tuple[str, ...] = ()
     """The faults that it survived, in order."""
     gradients: dict[str, int] = field(default_factory=dict)
-    """What became of the gradients of workers: `applied`, `dropped` (too late), `lost` (with a failed worker), and
+    """Gradients of workers by outcome: `applied`, `dropped` (too late), `lost` (with a failed worker), and
     `repeated` (updates made again after a parameter server failed). Empty for other plans."""
     failure: str = ""
     """Why it ended before its last step; empty if it did not, or was asked to."""

@@ -346,6 +346,6 @@ def _own(value: Any, engine: EngineCore) -> Any:
 
 
 def _form(micro: RankMicroBatch) -> tuple[object, ...]:
-    """What must be equal in all micro-batches: samples, and the shapes and types of all tensors, other values."""
+    """Properties equal in all micro-batches: samples, the shapes and types of all tensors, other values."""
     values, _ = tree_flatten((micro.input, micro.target))
     return micro.samples, *((tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v for v in values)

@@ -1,4 +1,4 @@
-"""What DeepSpeed's engine says about itself: ranks, batch sizes, precision, learning rates, and its checkpoints."""
+"""Accessors of DeepSpeed's engine: ranks, batch sizes, precision, learning rates, and its checkpoints."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class RankWatch:
         `skip` are steps whose times say nothing about a rank: one under the profiler. None with one rank, or if nothing
         was recorded.
         """
-        # where the end of a message is not exact, its wait cannot be told from the rank's own work
+        # where the end of a message is not exact, its wait cannot be separated from the rank's own work
         recent = list(steps)[-EVERY:]
         exact = [n for n in recent if self._engine.record.is_timed(n)]
         if self._engine.ranks == 1 or not exact:
