@@ -59,7 +59,7 @@ class GradientExchange:
         if self.done or self._bucket_of[p] < len(self._sent) or self._seen[p] >= self.passes:
             raise JobError(
                 f"more than {self.passes} backwards before a step",
-                rule=f"backward_passes_per_step={self.passes}: this number of backwards before a step, then zero_grad()",
+                rule=f"backward_passes_per_step={self.passes}: backwards before a step, then zero_grad()",
                 fix="DistributedOptimizer(..., backward_passes_per_step=n) for n backwards",
             )
         self._seen[p] += 1
