@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -17,6 +19,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 70
+MOST_ROOM_CHANGES = 15
+"""Of `benchmarks/room_changes.py`: neighbouring first calls in different packages, apart from values and formulas."""
 
 
 def test_public_class_names_are_unique() -> None:
@@ -69,6 +73,32 @@ def test_the_map_names_every_module() -> None:
     assert all(paste_map.first_sentence(path) for path in MODULES), "every module says what it is for"
 
 
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    """Not with "What ...": it says what a module, class or function does or is."""
+    assert [where for path in MODULES for where in what_docstrings(path.read_text(), path.relative_to(SOURCE))] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "where"),
+    [
+        ('"""What it is."""', ["x.py: module"]),
+        ('class A:\n    """What it is."""', ["x.py: A"]),
+        ('async def f():\n    """What it does."""', ["x.py: f"]),
+        ('def f():\n    """Whatever: does this."""', []),
+    ],
+)
+def test_docstrings_that_begin_with_what_are_found(code: str, where: list[str]) -> None:
+    assert what_docstrings(code, Path("x.py")) == where
+
+
+def what_docstrings(text: str, path: Path) -> list[str]:
+    """Modules, classes and functions of a file whose docstring begins with "What"."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    names = [getattr(node, "name", "module") for node in nodes if (ast.get_docstring(node) or "").startswith("What ")]
+    return [f"{path}: {name}" for name in names]
+
+
 def test_files_and_functions_stay_short() -> None:
     long = []
     for path in MODULES:
@@ -89,6 +119,28 @@ def test_no_line_is_exempt_from_the_formatter() -> None:
     assert [str(p.relative_to(ROOT)) for p in exempt if marks.search(p.read_text())] == []
 
 
+def test_a_reader_of_the_planner_changes_packages_rarely() -> None:
+    """Follow `drumline plan examples/gpt.py` in the order in which it runs; docs/log/structure.md has the history."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "room_changes.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) <= MOST_ROOM_CHANGES
+
+
+def test_the_counts_of_the_log_are_pasted() -> None:
+    spec = importlib.util.spec_from_file_location("paste_structure", ROOT / "docs" / "paste_structure.py")
+    assert spec and spec.loader
+    paste_structure = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(paste_structure)
+    page = (ROOT / "docs" / "log" / "structure.md").read_text()
+    table = page.split("<!-- structure -->")[1].split("<!-- /structure -->")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    cells = [row.split(" | ")[-1].strip(" |") for row in rows]
+    day = table.partition("Now: ")[2][:10]
+    assert all(cells) and paste_structure.pasted(page, cells, day) == page
+    assert paste_structure.pasted(page, ["x"] * len(cells), day) != page
+
+
 # -- Markdown
 
 
@@ -105,10 +157,12 @@ def test_markdown_is_sound(page: Path) -> None:
         ("| a | b |\n|---|---|\n| 1 | 2 | 3 |\n", "line 3: 3 cells in a table of 2 columns"),
         ("see [here](missing.md)\n", "line 1: no file missing.md"),
         ("see [here](#missing)\n", "line 1: no heading #missing"),
+        ("see [here](other.md#missing)\n", "line 1: no heading #missing in other.md"),
         ("some `code\n\nnext\n", "line 1: a backtick without its partner"),
     ],
 )
 def test_markdown_faults_are_found(text: str, fault: str, tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# Other\n")
     assert markdown_faults(text, tmp_path) == [fault]
 
 
@@ -126,11 +180,57 @@ def test_every_page_is_reached_from_the_index() -> None:
     assert sorted(str(p.relative_to(ROOT)) for p in pages - reached) == []
 
 
+NEWCOMERS = {
+    "where zero=3 is priced, offered and run": (
+        ("README.md", "docs/design.md#where-a-choice-lives"),
+        ("docs/design.md", "costs/data_parallel_comm.py"),
+        ("docs/design.md", "costs/fitted/step.py"),
+        ("docs/design.md", "planner/space.py"),
+        ("docs/design.md", "`fsdp.py` (3)"),
+    ),
+    "the same from its page": (
+        ("README.md", "docs/zero.md"),
+        ("docs/zero.md", "costs/data_parallel_comm.py"),
+        ("docs/zero.md", "costs/fitted/step.py"),
+        ("docs/zero.md", "planner/space.py"),
+        ("docs/zero.md", "runtime/strategies/fsdp.py"),
+    ),
+    "what happens when a rank dies": (
+        ("README.md", "docs/faults.md"),
+        ("docs/faults.md", "launchers/local.py"),
+        ("docs/faults.md", "launchers/failures.py"),
+        ("docs/faults.md", "loop/restarts.py"),
+    ),
+    "how to add a collective algorithm": (
+        ("README.md", "docs/collectives.md#adding-an-algorithm"),
+        ("docs/collectives.md", "src/drumline/schedules/"),
+        ("docs/collectives.md", "schedules/collectives.py"),
+        ("docs/collectives.md", "theory/collective_forms.py"),
+    ),
+}
+"""Questions of a newcomer -> (page, what it names): every step leads one file further, from the README on."""
+
+
+@pytest.mark.parametrize("question", NEWCOMERS)
+def test_newcomers_find_the_code_in_few_files(question: str) -> None:
+    steps = NEWCOMERS[question]
+    assert len({"README.md"} | {target.partition("#")[0] for _, target in steps}) <= 6
+    for page, target in steps:
+        assert target in (ROOT / page).read_text(), f"{page} does not name {target}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "log" not in p.parts], ids=lambda p: str(p.relative_to(ROOT)))
+def test_source_files_that_a_page_names_exist(page: Path) -> None:
+    packages = {p.name for p in SOURCE.iterdir() if p.is_dir()}
+    names = re.findall(r"`(?:src/drumline/)?(\w+/[\w/]*\w+\.py)\b", page.read_text())
+    assert [n for n in names if n.split("/")[0] in packages and not (SOURCE / n).exists()] == []
+
+
 def markdown_faults(text: str, folder: Path) -> list[str]:
     """Faults of one page: fences, tables, inline code, links to files and headings."""
     faults = []
     fence, opened, columns, paragraph, start = "", 0, 0, "", 1
-    headings = {_anchor(line.lstrip("#")) for line in text.splitlines() if line.startswith("#")}
+    headings = _anchors(text)
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if fence:
@@ -159,11 +259,17 @@ def markdown_faults(text: str, folder: Path) -> list[str]:
                 continue
             if path and not (folder / path).exists():
                 faults.append(f"line {number}: no file {path}")
+            elif path.endswith(".md") and anchor and _anchor(anchor) not in _anchors((folder / path).read_text()):
+                faults.append(f"line {number}: no heading #{anchor} in {path}")
             elif not path and _anchor(anchor) not in headings:
                 faults.append(f"line {number}: no heading #{anchor}")
     if fence:
         faults.append(f"line {opened}: a code fence that is never closed")
     return faults + ([f"line {start}: a backtick without its partner"] if paragraph.count("`") % 2 else [])
+
+
+def _anchors(text: str) -> set[str]:
+    return {_anchor(line.lstrip("#")) for line in text.splitlines() if line.startswith("#")}
 
 
 def _anchor(heading: str) -> str:
@@ -199,6 +305,64 @@ def test_private_torch_names_are_recognised(code: str, name: str) -> None:
 @pytest.mark.parametrize("code", ["import torch\ntorch.__version__", "from torch import nn\nself._x = nn.Linear"])
 def test_public_torch_names_are_not_private(code: str) -> None:
     assert private_torch_names(ast.parse(code)) == []
+
+
+PYTHON_NAMES = {"_asdict", "_config", "_current_frames", "_exit", "_fields", "_getframe"}
+"""Of named tuples, multiprocessing, os and sys."""
+MODULE_TABLES = {"_parameters", "_buffers", "_modules", "_version"}
+"""Exempt outside torchkit: the tables of `nn.Module` and the write counter of a tensor have kept their names since torch
+1.0, and torch's own notes on extending it and on autograd use them; a function around each would only rename it."""
+
+
+def test_private_attributes_of_torch_objects_are_used_in_torchkit_only() -> None:
+    """Attributes with one leading underscore that no class, function or module of the package defines."""
+    trees = {path.relative_to(SOURCE): ast.parse(path.read_text()) for path in MODULES}
+    defined = set().union(*map(defined_names, trees.values())) | PYTHON_NAMES | MODULE_TABLES
+    outside = {str(path): foreign_attributes(t, defined) for path, t in trees.items() if path.parts[0] != "torchkit"}
+    assert {path: names for path, names in outside.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("schema = func._schema", ["_schema"]),
+        ("module._get_fsdp_state()._fsdp_param_group", ["_fsdp_param_group", "_get_fsdp_state"]),
+        ("getattr(target, '_schema', None)", ["_schema"]),
+        ("optimizer._opt_called = True", ["_opt_called"]),
+        ("class A:\n    def __init__(self):\n        self._x = 1\ndef f(a):\n    return a._x", []),
+        ("class A:\n    _x: int\ndef f(a):\n    return a._x", []),
+        ("from . import other\nother._f()\ndef _f():\n    pass", []),
+    ],
+)
+def test_private_attributes_are_recognised(code: str, names: list[str]) -> None:
+    tree = ast.parse(code)
+    assert foreign_attributes(tree, defined_names(tree)) == names
+
+
+def defined_names(tree: ast.Module) -> set[str]:
+    """Names of functions, classes, fields, attributes of `self` or `cls`, and variables of a module."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.Module | ast.ClassDef):
+            names |= {n.id for child in node.body for n in ast.walk(child) if _is_stored(n) and isinstance(n, ast.Name)}
+        if isinstance(node, ast.Attribute) and _is_stored(node) and ast.unparse(node.value) in ("self", "cls"):
+            names.add(node.attr)
+    return names
+
+
+def foreign_attributes(tree: ast.Module, defined: set[str]) -> list[str]:
+    """Attributes with one leading underscore that are not defined, also those named by a string."""
+    names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
+            names += [argument.value for argument in node.args[1:2] if isinstance(argument, ast.Constant)]
+    return sorted({n for n in names if n[:1] == "_" and n[:2] != "__" and n not in defined})
+
+
+def _is_stored(node: ast.AST) -> bool:
+    return isinstance(getattr(node, "ctx", None), ast.Store)
 
 
 def private_torch_names(tree: ast.Module) -> list[str]:

@@ -17,7 +17,7 @@ from drumline.cli.completion import complete_cluster, complete_job, complete_pla
 from drumline.cli.welcome import next_steps
 from drumline.clusters.catalogue import load
 from drumline.core.money import Money
-from drumline.costs.throughput import Throughput
+from drumline.costs.estimate import Throughput
 from drumline.models import zoo
 from drumline.plans import Plan
 from drumline.theory.checkpoint_interval import FailureRate

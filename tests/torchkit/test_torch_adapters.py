@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.profiler import profile, record_function
@@ -24,15 +26,21 @@ from drumline.torchkit import (
     autograd,
     compiler,
     data_workers,
+    ddp,
     dispatch_modes,
     fake_tensors,
+    fsdp,
     fused_adam,
+    libraries,
     modules,
     operators,
+    optimizers,
     process_groups,
     profiler,
     pytree,
     recurrent,
+    schemas,
+    storages,
 )
 
 WRITTEN_FOR = "2.13"
@@ -211,7 +219,77 @@ def test_reparametrize_runs_a_module_with_other_parameters() -> None:
     assert layer.weight is before
 
 
+def test_buffers_hooks_and_tensors_of_a_module() -> None:
+    norm = nn.BatchNorm1d(2)
+    norm.register_buffer("scratch", torch.zeros(1), persistent=False)
+    assert modules.is_persistent(norm, "running_mean") and not modules.is_persistent(norm, "scratch")
+    with pytest.raises(ValueError, match="2D or 3D"):
+        modules.check_input_dim(norm, torch.zeros(1))
+    assert not modules.has_gradient_hooks(norm.weight)
+    norm.weight.register_post_accumulate_grad_hook(lambda _: None)
+    norm.bias.register_hook(lambda gradient: gradient)
+    assert modules.has_gradient_hooks(norm.weight) and modules.has_gradient_hooks(norm.bias)
+    calls: list[str] = []
+    norm.register_forward_hook(lambda *_: calls.append("after"))
+    norm.register_forward_pre_hook(lambda *_: calls.append("before"))
+    modules.clear_forward_hooks(norm)
+    modules.convert_tensors(norm, lambda t: t.double() if t.is_floating_point() else t)
+    assert norm(torch.ones(3, 2, dtype=torch.float64)).dtype == torch.float64 and calls == []
+    assert norm.num_batches_tracked is not None and norm.num_batches_tracked.dtype == torch.int64
+
+
 # -- operators
+
+
+def test_schemas_of_operators() -> None:
+    add, add_ = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+    assert schemas.argument_names(add) == ["self", "other", "alpha"] and schemas.overload_name(add) == "Tensor"
+    assert schemas.writes_in_place(add_) and not schemas.writes_in_place(add)
+    assert [a.is_write for a in schemas.schema_of(add_).arguments] == [True, False, False]
+    assert schemas.schema_of(add).name == "aten::add" and schemas.schema_or_none(len) is None
+    assert schemas.schema_or_none(add) is schemas.schema_of(add)
+
+
+def test_storages_are_identified_by_their_memory() -> None:
+    x, y = torch.ones(4), torch.ones(4)
+    assert storages.storage_id(x) == storages.storage_id(x[1:]) == storages.storage_id(x.untyped_storage())
+    assert storages.storage_id(x) != storages.storage_id(y)
+    with fake_tensors.FakeTensorMode():
+        z = torch.empty(4)
+        assert storages.storage_id(z) == storages.storage_id(z.view(2, 2)) != storages.storage_id(torch.empty(4))
+
+
+def test_operators_are_registered_for_a_while() -> None:
+    x = torch.ones(2)
+    with libraries.scoped_library("aten", "IMPL", "AutocastCPU") as library, torch.autocast("cpu", torch.bfloat16):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns once about a kernel that is replaced
+            library.impl("cross_entropy_loss", lambda *_: x, allow_override=True)
+        assert nn.functional.cross_entropy(x, x) is x
+    assert nn.functional.cross_entropy(x, x) is not x
+
+
+def test_scripted_functions_know_their_python() -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scripting is deprecated, and models still contain it
+        scripted = torch.jit.script(double)
+    assert libraries.python_of_script(scripted) is double and libraries.python_of_script(len) is None
+
+
+def test_marks_of_optimizers_and_schedulers() -> None:
+    for kind in (torch.optim.AdamW, torch.optim.SGD):
+        weight = nn.Parameter(torch.ones(2))
+        optimizer, fused = kind([weight], lr=0.1), kind([weight], lr=0.1, fused=True)
+        assert not optimizers.can_skip_on_device(optimizer) and optimizers.can_skip_on_device(fused)
+        optimizers.mark_fused(optimizer)
+        fresh = [n for n in vars(fused) if n not in vars(kind([weight], lr=0.1))]
+        assert optimizers.can_skip_on_device(optimizer) and all(n in vars(optimizer) for n in fresh)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizers.mark_stepped(optimizer)
+    scheduler.step()  # no warning
 
 
 def test_foreach_and_fused_kernels() -> None:
@@ -353,6 +431,11 @@ def test_recurrent_switch_and_warning() -> None:
     assert caught == []
 
 
+def test_weight_names_of_recurrent_layers() -> None:
+    layer = nn.LSTM(2, 3, num_layers=2)
+    assert recurrent.weight_names(layer) == [name for name, _ in layer.named_parameters()]
+
+
 def test_workers_start_without_a_handler_and_end_at_once() -> None:
     with data_workers.without_sigchld_handler():
         batches: Iterator[Any] = iter(DataLoader(list(range(4)), num_workers=1, multiprocessing_context="fork"))  # type: ignore[arg-type]
@@ -371,9 +454,34 @@ def test_process_groups_give_their_stores(tmp_path: Path) -> None:
         assert process_groups.default_store().get("key") == b"value"
         process_groups.store_of(None).set("own", "1")
         assert process_groups.store_of(dist.new_group([0])) is not None
+        _check_sharded_and_replicated()
     finally:
         dist.destroy_process_group()
     assert process_groups.AllgatherOptions() is not None
+
+
+def _check_sharded_and_replicated() -> None:
+    """What torch's own data parallelism knows of its parameters and buckets, in a world of one rank."""
+    layer = nn.Linear(2, 2)
+    assert fsdp.parameter_group(layer) is None
+    sharded = fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+    group = fsdp.parameter_group(sharded)
+    assert [fsdp.place_of(p).param_name for p in group.fsdp_params] == ["weight", "bias"]
+    assert all(fsdp.place_of(p).module is sharded for p in group.fsdp_params)
+    seen: list[list[bool]] = []
+    then = group.post_backward
+
+    def post_backward(*args: Any) -> Any:
+        seen.append([fsdp.has_full_gradient(p) for p in group.fsdp_params])
+        return then(*args)
+
+    group.post_backward = post_backward
+    (sharded(torch.ones(1, 2)).sum() * 1.0).backward()
+    assert seen == [[True, True]]
+    replicated = nn.parallel.DistributedDataParallel(nn.Linear(3, 5))
+    for _ in range(2):
+        replicated(torch.ones(1, 3)).sum().backward()
+    assert sum(ddp.bucket_bytes(replicated)) == 4 * (3 * 5 + 5)
 
 
 # -- the fused step; test_fused_adam.py has more

@@ -1,4 +1,4 @@
-"""What Accelerate's `Accelerator` has and this one refuses, each with what to do instead."""
+"""Features of Accelerate's `Accelerator` that this one refuses, each with what to do instead."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from .completion import bash_words
 from .demo import demo
 from .doctor import doctor
 from .export import export
+from .external_ranks import enter
 from .join import join
-from .joined import enter
 from .launch import launch
 from .measure import measure
 from .pack import pack

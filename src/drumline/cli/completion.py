@@ -72,7 +72,7 @@ def complete_plan(incomplete: str) -> list[str]:
 
 
 def _values(name: str) -> tuple[str, ...]:
-    """What a key of a plan is usually set to."""
+    """The usual values of a key of a plan."""
     from ..plans.keys import ChoiceKey, CountKey, FlagKey
     from ..plans.plan import KEYS
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import GaveUp, InputError, nearest
-from .joined import JOINED
+from .external_ranks import JOINED
 
 _VERBS = (*JOINED, "run")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")

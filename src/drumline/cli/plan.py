@@ -13,7 +13,7 @@ from .completion import complete_cluster, complete_job, complete_plan
 
 if TYPE_CHECKING:
     from ..costs import Estimate
-    from ..costs.throughput import Throughput
+    from ..costs.estimate import Throughput
     from ..loop.finalists import FinalistDryRuns
     from ..loop.plan import PlanQuestion, PlanSearch
     from ..loop.plan_details import PlanDetails
@@ -278,7 +278,7 @@ def _given_json(search: PlanSearch) -> dict[str, Any]:
 
 
 def _throughput(search: PlanSearch, plan: Plan) -> Throughput | None:
-    from ..costs.throughput import Throughput
+    from ..costs.estimate import Throughput
 
     q = search.question
     return Throughput.of(q.profile, plan, q.cluster, search.estimates[str(plan)].step_seconds)

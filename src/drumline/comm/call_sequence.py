@@ -36,7 +36,7 @@ SETTLED = 256
 
 
 class Judgement(Enum):
-    """What to do about a call."""
+    """The decision about a call."""
 
     KNOWN = "known"
     COMPARE = "compare"
@@ -57,7 +57,7 @@ class KnownCall:
     excused: int = 0
     """Times that it came from another line."""
     recognized_by: Any = None
-    """What the caller compares to recognize this call without its hashes."""
+    """A value that the caller compares to recognize this call without its hashes."""
 
 
 @dataclass(slots=True)

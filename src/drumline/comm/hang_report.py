@@ -68,8 +68,8 @@ def _suspects(
         rules += _by_waits(readings)
     else:
         rules += _by_calls(ranks, readings)
-    for reason, found in rules:
-        if suspects := list(found):
+    for reason, ranks_of_rule in rules:
+        if suspects := list(ranks_of_rule):
             return reason, suspects
     return "", []
 

@@ -1,4 +1,4 @@
-"""What this rank does now, in a small memory-mapped file that its launcher can read while the rank hangs.
+"""The current activity of this rank, in a small memory-mapped file that its launcher can read while the rank hangs.
 
 The launcher names the file in DRUMLINE_STATUS; without it the status stays in this process, and a change costs less
 than a microsecond. Writing to the file takes a few microseconds. A reader needs no lock: a counter is odd while a

@@ -115,7 +115,7 @@ class CallServer:
         try:
             answer, sent = self._handler(caller, name, values, tensors)
             return {"answer": answer}, sent
-        except Exception as e:  # the caller is told; this side reports it by itself
+        except Exception as e:  # the error is sent to the caller; this side reports it by itself
             return {"error": f"{type(e).__name__}: {e}"}, ()
 
     def close(self) -> None:

@@ -95,7 +95,7 @@ def _take(store: dist.Store, facts: dict[str, Any], end: float, timeout: float) 
 
 
 def _difference(first: dict[str, Any], other: dict[str, Any], ranks: list[int]) -> str:
-    """What rank 0 and another rank do not agree about; nothing if they do."""
+    """The point in which rank 0 and another rank differ; empty if they agree."""
     for key, name in _NAMES.items():
         if first[key] != other[key]:
             return f"{name} is {first[key]} on rank 0 and {other[key]} on rank {other['rank']}"

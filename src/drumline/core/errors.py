@@ -56,7 +56,7 @@ class DrumlineError(Exception):
         return "\n".join(lines)
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the message, as on the command line."""
+        """Lines that a notebook shows: the message, as on the command line."""
         return [f"{type(self).__name__}: {self}"]
 
     def __reduce__(self) -> tuple[object, ...]:

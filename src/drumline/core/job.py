@@ -66,7 +66,7 @@ class Job:
     workers: int = 0
     """Processes per rank that load the next batches; 0 loads them between the steps. The batches are the same."""
     evaluate_every: int = 0
-    """Evaluate after every so many steps of `train`; 0 evaluates at the end only."""
+    """Steps of `train` between evaluations; 0 evaluates at the end only."""
     monitor: str = "loss"
     """The metric of an evaluation that `ReduceLROnPlateau` waits for."""
     callbacks: Callable[[], Sequence[Callback]] | None = None

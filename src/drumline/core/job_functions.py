@@ -50,7 +50,7 @@ def refuse_object(key: str, value: Any) -> None:
             fix=f"{key}=lambda: [...]",
         )
     torch: Any = sys.modules.get("torch")
-    if torch is None:  # then nobody has made an object of torch
+    if torch is None:  # then no object of torch exists
         return
     if isinstance(value, torch.nn.Module) and key == "model":
         name = type(value).__name__

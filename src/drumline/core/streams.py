@@ -1,7 +1,7 @@
 """Standard output and error that survive a closed pipe, a full disk and a narrow encoding.
 
 A stream that fails is redirected to the null device, so nothing written later can fail. Whether the failure ends the
-command is decided by its verb: a table that nobody can read is an error, a training goes on without its screen.
+command is decided by its verb: a table that cannot be printed is an error, a training goes on without its screen.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class CollectiveMessage:
 
 
 GatherReduce = tuple[CollectiveMessage | None, CollectiveMessage | None]
-"""What is gathered before a layer runs (forward, and again backward), and what is reduced after its backward."""
+"""The gather before a layer runs (forward, and again backward), and the reduction after its backward."""
 
 
 @dataclass(frozen=True, slots=True)

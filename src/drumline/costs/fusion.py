@@ -1,4 +1,4 @@
-"""What a fused kernel for each chain of elementwise operators would save, from the data flow of a model.
+"""Savings of a fused kernel for each chain of elementwise operators, from the data flow of a model.
 
 A fused kernel keeps values in registers that would be written to memory and read again. A value that another operator
 reads, or that the backward needs, is still written; only its reads inside of the chain are saved.

@@ -118,13 +118,13 @@ def _launched_ahead(layers: list[Layer], pricer: Pricer, plan: Plan, n: float, s
 
 
 def _recomputed(layer: Layer, pricer: Pricer, plan: Plan, n: float) -> LaunchAndKernelTime:
-    """What a plan recomputes of a layer, before its backward."""
+    """The part of a layer that a plan recomputes before its backward."""
     phase = "again" if plan.recompute == "selective" else "forward"
     return pricer.layer_time(layer, phase, n, recompute=plan.recompute)
 
 
 def launch_seconds(profile: Profile, pricer: Pricer, plan: Plan, n: float) -> float:
-    """What the host of a GPU takes to launch all kernels of one micro-batch."""
+    """Seconds that the host of a GPU takes to launch all kernels of one micro-batch."""
     total = 0.0
     for layer in profile.each():
         times = [pricer.layer_time(layer, "forward", n, recompute=plan.recompute)]

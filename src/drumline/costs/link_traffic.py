@@ -68,7 +68,7 @@ def link_use(
 def _of_stage(
     model: OperatorCostModel, profile: Profile, plan: Plan, step: Step, n: int, stage: int
 ) -> Iterator[_Traffic]:
-    """What the ranks of a stage send: in their layers, to other stages, between replicas."""
+    """Bytes that the ranks of a stage send: in their layers, to other stages, between replicas."""
     rank = model.rank_model(plan)
     if step.pipeline is None:
         shares: Sequence[tuple[int, float]] = [(i, float(x.repeats)) for i, x in enumerate(rank.profile.layers)]

@@ -179,7 +179,7 @@ def _gathered_bytes(profile: Profile, plan: Plan) -> Callable[[Layer], tuple[flo
 
 
 def _chunked_gradient(layer: Layer, profile: Profile, plan: Plan) -> float:
-    """What `live` counts too much under chunk: the gradient of the largest parameter comes part by part."""
+    """The excess of `live` under chunk: the gradient of the largest parameter comes part by part."""
     _, part = gathered_sizes(layer, profile, plan)
     rest = (layer.largest - part) * profile.activation_bytes if part else 0.0
     return rest if min(layer.live_backward.fixed, layer.local_backward.fixed) >= rest else 0.0
@@ -195,12 +195,12 @@ def _largest_piece(profile: Profile, plan: Plan) -> float:
 
 
 def _kept(layer: Layer) -> Affine:
-    """What stays of a layer between its forward and its backward under full recomputation."""
+    """Bytes of a layer that stay between its forward and its backward under full recomputation."""
     return layer.output if layer.composite else layer.saved
 
 
 def _selected(layer: Layer, plan: Plan, device: str, width: int) -> Affine:
-    """What selective recomputation keeps in addition."""
+    """Bytes that selective recomputation keeps in addition."""
     return kept_bytes(layer, device, width) if plan.recompute == "selective" and layer.composite else Affine()
 
 
@@ -226,7 +226,7 @@ def cast_bytes(profile: Profile, plan: Plan) -> list[float]:
 
 
 def _cast_as_traced(profile: Profile, plan: Plan) -> list[float]:
-    """What a trace with casts does not contain: autocast keeps copies of recomputed layers until the forward ends."""
+    """Bytes that a trace with casts lacks: autocast keeps copies of recomputed layers until the forward ends."""
     sizes: list[float] = []
     before = 0.0
     for x in profile.layers:
@@ -236,7 +236,7 @@ def _cast_as_traced(profile: Profile, plan: Plan) -> list[float]:
 
 
 def wide_bytes(profile: Profile, plan: Plan, n: float) -> list[float]:
-    """What is missing when amounts are scaled to half precision: what norms save, and the probabilities of a loss."""
+    """Bytes missing when amounts are scaled to half precision: those that norms save, and a loss's probabilities."""
     lacks = 1 - STORED_BYTES[plan.precision] / profile.activation_bytes
     if lacks <= 0:
         return [0.0, 0.0] * len(profile.layers)

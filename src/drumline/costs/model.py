@@ -93,7 +93,7 @@ class CostModel(ABC):
 
 
 def plan_notes(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    """What the price of a plan leaves out, or assumes."""
+    """Notes on what the price of a plan leaves out, or assumes."""
     notes = []
     if plan.offload != "none" and cluster.device.kind == "cpu":
         notes.append(f"offload={plan.offload} moves nothing here: a CPU has everything in host memory already")

@@ -265,7 +265,7 @@ class OperatorCostModel(CostModel):
         return self._collectives[key]
 
     def _tail(self, plan: Plan, stage: int) -> Tail:
-        """What a rank of a pipeline stage does after its last backward, in this order."""
+        """The work of a rank of a pipeline stage after its last backward, in this order."""
         cluster, profile = self._active_cluster(plan), self.rank_model(plan).profile
         gradients, update, parameters = self._rank_tail(plan, stage)
         part = partial(TailPart, "communication")

@@ -146,7 +146,7 @@ def _with_versions(ranks: Sequence[PeakMemory], order: Pipeline) -> list[PeakMem
 
 
 def _saved(stages: Sequence[Stage], i: int, profile: Profile) -> float:
-    """What a forward leaves in a stage: what its layers save, and its input.
+    """Bytes that a forward leaves in a stage: what its layers save, and its input.
 
     A trace counts a layer's output with the layer. At the end of a stage it is sent and freed; the next stage has it.
     """

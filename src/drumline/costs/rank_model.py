@@ -89,7 +89,7 @@ def scaled_op(op: ProfiledOp, share: float, *, fixed: float = 1.0) -> ProfiledOp
 
 @dataclass(frozen=True, slots=True)
 class LayerActivationMemory:
-    """What a layer adds to the memory of a step, independent of other layers."""
+    """The memory that a layer adds to a step, independent of other layers."""
 
     saved: Affine
     forward: Affine
@@ -98,7 +98,7 @@ class LayerActivationMemory:
 
 
 def memory_by_layer(profile: Profile) -> list[LayerActivationMemory]:
-    """What each layer adds."""
+    """The memory that each layer adds."""
     added = []
     sums = Affine()
     for x in profile.layers:

@@ -96,7 +96,7 @@ def _timed(order: Pipeline, seconds: StageSeconds) -> PipelineTimes:
 
 
 def _lane_of(lane: Sequence[Action], batch: int, micros: int) -> frozenset[Action]:
-    """What a stage does from the first forward of a batch until that of the next."""
+    """Spans of a stage from the first forward of a batch until that of the next."""
     starts = [i for i, a in enumerate(lane) if a.kind == "F" and a.micro % micros == 0]
     return frozenset(lane[starts[batch] : starts[batch + 1]])
 

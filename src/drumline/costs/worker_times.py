@@ -60,13 +60,13 @@ class ServerTransfer:
     latency: float
     """Until the first byte arrives; those of several workers overlap."""
     own: float
-    """Seconds that the worker takes for all bytes if nobody else talks."""
+    """Seconds that the worker takes for all bytes with no other worker communicating."""
     service: float
     """Seconds of the busiest server's port for its share of them."""
 
     @property
     def alone(self) -> float:
-        """Seconds if nobody else talks."""
+        """Seconds of the message with no other worker communicating."""
         return self.latency + max(self.own, self.service)
 
 

@@ -34,26 +34,26 @@ def _first_order(source: DataSource) -> list[int]:
 
 def digest(value: Any) -> int:
     """62 bits of the content of nested tensors, arrays, numbers and texts; of anything else only the type counts."""
-    found = hashlib.sha256()
-    _add(found, value)
-    return int.from_bytes(found.digest()[:8], "big") >> 2 or 1
+    sha = hashlib.sha256()
+    _add(sha, value)
+    return int.from_bytes(sha.digest()[:8], "big") >> 2 or 1
 
 
-def _add(found: Any, value: Any) -> None:
-    found.update(type(value).__name__.encode())
+def _add(sha: Any, value: Any) -> None:
+    sha.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         plain = value.detach().cpu().contiguous()
-        found.update(str((tuple(plain.shape), plain.dtype)).encode())
+        sha.update(str((tuple(plain.shape), plain.dtype)).encode())
         if plain.numel():
-            found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+            sha.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):
         for key in value:
-            _add(found, key)
-            _add(found, value[key])
+            _add(sha, key)
+            _add(sha, value[key])
     elif isinstance(value, tuple | list):
         for item in value:
-            _add(found, item)
+            _add(sha, item)
     elif hasattr(value, "tobytes"):  # an array
-        found.update(value.tobytes())
+        sha.update(value.tobytes())
     elif isinstance(value, int | float | complex | str | bytes | bool | None):
-        found.update(repr(value).encode())
+        sha.update(repr(value).encode())

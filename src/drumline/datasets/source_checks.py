@@ -1,4 +1,4 @@
-"""What a job's data must be: refuses, with the fix, data whose order or batches cannot be those of the whole job."""
+"""Checks of a job's data: refuses, with the fix, data whose order or batches cannot be those of the whole job."""
 
 from __future__ import annotations
 

@@ -330,12 +330,12 @@ def open_data(job: Job) -> DataSource:
 
 def _generators(parts: Sequence[Any]) -> list[tuple[torch.Generator, int]]:
     """The generators that a loader and its samplers hold, each with the seed that it was given."""
-    found: dict[int, torch.Generator] = {}
+    generators: dict[int, torch.Generator] = {}
     for part in parts:
         for value in vars(part).values():
             if isinstance(value, torch.Generator):
-                found[id(value)] = value
-    return [(generator, generator.initial_seed()) for generator in found.values()]
+                generators[id(value)] = value
+    return [(generator, generator.initial_seed()) for generator in generators.values()]
 
 
 def _few(numbers: Sequence[int]) -> str:

@@ -55,7 +55,7 @@ class Stream:
 
     @property
     def dataset(self) -> Any:
-        """What the job's `data()` returned. Another one may take its place."""
+        """The object that the job's `data()` returned. Another one may take its place."""
         return self._dataset
 
     @dataset.setter

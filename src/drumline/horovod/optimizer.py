@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..core.errors import InputError, JobError
+from ..torchkit.optimizers import mark_stepped
 from .collectives import (
     Average,
     Compression,
@@ -58,7 +59,7 @@ class GradientExchange:
         if self.done or self._bucket_of[p] < len(self._sent) or self._seen[p] >= self.passes:
             raise JobError(
                 f"more than {self.passes} backwards before a step",
-                rule=f"backward_passes_per_step={self.passes}: so many backwards before a step, then zero_grad()",
+                rule=f"backward_passes_per_step={self.passes}: backwards before a step, then zero_grad()",
                 fix="DistributedOptimizer(..., backward_passes_per_step=n) for n backwards",
             )
         self._seen[p] += 1
@@ -216,7 +217,7 @@ def _attach(optimizer: Any, exchange: GradientExchange) -> None:
 
         @wraps(counted)
         def step_and_count(closure: Callable[[], Any] | None = None) -> Any:
-            optimizer._opt_called = True  # a scheduler warns if it is stepped before
+            mark_stepped(optimizer)
             return step(optimizer, closure)
 
         optimizer.step = step_and_count

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError, nearest
-from .joined import JoinedRanks
+from .external_ranks import ExternalRanks
 from .kubernetes import KubernetesLauncher
 from .launcher import Launcher
 from .local import run_ranks as run_local_ranks
@@ -35,9 +35,9 @@ LAUNCHERS: tuple[type[Launcher], ...] = (
 )
 """In the order in which they are asked: torchrun inside srun is torchrun."""
 
-_JOINED: ContextVar[JoinedRanks | None] = ContextVar("joined", default=None)
+_JOINED: ContextVar[ExternalRanks | None] = ContextVar("joined", default=None)
 """The ranks on which the verb in progress runs its tasks; None: it starts local ones."""
-_OPEN: list[JoinedRanks] = []
+_OPEN: list[ExternalRanks] = []
 """The joined ranks of this process, once a verb has used them."""
 
 
@@ -55,23 +55,23 @@ def launcher_named(name: str) -> Launcher:
     return known[name]()
 
 
-def join_ranks() -> JoinedRanks | None:
+def join_ranks() -> ExternalRanks | None:
     """The ranks of this process's launcher; None if it was not started by one. All ranks call it."""
     launcher = find_launcher()
     if launcher is None:
         return None
     if not _OPEN:
-        _OPEN.append(JoinedRanks(launcher.where(), launcher.name))
+        _OPEN.append(ExternalRanks(launcher.where(), launcher.name))
     return _OPEN[0]
 
 
-def joined_ranks() -> JoinedRanks | None:
+def joined_ranks() -> ExternalRanks | None:
     """The joined ranks on which the verb in progress runs."""
     return _JOINED.get()
 
 
 @contextmanager
-def running_on(ranks: JoinedRanks) -> Iterator[None]:
+def running_on(ranks: ExternalRanks) -> Iterator[None]:
     """Run tasks on joined ranks inside the block."""
     token = _JOINED.set(ranks)
     try:

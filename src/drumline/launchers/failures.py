@@ -37,7 +37,7 @@ def root_cause(ends: Iterable[RankEnd]) -> DrumlineError:
 
 
 def error_message(error: BaseException, when: float) -> tuple[float, DrumlineError | None, str, str, bool]:
-    """What a rank tells its launcher about an exception: when, an error of ours, a line, the traceback, follow-up."""
+    """A rank's report of an exception to its launcher: when, an error of ours, a line, the traceback, follow-up."""
     text = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     ours = error if isinstance(error, DrumlineError) else None
     return when, ours, text, traceback.format_exc(), is_follow_up(error)

@@ -1,4 +1,4 @@
-"""What is sent to ranks: functions by name where a rank can import them, by value where it cannot.
+"""The functions that are sent to ranks: by name where a rank can import them, by value where it cannot.
 
 A rank is a fresh process. It imports the functions of modules and of scripts that guard their calls. Functions of a
 notebook, of a prompt or of a script without a guard, lambdas and local functions are sent as code, with the variables

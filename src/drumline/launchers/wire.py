@@ -73,7 +73,7 @@ def _class(name: str) -> Any:
     module, _, cls = name.partition(":")
     if not module.startswith(f"{_PACKAGE}.") or not cls.isidentifier():
         raise ValueError(f"{name!r} is not of this package")
-    found = getattr(importlib.import_module(module), cls)
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and found.__module__ == module):
+    loaded = getattr(importlib.import_module(module), cls)
+    if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded) and loaded.__module__ == module):
         raise ValueError(f"{name!r} is not a dataclass")
-    return found
+    return loaded

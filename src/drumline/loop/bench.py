@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import InputError
 from ..core.units import format_bytes
 from .callbacks import Notify, Progress, ignore_progress, log_note
-from .joining import current_ranks, joins_ranks
+from .external_ranks import current_ranks, joins_ranks
 from .measure import this_machine
 
 if TYPE_CHECKING:

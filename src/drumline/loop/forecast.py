@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import InputError, PlanError, TraceError
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import load_machines, without_corrections
-from .input_time import measure_input
+from .external_ranks import current_ranks
 from .inputs import load_plan, profile_in_precision
-from .joining import current_ranks
 
 if TYPE_CHECKING:
     from ..clusters import Cluster
@@ -66,6 +65,7 @@ def forecast(
     """Trace the job and price the plan; search for one if `plan` is `auto`, or for others if `compare` asks for it."""
     from ..costs import estimate
     from ..costs.input_pipeline import with_input
+    from ..datasets.load_time import measure_load_time
     from ..planner import default_precision, search
     from ..plans import check
     from ..tracing import trace
@@ -90,7 +90,7 @@ def forecast(
         given, skipped = best_runnable(job, answer, processes=joined.size if joined else None)
         check(given)
     predicted = estimate(profile, given, machines.cluster)
-    if (pipeline := measure_input(job, notify)) is not None:
+    if (pipeline := measure_load_time(job, notify)) is not None:
         predicted = with_input(predicted, given, pipeline)
     if skipped:
         predicted = dataclasses.replace(predicted, notes=(*predicted.notes, skipped))

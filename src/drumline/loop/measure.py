@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
 from .callbacks import Notify, Progress, ignore_progress, log_note
-from .joining import current_ranks, joins_ranks, keep_measurement
+from .external_ranks import current_ranks, joins_ranks, keep_measurement
 from .main_guard import refuse_while_loading
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from ..core.errors import InputError, PlanError
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import Machines, load_machines
 from .finalists import FinalistDryRuns
-from .input_time import measure_input
 from .inputs import is_job, load_job, load_plan, load_profile, profile_in_precision, with_step_times
 from .main_guard import refuse_while_loading
 
@@ -180,7 +179,11 @@ def ask(
     check_plan_options(batch=batch, precision=precision, objective=objective, reserve=reserve)
     wanted = _precision(own, precision, machines.cluster) if machines else ""
     kind = machines.cluster.device.kind if machines else "cpu"
+    notes: list[str] = []
+    pipeline = _input_of(job, batch, notes.append)
     profile = load_profile(job, precision=wanted, device=kind, sequence=sequence)
+    for note in notes:  # of samples that cannot be loaded, unless the trace has refused the job for them
+        notify(note)
     own_batch = profile.batch_size
     profile = profile if batch is None else dataclasses.replace(profile, batch_size=batch)
     machines = machines or load()
@@ -196,7 +199,7 @@ def ask(
         dry_runs=dry_runs,
         allow_stale=allow_stale,
         reserve=reserve,
-        pipeline=_input_of(job, own_batch, profile.batch_size, notify),
+        pipeline=pipeline,
     )
     if own is not None:
         own = check_given(own, question)
@@ -232,12 +235,14 @@ def search_plans(question: PlanQuestion) -> PlanSearch:
     return made
 
 
-def _input_of(job: ModelInput, own_batch: int, batch: int, notify: Notify) -> InputPipeline | None:
-    """How long a job's samples take to load here, for batches of that size."""
+def _input_of(job: ModelInput, batch: int | None, notify: Notify) -> InputPipeline | None:
+    """How long a job's samples take to load here, for batches of that size, or of the job's own."""
     if not is_job(job):
         return None
-    pipeline = measure_input(load_job(job), notify)
-    if pipeline is None or batch == own_batch:
+    from ..datasets.load_time import measure_load_time
+
+    pipeline = measure_load_time(load_job(job), notify)
+    if pipeline is None or batch is None:
         return pipeline
     return dataclasses.replace(pipeline, batch_size=batch)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..core.job import Job
-from .joining import current_ranks
+from .external_ranks import current_ranks
 
 if TYPE_CHECKING:
     from ..clusters import DeviceSpec
@@ -40,7 +40,7 @@ def run_job_ranks(
     that are started anew after a failure.
     """
     from ..launchers import run_ranks
-    from ..launchers.joined import OWN
+    from ..launchers.external_ranks import OWN
 
     sent = job.sent
     if current_ranks() is not None and not isinstance(sent, str):

@@ -30,7 +30,7 @@ REGROW = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FaultOptions:
-    """What happens when a rank fails."""
+    """Options of a run for when a rank fails."""
 
     restarts: int = RESTARTS
     """Restarts without a new step; 0 never restarts."""

@@ -33,7 +33,7 @@ class Simulation:
     """A replay: its timeline, the step in parts, and what it was made from."""
 
     title: str
-    """What was simulated, and where."""
+    """The simulated job or schedule, and its machines."""
     timeline: Timeline
     parts: dict[str, float]
     """Seconds by part, such as forward, communication, bubble."""
@@ -57,7 +57,7 @@ class Simulation:
     failures: FailureReplay | None = None
     """Of a job and a mean time between failures: days of training with restarts."""
     notes: tuple[str, ...] = ()
-    """What the replay changed or assumed, in sentences."""
+    """Changes and assumptions of the replay, in sentences."""
     schedule: Schedule | None = None
     """Of a collective."""
     collective: ClusterCollective | None = None

@@ -12,9 +12,9 @@ from ..core.errors import DrumlineError, GaveUp, InputError, RankFailed
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .checkpoints import CheckpointOptions, continues, stop_on_signal
 from .corrections import keep_run
+from .external_ranks import joins_ranks
 from .forecast import AUTO, Forecast, forecast
 from .inputs import JOB_RULE, check_local, describe, load_job
-from .joining import joins_ranks
 from .main_guard import RankJob, rank_job
 from .rank_tasks import run_job_ranks, train_rank
 from .restarts import FaultOptions, Replacements, RestartLoop

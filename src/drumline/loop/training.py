@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankReports:
-    """What the ranks of a training reported."""
+    """The reports of the ranks of a training."""
 
     records: list[StepRecord]
     """One for each step."""
@@ -40,7 +40,7 @@ class RankReports:
     faults: tuple[str, ...] = ()
     """The faults that were survived."""
     gradients: dict[str, int] = field(default_factory=dict)
-    """What became of the gradients of workers."""
+    """Gradients of workers by outcome."""
 
     @property
     def first(self) -> dict[str, Any]:

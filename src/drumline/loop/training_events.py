@@ -1,4 +1,4 @@
-"""What the ranks of a training report while it runs: steps to the log, the sinks and the screen, and the speed."""
+"""Events that the ranks of a training report: steps to the log, the sinks and the screen, and the speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GradientCounts:
-    """What became of the gradients of workers, over all parameter servers of a run."""
+    """Gradients of workers by outcome, over all parameter servers of a run."""
 
     def __init__(self) -> None:
         self.totals: dict[str, int] = {}
@@ -115,7 +115,7 @@ class TrainingEvents:
         return error
 
     def reports(self, results: list[dict[str, Any]]) -> RankReports:
-        """What the ranks reported in all."""
+        """All reports of the ranks."""
         return RankReports(self.records, results, self._speed, tuple(self.faults), self.gradients.totals)
 
     def close(self) -> None:

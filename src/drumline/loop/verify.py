@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import InputError
 from .callbacks import Notify, Progress, ignore_progress, log_note
+from .external_ranks import joins_ranks
 from .forecast import AUTO, check_ranks, forecast
 from .inputs import check_local, load_job, load_plan
-from .joining import joins_ranks
 from .main_guard import rank_job
 from .rank_tasks import run_job_ranks, verify_rank
 

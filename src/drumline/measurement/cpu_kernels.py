@@ -13,6 +13,8 @@ from ..costs.kernel_time import LAYOUT_KINDS
 from ..models.profile import COMPUTE_KINDS
 from ..torchkit.dispatch_modes import DispatchMode
 from ..torchkit.operators import log_softmax, log_softmax_backward, softmax, softmax_backward
+from ..torchkit.schemas import writes_in_place
+from ..torchkit.storages import storage_id
 from ..tracing.op_costs import kind_of_call, size_of, sparsely_read, tensors
 from ..tracing.optimizer import TrafficCounter
 from .cpu_clock import CpuClock
@@ -45,14 +47,14 @@ class LargestCall(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        name = func._overloadpacket.__name__
+        name = func.overloadpacket.__name__
         inputs, outputs = tensors((args, kwargs or {})), tensors(out)
         table = sparsely_read(name, args)
         written = sum(map(size_of, outputs))
         moved = sum(size_of(t) for t in inputs if t is not table) + written
         moved += written if table is not None and "backward" not in name else 0.0
-        fresh = {t.untyped_storage()._cdata for t in outputs} - {t.untyped_storage()._cdata for t in inputs}
-        if (fresh or func._schema.is_mutable) and not name.startswith("empty") and moved > self.bytes:
+        fresh = {storage_id(t) for t in outputs} - {storage_id(t) for t in inputs}
+        if (fresh or writes_in_place(func)) and not name.startswith("empty") and moved > self.bytes:
             self.name, self.kind, self.bytes = name, kind_of_call(name, inputs, outputs), moved
         return out
 

@@ -1,7 +1,7 @@
 """Collectives between neighbours of a topology: blocking, with an I as a request, and persistent.
 
 Each rank sends one message along each edge that leaves it and receives one from each that arrives. Messages of an edge
-carry its lane as their tag, so several edges between two ranks are told apart. An edge to PROC_NULL, beyond the end of
+carry its lane as their tag, so several edges between two ranks stay apart. An edge to PROC_NULL, beyond the end of
 a grid, carries nothing: its part of the buffer keeps its contents.
 """
 

@@ -33,6 +33,7 @@ from ..torchkit.dispatch_modes import enter_autocast, exit_autocast, set_grad_en
 from ..torchkit.fake_tensors import FakeTensor, FakeTensorMode, with_real_tensors
 from ..torchkit.modules import BatchNormBase, reparametrize
 from ..torchkit.pytree import tree_flatten, tree_map, tree_unflatten
+from ..torchkit.schemas import overload_name, schema_of
 from ..tracing.fake import untraceable_error
 from ..tracing.op_costs import tensors as tensors_in
 from .batch_statistics import CUMULATIVE_MOMENTUM, count_batches_at_run_time
@@ -276,11 +277,11 @@ def _out_of_place(graph: Graph, node: Node) -> None:
 
 def _functional(target: Any) -> Any:
     """aten.relu_.default -> aten.relu.default."""
-    name = target._schema.name.split("::")[1]
+    name = schema_of(target).name.split("::")[1]
     if not name.endswith("_") or name.endswith("__"):
         return None
     packet = getattr(aten, name[:-1], None)
-    overload = target._overloadname
+    overload = overload_name(target)
     return getattr(packet, overload, None) if packet is not None and overload in packet.overloads() else None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ..torchkit.schemas import argument_names, schema_of, schema_or_none
 from .batch_statistics import synchronized_batch_norm
 from .spatial.norm import instance_norm
 
@@ -21,7 +22,7 @@ STATISTICS = (aten.batch_norm.default, aten.instance_norm.default, synchronized_
 
 def mutates(node: Node) -> bool:
     """Whether an operator writes into one of its arguments."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_or_none(node.target)
     if node.target in STATISTICS:
         return True
     return bool(schema is not None and schema.is_mutable)
@@ -31,7 +32,7 @@ def is_view(node: Node) -> bool:
     """Whether an operator's result may share memory with its argument."""
     if node.target is operator.getitem:
         return True
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_or_none(node.target)
     if schema is None:
         return False
     aliased = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
@@ -69,9 +70,9 @@ def _targets(node: Node) -> list[Node]:
     """The arguments that an operator writes to."""
     if node.target in STATISTICS:
         return [a for a in node.args[3:5] if isinstance(a, Node)]  # running statistics
-    arguments = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))  # type: ignore[union-attr]
+    arguments = dict(zip(argument_names(node.target), node.args, strict=False))
     arguments.update(node.kwargs)
-    written = [a.name for a in node.target._schema.arguments if a.is_write]  # type: ignore[union-attr]
+    written = [a.name for a in schema_of(node.target).arguments if a.is_write]
     return [arguments[name] for name in written if isinstance(arguments.get(name), Node)]  # type: ignore[misc]
 
 

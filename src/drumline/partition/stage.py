@@ -33,16 +33,16 @@ class Port:
     order: tuple[int, ...] = ()
     """The dims in memory order, outermost first: operators that depend on a memory layout get the captured one."""
 
-    def packed(self, value: torch.Tensor) -> torch.Tensor:
-        """A value as it is sent: contiguous."""
+    def pack(self, value: torch.Tensor) -> torch.Tensor:
+        """Order a value's dims as they lie in memory, so that it is sent as contiguous elements."""
         return value.detach().permute(self.order).contiguous()
 
     def receive_buffer(self, device: torch.device) -> torch.Tensor:
         """A buffer for a packed value."""
         return torch.empty([self.shape[d] for d in self.order], dtype=self.dtype, device=device)
 
-    def unpacked(self, arrived: torch.Tensor) -> torch.Tensor:
-        """The value of a packed one."""
+    def unpack(self, arrived: torch.Tensor) -> torch.Tensor:
+        """Restore the dims of a received value to the order that they had before `pack`."""
         back = sorted(range(len(self.order)), key=self.order.__getitem__)
         return arrived.permute(back)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from ..clusters import Cluster
 from ..costs import Estimate
+from ..costs.estimate import Throughput
 from ..costs.kernel_time import Pricer
 from ..costs.layer_time import largest_micro_batch
 from ..costs.model_split import split_model
-from ..costs.throughput import Throughput
 from ..models.profile import COMPUTE_KINDS, Profile
 from ..plans import Plan
 
@@ -23,7 +23,7 @@ DEPENDS_ON = {
     "overhead": "work between two steps: reading the loss and agreeing on it",
     "waiting": "waiting for slower ranks, or for busy servers (step_times, sync)",
 }
-"""What each bottleneck depends on."""
+"""The numbers of a cluster that each bottleneck depends on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ _SHARE = {"products": "matmuls", "memory": "memory bandwidth", "launches": "kern
 
 
 def winner_reason(ranked: list[Scored], objective: str = "time") -> str:
-    """Why the first plan is proposed: it is the best, or the simplest of those that cannot be told apart from it."""
+    """Why the first plan is proposed: it is the best, or the simplest of those that tie with it."""
     plan, e = ranked[0]
     tied, fastest = _ties(ranked, objective)
     won = WON[objective] if fastest[0] == plan else f"simplest of {tied} plans within {100 * TIE:.0f}% of the best"
@@ -87,7 +87,7 @@ def reason(e: Estimate, best: Estimate, plan: Plan, objective: str = "time") -> 
 
 
 def is_tied(e: Estimate, best: Estimate, plan: Plan, objective: str) -> bool:
-    """Whether a candidate and the proposed plan cannot be told apart: both are exact, and fit alike."""
+    """Whether a candidate and the proposed plan tie: both are exact, and fit alike."""
     if objective == "memory" or not e.fits or e.in_reserve != best.in_reserve or is_stale(plan) or plan.backup:
         return False
     winner = _parsed(best.plan)

@@ -164,7 +164,7 @@ class Finalists:
         yield from self._walk(simplest, BRIEF, SIMPLEST_TRIED)
 
     def _alternatives(self) -> Iterator[Scored]:
-        """What the best is compared with: the best of each family, the Pareto front, and its own neighbours."""
+        """Plans to compare the best with: the best of each family, the Pareto front, and its own neighbours."""
         for family in np.unique(self._families).tolist():
             own = self._order[self._families[self._order] == family]
             best = list(self._walk(own, PER_FAMILY, PER_FAMILY_TRIED, one_per_mesh=True))

@@ -88,7 +88,7 @@ def complexity(plan: Plan) -> tuple[int, ...]:
 
 
 def is_tie(least: float, other: float, objective: str) -> bool:
-    """Whether two values of an objective cannot be told apart. Memory is counted, not priced, and has no ties."""
+    """Whether two values of an objective are indistinguishable. Memory is counted, not priced, and has no ties."""
     return objective != "memory" and other <= (1 + TIE) * least
 
 

@@ -51,7 +51,7 @@ class StaleVerdict:
     smaller_seconds: float = 0.0
     staleness: float = 0.0
     caveat: str = ""
-    """What the plan gives up, and the remedy."""
+    """The property that the plan gives up, and the remedy."""
     sentence: str = ""
     """The verdict with its numbers."""
 

@@ -16,12 +16,12 @@ class Conflict:
     applies: Callable[[Plan], bool]
     reason: str | Callable[[Plan], str]
     fix: str | Callable[[Plan], str]
-    """What to change, or the nearest plan that runs."""
+    """The change to make, or the nearest plan that runs."""
 
     def reason_for(self, plan: Plan) -> str:
         """Why a plan does not run."""
         return self.reason if isinstance(self.reason, str) else self.reason(plan)
 
     def fix_for(self, plan: Plan) -> str:
-        """What to change in a plan."""
+        """The change to make in a plan."""
         return self.fix if isinstance(self.fix, str) else f"the nearest plan that runs: {self.fix(plan)}"

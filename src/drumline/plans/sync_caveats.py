@@ -1,4 +1,4 @@
-"""What a plan whose replicas do not wait for each other gives up: one sentence, for people, next to its speed."""
+"""Caveats of plans whose replicas do not wait for each other: one sentence, for people, next to its speed."""
 
 from __future__ import annotations
 

@@ -61,14 +61,14 @@ class Comparison:
     window: int
     """Steps that a loss is averaged over."""
     loss: float | None
-    """What they are compared at; None if no run has a loss."""
+    """The loss at which they are compared; None if no run has a loss."""
     given: bool
     """Whether that loss was asked for; otherwise it is the lowest that all runs reached."""
     unreadable: tuple[UnreadableRun, ...] = ()
 
     @property
     def notes(self) -> list[str]:
-        """What makes the runs hard to compare."""
+        """Differences that make the runs hard to compare."""
         return [*_differences([c.run for c in self.runs]), *(f"{x.folder}: {x.reason}" for x in self.unreadable)]
 
     @property

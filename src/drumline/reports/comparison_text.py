@@ -77,7 +77,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def run_summary_json(c: ComparedRun) -> dict[str, Any]:
-    """What is compared of one run."""
+    """The compared numbers of one run."""
     waits, stale = c.waits, c.staleness
     last = c.losses[-1].loss if c.losses else math.nan
     return {

@@ -37,16 +37,16 @@ def pauses(steps: Sequence[StepRecord]) -> list[Pause]:
     if len(timed) < 2:
         return []
     least = max(LEAST_GAP, LONG_GAP * statistics.median(s.seconds for s, _ in timed))
-    found = []
+    pauses = []
     for (before, end), (after, later) in itertools.pairwise(timed):
         gap = later - after.seconds - end
         if gap >= least:
-            found.append(Pause(before.step, end, gap))
-    return found
+            pauses.append(Pause(before.step, end, gap))
+    return pauses
 
 
 def fault_section(faults: Sequence[str], failure: str, steps: Sequence[StepRecord]) -> Html | None:
-    """What happened to the run, drawn over its seconds; None where nothing did."""
+    """Faults of the run, drawn over its seconds; None where there were none."""
     marks = [s for s in steps if s.note]
     if not (faults or failure or marks):
         return None

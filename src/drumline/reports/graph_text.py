@@ -131,7 +131,7 @@ def graph_totals(view: GraphView, cluster: Cluster | None) -> list[str]:
 
 
 def fusion_text(view: GraphView, cluster: Cluster | None) -> str:
-    """What fusing elementwise chains of the forward would save."""
+    """Savings of fusing elementwise chains of the forward."""
     if not view.chains:
         return "fusion: no elementwise operator reads the result of another one; nothing to fuse in the forward"
     saved = view.fused_bytes

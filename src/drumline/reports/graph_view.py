@@ -58,7 +58,7 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphView:
-    """What is shown: nodes in the order in which they run."""
+    """The nodes to draw, in the order in which they run."""
 
     profile: Profile
     flow: DataFlow

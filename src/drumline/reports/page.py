@@ -10,7 +10,7 @@ from pathlib import Path
 from ..core import files
 from ..core.timeline import Timeline
 from ..core.units import format_bytes, format_count, format_seconds
-from ..costs.throughput import mfu_text
+from ..costs.estimate import mfu_text
 from ..planner.explain import explain_plan
 from .collective_section import collective_section
 from .fault_section import fault_section
@@ -97,7 +97,7 @@ def _roofline(run: Run) -> Html | None:
 
 
 def problem_list(problems: Sequence[str]) -> Html:
-    """What is missing or damaged, a line for each."""
+    """Missing or damaged parts, a line for each."""
     return tag("ul", *(tag("li", cut(problem, 300)) for problem in problems[:40]), class_="problems")
 
 

@@ -46,7 +46,7 @@ MEANING = {
 
 
 def plan_section(plan: Plan, answer: Answer | None, why: str = "") -> Html:
-    """What limits the plan (`why`), its keys, and the candidates that it was chosen from, or compared with."""
+    """The plan's limits (`why`), its keys, and the candidates that it was chosen from, or compared with."""
     chosen = answer is not None and _same(str(answer.best.plan), plan)
     about = join(tag("h3", "What limits this plan"), tag("p", why)) if why and not chosen else None
     return join(about, plan_keys(plan), _answer(plan, answer))

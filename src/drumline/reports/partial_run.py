@@ -29,7 +29,7 @@ _REQUIRED = ("cluster.toml", "profile.json", "plan.toml", "estimate.json", "pred
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRun:
-    """What can be read of a run folder."""
+    """The readable part of a run folder."""
 
     folder: Path
     facts: Mapping[str, Any]
@@ -43,7 +43,7 @@ class PartialRun:
     measured: Timeline | None = None
     steps: tuple[StepRecord, ...] = ()
     problems: tuple[str, ...] = ()
-    """What is missing or damaged, a line each."""
+    """Missing or damaged parts, a line each."""
 
     @property
     def name(self) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ..core import files
 from ..core.units import format_bytes, format_count, format_seconds
-from ..costs.estimate import Estimate
-from ..costs.throughput import Throughput, mfu_text
+from ..costs.estimate import Estimate, Throughput, mfu_text
 from ..planner.bottlenecks import DEPENDS_ON, bottlenecks
 from ..planner.explain import explain_plan, reason
 from ..planner.objectives import OBJECTIVES
@@ -105,7 +104,7 @@ def _answer(report: PlanReport) -> Html:
 
 
 def _given(report: PlanReport) -> Html | None:
-    """What limits the user's own plan, and how it compares with the best."""
+    """The limits of the user's own plan, compared with the best."""
     e = report.estimates.get(str(report.given))
     if report.given is None or e is None or report.profile is None or report.cluster is None:
         return None
@@ -154,8 +153,8 @@ def _why(report: PlanReport) -> Html:
     rows: list[list[Content]] = []
     for f in answer.families:
         changes = [tag("li", "becomes the fastest ", cut(change, 160)) for change in f.wins_if]
-        found = [names(f.plan), format_seconds(f.step_seconds), format_bytes(f.memory_bytes)] if f.plan else ["-"] * 3
-        rows.append([f.name, *found, join(cut(f.reason, 160), tag("ul", *changes) if changes else None)])
+        best = [names(f.plan), format_seconds(f.step_seconds), format_bytes(f.memory_bytes)] if f.plan else ["-"] * 3
+        rows.append([f.name, *best, join(cut(f.reason, 160), tag("ul", *changes) if changes else None)])
     heads = (
         ("family", "tight"),
         ("its best plan", "plan"),

@@ -54,7 +54,7 @@ class PlanReport:
 
     @classmethod
     def of_answer(cls, answer: Answer) -> PlanReport:
-        """What an answer alone can show: nothing about the model, the machines and the parts of a step."""
+        """Report of an answer alone: nothing about the model, the machines and the parts of a step."""
         tight = answer.best.in_reserve
         plans = [(c.plan, c.step_seconds, c.memory_bytes, c.fits and c.in_reserve == tight) for c in answer.candidates]
         return cls(answer=answer, maps=tuple(candidate_maps(plans)))

@@ -18,8 +18,7 @@ from ..core.display import NotebookValue
 from ..core.errors import CorruptFile, InputError, nearest
 from ..core.regular_files import sha256
 from ..core.timeline import Timeline
-from ..costs.estimate import Estimate
-from ..costs.throughput import Throughput
+from ..costs.estimate import Estimate, Throughput
 from ..models.profile import Profile
 from ..planner.answer import Answer
 from ..plans.plan import Plan
@@ -77,7 +76,7 @@ class Run(NotebookValue):
     faults: tuple[str, ...] = ()
     """The faults that it survived, in order."""
     gradients: dict[str, int] = field(default_factory=dict)
-    """What became of the gradients of workers: `applied`, `dropped` (too late), `lost` (with a failed worker), and
+    """Gradients of workers by outcome: `applied`, `dropped` (too late), `lost` (with a failed worker), and
     `repeated` (updates made again after a parameter server failed). Empty for other plans."""
     failure: str = ""
     """Why it ended before its last step; empty if it did not, or was asked to."""

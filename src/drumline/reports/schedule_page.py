@@ -65,7 +65,7 @@ class _CollectiveDrawing:
         self.rounds = schedule.count_rounds()
         self.cells: dict[tuple[int, ...], int] = {}
         self.reach = 22 + 5 * min(schedule.p, 14)
-        """Width of the arcs beside the ranks."""
+        """Width of the arcs next to the ranks."""
 
     def step(self, k: int, sends: tuple[Send, ...], state: dict[tuple[int, int], tuple[int, ...]]) -> Html:
         """One step of the list: the messages of a round, and what the ranks hold after it."""

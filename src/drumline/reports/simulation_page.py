@@ -144,7 +144,7 @@ def _timeline(report: SimulationReport) -> Html:
 
 
 def _path(path: tuple[PathPart, ...], step_seconds: float) -> Html | None:
-    """What the end of the step waited for: by kind of work, and the longest pieces."""
+    """The critical path of the step: by kind of work, and its longest pieces."""
     if not path or not step_seconds:
         return None
     order = path_in_words(path)

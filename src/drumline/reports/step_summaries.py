@@ -148,7 +148,7 @@ class LossPoint:
 
 
 def smoothed_losses(steps: Sequence[StepRecord], window: int) -> list[LossPoint]:
-    """The mean of the last `window` losses, from the first step that has so many; not finite if one of them is not."""
+    """The mean of the last `window` losses, from the first step that has them; not finite if one of them is not."""
     sums = [0.0, *itertools.accumulate(s.loss if math.isfinite(s.loss) else 0.0 for s in steps)]
     bad = [0, *itertools.accumulate(not math.isfinite(s.loss) for s in steps)]
     return [

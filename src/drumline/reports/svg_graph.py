@@ -1,4 +1,4 @@
-"""A data-flow graph as SVG: nodes below each other in the order in which they run, skip connections beside them."""
+"""A data-flow graph as SVG: nodes below each other in the order in which they run, skip connections next to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts with a line for each of several runs, told apart by colour and by dashes."""
+"""Charts with a line for each of several runs, distinguished by colour and by dashes."""
 
 from __future__ import annotations
 

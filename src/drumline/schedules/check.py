@@ -83,7 +83,7 @@ def contents(schedule: Schedule) -> Iterator[tuple[Round, Contents]]:
 
 
 def _start(s: Schedule) -> _State:
-    """What every rank has before the first round."""
+    """Contributions that every rank has before the first round."""
     start = [_Value(1 << rank, rank, rank, True, -1 - rank, -1) for rank in range(s.p)]
     return {
         (rank, chunk): start[rank]

@@ -62,7 +62,7 @@ class _Computing:
 
 @dataclass(slots=True)
 class RuleCounts:
-    """What became of the gradients."""
+    """Gradients by outcome."""
 
     applied: int = 0
     """Gradients that counted in an update."""

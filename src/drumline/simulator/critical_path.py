@@ -96,7 +96,7 @@ def path_in_words(path: Iterable[PathPart]) -> list[tuple[str, float]]:
 
 
 def _kind(name: str) -> str:
-    """What a span does, without saying to what."""
+    """The kind of work of a span, without its object."""
     if name in _WORDS:
         return _WORDS[name]
     first, _, rest = name.partition(" ")

@@ -137,7 +137,7 @@ class ServerReplay:
             self._busy(len(made) * self.times.update, f"update {made[-1].number}", self._release)
             for update in made:
                 self.log.staleness.append([c.staleness for c in update.contributions])
-        # a gradient that completes nothing frees nobody
+        # a gradient that completes nothing frees no worker
 
     def _release(self) -> None:
         """An update is complete: those who waited ask again."""

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from ..torchkit.libraries import scoped_library
+
 HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-pure": torch.bfloat16, "fp8": torch.bfloat16}
 """The precisions in which autocast computes matmuls, and its type; `fp8` replaces those of linear layers."""
 
@@ -71,16 +73,13 @@ def autocast_as_on(device: str, precision: str) -> Iterator[None]:
 @contextmanager
 def gpu_autocast_lists() -> Iterator[None]:
     """Make a CPU's autocast use a GPU's lists."""
-    library = torch.library.Library("aten", "IMPL", "AutocastCPU")
-    try:
+    with scoped_library("aten", "IMPL", "AutocastCPU") as library:
         for name in _FP32_OPERATORS:
             library.impl(name, _in_fp32(name), allow_override=True)
         library.impl("softmax.int", _softmax("_softmax"), allow_override=True)
         library.impl("log_softmax.int", _softmax("_log_softmax"), allow_override=True)
         library.impl("cross_entropy_loss", _cross_entropy, allow_override=True)
         yield
-    finally:
-        library._destroy()
 
 
 class _HalfSoftmax(torch.autograd.Function):

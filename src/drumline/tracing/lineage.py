@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..torchkit.schemas import argument_names, schema_of
+from ..torchkit.storages import storage_id
 from .op_costs import tensors
 
 _MESSAGES = ("c10d", "_c10d_functional")
@@ -83,7 +85,7 @@ class Lineage:
 
 def storage_key(t: torch.Tensor) -> int:
     """A key that is equal for tensors that share memory."""
-    return int(t.untyped_storage()._cdata)
+    return storage_id(t)
 
 
 def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
@@ -107,11 +109,10 @@ def draws_random_numbers(func: Any, args: Any, kwargs: Any) -> bool:
 
 @functools.cache
 def _written(func: Any) -> tuple[tuple[int, str], ...]:
-    return tuple(
-        (i, a.name) for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
-    )
+    arguments = enumerate(schema_of(func).arguments)
+    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
 @functools.cache
 def _place(func: Any, name: str) -> int | None:
-    return next((i for i, a in enumerate(func._schema.arguments) if a.name == name), None)
+    return next((i for i, argument in enumerate(argument_names(func)) if argument == name), None)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from ..torchkit.schemas import argument_names
+
 _NAMES: dict[str, str] = {}
 for _kind, _words in {
     "matmul": "mm addmm bmm baddbmm addbmm mv addmv dot vdot linear matmul _scaled_mm _grouped_mm",
@@ -130,9 +132,9 @@ def flops_of(func: Any, kind: str, args: Any, kwargs: Any, out: Any) -> float:
         return _attention_flops(func, kind, args, kwargs)
     if kind in ("recurrent", "recurrent_backward"):
         return _recurrent_flops(kind, args)
-    if func._overloadpacket.__name__ == "convolution_backward":
+    if func.overloadpacket.__name__ == "convolution_backward":
         return _convolution_flops(args)
-    counter = flop_registry.get(func._overloadpacket)
+    counter = flop_registry.get(func.overloadpacket)
     if counter is not None:
         return float(counter(*args, **kwargs, out_val=out))
     outputs = sum(t.numel() for t in tensors(out))
@@ -173,7 +175,7 @@ def _attention_flops(func: Any, kind: str, args: Any, kwargs: Any) -> float:
     first = 1 if kind == "attention_backward" else 0  # the gradient of the output comes before them
     q, k, v = [t for t in tensors(args) if t.dim() == 4][first : first + 3]
     products = 2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
-    names = [a.name for a in func._schema.arguments]
+    names = argument_names(func)
     given = dict(zip(names, args, strict=False)) | kwargs  # some kernels have other switches, too
     return products * (2.5 if kind == "attention_backward" else 1.0) / (2.0 if given.get("is_causal") else 1.0)
 

@@ -17,6 +17,8 @@ from ..core.errors import TraceError
 from ..core.job import Job, call_user_code
 from ..torchkit.dispatch_modes import DispatchMode
 from ..torchkit.fake_tensors import FakeTensorMode
+from ..torchkit.optimizers import mark_fused
+from ..torchkit.schemas import schema_of
 from .op_costs import size_of, tensors
 
 _KINDS = (torch.optim.Adam, torch.optim.AdamW)
@@ -29,7 +31,7 @@ def prefer_fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         for group in optimizer.param_groups:
             group["fused"] = True
         optimizer.defaults["fused"] = True
-        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # as its own constructor does
+        mark_fused(optimizer)
     return optimizer
 
 
@@ -55,9 +57,8 @@ class TrafficCounter(DispatchMode):
             return out
         moved = sum(size_of(t) for t in tensors((args, kwargs or {}))) + sum(size_of(t) for t in tensors(out))
         if out is None:  # a fused kernel writes what it was given
-            moved += sum(
-                size_of(t) for a, s in zip(args, func._schema.arguments, strict=False) if s.is_write for t in tensors(a)
-            )
+            given = zip(args, schema_of(func).arguments, strict=False)
+            moved += sum(size_of(t) for a, argument in given if argument.is_write for t in tensors(a))
         self.bytes += moved
         self.calls += 1
         return out

@@ -18,6 +18,7 @@ from torch import nn
 from ..models.data_flow import FlowOperator
 from ..torchkit.autograd import next_node_number, running_node_number
 from ..torchkit.dispatch_modes import UnwrappedDispatchMode
+from ..torchkit.schemas import writes_in_place
 from .data_flow import DataFlowRecorder
 from .layers import LayerSpec
 from .lineage import Lineage, storage_key
@@ -315,8 +316,8 @@ class TraceRecorder(UnwrappedDispatchMode):
         if self._phase == "forward" and layer.lineage is not None:
             number = len(layer.lineage)
             made = sum(map(self._size, layer.lineage.add(func, args, kwargs, out)), 0j)
-        if func._schema.is_mutable or any(k not in read for k in written):
-            name = func._overloadpacket.__name__
+        if writes_in_place(func) or any(k not in read for k in written):
+            name = func.overloadpacket.__name__
             kind = kind_of_call(name, inputs, outputs)
             own_depth = depth_of(kind, args, out)
             depth += own_depth
@@ -349,7 +350,7 @@ class TraceRecorder(UnwrappedDispatchMode):
             if key not in self._sizes and key not in self._resident:
                 self._allocated(t, key)
             self._depths[key] = max(depth, self._depths.get(key, 0.0))
-        if self._on_gpu and func._overloadpacket.__name__ == "mkldnn_rnn_layer":
+        if self._on_gpu and func.overloadpacket.__name__ == "mkldnn_rnn_layer":
             self._add_workspace(outputs)
         if depth > self.depth:
             seen.depth += depth - self.depth

@@ -17,6 +17,7 @@ from torch import nn
 
 from ..core.errors import TraceError
 from ..torchkit.fake_tensors import VALUE_REQUESTS, with_real_tensors
+from ..torchkit.modules import clear_forward_hooks
 from ..torchkit.pytree import tree_flatten, tree_map, tree_unflatten
 
 Result = TypeVar("Result")
@@ -131,8 +132,7 @@ def _real(module: nn.Module) -> nn.Module:
     copies = {id(t): _made(t) for t in (*module.parameters(), *module.buffers())}
     real = copy.deepcopy(module, copies)
     for inner in real.modules():  # without the hooks of the trace
-        inner._forward_hooks.clear()
-        inner._forward_pre_hooks.clear()
+        clear_forward_hooks(inner)
     return real
 
 

@@ -40,7 +40,7 @@ class CaseStudy:
     heads: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
-    """What is counted, and figures that contradict each other."""
+    """Notes on what is counted, and figures that contradict each other."""
     numbers: dict[str, float] = field(default_factory=dict)
     """The numbers behind the text."""
 

@@ -131,11 +131,11 @@ def test_port_keeps_the_memory_layout() -> None:
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     port = port_of(x)
     room = port.receive_buffer(torch.device("cpu"))
-    room.copy_(port.packed(x))
-    back = port.unpacked(room)
+    room.copy_(port.pack(x))
+    back = port.unpack(room)
     assert torch.equal(back, x) and back.stride() == x.stride() and room.is_contiguous()
     spread = torch.randn(3, 1).expand(3, 4)
-    assert torch.equal(port_of(spread).unpacked(port_of(spread).packed(spread)), spread)
+    assert torch.equal(port_of(spread).unpack(port_of(spread).pack(spread)), spread)
 
 
 def test_boundaries_out_of_order_are_refused() -> None:

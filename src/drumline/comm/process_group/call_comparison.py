@@ -58,7 +58,7 @@ class _Call:
 
     @property
     def record(self) -> bytes:
-        """What the others may read about it."""
+        """Hashes, text and line of the call, for the other ranks to read."""
         return self.ids + encode_call(self.signature.text, self.site)
 
     @property

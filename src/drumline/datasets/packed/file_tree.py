@@ -24,7 +24,7 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class FileTree:
-    """What a folder holds, sorted by path. Names that begin with a dot are ignored: programs leave them behind."""
+    """The files of a folder, sorted by path. Names that begin with a dot are ignored: programs leave them behind."""
 
     files: list[FoundFile]
     refused: list[Refused]

@@ -34,16 +34,16 @@ class FolderSource(PackSource):
                 rule="each file is in a class folder, whose name is its label, or none is",
                 fix="move or remove it, or --labels none to pack all files without labels",
             )
-        found = sorted({ending_of(f.path) for f in self.files})
-        self._codes = {ending: code for code, ending in enumerate(found)}
+        endings = sorted({ending_of(f.path) for f in self.files})
+        self._codes = {ending: code for code, ending in enumerate(endings)}
         if labels == "folders":
-            if "cls" in found:
+            if "cls" in endings:
                 raise InputError(f"{root} has files that end in .cls", rule="labels are written as .cls")
             self.classes = tuple(sorted({f.path.partition("/")[0] for f in self.files}))
             self._label = {name: number for number, name in enumerate(self.classes)}
-            self.columns, self.form, self.endings = ("file", "label"), "tuple", (*found, "cls")
+            self.columns, self.form, self.endings = ("file", "label"), "tuple", (*endings, "cls")
         else:
-            self.columns, self.form, self.endings = ("file",), "value", tuple(found)
+            self.columns, self.form, self.endings = ("file",), "value", tuple(endings)
 
     def __len__(self) -> int:
         return len(self.files)

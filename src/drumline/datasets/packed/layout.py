@@ -67,7 +67,7 @@ class PackIndex:
     fingerprint: str
     """Digest of the names, sizes and times of the source, and of the options: what a second run compares."""
     columns: tuple[str, ...] = ()
-    """What a sample has, in order."""
+    """The columns of a sample, in order."""
     endings: tuple[str, ...] = ()
     """Endings of the members of the shards, without the dot, by their number in `index.npy`."""
     form: str = "tuple"
@@ -79,7 +79,7 @@ class PackIndex:
     vocabulary: int = 0
     """Number of different tokens that the tokenizer can give; 0 if it does not say."""
     skipped: tuple[str, ...] = ()
-    """What could not be packed and was left out on request, with the reasons."""
+    """Files that could not be packed and were left out on request, with the reasons."""
 
     @classmethod
     def load(cls, folder: Path) -> PackIndex:

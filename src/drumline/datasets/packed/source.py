@@ -33,7 +33,7 @@ class Refused:
 
 
 class PackSource(ABC):
-    """What is packed. `members` may be called in several processes, each after a fork."""
+    """The samples to pack. `members` may be called in several processes, each after a fork."""
 
     columns: tuple[str, ...] = ()
     endings: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class PackSource(ABC):
 
     @abstractmethod
     def facts(self) -> Iterable[str]:
-        """What identifies the content without reading all of it: names, sizes and times."""
+        """Facts that identify the content without reading all of it: names, sizes and times."""
 
     def fingerprint(self) -> str:
         """A digest of the facts."""

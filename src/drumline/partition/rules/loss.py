@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.fx import Node
 
 from ...torchkit.fake_tensors import is_shape_only
+from ...torchkit.schemas import argument_names
 from ..sharding import redistribution
 from ..sharding.layout import ShardedValue
 from ..sharding.redistribution import Axis
@@ -32,7 +33,7 @@ MEAN, SUM = 1, 2
 )
 def term_by_term(ctx: ShardingPass, node: Node, x: ShardedValue, y: ShardedValue, *args: Any, **kwargs: Any) -> Any:
     """One term per value: the sum is reduced, and a mean divides by the whole count."""
-    names = [a.name for a in node.target._schema.arguments][2:]  # type: ignore[union-attr]
+    names = argument_names(node.target)[2:]
     given = dict(zip(names, args, strict=False)) | kwargs
     split = x.layout or y.layout
     if split is None or x.whole != y.whole:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ...torchkit.schemas import schema_of
 from ..sharding.layout import ShardedValue, Split
 from ..sharding_pass import ShardingPass, rule
 from ..spatial.pool import lowest, strides_of, true_counts, unpadded_rows
@@ -100,7 +101,7 @@ def _lists(n: int, *given: Any) -> list[list[int]]:
 
 def _dims(operator: Any) -> int:
     """Number of spatial dims, by the operator's name: max_pool2d has two."""
-    return int(next(c for c in operator._schema.name if c in "123"))
+    return int(next(c for c in schema_of(operator).name if c in "123"))
 
 
 def _plan(

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from ...torchkit.operators import log_softmax, softmax
+from ...torchkit.schemas import argument_names
 from ..sharding import redistribution
 from ..sharding.layout import ShardedValue, Split
 from ..sharding_pass import ShardingPass, rule
@@ -77,7 +78,7 @@ def over_all(ctx: ShardingPass, node: Node, x: ShardedValue, *, dtype: Any = Non
 )
 def along(ctx: ShardingPass, node: Node, x: ShardedValue, *args: Any, **kwargs: Any) -> Any:
     """Along dims that are not split."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    names = argument_names(node.target)
     arguments = dict(zip(names[1:], args, strict=False)) | kwargs
     if arguments.get("dim") is None:
         return NotImplemented
@@ -91,7 +92,7 @@ def along(ctx: ShardingPass, node: Node, x: ShardedValue, *args: Any, **kwargs: 
 @rule(aten.max.dim, aten.min.dim, aten.topk.default, aten.sort.default)
 def with_indices(ctx: ShardingPass, node: Node, x: ShardedValue, *args: Any, **kwargs: Any) -> Any:
     """Values and indices along a dim that is not split."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    names = argument_names(node.target)
     arguments = dict(zip(names[1:], args, strict=False)) | kwargs
     dims = _dims(arguments.get("dim", -1), x.dim)
     if x.split.dim in dims:

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from ...torchkit.operators import upsample_nearest_exact
+from ...torchkit.schemas import overload_name
 from ..sharding import redistribution
 from ..sharding.halo_exchange import windows
 from ..sharding.layout import ShardedValue, Split
@@ -223,7 +224,7 @@ def resize(ctx: ShardingPass, node: Node, x: ShardedValue, size: Sequence[int] |
     flat = mode.startswith("nearest")
     align = () if flat else (args[0],)
     arguments = args[0 if flat else 1 :]
-    if operator._overloadname == "vec":
+    if overload_name(operator) == "vec":
         scales = [None] * n if not arguments or arguments[0] is None else list(arguments[0])
     else:
         scales = [*arguments, *([None] * (n - len(arguments)))]

@@ -164,7 +164,7 @@ class Coordinator:
         return tuple(waited)
 
     def accounts(self) -> dict[str, int]:
-        """What became of the gradients."""
+        """Gradients by outcome."""
         with self._changed:
             counts = self.rule.counts
             return {"applied": counts.applied, "dropped": counts.dropped, "lost": counts.lost}

@@ -18,7 +18,7 @@ WORKERS = "workers.json"
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a worker needs to know to join."""
+    """The addresses and options that a worker needs to join."""
 
     job: str
     """In its file form, with the digest of the file."""

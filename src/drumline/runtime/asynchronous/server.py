@@ -244,11 +244,11 @@ class FirstServer(ParameterServer):
         return answer | read, weights
 
     def greeting(self) -> Values:
-        """What a worker is told when it joins."""
+        """The answer to a worker that joins."""
         return {}
 
     def farewell(self) -> Values:
-        """What workers are told when there is no more work."""
+        """The answer to workers when there is no more work."""
         steady = self.seconds[self.engine.plan.dp :] or self.seconds
         mean = sum(steady) / len(steady) if steady else 0.0
         return {"preempted": self.stopping, "step_seconds": mean, "accounts": self.coordinator.accounts()}

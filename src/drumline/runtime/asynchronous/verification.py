@@ -40,7 +40,7 @@ _FAR = 0.5
 
 @dataclass(slots=True)
 class _ServedRun:
-    """What the servers saw."""
+    """The updates that the servers recorded."""
 
     losses: list[float] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
@@ -145,7 +145,7 @@ def _serve(job: Job, plan: Plan, dtype: torch.dtype | None, steps: int, round: i
 
 
 def _reference(job: Job, plan: Plan, run: _ServedRun, dtype: torch.dtype | None) -> tuple[_ServedRun, set[str]]:
-    """What the run must equal."""
+    """The reference that the run must equal."""
     most = max((c.staleness for r in run.updates for c in r.update.contributions), default=0)
     name = "float64" if dtype else COMPUTE_DTYPES[plan.precision]
     notes = {f"{name}: gradients were up to {most} update{'s' * (most > 1)} old"} if most else set()

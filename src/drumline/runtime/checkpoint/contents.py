@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...core.errors import InputError
+from ...torchkit.modules import is_persistent
 from ..core.engine_core import EngineCore
 from ..state.optimizer import is_scalar
 from ..state.pieces import Piece
@@ -178,7 +179,7 @@ def buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
         for name, buffer in module._buffers.items():
             if buffer is not None and id(buffer) not in seen:
                 seen.add(id(buffer))
-                persistent = name not in module._non_persistent_buffers_set
+                persistent = is_persistent(module, name)
                 yield f"{prefix}.{name}" if prefix else name, buffer, persistent
 
 

@@ -23,9 +23,9 @@ def check_same_data(engine: EngineCore) -> None:
         return
     with with_real_tensors():  # not part of what a counter of memory or operators looks at
         own = fingerprint_of(engine.stream.source, engine.job.seed)
-    found = _of_all_ranks(engine, own)
-    other = next((rank for rank, value in enumerate(found) if value != found[0]), None)
-    if other is None or 0 in found:
+    fingerprints = _of_all_ranks(engine, own)
+    other = next((rank for rank, value in enumerate(fingerprints) if value != fingerprints[0]), None)
+    if other is None or 0 in fingerprints:
         return
     raise JobError(
         f"the job's data differs between ranks: rank {other} does not have the data of rank 0 "
@@ -44,17 +44,17 @@ def check_own_batch(engine: EngineCore, batch: tuple[Any, Any]) -> None:
     if engine.ranks == 1:
         return
     mine = digest(batch)
-    found, slices = _of_all_ranks(engine, mine), _of_all_ranks(engine, engine.data_index)
+    fingerprints, slices = _of_all_ranks(engine, mine), _of_all_ranks(engine, engine.data_index)
     first: dict[int, int] = {}
     for rank, index in enumerate(slices):
-        if found[first.setdefault(index, rank)] != found[rank]:
+        if fingerprints[first.setdefault(index, rank)] != fingerprints[rank]:
             raise JobError(
                 f"ranks {first[index]} and {rank} were given different batches",
                 where=f"plan {engine.plan}",
                 rule="they hold parts of one copy of the model, and compute the same samples together",
                 fix="shard the loader by engine.data_index of engine.data_ranks, or use engine.data()",
             )
-    if engine.data_ranks > 1 and len(set(found)) == 1 and engine.rank == 0:
+    if engine.data_ranks > 1 and len(set(fingerprints)) == 1 and engine.rank == 0:
         warnings.warn(
             f"all {engine.data_ranks} data-parallel ranks were given the same batch: the loader is not sharded over "
             "ranks, and each sample counts once for every rank. engine.step() takes this rank's samples: use "

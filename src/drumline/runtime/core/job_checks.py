@@ -1,4 +1,4 @@
-"""What a job may ask for under a plan, besides what its model needs."""
+"""Checks of what a job asks for under a plan, besides the needs of its model."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from ...core.job import Job
 from ...datasets.seeding import mix_seed
 from ...datasets.stream import RankBatch, RankMicroBatch
 from ...plans import Plan
+from ...torchkit.optimizers import mark_fused
 from ...torchkit.pytree import tree_flatten, tree_unflatten
 from ..numerics.precision import to_device
 from ..state.weights import seed_everything
@@ -282,8 +283,7 @@ def prefer_fused_kernel(optimizer: torch.optim.Optimizer) -> None:
             return
         for group in groups:
             group["fused"] = True
-        optimizer._step_supports_amp_scaling = True  # as its own constructor does
-        optimizer._need_device_dtype_check_for_fused = True
+        mark_fused(optimizer)
 
 
 @contextmanager
@@ -346,6 +346,6 @@ def _own(value: Any, engine: EngineCore) -> Any:
 
 
 def _form(micro: RankMicroBatch) -> tuple[object, ...]:
-    """What must be equal in all micro-batches: samples, and the shapes and types of all tensors, other values."""
+    """Properties equal in all micro-batches: samples, the shapes and types of all tensors, other values."""
     values, _ = tree_flatten((micro.input, micro.target))
     return micro.samples, *((tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v for v in values)

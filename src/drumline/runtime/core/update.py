@@ -11,6 +11,7 @@ from ...core.errors import JobError, nearest
 from ...core.job import Job, call_user_code
 from ...torchkit.fused_adam import FusedAdam
 from ...torchkit.operators import foreach_mul_, foreach_norm
+from ...torchkit.optimizers import can_skip_on_device
 from ..memory.offload import HostCopy, values_up
 from ..numerics.constants import constant
 from ..numerics.stochastic_rounding import StochasticRounding
@@ -102,7 +103,7 @@ class Update:
         """Whether a number on the device can make the optimizer skip its step."""
         optimizer = self.optimizer
         fused = all(group.get("fused") for group in optimizer.param_groups) and self._rounding is None
-        return fused and self._on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)
+        return fused and self._on_gpu and can_skip_on_device(optimizer)
 
     def apply_if_finite(self, sums: torch.Tensor, samples: int | None, scale: float) -> None:
         """As `apply`, without the host knowing the numbers: the fused kernel divides by a scale, and does nothing if a

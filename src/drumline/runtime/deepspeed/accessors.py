@@ -1,4 +1,4 @@
-"""What DeepSpeed's engine says about itself: ranks, batch sizes, precision, learning rates, and its checkpoints."""
+"""Accessors of DeepSpeed's engine: ranks, batch sizes, precision, learning rates, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 from ...comm.environment import connect, rank_info
 from ...core.errors import JobError
 from ...interop.imported import ImportedConfig
+from ...torchkit.modules import is_persistent
 from ..engine import Engine
 from ..state.prebuilt import NoDataset
 from . import tagged_checkpoints
@@ -211,7 +212,7 @@ class EngineAccessors:
                 state[self.engine.user_name(name)] = state[self.engine.user_name(first[id(p)])]
         for prefix, module in model.named_modules():
             for key, b in module._buffers.items():
-                if b is not None and key not in module._non_persistent_buffers_set:
+                if b is not None and is_persistent(module, key):
                     state[f"{prefix}.{key}" if prefix else key] = b
         return state
 
@@ -263,12 +264,12 @@ class EngineAccessors:
                 fix="load_module_only=True, with load_module_strict as you like",
             )
         name = None if tag is None else str(tag)
-        found = tagged_checkpoints.load(
+        loaded = tagged_checkpoints.load(
             self.engine, Path(load_dir), name, weights_only=weights_only, strict=load_module_strict
         )
-        if found is None:
+        if loaded is None:
             return None, None
-        path, state = found
+        path, state = loaded
         if not weights_only:
             self.micro_steps = int(state.counts.get("micro_steps", 0))
             self.skipped_steps = int(state.counts.get("skipped_steps", 0))

@@ -128,7 +128,7 @@ def initialize(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the user has built: DeepSpeed's arguments of `initialize`."""
+    """The user's own objects: DeepSpeed's arguments of `initialize`."""
 
     model: Any
     optimizer: Any = None

@@ -34,7 +34,7 @@ _LOG = logging.getLogger("drumline")
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """What the caller stores with a checkpoint, and the engine's own counts."""
+    """The caller's own state in a checkpoint, and the engine's own counts."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)

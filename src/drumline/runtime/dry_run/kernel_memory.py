@@ -47,7 +47,7 @@ class KernelWorkspaces:
 
     def workspace_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
         """Peak bytes that a call allocates beyond its inputs and outputs."""
-        if kind_of(func._overloadpacket.__name__) not in WITH_WORKSPACE:
+        if kind_of(func.overloadpacket.__name__) not in WITH_WORKSPACE:
             return 0
         key = repr((func, tree_map(_signature, (args, kwargs)), torch.get_float32_matmul_precision()))
         if key not in self._cache:
@@ -61,7 +61,7 @@ class KernelWorkspaces:
                 self._call(func, *given)  # the first call may load persistent state
                 return self._call(func, *given)
             except RuntimeError:  # zeros are invalid values for it, or memory is too small
-                self.refused[func._overloadpacket.__name__] = None
+                self.refused[func.overloadpacket.__name__] = None
                 return 0
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> int:

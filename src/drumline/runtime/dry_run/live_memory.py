@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from ...torchkit.dispatch_modes import UnwrappedDispatchMode
 from ...torchkit.fake_tensors import is_shape_only
+from ...torchkit.storages import storage_id
 from ...tracing.op_costs import size_of, tensors
 from ...tracing.recorder import RESERVE
 from .kernel_memory import KernelWorkspaces
@@ -49,7 +50,7 @@ class LiveMemory(UnwrappedDispatchMode):
         after every operator.
         """
         alive = [storage for ref in self._references.values() if (storage := ref()) is not None]
-        self._resized = [s for s in alive if s.nbytes() != self._sizes[int(s._cdata)]]
+        self._resized = [s for s in alive if s.nbytes() != self._sizes[storage_id(s)]]
         self._update_resized()
         self.peak, self.peak_phase = self.current, self.phase
 
@@ -70,7 +71,7 @@ class LiveMemory(UnwrappedDispatchMode):
 
     def _add_rnn_reserve(self, output: torch.Tensor, *others: torch.Tensor) -> None:
         """Add what a GPU's recurrent layer saves for its backward beyond a CPU's, while the CPU's workspace lives."""
-        key = int(others[-1].untyped_storage()._cdata)
+        key = storage_id(others[-1])
         if key in self._sizes:
             extra = int(RESERVE * size_of(output))
             self._sizes[key] += extra
@@ -80,7 +81,7 @@ class LiveMemory(UnwrappedDispatchMode):
         if t.device.type != self._device or is_shape_only(t) or t.layout != torch.strided:
             return
         storage = t.untyped_storage()
-        key = int(storage._cdata)
+        key = storage_id(storage)
         if key not in self._sizes:
             self._sizes[key] = storage.nbytes()
             self.current += self._sizes[key]
@@ -92,7 +93,7 @@ class LiveMemory(UnwrappedDispatchMode):
 
     def _update_resized(self) -> None:
         for storage in self._resized:
-            key, size = int(storage._cdata), storage.nbytes()
+            key, size = storage_id(storage), storage.nbytes()
             self.current += size - self._sizes[key]
             self._sizes[key] = size
 
@@ -104,5 +105,5 @@ def storage_bytes(tensors: Iterable[Any], device: str) -> int:
         local = t.to_local() if isinstance(t, DTensor) else t
         if isinstance(local, torch.Tensor) and local.device.type == device:
             storage = local.untyped_storage()
-            sizes[int(storage._cdata)] = storage.nbytes()
+            sizes[storage_id(storage)] = storage.nbytes()
     return sum(sizes.values())

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ...core.errors import JobError
+from ...torchkit.recurrent import weight_names
 from ...tracing.op_costs import size_of, tensors
 from ..numerics.precision import compute_precision
 from ..numerics.recurrent import note_recurrent_layers, skip_flattening
@@ -82,7 +83,7 @@ class RecurrentStandIns:
         key = (_constructor(module), module.training, *(_signature(t) for t in given))
         if key not in self._cache:
             self._cache[key] = self.measure(module, name, given)
-        weights = [getattr(module, w) for w in module._flat_weights_names]
+        weights = [getattr(module, w) for w in weight_names(module)]
         output, *last = _StandIn.apply(self._cache[key], *given, *weights)  # type: ignore[no-untyped-call]  # torch's
         return output, tuple(last) if module.mode == "LSTM" else last[0]
 
@@ -110,7 +111,7 @@ class MeasuredLayer:
         self._class, self._arguments = _constructor(module)
         note_recurrent_layers(module)
         self._training = module.training
-        self._dtype: torch.dtype = getattr(module, module._flat_weights_names[0]).dtype
+        self._dtype: torch.dtype = getattr(module, weight_names(module)[0]).dtype
         self._given = [_signature(t) for t in given]
         self.memory: LayerMemory = self._in_thread(self._forward)[0]
         # all of them now: during a backward, the thread that would run this one is blocked

@@ -23,6 +23,7 @@ from ...models.profile import Affine, Layer, ProfiledOp
 from ...models.recompute_choice import KEPT, RecomputeChoice, choices, recompute_verdicts
 from ...torchkit.dispatch_modes import UnwrappedDispatchMode, with_view_tracking
 from ...torchkit.profiler import SPAN_OPERATORS
+from ...torchkit.schemas import writes_in_place
 from ...tracing.lineage import Lineage, storage_key, written_by
 from ...tracing.op_costs import flops_of, kind_of, size_of, tensors
 from .recompute import recompute_layer, recomputed_layers, saving_buffers, with_saved_buffers
@@ -117,10 +118,10 @@ class _OperatorTrace(UnwrappedDispatchMode):
             return out
         results = tensors(out)
         made = sum(size_of(t) for t in self._lineage.add(func, args, kwargs, out))
-        name = func._overloadpacket.__name__
+        name = func.overloadpacket.__name__
         kind = kind_of(name)
         flops = moved = 0.0
-        if made or func._schema.is_mutable:
+        if made or writes_in_place(func):
             # in elements: in half precision bytes move and operators compute at twice the speed
             width = results[0].element_size() if results else 1
             made /= width

@@ -158,7 +158,7 @@ class TiledLinear(TiledLayer):
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """All of it, as `weight`."""
+        """The whole bias, concatenated from the tiles as `weight` is; None if the layer has none."""
         return torch.cat([p.call("read", None, True) for p in self._tiles]) if self.has_bias else None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

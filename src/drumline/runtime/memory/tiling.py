@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from ...core.errors import PlanError
 from ...datasets.stream import split_range
+from ...torchkit.modules import has_gradient_hooks
 from ..state.pieces import ParameterPart
 from .logits import materialized_to_plain
 from .tiled_layers import LayerTile, LayerTiles, TiledEmbedding, TiledLinear, keep_state_dict_names
@@ -140,7 +141,7 @@ def _own_reason(m: _Layer) -> str:
         return "its forward is not torch's"
     if isinstance(m, NonDynamicallyQuantizableLinear):
         return "nn.MultiheadAttention reads its weight"
-    if any(p is not None and (p._backward_hooks or p._post_accumulate_grad_hooks) for p in m._parameters.values()):
+    if any(p is not None and has_gradient_hooks(p) for p in m._parameters.values()):
         return "a hook is on its parameter"
     if isinstance(m, nn.Embedding):
         words = [k for k in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(m, k)]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from ...torchkit.modules import BatchNormBase
+from ...torchkit.modules import BatchNormBase, check_input_dim
 
 
 class _Normalize(torch.autograd.Function):
@@ -69,7 +69,7 @@ class SyncedBatchNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         m = self.module
-        m._check_input_dim(x)
+        check_input_dim(m, x)
         if not m.training and m.running_mean is not None:
             return self._evaluate(x)
         if x.dtype in (torch.bfloat16, torch.float16):  # statistics of half precision in float32, as in torch's own

@@ -43,7 +43,7 @@ def check_float8(device: torch.device, plan: str) -> None:
 
 
 def missing_float8(device: torch.device) -> str:
-    """What a device lacks for matmuls in float8; empty if it has them."""
+    """The feature that a device lacks for matmuls in float8; empty if it has them."""
     if device.type != "cuda":
         return f"this is a {device.type.upper() if device.type == 'cpu' else device.type}"
     if torch.version.hip:

@@ -146,7 +146,7 @@ class _Segment:
         for source in self.stage.inputs:
             if isinstance(source, StageInput):
                 port = self.staged.stages[source.stage].outputs[source.output]
-                drawn = port.unpacked(self._like(port.receive_buffer(self.device)))
+                drawn = port.unpack(self._like(port.receive_buffer(self.device)))
                 inputs.append(drawn.requires_grad_(port.grad))
             else:
                 inputs.append(self.leaves[int(source.name)])

@@ -86,11 +86,11 @@ class StepMessages:
         with naming_peer(f"rank {self._channels.rank} of the pipeline did not receive {message}", message.src):
             work.wait()
         self._confirm(message)
-        return message.port.unpacked(buffer)
+        return message.port.unpack(buffer)
 
     def send(self, message: PipelineMessage, value: torch.Tensor) -> None:
         """Start sending."""
-        packed = message.port.packed(value)
+        packed = message.port.pack(value)
         with naming_peer(f"rank {self._channels.rank} of the pipeline cannot send {message}", message.dst):
             work = self._channels.send(packed, message.dst, message.number, str(message.key[0]))
         self._sent.setdefault(message.dst, deque()).append((message, work, packed))

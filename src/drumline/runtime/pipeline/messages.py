@@ -15,7 +15,7 @@ from ...partition.stage import Port, StagedGraph, StageInput
 from ...schedules.pipeline import Action, Pipeline
 
 Key = tuple[str | int, ...]
-"""What a message carries: ("value", stage, output, micro-batch), ("grad", stage, output, micro-batch, reader) or
+"""The content of a message: ("value", stage, output, micro-batch), ("grad", stage, output, micro-batch, reader) or
 ("leaf", name, micro-batch)."""
 
 

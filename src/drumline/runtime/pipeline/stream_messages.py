@@ -85,11 +85,11 @@ class StreamMessages:
         _, work, buffer = self._arriving.pop(message.key)
         with naming_peer(f"rank {self._channels.rank} of the pipeline did not receive {message}", message.src):
             work.wait()
-        return message.port.unpacked(buffer)
+        return message.port.unpack(buffer)
 
     def send(self, message: StreamMessage, value: torch.Tensor, micro: int) -> None:
         """Start sending a result of a micro-batch."""
-        packed = message.port.packed(value)
+        packed = message.port.pack(value)
         with naming_peer(f"rank {self._channels.rank} of the pipeline cannot send {message}", message.dst):
             work = self._channels.send(packed, message.dst, self._number(message), str(message.key[0]))
         self._sent.setdefault(message.dst, deque()).append((micro, message, work, packed))

@@ -1,1 +1,1 @@
-"""What a rank holds: pieces of parameters, weights, buffers, the optimizer, process groups, the record of its steps."""
+"""State of a rank: pieces of parameters, weights, buffers, the optimizer, process groups, the record of its steps."""

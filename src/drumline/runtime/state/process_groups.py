@@ -61,7 +61,7 @@ def rows_along(shape: Sequence[int], dim: int) -> list[list[int]]:
 
 
 def cached(key: Any, make: Callable[[], T]) -> T:
-    """What `make` returned for this key in the current world."""
+    """The value that `make` returned for this key in the current world."""
     cache = _cache()
     if key not in cache:
         cache[key] = make()

@@ -27,9 +27,9 @@ from ...core.timeline import Span, Timeline
 
 KEEP = 64
 """Number of recent steps kept."""
-TIMED = 3
-"""Of so many steps, one has the exact ends of DDP's buckets over gloo. In the others a bucket ends at the rank's next
-call: to be called back at its end takes 50 us of a processor, which is more than all other recording of a step."""
+EXACT_BUCKET_INTERVAL = 3
+"""Steps from one that records the exact ends of DDP's buckets over gloo to the next. In the others a bucket ends at the
+rank's next call: a callback at its end takes 50 us of a processor, more than all other recording of a step."""
 
 Mark = Any
 """A moment: nanoseconds of the host's clock, or a CUDA event."""
@@ -143,7 +143,7 @@ class StepRecorder:
     def _start_bucket(self, name: str, size: float) -> OpenMessage:
         """Start a message of DDP, in a group that reports them."""
         step, message = self._steps[-1], self.start_message(name, size)
-        message.timed = step.timed = step.number % TIMED == 0
+        message.timed = step.timed = step.number % EXACT_BUCKET_INTERVAL == 0
         return message
 
     def track(self, name: str, work: Any, *tensors: torch.Tensor, unreported: bool = False) -> Any:

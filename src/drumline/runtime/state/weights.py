@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from ...core.errors import JobError
 from ...core.job import Job, call_user_code
 from ...torchkit.fake_tensors import with_real_tensors
+from ...torchkit.modules import convert_tensors
 from ...tracing.fake import dtype_of
 from ...tracing.fresh_model import fresh_model
 from ...tracing.op_costs import tensors
@@ -50,8 +51,7 @@ def cast(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
         return model
     if not any(t.is_complex() for t in [*model.parameters(), *model.buffers()]):
         return model.to(dtype)
-    made: nn.Module = model._apply(lambda t: t.to(dtype_of(t, dtype)))
-    return made
+    return convert_tensors(model, lambda t: t.to(dtype_of(t, dtype)))
 
 
 @with_real_tensors()
@@ -164,14 +164,12 @@ def _shard_index(p: DTensor) -> int:
 
 def _tie(model: nn.Module) -> None:
     """Tie parameters again: moving off the meta device makes one tensor per name."""
-    from torch.distributed.fsdp import FSDPModule
+    from ...torchkit.fsdp import parameter_group, place_of
 
     for module in model.modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        group = module._get_fsdp_state()._fsdp_param_group
+        group = parameter_group(module)
         for parameter in group.fsdp_params if group else []:
-            info = parameter._module_info
+            info = place_of(parameter)
             first = getattr(info.module, info.param_name)
             for other, name in zip(info.shared_modules, info.shared_param_names, strict=True):
                 other._parameters[name] = first

@@ -25,7 +25,7 @@ class GradientGroups:
     replica: dist.ProcessGroup | None
     """The ranks that have the same shard of other copies; None: there is one copy."""
     shard_schedules: GradientCollectives | None = None
-    """What carries the gradients over the shard group; None: the backend's own collectives."""
+    """The collectives that carry gradients over the shard group; None: the backend's own."""
     replica_schedules: GradientCollectives | None = None
     """The same over the replicas."""
 

@@ -117,7 +117,7 @@ def _check(model: nn.Module, plan: Plan) -> None:
 
 
 def _extra_state(module: nn.Module) -> str:
-    """What a module has besides parameters, in words."""
+    """The state that a module has besides parameters, in words."""
     if isinstance(module, BatchNormBase):
         return "statistics of a batch"
     buffer = next((key for key, b in module._buffers.items() if b is not None), "")

@@ -26,6 +26,7 @@ from ...core.errors import PlanError
 from ...core.job import user_line
 from ...plans import Plan
 from ...torchkit.fake_tensors import agreed_numbers, with_real_tensors
+from ...torchkit.fsdp import has_full_gradient, parameter_group, place_of
 from ...tracing.layers import layers_of
 from ..memory.tiled_layers import TiledLayer
 from ..memory.tiling import tiles_of
@@ -103,18 +104,17 @@ class FullyShard(Strategy):
             root.set_reduce_scatter_unused_params(True)
         names = {id(m): name for name, m in self._model.named_modules()}
         for module in self._model.modules():
-            group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+            group = parameter_group(module)
             if group is not None:
                 _check_types(group, names)
                 then = functools.partial(self._after_backward, group, group.post_backward, names)
-                group.post_backward = then  # type: ignore[method-assign]  # observed, not changed
+                group.post_backward = then  # observed, not changed
 
     def _after_backward(self, group: Any, then: Callable[..., Any], names: Mapping[int, str], *args: Any) -> Any:
         """After a unit's backward: record which of its parameters have gradients."""
         for p in group.fsdp_params:
-            whole = getattr(p, "_unsharded_param", None)
-            if whole is not None and (whole.grad is not None or p.unsharded_accumulated_grad is not None):
-                info = p._module_info
+            if has_full_gradient(p):
+                info = place_of(p)
                 prefix = names[id(info.module)]
                 self._reached.add(f"{prefix}.{info.param_name}" if prefix else info.param_name)
         return then(*args)
@@ -177,7 +177,7 @@ def _check_types(group: Any, names: Mapping[int, str]) -> None:
     first: dict[torch.dtype, str] = {}
     for p in group.fsdp_params:
         if p.sharded_param.requires_grad:
-            name = f"{names[id(p._module_info.module)]}.{p._module_info.param_name}".removeprefix(".")
+            name = f"{names[id(place_of(p).module)]}.{place_of(p).param_name}".removeprefix(".")
             first.setdefault(p.sharded_param.dtype, name)
     if len(first) > 1:
         types = " and ".join(f"{name!r} is {dtype}" for dtype, name in first.items())

@@ -30,7 +30,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class ReplicaTensors:
-    """What replicas average."""
+    """The tensors that replicas average."""
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, buffers: BufferSnapshot

@@ -30,7 +30,7 @@ MicroLoss = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepContext:
-    """What the engine provides for the forwards and backwards of one step."""
+    """Settings and functions that the engine provides for the forwards and backwards of one step."""
 
     precision: str
     device: torch.device
@@ -195,7 +195,7 @@ class Strategy(ABC):
         return nullcontext()
 
     def saved_tensors(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint has besides model and optimizer, by the name in it; equal on all ranks."""
+        """Tensors of a checkpoint besides model and optimizer, by the name in it; equal on all ranks."""
         return {}
 
     # -- observation

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from ...core.errors import JobError
 from ...datasets.stream import split_range
 from ...torchkit.dispatch_modes import function_modes
-from ...torchkit.modules import BatchNormBase
+from ...torchkit.modules import BatchNormBase, check_input_dim
 from ...tracing.op_costs import tensors
 from .replicate import WholeModel
 
@@ -170,7 +170,7 @@ class _Norm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         m = self._module
-        m._check_input_dim(x)
+        check_input_dim(m, x)
         if not m.training and m.running_mean is not None:
             return type(m).forward(m, x)
         x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...core.units import format_bytes, format_count, format_percent, format_seconds
-from ...costs.throughput import mfu_text, peak_of
+from ...costs.estimate import mfu_text, peak_of
 from ...reports.step_records import StepRecord
 from .recent import RecentStaleness, RecentWaits
 

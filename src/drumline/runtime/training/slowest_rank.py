@@ -46,7 +46,7 @@ class RankComparison:
     wait_seconds: tuple[float, ...]
     """By rank, over the compared steps."""
     network_share: float | None = None
-    """Of a step, the time in messages when no rank is waited for; None in a pipeline, where it cannot be told apart."""
+    """Share of a step that messages take when no rank is late; None in a pipeline, where it cannot be separated."""
 
     def report(self) -> dict[str, object]:
         """The fields of a step's report."""
@@ -75,7 +75,7 @@ class RankWatch:
         `skip` are steps whose times say nothing about a rank: one under the profiler. None with one rank, or if nothing
         was recorded.
         """
-        # where the end of a message is not exact, its wait cannot be told from the rank's own work
+        # where the end of a message is not exact, its wait cannot be separated from the rank's own work
         recent = list(steps)[-EVERY:]
         exact = [n for n in recent if self._engine.record.is_timed(n)]
         if self._engine.ranks == 1 or not exact:

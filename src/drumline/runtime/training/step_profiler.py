@@ -11,6 +11,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from ...torchkit.ddp import bucket_bytes
+
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler logs to stderr
 
 import torch
@@ -91,9 +93,7 @@ class StepProfiler:
         inputs = _bytes(t for m in getattr(batch, "micros", ()) for t in tensors((m.input, m.target)))
         buckets = _bytes(engine.strategy.gradient_buffers())
         if isinstance(engine.module, nn.parallel.DistributedDataParallel):
-            logged = engine.module._get_ddp_logging_data()
-            sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
-            buckets = float(sum(int(n) for n in str(sizes).replace(",", " ").split()))
+            buckets = float(sum(bucket_bytes(engine.module)))
         return {
             "parameters": parameters,
             "optimizer": optimizer,

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from ...torchkit.libraries import python_of_script
 from ...torchkit.modules import DropoutBase
 from ...tracing.grouped_matmul import patch_grouped_mm
 
@@ -179,7 +180,7 @@ class Float64Mode(TorchFunctionMode):
         plain: Any = torch.jit.ScriptFunction.__call__
 
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            return (getattr(function, "_torchdynamo_inline", None) or plain.__get__(function))(*args, **kwargs)
+            return (python_of_script(function) or plain.__get__(function))(*args, **kwargs)
 
         self._script = plain
         torch.jit.ScriptFunction.__call__ = call  # type: ignore[method-assign,assignment]  # of any signature

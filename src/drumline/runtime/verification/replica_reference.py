@@ -91,8 +91,8 @@ class ReferenceReplica:
 
     def state(self, name: str) -> dict[str, Any]:
         """The optimizer's state of a parameter."""
-        found: dict[str, Any] = self.optimizer.state[self.trained[name]]
-        return found
+        state: dict[str, Any] = self.optimizer.state[self.trained[name]]
+        return state
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplicaRun:
-    """What replicas computed: by the engine's ranks, or in the simulation."""
+    """Results of replicas: of the engine's ranks, or of the simulation."""
 
     losses: list[float]
     """Mean over all samples of each step's batch."""

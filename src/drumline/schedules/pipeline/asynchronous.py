@@ -54,7 +54,7 @@ class AsynchronousLane:
         """The last micro-batches of the batches that are not applied yet."""
 
     def feed(self, micros: int) -> list[Action]:
-        """The next batch, of so many micro-batches: its forwards, and what earlier ones have left to do meanwhile."""
+        """The next batch of `micros` micro-batches: its forwards, and the work that earlier ones left until then."""
         at_least_one(micros=micros)
         actions: list[Action] = []
         self._ends.append(self._forwards + micros - 1)

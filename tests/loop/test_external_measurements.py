@@ -11,7 +11,7 @@ import pytest
 
 from drumline.clusters import Cluster, load
 from drumline.core.errors import PlanError
-from drumline.loop import joining, measure, train, verify
+from drumline.loop import external_ranks, measure, train, verify
 from drumline.loop.measure import cached_cluster, machine_file, read_measurement, store_measurement, this_machine
 
 MACHINE = load("dgx-h100").with_devices(2)
@@ -62,10 +62,10 @@ def test_hosts_are_measured_once_and_every_host_keeps_it(ranks: FakeRanks, asked
 
 
 def test_the_first_start_of_a_run_keeps_it_at_once(ranks: FakeRanks, asked: list[str], tmp_path: Path) -> None:
-    assert joining._kept_measurement(tmp_path / "run", ranks) is None  # type: ignore[arg-type]
+    assert external_ranks._kept_measurement(tmp_path / "run", ranks) is None  # type: ignore[arg-type]
     this_machine(4, notify=lambda text: None)
     machine_file(4).unlink()  # another host
-    assert joining._kept_measurement(tmp_path / "run", ranks) == tmp_path / "run" / "cluster.toml"  # type: ignore[arg-type]
+    assert external_ranks._kept_measurement(tmp_path / "run", ranks) == tmp_path / "run" / "cluster.toml"  # type: ignore[arg-type]
 
 
 def test_a_host_that_replaces_another_asks_the_others(
@@ -96,11 +96,11 @@ def test_one_host_uses_what_local_ranks_have_measured(ranks: FakeRanks) -> None:
 
 def test_a_run_keeps_its_measurement(ranks: FakeRanks, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert joining._kept_measurement(run, ranks) is None  # type: ignore[arg-type]
+    assert external_ranks._kept_measurement(run, ranks) is None  # type: ignore[arg-type]
     MACHINE.save(machine_file(4))
-    assert joining._kept_measurement(run, ranks) is None  # type: ignore[arg-type]
+    assert external_ranks._kept_measurement(run, ranks) is None  # type: ignore[arg-type]
     machine_file(4).unlink()  # another host
-    kept = joining._kept_measurement(run, ranks)  # type: ignore[arg-type]
+    kept = external_ranks._kept_measurement(run, ranks)  # type: ignore[arg-type]
     assert kept is not None
     assert Cluster.load(kept) == MACHINE
 
@@ -109,7 +109,7 @@ def test_a_run_keeps_its_measurement(ranks: FakeRanks, tmp_path: Path) -> None:
 def test_the_launcher_decides_the_number_of_ranks(verb: Any, ranks: FakeRanks) -> None:
     def fitted(*words: Any, **options: Any) -> dict[str, Any]:
         bound = inspect.signature(verb).bind("job.py", *words, **options)
-        joining._fit(bound, verb, ranks)  # type: ignore[arg-type]
+        external_ranks._fit(bound, verb, ranks)  # type: ignore[arg-type]
         return bound.arguments
 
     assert fitted("dp=4")["ranks"] == 4

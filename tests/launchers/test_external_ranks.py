@@ -16,19 +16,21 @@ from drumline.core.rank_info import RankInfo
 from drumline.core.timeline import Span
 from drumline.launchers.channel import StoreChannel
 from drumline.launchers.choice import find_launcher
-from drumline.launchers.joined import OWN, JoinedRanks, error_fields
+from drumline.launchers.external_ranks import OWN, ExternalRanks, error_fields
 from drumline.launchers.wire import decode, encode
 
 RANKS = 3
 
 
-def on_ranks(lead: Callable[[JoinedRanks], Any], task: Callable[..., Any], own: object = None) -> tuple[Any, list[Any]]:
+def on_ranks(
+    lead: Callable[[ExternalRanks], Any], task: Callable[..., Any], own: object = None
+) -> tuple[Any, list[Any]]:
     """The outcome of the first rank and of the others, which are threads with one store."""
     store = dist.HashStore()
     outcomes: dict[int, Any] = {}
 
     def rank(r: int) -> None:
-        ranks = JoinedRanks(RankInfo(r, RANKS, r, "torchrun"), "test", store)
+        ranks = ExternalRanks(RankInfo(r, RANKS, r, "torchrun"), "test", store)
         ranks.own = f"{own} of {r}"
         try:
             if r:
@@ -90,7 +92,7 @@ def test_the_rank_that_failed_first_is_named_once(failing: int) -> None:
 
 
 def test_input_errors_keep_their_kind() -> None:
-    def lead(ranks: JoinedRanks) -> None:
+    def lead(ranks: ExternalRanks) -> None:
         ranks.check_size("the plan dp=4", 4)
 
     first, others = on_ranks(lead, lambda: None)
@@ -131,7 +133,7 @@ def test_values_come_back_equal(value: Any) -> None:
     [
         '{"$type": "os:system", "$fields": {"command": "true"}}',
         '{"$type": "drumline.launchers.wire:json", "$fields": {}}',
-        '{"$type": "drumline.launchers.joined:JoinedRanks", "$fields": {}}',
+        '{"$type": "drumline.launchers.external_ranks:ExternalRanks", "$fields": {}}',
         '{"$type": "drumline.core.timeline:files", "$fields": {}}',
         '{"$type": "drumline.core.timeline:Span", "$fields": {"rank": 0}}',
         '{"$type": 3, "$fields": {}}',

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..core.errors import DrumlineError
-from .callbacks import Notify
 
 if TYPE_CHECKING:
     from ..core.job import Job
@@ -21,15 +21,15 @@ _AT_ONCE = 16
 _BATCHES = 8
 
 
-def measure_input(job: Job, notify: Notify) -> InputPipeline | None:
+def measure_load_time(job: Job, notify: Callable[[str], None]) -> InputPipeline | None:
     """Load samples of the first batches of the job; None, and a notice, if a sample cannot be loaded.
 
     The first batch, which opens files, counts only if there is no other.
     """
     from ..costs.input_pipeline import InputPipeline
-    from ..datasets.seeding import seeded_random
-    from ..datasets.sources import StreamSource, load_data
-    from ..datasets.stream import Stream
+    from .seeding import seeded_random
+    from .sources import StreamSource, load_data
+    from .stream import Stream
 
     try:
         stream = Stream(job, load_data(job))

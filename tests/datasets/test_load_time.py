@@ -7,7 +7,7 @@ from typing import Any
 
 import small_jobs
 
-from drumline.loop.input_time import measure_input
+from drumline.datasets.load_time import measure_load_time
 
 
 class Slow(small_jobs.Samples):
@@ -27,12 +27,12 @@ class Broken(small_jobs.Samples):
 
 def test_measured() -> None:
     job = small_jobs.make("mlp", data=lambda: Slow("vector"), workers=2)
-    pipeline = measure_input(job, print)
+    pipeline = measure_load_time(job, print)
     assert pipeline is not None and pipeline.sample_seconds >= 0.003
     assert (pipeline.batch_size, pipeline.workers) == (job.batch_size, 2)
 
 
 def test_a_failing_sample_is_no_failure_of_the_plan() -> None:
     said: list[str] = []
-    assert measure_input(small_jobs.make("mlp", data=lambda: Broken("vector")), said.append) is None
+    assert measure_load_time(small_jobs.make("mlp", data=lambda: Broken("vector")), said.append) is None
     assert said == [f"how long loading takes was not measured: {said[0].partition(': ')[2]}"] and "disk" in said[0]

@@ -47,7 +47,7 @@ OWN = "$own"
 OnEvent = Callable[[int, dict[str, Any]], None]
 
 
-class JoinedRanks:
+class ExternalRanks:
     """The ranks of a job that another launcher has started, as one of them sees the others."""
 
     def __init__(self, where: RankInfo, launcher: str, store: dist.Store | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from ..core import files
 
 if TYPE_CHECKING:
-    from ..launchers.joined import JoinedRanks
+    from ..launchers.external_ranks import ExternalRanks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +29,7 @@ def joins_ranks(verb: Callable[P, R]) -> Callable[P, R]:
         if not is_launched():
             return verb(*args, **kwargs)
         from ..launchers.choice import join_ranks, joined_ranks
-        from ..launchers.joined import ignoring_late_signals
+        from ..launchers.external_ranks import ignoring_late_signals
 
         ranks = None if joined_ranks() else join_ranks()
         if ranks is None:
@@ -45,7 +45,7 @@ def joins_ranks(verb: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def current_ranks() -> JoinedRanks | None:
+def current_ranks() -> ExternalRanks | None:
     """The joined ranks on which the verb in progress runs; None if it starts its own. Needs torch only if launched."""
     from ..core.rank_info import is_launched
 
@@ -56,10 +56,10 @@ def current_ranks() -> JoinedRanks | None:
     return joined_ranks()
 
 
-def _lead(verb: Callable[..., R], bound: inspect.BoundArguments, ranks: JoinedRanks) -> R:
+def _lead(verb: Callable[..., R], bound: inspect.BoundArguments, ranks: ExternalRanks) -> R:
     """Run the verb on the first rank, and tell the others how it ended."""
     from ..launchers.choice import running_on
-    from ..launchers.joined import error_fields
+    from ..launchers.external_ranks import error_fields
 
     try:
         with running_on(ranks):
@@ -72,7 +72,7 @@ def _lead(verb: Callable[..., R], bound: inspect.BoundArguments, ranks: JoinedRa
     return result
 
 
-def _fit(bound: inspect.BoundArguments, verb: Callable[..., Any], ranks: JoinedRanks) -> None:
+def _fit(bound: inspect.BoundArguments, verb: Callable[..., Any], ranks: ExternalRanks) -> None:
     """Use the launcher's number of ranks; refuse a plan or an option for another."""
     from .forecast import AUTO
     from .inputs import load_plan
@@ -89,7 +89,7 @@ def _fit(bound: inspect.BoundArguments, verb: Callable[..., Any], ranks: JoinedR
         given["cluster"] = _kept_measurement(Path(given["output"]), ranks)
 
 
-def _kept_measurement(folder: Path, ranks: JoinedRanks) -> Path | None:
+def _kept_measurement(folder: Path, ranks: ExternalRanks) -> Path | None:
     """The measurement of the run's first start, if this host has none: a restart never measures again."""
     from .measure import machine_file
 
@@ -101,14 +101,14 @@ def _kept_measurement(folder: Path, ranks: JoinedRanks) -> Path | None:
     return kept if kept.exists() else None
 
 
-def keep_measurement(file: Path, ranks: JoinedRanks) -> None:
+def keep_measurement(file: Path, ranks: ExternalRanks) -> None:
     """Copy a measurement to the folder of the run in progress, unless it has one."""
     if ranks.run_folder is not None and not (ranks.run_folder / CLUSTER).exists():
         files.write_text(ranks.run_folder / CLUSTER, file.read_text())
 
 
 def _tasks() -> dict[str, Callable[..., Any]]:
-    """What the first rank may ask of the others."""
+    """Tasks that the first rank may ask of the others."""
     from ..measurement.bench import bench_rank
     from ..measurement.machine import measure_rank
     from .measure import read_measurement, store_measurement
