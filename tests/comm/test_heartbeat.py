@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drumline.comm.heartbeat import FACTOR, SHORTEST, START, WARM, HangDetector, start_heartbeat
+from drumline.comm.hang_limit import FACTOR, SHORTEST, START, WARM
+from drumline.comm.heartbeat import HangDetector, start_heartbeat
 from drumline.comm.rank_status import RankStatus, StatusReading
 from drumline.core.errors import InputError
 
@@ -73,6 +74,26 @@ def test_progress_of_one_rank_is_no_hang() -> None:
     detector.add(0, 50, 0.0, reading(8, calls=5, inside=True), now)
     detector.add(1, 51, 0.0, reading(8, calls=4), now + 20)
     assert detector.judge(now + 25) is None
+
+
+def test_ranks_that_were_stopped_together_go_on() -> None:
+    """The scheduler stopped the job for an hour: no rank was silent, and no step took an hour."""
+    detector, now = trained(0.5)
+    detector.looks.look(now)
+    for rank, calls in ((0, 5), (1, 4)):
+        detector.add(rank, 50, 0.0, reading(8, calls=calls, inside=calls == 5), now)
+    now += 3600
+    detector.looks.look(now)
+    detector.add(0, 51, 3600.0, reading(8, calls=5, inside=True), now)
+    assert detector.judge(now) is None
+    for rank in range(2):
+        detector.add(rank, 52, 0.0, reading(9), now + 1)
+    assert detector.limit(now + 1) == SHORTEST
+    for beat in range(12):
+        detector.looks.look(now + 2 + beat)
+        for rank, calls in ((0, 5), (1, 4)):
+            detector.add(rank, 53 + beat, float(beat), reading(9, calls=calls, inside=calls == 5), now + 2 + beat)
+    assert detector.judge(now + 13) is not None
 
 
 @pytest.mark.parametrize("place", ["saving", "ending", "starting"])

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from drumline.comm.heartbeat import START, WARM
+from drumline.comm.hang_limit import START, WARM
 from drumline.comm.rank_status import RankStatus
 from drumline.launchers import hang_watch
 from drumline.launchers.hang_watch import HangWatch, status_path
+
+LOOK = 0.5
+"""Seconds between two looks of the launcher."""
 
 
 class Ranks:
@@ -28,15 +31,22 @@ class Ranks:
         for number in range(count):
             for status in self.status:
                 status.step(number)
-            assert self.watch.check() is None
-            self.now += seconds
+            assert not self.pass_time(seconds)
+
+    def pass_time(self, seconds: float) -> bool:
+        """Let time pass while the launcher looks; whether it saw a hang."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + LOOK)
+            if self.watch.check() is not None:
+                return True
+        return False
 
     def silent_for(self, seconds: float) -> bool:
         """Whether that much silence is a hang."""
-        before, self.now = self.now, max(s.read().changed for s in self.status) + seconds
-        hangs = self.watch.check() is not None
-        self.now = before
-        return hangs
+        for status in self.status:
+            status.phase("forward")
+        return self.pass_time(seconds)
 
 
 @pytest.mark.parametrize(("step", "limit"), [(0.1, 10.0), (4.0, 20.0)])
@@ -75,6 +85,40 @@ def test_a_stopped_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ranks.steps(WARM + 4, 0.1)
     monkeypatch.setattr(hang_watch, "process_state", lambda pid: "T")
     assert ranks.watch.check() is None
-    ranks.now += 11
+    ranks.now += LOOK
+    assert ranks.pass_time(11)
     report = ranks.watch.check()
     assert report is not None and report.suspects == (0, 1) and "stopped" in report.text
+
+
+def test_a_launcher_that_was_away_measures_silence_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal was paused: ranks that send records had to wait for the launcher, and no step was slow."""
+    ranks = Ranks(tmp_path, monkeypatch)
+    ranks.steps(WARM + 4, 0.1)
+    ranks.status[0].collective_started("all_reduce float32 (8)", "train.py:3")
+    limit = ranks.watch.limit
+    ranks.now += 3 * limit
+    assert ranks.watch.check() is None and not ranks.pass_time(limit - LOOK)
+    assert ranks.pass_time(2 * LOOK)  # but after that it is a hang
+    for status in ranks.status:
+        status.step(WARM + 4)
+    ranks.watch.check()
+    ranks.now += 60
+    for status in ranks.status:
+        status.step(WARM + 5)
+    assert ranks.watch.check() is None
+    assert ranks.watch.limit < 60
+
+
+def test_a_job_that_was_stopped_as_a_whole_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher continues first, and sees its ranks still stopped."""
+    ranks = Ranks(tmp_path, monkeypatch)
+    ranks.steps(WARM + 4, 0.1)
+    ranks.status[0].collective_started("all_reduce float32 (8)", "train.py:3")
+    states = ["T"]
+    monkeypatch.setattr(hang_watch, "process_state", lambda pid: states[-1])
+    ranks.watch.check()
+    ranks.now += 3600
+    assert ranks.watch.check() is None
+    states.append("S")
+    assert ranks.watch.check() is None and not ranks.silent_for(ranks.watch.limit - 1)

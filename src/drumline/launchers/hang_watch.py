@@ -12,13 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..comm.hang_limit import START, StepTimes, UnbrokenWatch
 from ..comm.hang_report import STOPPED, HangReport, hang_report
-from ..comm.heartbeat import FACTOR, SHORTEST, START, WARM
 from ..comm.rank_status import StatusReading, read_status
 from ..core.errors import RankFailed
 
 _BUSY = 6
 """Times START that ranks may load and compile before the steps are warm, if none waits for another."""
+_AWAY = 1.0
+"""Seconds between two looks from which on the launcher itself was away: its looks come a few times a second."""
 _STACKS = 0.5
 """Seconds in which ranks write their stacks."""
 _LINES = 30
@@ -34,21 +36,21 @@ class HangWatch:
         self._patience = 1.0
         self._folder = Path()
         self._pids: Mapping[int, int] = {}
-        self._slowest = 0.0
-        self._step, self._since = -1, 0.0
+        self._times = StepTimes()
+        self._looks = UnbrokenWatch(_AWAY)
         self._stopped: dict[int, float] = {}
 
     def begin(self, folder: Path, pids: Mapping[int, int]) -> None:
         """Watch the ranks whose status files are in `folder`."""
         self._folder, self._pids = folder, pids
-        self._step, self._since = -1, time.monotonic()
+        self._times.begin(time.monotonic())
         self._stopped.clear()
 
     def follow(self, pids: Mapping[int, int]) -> None:
         """Some ranks are other processes now."""
         self._pids = pids
         self._stopped.clear()
-        self._since = time.monotonic()
+        self._times.note(-1, time.monotonic(), counts=False)
 
     def be_patient(self) -> None:
         """Allow twice the silence from now on: the last alarm may have been false."""
@@ -57,14 +59,17 @@ class HangWatch:
     @property
     def limit(self) -> float:
         """Seconds of silence allowed in warm steps."""
-        return self._fixed or self._patience * max(SHORTEST, FACTOR * self._slowest)
+        return self._fixed or self._patience * self._times.limit
 
     def check(self) -> HangReport | None:
         """A report if the ranks hang. Called a few times a second."""
         now = time.monotonic()
+        away = self._looks.look(now)
+        if away:
+            self._stopped.clear()
         readings = {rank: status for rank in self._pids if (status := read_status(status_path(self._folder, rank)))}
         states = {rank: process_state(pid) for rank, pid in self._pids.items()}
-        self._learn(readings, now)
+        self._times.note(max((s.step for s in readings.values()), default=-1), now, counts=not away)
         for rank, state in states.items():
             if state not in STOPPED:
                 self._stopped.pop(rank, None)
@@ -73,26 +78,18 @@ class HangWatch:
         working = [status for status in readings.values() if status.place != "ended"]
         if not working:
             return None
-        silence = now - max(status.changed for status in working)
+        silence = now - max(self._looks.since, *(status.changed for status in working))
         if silence > self._allowed(working):
             return hang_report(readings, states=states, silent_for=silence)
         return None
 
     def _allowed(self, working: Sequence[StatusReading]) -> float:
         """Seconds of silence that are no hang now: more while all ranks compute, since none waits for another."""
-        warm = all(s.place == "training" for s in working) and self._step >= WARM
+        warm = all(s.place == "training" for s in working) and self._times.warm
         waiting = any(s.in_collective for s in working)
         if warm and (waiting or self._fixed):
             return self.limit
         return max(START, self.limit) * (1 if warm or waiting else _BUSY)
-
-    def _learn(self, readings: Mapping[int, StatusReading], now: float) -> None:
-        """Note how long the steps take."""
-        step = max((status.step for status in readings.values()), default=-1)
-        if step > self._step:
-            if self._step >= WARM:
-                self._slowest = max(self._slowest, (now - self._since) / (step - self._step))
-            self._step, self._since = step, now
 
     def failure(self, report: HangReport) -> RankFailed:
         """The error for a hang, with the stack of every rank that can still write one."""
