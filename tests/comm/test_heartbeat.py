@@ -96,7 +96,18 @@ def test_ranks_that_were_stopped_together_go_on() -> None:
     assert detector.judge(now + 13) is not None
 
 
-@pytest.mark.parametrize("place", ["saving", "ending", "starting"])
+def test_the_users_own_code_between_steps_is_no_warm_step() -> None:
+    detector, now = trained(0.5)
+    for beat in range(60):
+        detector.add(0, 50 + beat, float(beat), reading(7, place="between steps"), now + beat)
+        detector.add(1, 50 + beat, float(beat), reading(8, inside=True), now + beat)
+        assert detector.judge(now + beat) is None
+    for rank in range(2):
+        detector.add(rank, 200, 0.0, reading(9), now + 60)
+    assert detector.limit(now + 60) == SHORTEST
+
+
+@pytest.mark.parametrize("place", ["saving", "ending", "starting", "between steps"])
 def test_a_long_save_is_no_hang(place: str) -> None:
     detector, now = trained(0.5)
     for beat in range(int(START) + 2):

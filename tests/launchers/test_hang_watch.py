@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drumline.comm.hang_limit import START, WARM
-from drumline.comm.rank_status import RankStatus
+from drumline.comm.rank_status import BETWEEN, RankStatus
 from drumline.launchers import hang_watch
 from drumline.launchers.hang_watch import HangWatch, status_path
 
@@ -20,11 +20,18 @@ LOOK = 0.5
 class Ranks:
     """Two ranks and their watch, with a clock of their own."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        timeout: float | None = None,
+        *,
+        only_waits: bool = False,
+    ) -> None:
         self.now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.status = [RankStatus(status_path(folder, rank)) for rank in range(2)]
-        self.watch = HangWatch(timeout)
+        self.watch = HangWatch(timeout, only_waits=only_waits)
         self.watch.begin(folder, {0: os.getpid(), 1: os.getpid()})
 
     def steps(self, count: int, seconds: float) -> None:
@@ -72,6 +79,42 @@ def test_before_the_steps_are_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ranks.steps(2, 0.1)
     ranks.status[0].collective_started("all_reduce float32 (8)")
     assert not ranks.silent_for(START - 1) and ranks.silent_for(START + 1)
+
+
+def test_the_users_own_code_between_steps_is_no_warm_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 evaluates after its step while the others wait in the next one; that is no slow step, either."""
+    ranks = Ranks(tmp_path, monkeypatch)
+    ranks.steps(WARM + 4, 0.1)
+    first, other = ranks.status
+    first.place(BETWEEN)
+    other.step(WARM + 4)
+    other.collective_started("all_reduce float32 (8)", "train.py:3")
+    assert not ranks.silent_for(START - 1)
+    first.batch_wanted()
+    other.collective_ended()
+    for number in range(WARM + 5, WARM + 8):
+        for status in ranks.status:
+            status.step(number)
+        assert not ranks.pass_time(0.1)
+    other.collective_started("all_reduce float32 (8)", "train.py:3")
+    assert not ranks.silent_for(9) and ranks.silent_for(11)
+    first.place(BETWEEN)
+    assert ranks.silent_for(START + 1)
+
+
+def test_programs_that_are_no_training_are_judged_only_while_a_rank_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(tmp_path, monkeypatch, only_waits=True)
+    assert not ranks.silent_for(7 * START)
+    monkeypatch.setattr(hang_watch, "process_state", lambda pid: "T")  # in a debugger
+    assert not ranks.silent_for(START)
+    ranks.status[0].collective_started("all_reduce float32 (8)", "train.py:3")
+    assert not ranks.silent_for(START - 1) and ranks.silent_for(START + 1)
+    monkeypatch.setenv("DRUMLINE_TIMEOUT", "1000")  # ranks are asked to wait longer for each other
+    longer = Ranks(tmp_path, monkeypatch, only_waits=True)
+    longer.status[0].collective_started("all_reduce float32 (8)", "train.py:3")
+    assert not longer.silent_for(999) and longer.silent_for(1001)
 
 
 def test_the_users_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ Every rank publishes its status through the store once a second. Ranks 0 and 1 r
 progress for longer than the limit, and some wait in a collective, the missing rank is reported with what every rank
 does, each rank prints its stacks, and all processes end with exit code 5, so that the launcher can restart them.
 
-The limit is learnt: five times the slowest step, at least 10 s; 300 s before the steps are warm and outside of them.
+The limit is learnt: five times the slowest step, at least 10 s; 300 s, or DRUMLINE_TIMEOUT if that is more, before the
+steps are warm and outside of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import torch.distributed as dist
 from ..core.errors import GaveUp, InputError
 from .hang_limit import START, StepTimes, UnbrokenWatch
 from .hang_report import HangReport, hang_report
-from .rank_status import RankStatus, StatusReading, parse_status
+from .rank_status import BETWEEN, RankStatus, StatusReading, parse_status
+from .rendezvous import default_timeout
 from .signed_store import AlteredStore, SignedStore
 
 HANG_TIMEOUT = "DRUMLINE_HANG_TIMEOUT"
@@ -60,17 +62,22 @@ class HangDetector:
 
     def __init__(self, size: int, fixed: float | None = None) -> None:
         self._size, self._fixed = size, fixed
+        self._start = max(START, default_timeout())
         self.looks = UnbrokenWatch(_AWAY)
         """Noted by every thread of this process, so that only a stop of the process is a break."""
         self._beats: dict[int, _Beat] = {}
         self._times = StepTimes()
+        self._outside: set[int] = set()
+        """Ranks that were outside of their steps when they were heard last."""
 
     def add(self, rank: int, count: int, age: float, reading: StatusReading, now: float) -> None:
         """Note a beat whose status was `age` seconds old when it was sent."""
         last = self._beats.get(rank)
         if last is None or last.count != count:
             self._beats[rank] = _Beat(count, now, now - age, reading)
-            self._times.note(reading.step, now, counts=self.looks.since <= self._times.noted)
+            (self._outside.add if reading.place in (BETWEEN, "saving") else self._outside.discard)(rank)
+            in_steps = not self._outside and self.looks.since <= self._times.noted
+            self._times.note(reading.step, now, counts=in_steps)
 
     def limit(self, now: float) -> float:
         """Seconds without progress that are allowed. The last words of a silent rank may be older than its steps."""
@@ -78,7 +85,7 @@ class HangDetector:
             return self._fixed
         heard = [beat for beat in self._beats.values() if now - beat.seen < _MISSED]
         warm = self._times.warm and all(beat.reading.place == "training" for beat in heard)
-        return self._times.limit if warm else max(START, self._times.limit)
+        return self._times.limit if warm else max(self._start, self._times.limit)
 
     def judge(self, now: float) -> HangReport | None:
         """A report if no rank makes progress."""

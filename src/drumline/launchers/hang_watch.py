@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ..comm.hang_limit import START, StepTimes, UnbrokenWatch
 from ..comm.hang_report import STOPPED, HangReport, hang_report
-from ..comm.rank_status import StatusReading, read_status
+from ..comm.rank_status import BETWEEN, StatusReading, read_status
+from ..comm.rendezvous import default_timeout
 from ..core.errors import RankFailed
 
 _BUSY = 6
@@ -28,11 +29,19 @@ _LINES = 30
 
 
 class HangWatch:
-    """Tells when ranks make no progress. One watch serves one run; a restart makes it more patient."""
+    """Tells when ranks make no progress. One watch serves one run; a restart makes it more patient.
 
-    def __init__(self, timeout: float | None = None) -> None:
-        self._fixed = timeout
+    With `only_waits`, ranks are judged only while one waits in a collective, or for a message, of ours: programs that
+    are not a training of the engine may compute or sleep as long as they like.
+    """
+
+    def __init__(self, timeout: float | None = None, *, only_waits: bool = False) -> None:
+        self._fixed, self._only_waits = timeout, only_waits
         """Seconds, if the user chose them."""
+        self._start = max(START, default_timeout())
+        """Seconds that a rank may wait for another outside of warm steps."""
+        self._allowed = 0.0
+        """Seconds of silence that the last look allowed."""
         self._patience = 1.0
         self._folder = Path()
         self._pids: Mapping[int, int] = {}
@@ -69,27 +78,30 @@ class HangWatch:
             self._stopped.clear()
         readings = {rank: status for rank in self._pids if (status := read_status(status_path(self._folder, rank)))}
         states = {rank: process_state(pid) for rank, pid in self._pids.items()}
-        self._times.note(max((s.step for s in readings.values()), default=-1), now, counts=not away)
+        in_steps = not away and all(s.place not in (BETWEEN, "saving") for s in readings.values())
+        self._times.note(max((s.step for s in readings.values()), default=-1), now, counts=in_steps)
+        self._allowed = self.limit
         for rank, state in states.items():
-            if state not in STOPPED:
+            if state not in STOPPED or self._only_waits:
                 self._stopped.pop(rank, None)
             elif now - self._stopped.setdefault(rank, now) > self.limit:
                 return hang_report(readings, states=states, silent_for=now - self._stopped[rank])
         working = [status for status in readings.values() if status.place != "ended"]
-        if not working:
+        if not working or (self._only_waits and not any(s.in_collective for s in working)):
             return None
         silence = now - max(self._looks.since, *(status.changed for status in working))
-        if silence > self._allowed(working):
+        self._allowed = self._allowed_in(working)
+        if silence > self._allowed:
             return hang_report(readings, states=states, silent_for=silence)
         return None
 
-    def _allowed(self, working: Sequence[StatusReading]) -> float:
+    def _allowed_in(self, working: Sequence[StatusReading]) -> float:
         """Seconds of silence that are no hang now: more while all ranks compute, since none waits for another."""
         warm = all(s.place == "training" for s in working) and self._times.warm
         waiting = any(s.in_collective for s in working)
         if warm and (waiting or self._fixed):
             return self.limit
-        return max(START, self.limit) * (1 if warm or waiting else _BUSY)
+        return max(self._start, self.limit) * (1 if warm or waiting else _BUSY)
 
     def failure(self, report: HangReport) -> RankFailed:
         """The error for a hang, with the stack of every rank that can still write one."""
@@ -101,8 +113,10 @@ class HangWatch:
         rank = report.suspects[0] if len(report.suspects) == 1 else -1
         return RankFailed(
             report.text,
-            rule=f"a step may be silent for {self.limit:.0f} s ({'as asked' if self._fixed else 'learnt'})",
-            fix="--hang-timeout allows more",
+            rule=f"a step may be silent for {self.limit:.0f} s ({'as asked' if self._fixed else 'learnt'})"
+            if self._allowed == self.limit
+            else f"outside of warm steps, ranks may be silent for {self._allowed:.0f} s",
+            fix="--hang-timeout allows more" if self._allowed == self.limit else "DRUMLINE_TIMEOUT=SECONDS allows more",
             rank=rank,
             kind="hang",
             trace="\n".join(stacks),

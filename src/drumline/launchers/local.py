@@ -68,9 +68,9 @@ def run_ranks(
 ) -> list[Any]:
     """Run `function(emit, *arguments)` on local ranks. `on_event(rank, record)` receives the records they emit.
 
-    A `watch` ends ranks that hang. With `handles_signals`, TERM and USR1 stay blocked in the ranks until the function
-    has its own handlers. `replace` says which ranks are started anew after one has failed, while the others go on; if
-    it names none, the failure ends all.
+    A `watch` ends ranks that hang; the default ends them only when a rank waits for another that does not come. With
+    `handles_signals`, TERM and USR1 stay blocked in the ranks until the function has its own handlers. `replace` says
+    which ranks are started anew after one has failed, while the others go on; if it names none, the failure ends all.
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
@@ -86,8 +86,8 @@ def run_ranks(
         try:
             for rank in range(ranks):
                 group.start(rank)
-            if watch is not None:
-                watch.begin(Path(folder), group.pids)
+            watch = watch or HangWatch(only_waits=True)
+            watch.begin(Path(folder), group.pids)
             results = _Collection(group, on_event, watch, replace).run()
             done = True
             return results
@@ -193,7 +193,7 @@ class _Collection:
     checkpoint may have, and that are not run again.
     """
 
-    def __init__(self, group: _RankProcesses, on_event: Any, watch: HangWatch | None, replace: Replace | None) -> None:
+    def __init__(self, group: _RankProcesses, on_event: Any, watch: HangWatch, replace: Replace | None) -> None:
         self._group, self._on_event, self._watch, self._replace = group, on_event, watch, replace
         self._results: dict[int, Any] = {}
         self._ends: list[RankEnd] = []
@@ -206,15 +206,14 @@ class _Collection:
     def run(self) -> list[Any]:
         """The results by rank."""
         while self._waiting and (self._deadline is None or time.monotonic() < self._deadline):
-            look = _LOOK if self._watch or self._deadline else None
-            ready: list[Any] = multiprocessing.connection.wait(list(self._waiting), look)
+            ready: list[Any] = multiprocessing.connection.wait(list(self._waiting), _LOOK)
             for pipe in ready:
                 if pipe in self._waiting:
                     self._read(pipe)
             if self._ends and self._deadline is None and not self._replaced():
                 # a broken connection may be noticed before the failure that caused it
                 self._deadline = time.monotonic() + 0.5
-            elif self._watch is not None and self._deadline is None and (report := self._watch.check()):
+            elif self._deadline is None and (report := self._watch.check()):
                 failure = self._watch.failure(report)
                 if failure.rank < 0 or not self._replaced(RankEnd(failure.rank, time.monotonic(), failure)):
                     self._end_and_deliver()
@@ -276,8 +275,7 @@ class _Collection:
         for rank in anew:
             self._results.pop(rank, None)
             self._waiting[self._group.pipes[rank]] = rank
-        if self._watch is not None:
-            self._watch.follow(self._group.pids)
+        self._watch.follow(self._group.pids)
         self._deliver(left)
         return True
 
