@@ -10,9 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch.distributed as dist
 
 from drumline.comm.hang_limit import FACTOR, SHORTEST, START, WARM
-from drumline.comm.heartbeat import HangDetector, start_heartbeat
+from drumline.comm.heartbeat import HangDetector, Heartbeat, start_heartbeat
 from drumline.comm.rank_status import RankStatus, StatusReading
 from drumline.core.errors import InputError
 
@@ -115,6 +116,25 @@ def test_a_long_save_is_no_hang(place: str) -> None:
             status = reading(8, calls=5, inside=True, place=place)
             detector.add(rank, 50 + beat, float(beat), status, now + beat)
         assert (detector.judge(now + beat) is None) == (beat <= START)
+
+
+def test_a_store_that_does_not_answer_ends_no_rank_that_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rendezvous in a file on a network disk may stall; the ranks do not need it between their calls."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    status = RankStatus()
+    heartbeat = Heartbeat(dist.HashStore(), 1, 2, status, 10.0)
+    for _ in range(60):
+        now += 1.0
+        status.collective_started("all_reduce float32 (8)", "job.py:3")
+        assert heartbeat.report_without_store(now) == ""
+        status.collective_ended()
+    status.collective_started("all_reduce float32 (8)", "job.py:3")
+    reports = []
+    for _ in range(12):
+        now += 1.0
+        reports.append(heartbeat.report_without_store(now))
+    assert reports[:10] == [""] * 10 and "the store does not answer" in reports[-1]
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])

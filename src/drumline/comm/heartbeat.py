@@ -163,14 +163,23 @@ class Heartbeat:
     def _watch_store(self) -> None:
         """Thread: the rank that has the store may be the one that hangs, and then no read of the store returns."""
         while not self._stop.wait(_INTERVAL):
-            self._detector.looks.look(now := time.monotonic())
-            reading = self._status.read()
-            silence = now - max(self._stored, self._detector.looks.since)
-            if silence > self._detector.limit(self._stored) and reading.in_collective:
-                self._end(
-                    f"no progress for {silence:.0f} s, and the store does not answer: rank 0, or the process that has "
-                    f"the store, hangs\n  rank {self._rank}: {reading}"
-                )
+            if report := self.report_without_store(time.monotonic()):
+                self._end(report)
+
+    def report_without_store(self, now: float) -> str:
+        """A report if the store does not answer, and this rank waits and makes no progress; empty if not.
+
+        A rank that makes progress has a slow store, on a network disk for example: no rank hangs.
+        """
+        self._detector.looks.look(now)
+        reading = self._status.read()
+        silence = now - max(self._stored, reading.changed, self._detector.looks.since)
+        if silence <= self._detector.limit(self._stored) or not reading.in_collective:
+            return ""
+        return (
+            f"no progress for {silence:.0f} s, and the store does not answer: rank 0, or the process that has the "
+            f"store, hangs\n  rank {self._rank}: {reading}"
+        )
 
     def _end(self, report: str = "") -> None:
         """Print the report and the stacks of this rank, and end the process."""
