@@ -6,11 +6,11 @@ FACTOR, SHORTEST, START, WARM = 5.0, 10.0, 300.0, 3
 """Slowest warm steps, and seconds, that may pass without progress; seconds before that; steps that are not warm."""
 
 
-class StepTimes:
+class SlowestStep:
     """The slowest warm step. Time in which a rank was outside of its steps, in a save for example, is no step's."""
 
     def __init__(self) -> None:
-        self.slowest = 0.0
+        self.seconds = 0.0
         """Seconds."""
         self.begin(0.0)
 
@@ -32,13 +32,13 @@ class StepTimes:
         self.noted = now
         if step > self._step:
             if self.warm:
-                self.slowest = max(self.slowest, (now - self._since) / (step - self._step))
+                self.seconds = max(self.seconds, (now - self._since) / (step - self._step))
             self._step, self._since = step, now
 
     @property
     def limit(self) -> float:
         """Seconds without progress that are allowed in warm steps."""
-        return max(SHORTEST, FACTOR * self.slowest)
+        return max(SHORTEST, FACTOR * self.seconds)
 
 
 class UnbrokenWatch:

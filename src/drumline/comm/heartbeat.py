@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from ..core.errors import GaveUp, InputError
-from .hang_limit import START, StepTimes, UnbrokenWatch
+from .hang_limit import START, SlowestStep, UnbrokenWatch
 from .hang_report import HangReport, hang_report
 from .rank_status import BETWEEN, RankStatus, StatusReading, parse_status
 from .rendezvous import default_timeout
@@ -66,7 +66,7 @@ class HangDetector:
         self.looks = UnbrokenWatch(_AWAY)
         """Noted by every thread of this process, so that only a stop of the process is a break."""
         self._beats: dict[int, _Beat] = {}
-        self._times = StepTimes()
+        self._times = SlowestStep()
         self._outside: set[int] = set()
         """Ranks that were outside of their steps when they were heard last."""
 

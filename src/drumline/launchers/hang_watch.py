@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..comm.hang_limit import START, StepTimes, UnbrokenWatch
+from ..comm.hang_limit import START, SlowestStep, UnbrokenWatch
 from ..comm.hang_report import STOPPED, HangReport, hang_report
 from ..comm.rank_status import BETWEEN, StatusReading, read_status
 from ..comm.rendezvous import default_timeout
@@ -45,7 +45,7 @@ class HangWatch:
         self._patience = 1.0
         self._folder = Path()
         self._pids: Mapping[int, int] = {}
-        self._times = StepTimes()
+        self._times = SlowestStep()
         self._looks = UnbrokenWatch(_AWAY)
         self._stopped: dict[int, float] = {}
 
