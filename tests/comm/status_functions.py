@@ -6,11 +6,13 @@ import threading
 import time
 from pathlib import Path
 
+import small_jobs
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import drumline as dl
 from drumline.comm.hang_report import hang_report
 from drumline.comm.rank_status import StatusReading, rank_status
 
@@ -77,3 +79,17 @@ def wait_until_idle() -> None:
 def report(readings: list[StatusReading]) -> str:
     """The hang report of such statuses."""
     return hang_report(dict(enumerate(readings)), silent_for=12.0).text
+
+
+def places(folder: str) -> list[str]:
+    """The place of this rank around steps, in its loop's own code, and around a save."""
+    engine, seen = dl.initialize(small_jobs.make("mlp", steps=3)), []
+    for number, batch in enumerate(engine.data()):
+        seen.append(rank_status().read().place)
+        engine.step(batch)
+        seen.append(rank_status().read().place)
+        if number == 1:
+            engine.save(folder)
+            seen.append(rank_status().read().place)
+    engine.finish_saves()
+    return seen

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch.distributed as dist
 
-from drumline.comm.heartbeat import FACTOR, SHORTEST, START, WARM, HangDetector, start_heartbeat
+from drumline.comm.hang_limit import FACTOR, SHORTEST, START, WARM
+from drumline.comm.heartbeat import HangDetector, Heartbeat, start_heartbeat
 from drumline.comm.rank_status import RankStatus, StatusReading
 from drumline.core.errors import InputError
 
@@ -75,7 +77,38 @@ def test_progress_of_one_rank_is_no_hang() -> None:
     assert detector.judge(now + 25) is None
 
 
-@pytest.mark.parametrize("place", ["saving", "ending", "starting"])
+def test_ranks_that_were_stopped_together_go_on() -> None:
+    """The scheduler stopped the job for an hour: no rank was silent, and no step took an hour."""
+    detector, now = trained(0.5)
+    detector.looks.look(now)
+    for rank, calls in ((0, 5), (1, 4)):
+        detector.add(rank, 50, 0.0, reading(8, calls=calls, inside=calls == 5), now)
+    now += 3600
+    detector.looks.look(now)
+    detector.add(0, 51, 3600.0, reading(8, calls=5, inside=True), now)
+    assert detector.judge(now) is None
+    for rank in range(2):
+        detector.add(rank, 52, 0.0, reading(9), now + 1)
+    assert detector.limit(now + 1) == SHORTEST
+    for beat in range(12):
+        detector.looks.look(now + 2 + beat)
+        for rank, calls in ((0, 5), (1, 4)):
+            detector.add(rank, 53 + beat, float(beat), reading(9, calls=calls, inside=calls == 5), now + 2 + beat)
+    assert detector.judge(now + 13) is not None
+
+
+def test_the_users_own_code_between_steps_is_no_warm_step() -> None:
+    detector, now = trained(0.5)
+    for beat in range(60):
+        detector.add(0, 50 + beat, float(beat), reading(7, place="between steps"), now + beat)
+        detector.add(1, 50 + beat, float(beat), reading(8, inside=True), now + beat)
+        assert detector.judge(now + beat) is None
+    for rank in range(2):
+        detector.add(rank, 200, 0.0, reading(9), now + 60)
+    assert detector.limit(now + 60) == SHORTEST
+
+
+@pytest.mark.parametrize("place", ["saving", "ending", "starting", "between steps"])
 def test_a_long_save_is_no_hang(place: str) -> None:
     detector, now = trained(0.5)
     for beat in range(int(START) + 2):
@@ -83,6 +116,25 @@ def test_a_long_save_is_no_hang(place: str) -> None:
             status = reading(8, calls=5, inside=True, place=place)
             detector.add(rank, 50 + beat, float(beat), status, now + beat)
         assert (detector.judge(now + beat) is None) == (beat <= START)
+
+
+def test_a_store_that_does_not_answer_ends_no_rank_that_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rendezvous in a file on a network disk may stall; the ranks do not need it between their calls."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    status = RankStatus()
+    heartbeat = Heartbeat(dist.HashStore(), 1, 2, status, 10.0)
+    for _ in range(60):
+        now += 1.0
+        status.collective_started("all_reduce float32 (8)", "job.py:3")
+        assert heartbeat.report_without_store(now) == ""
+        status.collective_ended()
+    status.collective_started("all_reduce float32 (8)", "job.py:3")
+    reports = []
+    for _ in range(12):
+        now += 1.0
+        reports.append(heartbeat.report_without_store(now))
+    assert reports[:10] == [""] * 10 and "the store does not answer" in reports[-1]
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])

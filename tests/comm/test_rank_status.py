@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.comm.rank_status import RankStatus, parse_status, rank_list, read_status
+from drumline.comm.rank_status import BETWEEN, RankStatus, parse_status, rank_list, read_status
 
 
 def test_a_file_reads_back(tmp_path: Path) -> None:
@@ -57,6 +57,21 @@ def test_threads_do_not_lose_calls(tmp_path: Path) -> None:
         thread.join()
     reading = read_status(tmp_path / "status")
     assert reading is not None and reading.calls == 8000 and not reading.in_collective
+
+
+def test_the_place_between_steps_ends_with_the_next_batch_or_step() -> None:
+    status = RankStatus()
+    status.batch_wanted()
+    assert status.read().place == "starting"
+    status.step(0)
+    assert status.place(BETWEEN) == "training"
+    assert status.place("saving") == BETWEEN and status.place(BETWEEN) == "saving"
+    assert str(status.read()).startswith("between steps, step 0")
+    status.batch_wanted()
+    assert status.read().place == "training"
+    status.place(BETWEEN)
+    status.step(1)
+    assert status.read().place == "training"
 
 
 def test_a_listener_follows_every_change() -> None:

@@ -28,3 +28,9 @@ def test_the_rank_that_is_late_is_named(world, what: str, backend: str, tmp_path
     assert not second.in_collective
     report = hang_report({0: first, 1: second}, silent_for=12.0)
     assert report.suspects == (1,) and WORDS[what] in report.text
+
+
+def test_the_users_code_after_a_step_has_a_place_of_its_own(world, tmp_path: Path) -> None:
+    between = "between steps"
+    [places] = world(1).run(status_functions.places, str(tmp_path))
+    assert places[1:] == [between, "training", between, between, "training", between]

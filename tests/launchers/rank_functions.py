@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from drumline.comm.environment import connect, rank_info, rank_zero_first
+from drumline.comm.rank_status import rank_status
 from drumline.core.errors import PlanError
 
 
@@ -93,3 +94,27 @@ def zero_fails_first() -> str:
     except ValueError:
         return "raised"
     return "done"
+
+
+def emits_and_fails(emit: Any, folder: str, count: int) -> None:
+    """The first rank emits records; then another one fails."""
+    sent, failed = Path(folder, "sent"), Path(folder, "failed")
+    if rank_info().rank == 0:
+        for i in range(count):
+            emit({"i": i})
+        sent.touch()
+        time.sleep(600)
+    while not sent.exists():
+        time.sleep(0.01)
+    failed.touch()
+    raise ValueError("after the last record")
+
+
+def emits_and_hangs(emit: Any, count: int) -> None:
+    """The ranks emit records, take warm steps, and then wait for good."""
+    for i in range(count):
+        emit({"i": i})
+    for step in range(8):
+        rank_status().step(step)
+        time.sleep(0.1)
+    time.sleep(600)

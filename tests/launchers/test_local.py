@@ -21,6 +21,7 @@ from world import World
 import drumline as dl
 from drumline.core.errors import GaveUp, InputError, PlanError, RankFailed
 from drumline.launchers import run_ranks
+from drumline.launchers.hang_watch import HangWatch
 
 BAD = 1
 
@@ -59,6 +60,34 @@ def test_events() -> None:
     results = run_ranks(on_ranks.emit_and_return, 3, ranks=2, threads=1, on_event=lambda r, e: seen.append((r, e)))
     assert results == [0, 1]
     assert sorted((r, e["i"]) for r, e in seen) == [(r, i) for r in range(2) for i in range(3)]
+
+
+def test_records_sent_before_a_failure_are_delivered(tmp_path: Path) -> None:
+    """The launcher waits for its screen while a rank fails; nothing that was sent is lost."""
+    seen = []
+
+    def slow(rank: int, event: dict[str, Any]) -> None:
+        seen.append(event["i"])
+        while len(seen) == 3 and not (tmp_path / "failed").exists():
+            time.sleep(0.05)
+        if len(seen) == 3:
+            time.sleep(0.5)  # the error has arrived, too
+
+    with pytest.raises(RankFailed, match="rank 1 failed: ValueError: after the last record"):
+        run_ranks(on_ranks.emits_and_fails, str(tmp_path), 200, ranks=2, threads=1, on_event=slow)
+    assert seen == list(range(200))
+
+
+def test_records_sent_before_a_hang_are_delivered() -> None:
+    seen = []
+
+    def slow(rank: int, event: dict[str, Any]) -> None:
+        seen.append((rank, event["i"]))
+        time.sleep(0.1)
+
+    with pytest.raises(RankFailed, match="no progress"):
+        run_ranks(on_ranks.emits_and_hangs, 60, ranks=2, threads=1, on_event=slow, watch=HangWatch(0.5))
+    assert sorted(seen) == [(rank, i) for rank in range(2) for i in range(60)]
 
 
 def test_an_error_names_the_rank() -> None:

@@ -11,6 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from drumline.core.errors import RankFailed
+from drumline.launchers import hang_watch
+from drumline.launchers.scripts import run_script
+
 TRAIN = """
 import os, sys, torch
 from torch import nn
@@ -41,6 +45,19 @@ def stop(number, frame):
 signal.signal(signal.SIGTERM, stop)
 pathlib.Path(f"child-{os.environ['RANK']}").write_text(str(child.pid))
 time.sleep(60)
+"""
+
+WAITS_FOR_ANOTHER = """
+import os, sys, time, torch, torch.distributed as dist
+from drumline.comm.environment import connect
+connect(backend=sys.argv[1])
+dist.all_reduce(torch.ones(1))
+if sys.argv[2:] == ["compute"]:
+    time.sleep(14)
+    sys.exit(0)
+if os.environ["RANK"] == "1":
+    time.sleep(600)
+dist.all_reduce(torch.ones(2))
 """
 
 
@@ -85,3 +102,19 @@ def test_signals_are_passed_on_and_nothing_stays(tmp_path: Path) -> None:
     assert launcher.wait(20) == 0
     assert (tmp_path / "saved-0").exists() and (tmp_path / "saved-1").exists()
     assert not psutil.wait_procs(children, timeout=5)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_rank_that_does_not_come_is_found_without_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """A script that computes longer than ranks wait for each other goes on."""
+    script = tmp_path / "script.py"
+    script.write_text(WAITS_FOR_ANOTHER)
+    monkeypatch.setattr(hang_watch, "START", 12.0)
+    monkeypatch.setattr(hang_watch, "default_timeout", lambda: 1.0)
+    assert run_script(str(script), [backend, "compute"], ranks=2) == (0, 0)
+    with pytest.raises(RankFailed, match="rank 1 is missing: .*\n.*waits in collective 2: all_reduce") as caught:
+        run_script(str(script), [backend], ranks=2)
+    assert caught.value.exit_code == 5 and "DRUMLINE_TIMEOUT" in caught.value.fix

@@ -17,11 +17,12 @@ import psutil
 import pytest
 from fault_matrix import Cell, cover, problems
 
-from drumline.core.errors import RankFailed, StoppedByGuard
+from drumline.core.errors import GaveUp, RankFailed, StoppedByGuard
 from drumline.loop.checkpoints import CheckpointOptions
 from drumline.loop.report import load_run, report
 from drumline.loop.restarts import FaultOptions
 from drumline.loop.train import train
+from drumline.runtime.checkpoint.folder import complete_checkpoints
 
 JOB = """
 import dataclasses, itertools, os, subprocess, time, torch
@@ -60,6 +61,11 @@ def loss_that_ends(output, target):
     CALLS.append(0)
     return nn.functional.cross_entropy(output, target) * (float("nan") if len(CALLS) > 6 else 1.0)
 CALLS = []
+def raising(): return dataclasses.replace(made(0.0, 10), loss=loss_that_raises)
+def loss_that_raises(output, target):
+    CALLS.append(0)
+    if "RANK" in os.environ and len(CALLS) > 6: raise ValueError("a bug of the job")
+    return nn.functional.cross_entropy(output, target)
 def forty(): return made(0.02, 40, dropout=0.0)  # masks differ between replicas
 def with_child():
     if "RANK" in os.environ:
@@ -93,6 +99,18 @@ def losses(
     if chaos:
         assert run.faults
     return run.losses
+
+
+@pytest.mark.parametrize(("job", "error"), [("bad", StoppedByGuard), ("raising", RankFailed)])
+def test_the_steps_before_a_failure_are_saved_without_an_interval(folder: Path, job: str, error: type[GaveUp]) -> None:
+    """A guard saves at once; an exception that comes again finds the steps before it saved."""
+    with pytest.raises(error) as caught:
+        train(f"{folder / 'j.py'}:{job}", "dp=2", cluster="dgx-h100", output=folder / "run")
+    assert caught.value.exit_code == 5
+    steps = [json.loads(line)["step"] for line in (folder / "run" / "steps.jsonl").read_text().splitlines()]
+    assert steps == list(range(len(steps))) and len(steps) > 1
+    newest = complete_checkpoints(folder / "run" / "checkpoints")[0]
+    assert newest.name == f"step-{len(steps):08d}"
 
 
 @pytest.mark.parametrize("cell", cover(3), ids=str)

@@ -27,6 +27,7 @@ class Script:
 
     def __init__(self, folder: Path, *ends: tuple[int, Result], plan: str = "dp=4", **options: Any) -> None:
         self.ends, self.plans, self.resumed, self.notes, self.steps = list(ends), [], [], [], 0
+        self.before: list[int] = []
         self.loop = RestartLoop(
             self.attempt,
             Plan.parse(plan),
@@ -41,6 +42,7 @@ class Script:
         assert number == len(self.plans)
         self.plans.append(str(plan))
         self.resumed.append(saves.resume)
+        self.before.append(saves.before)
         self.steps, end = self.ends.pop(0)
         if isinstance(end, RankFailed):
             raise end
@@ -92,6 +94,19 @@ def test_an_exception_that_comes_again_ends_the_run(tmp_path: Path, ends: list[t
     with pytest.raises(RankFailed, match=ends[0][1]):
         script.loop.run()
     assert not script.ends
+
+
+def test_the_same_exception_of_another_rank_is_the_same(tmp_path: Path) -> None:
+    """All ranks raise it, each time another one first."""
+    ends = [(4, failed("exception", rank, f"rank {rank} failed: ValueError: bug")) for rank in (0, 1)]
+    with pytest.raises(RankFailed, match="rank 1 failed"):
+        Script(tmp_path, *ends).loop.run()
+
+
+def test_the_step_of_an_exception_is_saved_before_it_can_come_again(tmp_path: Path) -> None:
+    script = Script(tmp_path, (4, failed("exception")), (7, failed("memory")), (8, failed()), (12, DONE))
+    assert script.loop.run() == DONE
+    assert script.before == [0, 4, 7, 0]
 
 
 def test_other_errors_and_no_restarts(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from drumline.core.errors import InputError
 from drumline.loop.run_lock import lock_run, locks, releases_run_lock
 from drumline.loop.training import prepare_folder
 from drumline.runtime.checkpoint import lock
+from drumline.runtime.checkpoint.disk import Disk
 from drumline.runtime.checkpoint.lock import LOCK, process_start
 
 HOLDER = """
@@ -142,3 +143,23 @@ def test_two_trainings_in_one_folder(tmp_path: Path) -> None:
         first.kill()
         first.wait()
     assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == 200
+
+
+def test_the_heartbeat_of_a_lock_goes_on_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of files that is away for a while: a lock without a heartbeat would be taken over."""
+    beats: list[int] = []
+
+    class AwayForAWhile(Disk):
+        def touch(self, handle: int) -> None:
+            beats.append(handle)
+            if len(beats) < 3:
+                raise OSError(errno.ESTALE, "Stale file handle")
+            super().touch(handle)
+
+    monkeypatch.setattr(lock, "HEARTBEAT", 0.01)
+    held = lock.FolderLock(AwayForAWhile(), tmp_path, "nonce")
+    end = time.monotonic() + 20
+    while len(beats) < 4 and time.monotonic() < end:
+        time.sleep(0.01)
+    held.release()
+    assert len(beats) >= 4

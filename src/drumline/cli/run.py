@@ -19,7 +19,7 @@ def run(
     script: str = typer.Argument(..., help="A Python script, followed by its own arguments."),
     ranks: int = typer.Option(None, "--ranks", "-n", help="Ranks to start (default: 2, or the launcher's)."),
     restarts: int = typer.Option(0, "--restarts", metavar="N", help="Start all ranks again after a failure, N times."),
-    hang_timeout: str = typer.Option(None, "--hang-timeout", help="End ranks of the engine that hang for so long."),
+    hang_timeout: str = typer.Option(None, "--hang-timeout", help="Silence that is a hang (default: learnt)."),
     chaos: str = typer.Option("", "--chaos", metavar="FAULTS", help="Inject faults into the engine: `kill:1@5`."),
     num_gpus: int = typer.Option(None, "--num_gpus", "--num-gpus", help="As DeepSpeed's launcher: ranks on each host."),
     num_nodes: int = typer.Option(None, "--num_nodes", "--num-nodes", help="Hosts (default: those of the hostfile)."),

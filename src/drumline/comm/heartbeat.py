@@ -4,7 +4,8 @@ Every rank publishes its status through the store once a second. Ranks 0 and 1 r
 progress for longer than the limit, and some wait in a collective, the missing rank is reported with what every rank
 does, each rank prints its stacks, and all processes end with exit code 5, so that the launcher can restart them.
 
-The limit is learnt: five times the slowest step, at least 10 s; 300 s before the steps are warm and outside of them.
+The limit is learnt: five times the slowest step, at least 10 s; 300 s, or DRUMLINE_TIMEOUT if that is more, before the
+steps are warm and outside of them.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from ..core.errors import GaveUp, InputError
+from .hang_limit import START, SlowestStep, UnbrokenWatch
 from .hang_report import HangReport, hang_report
-from .rank_status import RankStatus, StatusReading, parse_status
+from .rank_status import BETWEEN, RankStatus, StatusReading, parse_status
+from .rendezvous import default_timeout
 from .signed_store import AlteredStore, SignedStore
 
 HANG_TIMEOUT = "DRUMLINE_HANG_TIMEOUT"
 """The variable with the seconds without progress that are allowed; 0 switches the detection off."""
-FACTOR, SHORTEST, START, WARM = 5.0, 10.0, 300.0, 3
-"""Slowest warm steps, and seconds, that may pass without progress; seconds before that; steps that are not warm."""
 _INTERVAL = 1.0
 """Seconds between two beats."""
 _MISSED = 4.0
 """Seconds without a beat after which a rank is silent."""
+_AWAY = 2.5
+"""Seconds between two looks from which on this process was away itself: stopped, or in a call that holds the lock."""
 _WATCHERS = 2
 """Ranks that read the statuses of all: the first may be the one that hangs."""
 _LAST_WORDS = 2.5
@@ -59,34 +62,37 @@ class HangDetector:
 
     def __init__(self, size: int, fixed: float | None = None) -> None:
         self._size, self._fixed = size, fixed
+        self._start = max(START, default_timeout())
+        self.looks = UnbrokenWatch(_AWAY)
+        """Noted by every thread of this process, so that only a stop of the process is a break."""
         self._beats: dict[int, _Beat] = {}
-        self._step, self._since, self._slowest = -1, 0.0, 0.0
+        self._times = SlowestStep()
+        self._outside: set[int] = set()
+        """Ranks that were outside of their steps when they were heard last."""
 
     def add(self, rank: int, count: int, age: float, reading: StatusReading, now: float) -> None:
         """Note a beat whose status was `age` seconds old when it was sent."""
         last = self._beats.get(rank)
         if last is None or last.count != count:
             self._beats[rank] = _Beat(count, now, now - age, reading)
-            if reading.step > self._step:
-                if self._step >= WARM:
-                    self._slowest = max(self._slowest, (now - self._since) / (reading.step - self._step))
-                self._step, self._since = reading.step, now
+            (self._outside.add if reading.place in (BETWEEN, "saving") else self._outside.discard)(rank)
+            in_steps = not self._outside and self.looks.since <= self._times.noted
+            self._times.note(reading.step, now, counts=in_steps)
 
     def limit(self, now: float) -> float:
         """Seconds without progress that are allowed. The last words of a silent rank may be older than its steps."""
         if self._fixed is not None:
             return self._fixed
         heard = [beat for beat in self._beats.values() if now - beat.seen < _MISSED]
-        warm = self._step >= WARM and all(beat.reading.place == "training" for beat in heard)
-        learnt = max(SHORTEST, FACTOR * self._slowest)
-        return learnt if warm else max(START, learnt)
+        warm = self._times.warm and all(beat.reading.place == "training" for beat in heard)
+        return self._times.limit if warm else max(self._start, self._times.limit)
 
     def judge(self, now: float) -> HangReport | None:
         """A report if no rank makes progress."""
         working = {rank: beat for rank, beat in self._beats.items() if beat.reading.place != "ended"}
         if not any(beat.reading.in_collective for beat in working.values()):
             return None
-        silence = now - max(beat.progress for beat in working.values())
+        silence = now - max(self.looks.since, *(beat.progress for beat in working.values()))
         if silence <= self.limit(now):
             return None
         readings = {rank: beat.reading for rank, beat in working.items() if now - beat.seen < _MISSED}
@@ -123,12 +129,13 @@ class Heartbeat:
     def _judge(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store ends with the rank that has it
             while not self._stop.wait(_INTERVAL):
+                self._detector.looks.look(time.monotonic())
                 self._publish()
                 if self._store.check([f"{_KEY}/hang"]) and self._store.get(f"{_KEY}/hang"):
                     self._end()
                 if self._rank < _WATCHERS:
                     self._read_all()
-                    report = self._detector.judge(time.monotonic())
+                    report = self._judge_all()
                     if report is not None and not self._stop.is_set():
                         self._store.set(f"{_KEY}/hang", str(self._rank))
                         self._end(report.text)
@@ -149,15 +156,30 @@ class Heartbeat:
                 count, age = _AGE.unpack_from(data)
                 self._detector.add(rank, count, age, parse_status(data[_AGE.size :]), time.monotonic())
 
+    def _judge_all(self) -> HangReport | None:
+        self._detector.looks.look(now := time.monotonic())
+        return self._detector.judge(now)
+
     def _watch_store(self) -> None:
         """Thread: the rank that has the store may be the one that hangs, and then no read of the store returns."""
         while not self._stop.wait(_INTERVAL):
-            silence, reading = time.monotonic() - self._stored, self._status.read()
-            if silence > self._detector.limit(self._stored) and reading.in_collective:
-                self._end(
-                    f"no progress for {silence:.0f} s, and the store does not answer: rank 0, or the process that has "
-                    f"the store, hangs\n  rank {self._rank}: {reading}"
-                )
+            if report := self.report_without_store(time.monotonic()):
+                self._end(report)
+
+    def report_without_store(self, now: float) -> str:
+        """A report if the store does not answer, and this rank waits and makes no progress; empty if not.
+
+        A rank that makes progress has a slow store, on a network disk for example: no rank hangs.
+        """
+        self._detector.looks.look(now)
+        reading = self._status.read()
+        silence = now - max(self._stored, reading.changed, self._detector.looks.since)
+        if silence <= self._detector.limit(self._stored) or not reading.in_collective:
+            return ""
+        return (
+            f"no progress for {silence:.0f} s, and the store does not answer: rank 0, or the process that has the "
+            f"store, hangs\n  rank {self._rank}: {reading}"
+        )
 
     def _end(self, report: str = "") -> None:
         """Print the report and the stacks of this rank, and end the process."""

@@ -24,7 +24,9 @@ SIZE = 1280
 _COUNTER = struct.Struct("<Q")
 _HEAD = struct.Struct("<QdqqqqQB")
 """Write counter, time of the last change, step, calls started, calls ended, number in its group, group, place."""
-_PLACES = ("starting", "training", "saving", "ending", "ended")
+BETWEEN = "between steps"
+"""The place of a rank after a step, until its loop asks for the next batch: there runs the user's own code."""
+_PLACES = ("starting", "training", "saving", "ending", "ended", BETWEEN)
 _TEXT = 300
 """Bytes of each text."""
 _COLLECTIVE, _SITE, _PHASE, _PEERS = 64, 64 + _TEXT, 64 + 2 * _TEXT, 64 + 3 * _TEXT
@@ -39,7 +41,7 @@ class StatusReading:
     changed: float
     """When it last changed, by `time.monotonic`."""
     place: str
-    """`starting`, `training`, `saving`, `ending` or `ended`."""
+    """`starting`, `training`, `between steps`, `saving`, `ending` or `ended`."""
     step: int
     """The step it works on; -1 before the first."""
     phase: str
@@ -88,12 +90,18 @@ class RankStatus:
         """Called after each change with (`place`, name), (`step`, number), (`phase`, name) or (`collective`, text)."""
         self._write()
 
-    def place(self, name: str) -> None:
-        """Enter another part of the run: `starting`, `training`, `saving`, `ending`, `ended`."""
-        self._place = _PLACES.index(name)
+    def place(self, name: str) -> str:
+        """Enter another part of the run, one of the places of a reading. Returns the one before."""
+        before, self._place = _PLACES[self._place], _PLACES.index(name)
         self._write()
         if self.listener is not None:
             self.listener("place", name)
+        return before
+
+    def batch_wanted(self) -> None:
+        """The loop asks for its next batch: what it did after its last step is over."""
+        if _PLACES[self._place] == BETWEEN:
+            self.place("training")
 
     def step(self, number: int) -> None:
         """Begin a step."""

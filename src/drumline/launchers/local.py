@@ -68,9 +68,9 @@ def run_ranks(
 ) -> list[Any]:
     """Run `function(emit, *arguments)` on local ranks. `on_event(rank, record)` receives the records they emit.
 
-    A `watch` ends ranks that hang. With `handles_signals`, TERM and USR1 stay blocked in the ranks until the function
-    has its own handlers. `replace` says which ranks are started anew after one has failed, while the others go on; if
-    it names none, the failure ends all.
+    A `watch` ends ranks that hang; the default ends them only when a rank waits for another that does not come. With
+    `handles_signals`, TERM and USR1 stay blocked in the ranks until the function has its own handlers. `replace` says
+    which ranks are started anew after one has failed, while the others go on; if it names none, the failure ends all.
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
@@ -86,13 +86,13 @@ def run_ranks(
         try:
             for rank in range(ranks):
                 group.start(rank)
-            if watch is not None:
-                watch.begin(Path(folder), group.pids)
+            watch = watch or HangWatch(only_waits=True)
+            watch.begin(Path(folder), group.pids)
             results = _Collection(group, on_event, watch, replace).run()
             done = True
             return results
         finally:
-            _end(group.processes, wait=GRACE if done else 0.0)
+            group.end(wait=GRACE if done else 0.0)
             for pipe in group.pipes:
                 pipe.close()
 
@@ -129,16 +129,38 @@ class _RankProcesses:
             self.pipes[rank], self.processes[rank] = receiver, process
         sender.close()
 
-    def restart(self, ranks: Sequence[int]) -> None:
-        """End the processes of some ranks and start others in their places; they share a count of replacements."""
+    def end(self, *, wait: float = 0.0) -> None:
+        """End the processes of all ranks; their pipes stay open."""
+        processes, self.processes = self.processes, []
+        _end(processes, wait=wait)
+
+    def left_in_pipe(self, rank: int) -> list[Any]:
+        """The events that a rank has sent before its process ended, as far as they are whole."""
+        pipe, values = self.pipes[rank], []
+        os.set_blocking(pipe.fileno(), False)  # a process that left the rank's group may keep the other end open
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                kind, value = pipe.recv()
+                if kind == "event":
+                    values.append(value)
+        return values
+
+    def restart(self, ranks: Sequence[int]) -> list[tuple[int, Any]]:
+        """End the processes of some ranks and start others in their places; they share a count of replacements.
+
+        Returns the events that the old processes had sent.
+        """
         count = max(self.replaced[rank] for rank in ranks) + 1
+        left = []
         for rank in ranks:
             _end([self.processes[rank]], wait=0.0)
+            left += [(rank, value) for value in self.left_in_pipe(rank)]
             self.pipes[rank].close()
             stack_path(self.folder, rank).unlink(missing_ok=True)
             status_path(self.folder, rank).unlink(missing_ok=True)
             self.replaced[rank] = count
             self.start(rank)
+        return left
 
 
 @contextlib.contextmanager
@@ -165,32 +187,39 @@ def _without_main() -> Iterator[None]:
 
 
 class _Collection:
-    """Waits for every rank's result, or for the first failure that ends all."""
+    """Waits for every rank's result, or for the first failure that ends all.
 
-    def __init__(self, group: _RankProcesses, on_event: Any, watch: HangWatch | None, replace: Replace | None) -> None:
+    Events that ranks had sent before they ended are delivered before the failure is raised: they tell of steps that a
+    checkpoint may have, and that are not run again.
+    """
+
+    def __init__(self, group: _RankProcesses, on_event: Any, watch: HangWatch, replace: Replace | None) -> None:
         self._group, self._on_event, self._watch, self._replace = group, on_event, watch, replace
         self._results: dict[int, Any] = {}
         self._ends: list[RankEnd] = []
         self._waiting: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(group.pipes)}
         self._deadline: float | None = None
+        self._late: list[tuple[int, Any]] = []
+        """Events that were read after a failure; delivering them may take long, and the cause is still to be found."""
         self._kills = out_of_memory_kills()
 
     def run(self) -> list[Any]:
         """The results by rank."""
         while self._waiting and (self._deadline is None or time.monotonic() < self._deadline):
-            look = _LOOK if self._watch or self._deadline else None
-            ready: list[Any] = multiprocessing.connection.wait(list(self._waiting), look)
+            ready: list[Any] = multiprocessing.connection.wait(list(self._waiting), _LOOK)
             for pipe in ready:
                 if pipe in self._waiting:
                     self._read(pipe)
             if self._ends and self._deadline is None and not self._replaced():
                 # a broken connection may be noticed before the failure that caused it
                 self._deadline = time.monotonic() + 0.5
-            elif self._watch is not None and self._deadline is None and (report := self._watch.check()):
+            elif self._deadline is None and (report := self._watch.check()):
                 failure = self._watch.failure(report)
                 if failure.rank < 0 or not self._replaced(RankEnd(failure.rank, time.monotonic(), failure)):
+                    self._end_and_deliver()
                     raise failure
         if self._ends:
+            self._end_and_deliver()
             raise root_cause(self._ends)
         return [self._results[rank] for rank in range(self._group.ranks)]
 
@@ -212,8 +241,22 @@ class _Collection:
             self._ends.append(raised(rank, value))
         elif kind == "result":
             self._results[rank] = value
-        elif self._on_event is not None and self._deadline is None:
-            self._on_event(rank, value)
+        elif self._deadline is not None:
+            self._late.append((rank, value))
+        else:
+            self._deliver([(rank, value)])
+
+    def _deliver(self, events: Sequence[tuple[int, Any]]) -> None:
+        if self._on_event is not None:
+            for rank, value in events:
+                self._on_event(rank, value)
+
+    def _end_and_deliver(self) -> None:
+        """End all ranks, and deliver what they had sent until then: at most what a pipe of each holds."""
+        self._group.end()
+        for rank in self._waiting.values():
+            self._late += [(rank, value) for value in self._group.left_in_pipe(rank)]
+        self._deliver(self._late)
 
     def _replaced(self, hang: RankEnd | None = None) -> bool:
         """Whether all ranks that have failed were replaced by new ones."""
@@ -228,12 +271,12 @@ class _Collection:
                 return False
             anew |= set(ranks)
         self._waiting = {pipe: rank for pipe, rank in self._waiting.items() if rank not in anew}
-        self._group.restart(sorted(anew))
+        left = self._group.restart(sorted(anew))
         for rank in anew:
             self._results.pop(rank, None)
             self._waiting[self._group.pipes[rank]] = rank
-        if self._watch is not None:
-            self._watch.follow(self._group.pids)
+        self._watch.follow(self._group.pids)
+        self._deliver(left)
         return True
 
 

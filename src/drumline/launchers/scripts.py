@@ -39,13 +39,15 @@ def run_script(
 
     After a failure all ranks are started again, at most `restarts` times; a script finds the count in
     TORCHELASTIC_RESTART_COUNT, as under torchrun. `chaos` are faults for scripts that use the engine
-    (comm/fault_injection.py), and a `watch` ends their ranks when they hang. TERM and USR1 are passed on to the ranks.
+    (comm/fault_injection.py), and a `watch` ends ranks that hang; the default ends them only when a rank waits in a
+    collective of ours for another that does not come. TERM and USR1 are passed on to the ranks.
     With `local_rank`, the script gets `--local_rank=R` as its first argument, as from DeepSpeed's launcher.
     """
     _check_script(script)
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
     words = [[f"--local_rank={rank}"] if local_rank else [] for rank in range(ranks)]
+    watch = watch or HangWatch(only_waits=True)
     commands = [[sys.executable, script, *own, *arguments] for own in words]
     for attempt in range(restarts + 1):
         try:
@@ -61,7 +63,7 @@ def run_script(
     return code, rank
 
 
-def _run_once(commands: list[list[str]], attempt: int, chaos: str, watch: HangWatch | None) -> tuple[int, int]:
+def _run_once(commands: list[list[str]], attempt: int, chaos: str, watch: HangWatch) -> tuple[int, int]:
     ranks = len(commands)
     with tempfile.TemporaryDirectory(prefix="drumline-") as folder, _loopback_store() as port:
         more = {"TORCHELASTIC_RESTART_COUNT": str(attempt), **({CHAOS: chaos, ATTEMPT: str(attempt)} if chaos else {})}
@@ -74,8 +76,7 @@ def _run_once(commands: list[list[str]], attempt: int, chaos: str, watch: HangWa
             )
             for rank, command in enumerate(commands)
         ]
-        if watch is not None:
-            watch.begin(Path(folder), {rank: process.pid for rank, process in enumerate(processes)})
+        watch.begin(Path(folder), {rank: process.pid for rank, process in enumerate(processes)})
         try:
             with forwarding_signals(processes):
                 return first_failure(processes, watch)

@@ -115,6 +115,8 @@ class RestartLoop:
         self._best, self._useless = 0, 0
         self._last: tuple[str, int, int] | None = None
         """Message, rank and step of the last failure."""
+        self._fails_at = 0
+        """The step in which an exception ended the last attempt; its second coming ends the run."""
         self._shrinks = 0
         own = saves.resume is not None and Path(saves.resume).resolve() == Path(saves.folder).resolve()
         self._old = frozenset() if own else frozenset(_checkpoints(saves.folder))
@@ -135,14 +137,16 @@ class RestartLoop:
                 self._after(e)
                 self._notify(f"{e}\nrestarting {self.plan} from {self._start()}")
             self._number += 1
-            policy = self._resumed()
+            policy = dataclasses.replace(self._resumed(), before=self._fails_at)
 
     def _after(self, e: RankFailed) -> None:
         """Decide how the next attempt runs; raise if there is none."""
         done = self._steps_done()
+        self._fails_at = done if e.kind in ("exception", "memory") else 0
         self._useless = 0 if done > self._best else self._useless + 1
         self._best = max(self._best, done)
-        before, self._last = self._last, (e.what, e.rank, done)
+        # all ranks may raise the same exception, each time another one first
+        before, self._last = self._last, (e.what.removeprefix(f"rank {e.rank} "), e.rank, done)
         stuck = before is not None and before[1:] == (e.rank, done)
         smaller = self._smaller() if stuck and e.rank >= 0 else None
         if not self._options.restarts:
@@ -152,7 +156,8 @@ class RestartLoop:
             self.plan, self._useless, self._last = smaller, 0, None
             self.faults.append(f"{_first_line(e)}; continued with {smaller}")
             return
-        if e.kind in ("exception", "memory") and (not done or before == self._last):
+        again = before is not None and before[::2] == self._last[::2]
+        if e.kind in ("exception", "memory") and (not done or again):
             raise e
         if self._useless >= self._options.restarts:
             raise RankFailed(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..comm.environment import RankInfo, connect, device_of
-from ..comm.rank_status import rank_status
+from ..comm.rank_status import BETWEEN, rank_status
 from ..core.errors import PlanError
 from ..core.job import Job
 from ..datasets.loader import Loader
@@ -154,6 +154,7 @@ class Engine(EngineCore):
         """This rank's slices of the next batches: of the job's number of steps unless `steps` is given."""
         with Loader(self.stream, pin=self.device.type == "cuda") as loader:
             for _ in range(self.job.steps if steps is None else steps):
+                rank_status().batch_wanted()
                 with self.phase("data"):
                     batch = loader.batch(self.position)
                 yield batch
@@ -166,7 +167,9 @@ class Engine(EngineCore):
         drain, it is that of the last batch that was completed; nan until there is one.
         """
         with NoCollection() if self.plan.micro == 1 else nullcontext():
-            return self._step(batch)
+            loss = self._step(batch)
+        rank_status().place(BETWEEN)
+        return loss
 
     def _step(self, batch: Any) -> float:
         batch = batch if isinstance(batch, RankBatch) else own_batch_slice(self, batch)

@@ -59,7 +59,7 @@ def engine(seed: int = 0, *, width: int = 4, model: nn.Module | None = None, **c
             Piece(n, tuple(p.shape), 0, p, replicated=True) for n, p in model.named_parameters() if n not in trained
         ],
         "parameter_specs": {n: ParameterSpec(tuple(p.shape), p.dtype) for n, p in model.named_parameters()},
-        "strategy": SimpleNamespace(group=None, values_loaded=lambda: None, saved_tensors=dict),
+        "strategy": SimpleNamespace(group=None, values_loaded=lambda: None, saved_tensors=dict, steps_alone=False),
         "average_replicas": lambda: None,
         "group": None,
         "device": torch.device("cpu"),
@@ -74,6 +74,7 @@ def engine(seed: int = 0, *, width: int = 4, model: nn.Module | None = None, **c
         "owns_buffer": lambda name: True,
         "drain": lambda: None,
         "steps_in_flight": 0,
+        "in_flight": None,
         "job": SimpleNamespace(source="job.py:job", digest="d" * 64, seed=seed, batch_size=8),
     }
     return SimpleNamespace(**{**fields, **changes})

@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler as rates
 from drumline.core.errors import InputError
 from drumline.runtime.checkpoint import Saver, load, saver_for
 from drumline.runtime.checkpoint.codec import decode, encode
+from drumline.runtime.checkpoint.folder import complete_checkpoints
 from drumline.runtime.training.checkpoint_policy import CheckpointPolicy, TrainingCheckpoints
 
 VALUES = [
@@ -207,3 +208,23 @@ def test_run_is_asked_to_stop(tmp_path: Path) -> None:
     assert checkpoints.after_step() and checkpoints.preempted
     assert checkpoints.end() == str(tmp_path / "step-00000002") and not (tmp_path / "STOP").exists()
     assert reports == ["asked to stop: saving a checkpoint", f"saved: {tmp_path / 'step-00000002'}"]
+
+
+def test_the_step_before_one_that_failed_is_saved_without_an_interval(tmp_path: Path) -> None:
+    engine = saving_engine()
+    checkpoints = TrainingCheckpoints(engine, CheckpointPolicy(str(tmp_path), before=2), lambda text: None)
+    checkpoints.begin()
+    for _ in range(4):
+        fakes.train(engine, 1)
+        assert not checkpoints.after_step()
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-00000002"]
+    checkpoints.end()
+
+
+def test_good_weights_are_saved_without_an_interval(tmp_path: Path) -> None:
+    engine = saving_engine()
+    checkpoints = TrainingCheckpoints(engine, CheckpointPolicy(str(tmp_path)), lambda text: None)
+    checkpoints.begin()
+    fakes.train(engine, 3)
+    checkpoints.save_good_weights()
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-00000003"]

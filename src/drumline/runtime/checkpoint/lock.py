@@ -76,10 +76,8 @@ class FolderLock:
 
     def _beat(self) -> None:
         while not self._end.wait(HEARTBEAT):
-            try:
+            with suppress(OSError):  # a full disk or a server that is away for a while: the next beat may arrive
                 self._disk.touch(self._handle)
-            except OSError:
-                return
 
     def _owner(self) -> dict[str, Any]:
         return _parsed(os.pread(self._handle, 4096, 0))

@@ -93,7 +93,7 @@ class Saver:
         """
         start = time.perf_counter()
         self.engine.drain()
-        rank_status().place("saving")
+        before = rank_status().place("saving")
         self._finish_pending()
         self.engine.average_replicas()
         request, error = self._request(copy=not wait)
@@ -104,7 +104,7 @@ class Saver:
         self._thread.start()
         if wait:
             self._finish_pending()
-        rank_status().place("training")
+        rank_status().place(before)
         self.stall = time.perf_counter() - start
         return self.last if wait else None
 

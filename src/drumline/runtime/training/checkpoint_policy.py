@@ -34,10 +34,13 @@ class CheckpointPolicy:
 
     folder: str
     every: int = 0
-    """Steps between saves; 0 saves only when the run is asked to stop, and at the end of one that was resumed."""
+    """Steps between saves; 0 saves only when the run is asked to stop, before a step that fails, and at the end of a
+    run that was resumed."""
     keep: int = 2
     resume: str | None = None
     """The checkpoint, or the folder of checkpoints, to resume from."""
+    before: int = 0
+    """A step before which everything is saved, because it failed in the last attempt and may fail again; 0: none."""
 
     def __post_init__(self) -> None:
         check_keep(self.keep)
@@ -90,7 +93,10 @@ class TrainingCheckpoints:
             self._say("asked to stop: saving a checkpoint")
             return True
         saves, self._checked = self.saves_now, self._engine.steps + self._engine.steps_in_flight
-        if saves:
+        if self._step_may_fail:
+            self._save(wait=True)
+            self._say(f"saved before the step that failed: {self._saver().last}")
+        elif saves:
             self._save(wait=False)
         return False
 
@@ -98,7 +104,13 @@ class TrainingCheckpoints:
     def saves_now(self) -> bool:
         """Whether a save is due after this step: it completes the steps in flight."""
         every, steps = self._policy.every, self._engine.steps + self._engine.steps_in_flight
-        return bool(every) and steps // every > self._checked // every
+        return self._step_may_fail or (bool(every) and steps // every > self._checked // every)
+
+    @property
+    def _step_may_fail(self) -> bool:
+        """Whether the next step failed in the last attempt. Not where a save changes the steps that follow."""
+        engine = self._engine
+        return engine.position == self._policy.before and engine.in_flight is None and not engine.strategy.steps_alone
 
     def end(self) -> str:
         """Save what is not saved yet, and wait for it. Returns the newest checkpoint."""
@@ -123,7 +135,7 @@ class TrainingCheckpoints:
         A failure to save does not hide that error.
         """
         try:
-            if self._saves_work and self._engine.steps:
+            if self._engine.steps:
                 self._save(wait=True)
                 self._say(f"saved before the run stops: {self._saver().last}")
         except DrumlineError as e:
