@@ -27,7 +27,7 @@ from ..signed_store import AlteredStore
 from ..tensor_identity import current_name, named_call
 from .buffers import RefusedCall, for_torch, operator_name
 from .call_comparison import CallComparison, start_answering, stop_answering
-from .gloo_works import EndOfMessage, GlooMessage, LeftGroup, SeveralWorks, WeakWork
+from .gloo_works import EndOfMessage, GlooMessage, GlooWork, LeftGroup, SeveralWorks, WeakWork
 from .torch_interface import MessageText, PythonProcessGroup
 
 _SUM = dist.ReduceOp.SUM
@@ -115,7 +115,7 @@ class GlooGroup(PythonProcessGroup):
             work = getattr(self._gloo, method)(*arguments)
             if getattr(opts, "asyncOp", True):
                 self._keep_open(number, work, message, weak=not parts[0].startswith("all_reduce"))
-                return work
+                return GlooWork(work, self._reason, number)
             work.wait()
         except DrumlineError as e:
             status.collective_ended()
