@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import drumline as dl
+from drumline.comm.rank_status import rank_status
 from drumline.comm.tensor_identity import naming_calls
 
 MAX, SUM = dist.ReduceOp.MAX, dist.ReduceOp.SUM
@@ -215,3 +216,17 @@ def among_open_calls(open_calls: int) -> tuple[float, str, str]:
     except Exception as e:
         return time.monotonic() - begin, type(e).__name__, str(e)
     return time.monotonic() - begin, "", "no error"
+
+
+def open_at_the_end() -> tuple[bool, bool]:
+    """On every rank: whether its status is in a call while rank 0 waits for the last rank, and after its group ended."""
+    group = dist.new_group(backend="checked_gloo")
+    assert group is not None
+    rank, works = dist.get_rank(), []
+    for i in range(131 - rank):  # a call that repeats so many is not compared, for which it would wait
+        works.append(dist.all_reduce(torch.ones(1), group=group, async_op=i == 130))
+    before = rank_status().read().in_collective
+    group.shutdown()
+    after = rank_status().read().in_collective
+    dist.barrier()
+    return before, after
