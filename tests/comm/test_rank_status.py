@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.comm.rank_status import RankStatus, parse_status, rank_list, read_status
+from drumline.comm.rank_status import BETWEEN_STEPS, RankStatus, parse_status, rank_list, read_status
 
 
 def test_a_file_reads_back(tmp_path: Path) -> None:
@@ -23,6 +23,17 @@ def test_a_file_reads_back(tmp_path: Path) -> None:
     assert (reading.group, reading.number, reading.peers) == (2**63 + 1, 7, (0, 1, 5))
     status.collective_ended()
     assert not status.read().in_collective
+
+
+def test_phases_are_counted_by_step() -> None:
+    status = RankStatus()
+    for step in range(2):
+        status.step(step)
+        for name in ("forward", "backward", "optimizer"):
+            status.phase(name)
+    assert (status.read().phases, status.read().phases_before) == (3, 3) and status.read().in_step
+    status.phase(BETWEEN_STEPS)
+    assert status.read().phases == 4 and not status.read().in_step
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..comm.environment import RankInfo, connect, device_of
-from ..comm.rank_status import rank_status
+from ..comm.rank_status import BETWEEN_STEPS, rank_status
 from ..core.errors import PlanError
 from ..core.job import Job
 from ..datasets.loader import Loader
@@ -166,7 +166,9 @@ class Engine(EngineCore):
         drain, it is that of the last batch that was completed; nan until there is one.
         """
         with NoCollection() if self.plan.micro == 1 else nullcontext():
-            return self._step(batch)
+            loss = self._step(batch)
+        rank_status().phase(BETWEEN_STEPS)
+        return loss
 
     def _step(self, batch: Any) -> float:
         batch = batch if isinstance(batch, RankBatch) else own_batch_slice(self, batch)

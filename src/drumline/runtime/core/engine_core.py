@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...comm.environment import RankInfo
-from ...comm.rank_status import rank_status
+from ...comm.rank_status import BETWEEN_STEPS, rank_status
 from ...core.errors import JobError
 from ...core.job import Job
 from ...datasets.sources import load_data, load_validation
@@ -235,6 +235,7 @@ class EngineCore:
         table = torch.stack([sums[name] for name in names])
         if self.ranks > 1:
             dist.all_reduce(table, group=self.group)
+        rank_status().phase(BETWEEN_STEPS)
         pairs = zip(names, table.tolist(), strict=True)
         return {name: total / weight if weight else math.nan for name, (total, weight) in pairs}
 
