@@ -49,7 +49,7 @@ ROWS: list[tuple[str, str, list[str], str]] = [
             SURVIVAL + "test_without_checkpoints_it_starts_again",
             LAUNCHED + "test_torchrun_restarts_after_kills",
         ],
-        "a bound on the seconds (benchmarks/recovery.py)",
+        "its seconds, printed with their bounds (benchmarks/recovery.py)",
     ),
     (
         "F2",
