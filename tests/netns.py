@@ -119,23 +119,23 @@ def two_hosts(
     """Make both hosts and the wire, and remove them whatever happens. `cores`: what each rank may use of a core."""
     if cores and not CPU.exists():
         raise Unable(f"there is no {CPU}: shares of cores need the cpu controller of control groups, version 1")
-    _check_tools()
+    check_tools()
     token = secrets.token_hex(3)
     names = f"drumline-{token}-a", f"drumline-{token}-b"
     interfaces = f"dl{token}a", f"dl{token}b"
-    net = _network(token)
+    net = network_of(token)
     hosts = Hosts(names, interfaces, f"{net}.1", cores)
     try:
         for name in names:
-            _run("ip", "netns", "add", name)
-        _run("ip", "link", "add", interfaces[0], "type", "veth", "peer", "name", interfaces[1])
+            run_tool("ip", "netns", "add", name)
+        run_tool("ip", "link", "add", interfaces[0], "type", "veth", "peer", "name", interfaces[1])
         for i, (name, interface) in enumerate(zip(names, interfaces, strict=True)):
-            _run("ip", "link", "set", interface, "netns", name)
-            _run("ip", "-n", name, "addr", "add", f"{net}.{i + 1}/24", "dev", interface)
-            _run("ip", "-n", name, "link", "set", interface, "up")
-            _run("ip", "-n", name, "link", "set", "lo", "up")
+            run_tool("ip", "link", "set", interface, "netns", name)
+            run_tool("ip", "-n", name, "addr", "add", f"{net}.{i + 1}/24", "dev", interface)
+            run_tool("ip", "-n", name, "link", "set", interface, "up")
+            run_tool("ip", "-n", name, "link", "set", "lo", "up")
             shape = ("tbf", "rate", rate, "burst", burst, "latency", latency)
-            _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", interface, "root", *shape)
+            run_tool("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", interface, "root", *shape)
         yield hosts
     finally:
         # With the namespaces go the interfaces in them; one that never got there goes by itself.
@@ -159,10 +159,7 @@ class SwitchedHosts:
 
     def enter(self, host: int) -> None:
         """Move the calling thread, and all that it will start, to a host."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        with open(f"/run/netns/{self.names[host]}", "rb") as namespace:
-            if libc.setns(namespace.fileno(), NETWORK):
-                raise Unable(f"setns({self.names[host]}): {os.strerror(ctypes.get_errno())}")
+        enter(self.names[host])
 
 
 @contextmanager
@@ -172,33 +169,42 @@ def switched_hosts(count: int, rate: str, *, mtu: int = 1500, limit: str = "64mb
     A port that was idle sends one packet at once (`burst`): what is longer than that takes its time. Its queue holds
     `limit`, so that nothing is lost where many send to one port.
     """
-    _check_tools()
+    check_tools()
     token = secrets.token_hex(3)
     names = tuple(f"drumline-{token}-{i}" for i in range(count))
-    switch, net = f"drumline-{token}-switch", _network(token)
+    switch, net = f"drumline-{token}-switch", network_of(token)
     shape = ("root", "tbf", "rate", rate, "burst", str(mtu + 100), "limit", limit)
     try:
-        _run("ip", "netns", "add", switch)
-        _run("ip", "-n", switch, "link", "add", "switch", "mtu", str(mtu), "type", "bridge")
-        _run("ip", "-n", switch, "link", "set", "switch", "up")
+        run_tool("ip", "netns", "add", switch)
+        run_tool("ip", "-n", switch, "link", "add", "switch", "mtu", str(mtu), "type", "bridge")
+        run_tool("ip", "-n", switch, "link", "set", "switch", "up")
         for i, name in enumerate(names):
             port = f"port{i}"
-            _run("ip", "netns", "add", name)
+            run_tool("ip", "netns", "add", name)
             ends = ("type", "veth", "peer", "name", port, "mtu", str(mtu), "netns", switch)
-            _run("ip", "link", "add", "eth0", "mtu", str(mtu), "netns", name, *ends)
-            _run("ip", "-n", name, "addr", "add", f"{net}.{i + 1}/24", "dev", "eth0")
-            _run("ip", "-n", name, "link", "set", "eth0", "up")
-            _run("ip", "-n", name, "link", "set", "lo", "up")
-            _run("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
-            _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *shape)
-            _run("tc", "-n", switch, "qdisc", "add", "dev", port, *shape)
+            run_tool("ip", "link", "add", "eth0", "mtu", str(mtu), "netns", name, *ends)
+            run_tool("ip", "-n", name, "addr", "add", f"{net}.{i + 1}/24", "dev", "eth0")
+            run_tool("ip", "-n", name, "link", "set", "eth0", "up")
+            run_tool("ip", "-n", name, "link", "set", "lo", "up")
+            run_tool("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
+            run_tool("tc", "-n", name, "qdisc", "add", "dev", "eth0", *shape)
+            run_tool("tc", "-n", switch, "qdisc", "add", "dev", port, *shape)
         yield SwitchedHosts(names, net)
     finally:
         for name in (*names, switch):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def _check_tools() -> None:
+def enter(name: str) -> None:
+    """Move the calling thread, and all that it will start, to a namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{name}", "rb") as namespace:
+        if libc.setns(namespace.fileno(), NETWORK):
+            raise Unable(f"setns({name}): {os.strerror(ctypes.get_errno())}")
+
+
+def check_tools() -> None:
+    """Raise `Unable` where namespaces cannot be made."""
     if os.geteuid() != 0:
         raise Unable("network namespaces need root")
     for tool in ("ip", "tc"):
@@ -206,12 +212,13 @@ def _check_tools() -> None:
             raise Unable(f"there is no `{tool}`: apt-get install iproute2")
 
 
-def _network(token: str) -> str:
+def network_of(token: str) -> str:
     """A network of its own in 10.128.0.0/9 for every token; nobody else is in the namespaces."""
     return f"10.{128 + int(token[:2], 16) // 2}.{int(token[2:4], 16)}"
 
 
-def _run(*argv: str) -> None:
+def run_tool(*argv: str) -> None:
+    """Run a command; raise `Unable` with what it said if it fails."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()

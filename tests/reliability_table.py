@@ -49,7 +49,7 @@ ROWS: list[tuple[str, str, list[str], str]] = [
             SURVIVAL + "test_without_checkpoints_it_starts_again",
             LAUNCHED + "test_torchrun_restarts_after_kills",
         ],
-        "a bound on the seconds (benchmarks/recovery.py)",
+        "its seconds, printed with their bounds (benchmarks/recovery.py)",
     ),
     (
         "F2",
@@ -58,6 +58,7 @@ ROWS: list[tuple[str, str, list[str], str]] = [
             SURVIVAL + "test_a_stopped_rank_is_named",
             SURVIVAL + "test_hangs_are_survived",
             "comm/test_heartbeat.py::test_f2_torchrun_ranks_find_a_hang_within_15_seconds",
+            "comm/test_heartbeat.py::test_f2_a_hang_is_named_by_step_and_phase_where_no_call_is_known",
         ],
         "",
     ),
@@ -153,13 +154,15 @@ ROWS: list[tuple[str, str, list[str], str]] = [
     ),
     (
         "F14",
-        "network: port taken, slow link, partition",
+        "network: port taken, slow link, half open, 1% loss, 10 s cut",
         [
             RENDEZVOUS + "test_a_taken_port",
             HOSTS + "test_one_command_on_each_side",
             HOSTS + "test_torchrun_elastic_loses_a_host_and_gets_it_back",
+            "comm/test_lossy_network.py::test_f14_lost_frames_and_a_partition_that_heals_change_nothing",
+            "comm/test_lossy_network.py::test_f14_connections_that_stay_half_open_end_the_ranks_on_both_sides",
         ],
-        "1% loss, which needs netem",
+        "",
     ),
     ("F15", "clock jump does not trip timeouts", [SURVIVAL + "test_a_clock_that_jumps_by_an_hour"], ""),
     (
@@ -173,6 +176,7 @@ ROWS: list[tuple[str, str, list[str], str]] = [
         "wrong collective: refused, ranks and lines named",
         [
             MISTAKES + "test_n1_a_mistake_is_refused_on_all_ranks",
+            MISTAKES + "test_n1_a_call_behind_many_open_ones_is_refused",
             MISTAKES + "test_n1_with_three_ranks",
             MISTAKES + "test_n1_named_tensors_of_one_line_in_another_order_are_refused",
             MISTAKES + "test_n1_buckets_in_another_order_are_refused",

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import drumline as dl
+from drumline.comm.rank_status import rank_status
 from drumline.comm.tensor_identity import naming_calls
 
 MAX, SUM = dist.ReduceOp.MAX, dist.ReduceOp.SUM
@@ -190,3 +191,42 @@ def now_and_then(rounds: int, times: int) -> tuple[int, float, str]:
     except Exception as e:
         text = str(e)
     return left, time.monotonic() - begin, text
+
+
+def among_open_calls(open_calls: int) -> tuple[float, str, str]:
+    """On every rank: right rounds, then one with many asynchronous calls, amid which the last rank has one more.
+
+    Seconds, type and text of the error.
+    """
+    group = dist.new_group(backend="checked_gloo")
+    tensors = [torch.ones(3) for _ in range(open_calls)]
+    odd = dist.get_rank() == dist.get_world_size() - 1
+    begin = time.monotonic()
+    try:
+        for last in (False, False, True):
+            begin = time.monotonic()
+            works = []
+            for i, x in enumerate(tensors):
+                if last and odd and i == open_calls // 2:
+                    works.append(dist.all_reduce(torch.ones(9), group=group, async_op=True))
+                works.append(dist.all_reduce(x, group=group, async_op=True))
+            for work in works:
+                assert work is not None
+                work.wait()
+    except Exception as e:
+        return time.monotonic() - begin, type(e).__name__, str(e)
+    return time.monotonic() - begin, "", "no error"
+
+
+def open_at_the_end() -> tuple[bool, bool]:
+    """On every rank: whether its status is in a call while rank 0 waits for the last rank, and after its group ended."""
+    group = dist.new_group(backend="checked_gloo")
+    assert group is not None
+    rank, works = dist.get_rank(), []
+    for i in range(131 - rank):  # a call that repeats so many is not compared, for which it would wait
+        works.append(dist.all_reduce(torch.ones(1), group=group, async_op=i == 130))
+    before = rank_status().read().in_collective
+    group.shutdown()
+    after = rank_status().read().in_collective
+    dist.barrier()
+    return before, after

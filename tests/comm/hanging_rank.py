@@ -1,6 +1,6 @@
 """A training under a launcher that does not watch its ranks: rank 1 stops in the middle of a step.
 
-torchrun --nproc-per-node 2 hanging_rank.py sleep|stop|busy BACKEND
+torchrun --nproc-per-node 2 hanging_rank.py sleep|stop|busy|forward BACKEND
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def hang() -> None:
 
 def main() -> None:
     """Train; the fault comes in step 6."""
+    torch.manual_seed(0)  # ranks with different data are refused
     data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.randn(8, 4))
     job = dl.Job(
         model=lambda: nn.Linear(4, 4),
@@ -43,7 +44,10 @@ def main() -> None:
     engine = dl.initialize(job, f"dp=2,backend={BACKEND}")
     for batch in engine.data(200):
         if batch.step == 6 and engine.rank == 1:
-            hang()
+            if HOW == "forward":
+                engine.module.register_forward_pre_hook(lambda *_: hang())
+            else:
+                hang()
         engine.step(batch)
         time.sleep(0.05)
 

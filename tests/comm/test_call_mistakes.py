@@ -62,6 +62,21 @@ def test_n1_a_call_that_is_made_now_and_then(world) -> None:
         assert "ranks made different calls" in text and "all_reduce float32 (11)" in text
 
 
+@pytest.mark.alone  # an error must appear long before the timeout
+def test_n1_a_call_behind_many_open_ones_is_refused(world) -> None:
+    """The ranks that wait in two hundred asynchronous calls answer about one of them, and get the same error."""
+    for seconds, name, text in world(2).run(call_mistakes.among_open_calls, 200, timeout=30):
+        assert name == "GroupInputError", text
+        assert seconds < 5.0
+        assert "ranks made different calls" in text and "all_reduce float32 (9)" in text, text
+
+
+def test_calls_that_are_open_when_a_group_ends_are_no_waits(world) -> None:
+    """Later verbs in the same process would look as if they waited for another rank."""
+    (before, after), _ = world(2).run(call_mistakes.open_at_the_end)
+    assert before and not after
+
+
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_n1_buckets_in_another_order_are_refused(backend: str) -> None:
     own = World(2, backend)

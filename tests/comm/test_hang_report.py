@@ -74,3 +74,29 @@ def test_suspects_by_who_waits_for_whom(readings, suspects, words) -> None:
     report = hang_report(readings, silent_for=12.0)
     assert report.suspects == suspects
     assert words in report.text
+
+
+def at(step: int, phases: int, *, before: int = 5, phase: str = "forward", place: str = "training") -> StatusReading:
+    """A rank of whose calls nothing is known, as over NCCL."""
+    return StatusReading(100.0, place, step, phase, 0, False, "", "", phases=phases, phases_before=before)
+
+
+@pytest.mark.parametrize(
+    ("readings", "suspects"),
+    [
+        ({0: at(7, 1), 1: at(6, 5, phase="data"), 2: at(7, 4)}, (1,)),
+        ({0: at(7, 4, phase="communication"), 1: at(7, 2), 2: at(7, 4, phase="communication")}, (1,)),
+        ({0: at(7, 4), 1: at(-1, 1, place="starting")}, (1,)),
+        ({0: at(7, 4), 1: at(7, 4)}, ()),
+        # stages of a pipeline, whose steps have different phases
+        ({0: at(7, 4, before=9), 1: at(7, 2, before=7)}, ()),
+        ({0: at(7, 4, before=9), 1: at(6, 8, before=7)}, (1,)),
+        # a rank that has ended is behind for good
+        ({0: at(7, 4), 1: at(7, 2), 2: at(3, 5, place="ended")}, (1,)),
+    ],
+)
+def test_without_known_calls_the_ranks_behind_in_steps_or_phases_are_named(readings, suspects) -> None:
+    report = hang_report(readings, silent_for=12.0)
+    assert report.suspects == suspects
+    assert ("behind: others are in a later step or phase" in report.text) == bool(suspects)
+    assert "rank 0: training, step 7, " in report.text

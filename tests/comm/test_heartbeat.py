@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from drumline.comm.hang_limit import FACTOR, SHORTEST, START, WARM
 from drumline.comm.heartbeat import HangDetector, Heartbeat, start_heartbeat
-from drumline.comm.rank_status import RankStatus, StatusReading
+from drumline.comm.rank_status import BETWEEN, RankStatus, StatusReading
 from drumline.core.errors import InputError
 
 SCRIPT = Path(__file__).with_name("hanging_rank.py")
@@ -137,6 +138,45 @@ def test_a_store_that_does_not_answer_ends_no_rank_that_makes_progress(monkeypat
     assert reports[:10] == [""] * 10 and "the store does not answer" in reports[-1]
 
 
+def phase(step: int, phases: int, name: str = "forward") -> StatusReading:
+    """A rank of whose calls nothing is known, as over NCCL."""
+    return StatusReading(0.0, "training", step, name, 0, False, "", "", phases=phases, phases_before=5)
+
+
+def silent(first: StatusReading, second: StatusReading, seconds: int, *, fixed: float | None = None) -> tuple[int, ...]:
+    """When a detector reports two warm ranks that stay as they are, if it does, and whom it names: (seconds, *ranks)."""
+    detector, now = HangDetector(2, fixed), 100.0
+    for step in range(8):
+        for rank in range(2):
+            detector.add(rank, step, 0.0, phase(step, 1), now := now + 0.25)
+    for beat in range(seconds):
+        for rank, reading in enumerate((first, second)):
+            detector.add(rank, 50 + beat, float(beat), reading, now + beat)
+        if report := detector.judge(now + beat):
+            return (beat, *report.suspects)
+    return ()
+
+
+def test_without_known_calls_a_rank_behind_is_named_after_the_limit() -> None:
+    limit = int(SHORTEST) + 1
+    assert silent(phase(8, 2), phase(7, 5, "data"), 400) == (limit, 1)
+    assert silent(phase(8, 2, "backward"), phase(8, 1), 400) == (limit, 1)
+    assert silent(phase(8, 1), phase(8, 2, "backward"), 400, fixed=30) == (31, 0)
+
+
+def test_ranks_in_the_same_phase_may_compute_for_longer() -> None:
+    """As a compiler may run on all of them; at last they are reported, and none is named."""
+    assert silent(phase(8, 2), phase(8, 2), 400) == (int(START) + 1,)
+    assert silent(phase(8, 2), phase(8, 2), 400, fixed=30) == (31,)
+
+
+def test_code_of_the_users_between_steps_may_take_long() -> None:
+    """On all ranks as long as it likes; on one for which others wait, as long as a save."""
+    idle = dataclasses.replace(phase(7, 5, "optimizer"), place=BETWEEN)
+    assert silent(idle, idle, 3000) == ()
+    assert silent(phase(8, 2), idle, 400) == (int(START) + 1, 1)
+
+
 @pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])
 def test_a_bad_limit_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="DRUMLINE_HANG_TIMEOUT"):
@@ -152,6 +192,22 @@ def test_f2_torchrun_ranks_find_a_hang_within_15_seconds(tmp_path: Path, how: st
     assert "no progress for 1" in text, text
     assert ("rank 1 is missing" if how == "sleep" else "rank 1 is silent") in text
     assert "waits in collective" in text and "stacks of rank 0:" in text and "hanging_rank.py" in text
+
+
+@pytest.mark.slow
+@pytest.mark.alone  # the hang must be found within 15 s
+@pytest.mark.parametrize("how", ["sleep", "forward"])
+def test_f2_a_hang_is_named_by_step_and_phase_where_no_call_is_known(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain gloo stands for NCCL: nothing of its calls is in the status."""
+    monkeypatch.setenv("DRUMLINE_CHECK_CALLS", "0")
+    text = under_torchrun(tmp_path / "output", how, "gloo")
+    assert "no progress for 1" in text, text
+    assert "rank 1 is behind: others are in a later step or phase" in text, text
+    assert "rank 0: training, step 6, backward" in text, text
+    assert f"rank 1: training, {'step 5, data' if how == 'sleep' else 'step 6, forward'}; no collective known" in text
+    assert "stacks of rank 0:" in text and "stacks of rank 1:" in text and "hanging_rank.py" in text
 
 
 def under_torchrun(output: Path, how: str, backend: str) -> str:

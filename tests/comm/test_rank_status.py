@@ -25,6 +25,17 @@ def test_a_file_reads_back(tmp_path: Path) -> None:
     assert not status.read().in_collective
 
 
+def test_phases_are_counted_by_step() -> None:
+    status = RankStatus()
+    for step in range(2):
+        status.step(step)
+        for name in ("forward", "backward", "optimizer"):
+            status.phase(name)
+    assert (status.read().phases, status.read().phases_before) == (3, 3) and status.read().in_step
+    status.place(BETWEEN)
+    assert status.read().phases == 3 and not status.read().in_step
+
+
 @pytest.mark.parametrize(
     ("ranks", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 3], "0-3"), ([9, 0, 1, 4, 5], "0-1,4-5,9")]
 )

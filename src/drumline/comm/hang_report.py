@@ -39,7 +39,8 @@ def hang_report(
     /proc/PID/stat or `ended`. The first of these rules that finds ranks decides: a process has ended or is stopped; a
     rank has no status; others wait for it, directly or through others, while it waits for none; it has started fewer
     collectives than others; it is in another collective than most; it is outside of the collective that the others
-    are in. The last three compare all ranks, and count only where no rank states whom it waits for.
+    are in. The last three compare all ranks, and count only where no rank states whom it waits for. Where no rank is
+    known to be in a collective, as over NCCL, the ranks that are behind in their steps or phases are named.
     """
     ranks = sorted({*readings, *states})
     reason, suspects = _suspects(ranks, readings, states)
@@ -50,7 +51,7 @@ def hang_report(
     elif any(status.in_collective for status in readings.values()):
         head += ": all ranks are in the same operation, so none can be named"
     else:
-        head += ": no rank is in a collective"
+        head += ": no rank is in a collective, or behind the others, as far as is known"
     lines = [f"rank {rank}{_state_text(states.get(rank, ''))}: {_line(readings.get(rank))}" for rank in ranks]
     return HangReport(tuple(suspects), "\n  ".join([head, *lines]))
 
@@ -66,6 +67,8 @@ def _suspects(
     ]
     if any(status.in_collective and status.peers for status in readings.values()):
         rules += _by_waits(readings)
+    elif not any(status.in_collective for status in readings.values()):
+        rules.append(("{verb} behind: others are in a later step or phase", ranks_behind(readings)))
     else:
         rules += _by_calls(ranks, readings)
     for reason, ranks_of_rule in rules:
@@ -98,8 +101,6 @@ def _missing_peers(rank: int, status: StatusReading, readings: Mapping[int, Stat
 
 def _by_calls(ranks: list[int], readings: Mapping[int, StatusReading]) -> list[tuple[str, Iterable[int]]]:
     known = {r: readings[r] for r in ranks if r in readings}
-    if not any(status.in_collective for status in known.values()):
-        return []
     most = max(status.calls for status in known.values())
     (usual, count), *_ = Counter(status.collective for status in known.values()).most_common()
     majority = 2 * count > len(known)
@@ -117,6 +118,21 @@ def _by_calls(ranks: list[int], readings: Mapping[int, StatusReading]) -> list[t
             (r for r, status in known.items() if not status.in_collective),
         ),
     ]
+
+
+def ranks_behind(readings: Mapping[int, StatusReading]) -> tuple[int, ...]:
+    """The ranks that are in an earlier step than others, or else in an earlier phase of the same step.
+
+    Phases are compared by their number, if all ranks had equally many in the step before.
+    """
+    working = {rank: status for rank, status in readings.items() if status.place != "ended"}
+    if len({status.step for status in working.values()}) == 1:
+        if len({status.phases_before for status in working.values()}) > 1:
+            return ()
+        at = {rank: status.phases for rank, status in working.items()}
+    else:
+        at = {rank: status.step for rank, status in working.items()}
+    return tuple(rank for rank, place in sorted(at.items()) if place < max(at.values()))
 
 
 def _state_text(state: str) -> str:

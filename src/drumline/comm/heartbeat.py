@@ -1,11 +1,13 @@
 """Hang detection inside the ranks, for launchers that do not watch them: torchrun, srun, mpiexec.
 
 Every rank publishes its status through the store once a second. Ranks 0 and 1 read all of them: if no rank has made
-progress for longer than the limit, and some wait in a collective, the missing rank is reported with what every rank
-does, each rank prints its stacks, and all processes end with exit code 5, so that the launcher can restart them.
+progress for longer than the limit, the missing rank is reported with what every rank does, each rank prints its stacks,
+and all processes end with exit code 5, so that the launcher can restart them. Where no call is known, as over NCCL, the
+rank is named whose step or phase is behind.
 
 The limit is learnt: five times the slowest step, at least 10 s; 300 s, or DRUMLINE_TIMEOUT if that is more, before the
-steps are warm and outside of them.
+steps are warm, outside of them, and where no rank is known to wait for another. Ranks that are all outside of steps and
+in no call are never reported.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import torch.distributed as dist
 
 from ..core.errors import GaveUp, InputError
 from .hang_limit import START, SlowestStep, UnbrokenWatch
-from .hang_report import HangReport, hang_report
+from .hang_report import HangReport, hang_report, ranks_behind
 from .rank_status import BETWEEN, RankStatus, StatusReading, parse_status
 from .rendezvous import default_timeout
 from .signed_store import AlteredStore, SignedStore
@@ -87,13 +89,25 @@ class HangDetector:
         warm = self._times.warm and all(beat.reading.place == "training" for beat in heard)
         return self._times.limit if warm else max(self._start, self._times.limit)
 
+    def _allowed(self, readings: Mapping[int, StatusReading], now: float) -> float | None:
+        """Seconds without progress that are no hang; None if no time would show one."""
+        limit = self.limit(now)
+        if any(reading.in_collective for reading in readings.values()):
+            return limit
+        if any(readings[rank].in_step for rank in ranks_behind(readings)):
+            return limit
+        if any(reading.in_step for reading in readings.values()):
+            return limit if self._fixed is not None else max(START, limit)
+        return None
+
     def judge(self, now: float) -> HangReport | None:
         """A report if no rank makes progress."""
         working = {rank: beat for rank, beat in self._beats.items() if beat.reading.place != "ended"}
-        if not any(beat.reading.in_collective for beat in working.values()):
+        allowed = self._allowed({rank: beat.reading for rank, beat in working.items()}, now)
+        if allowed is None:
             return None
         silence = now - max(self.looks.since, *(beat.progress for beat in working.values()))
-        if silence <= self.limit(now):
+        if silence <= allowed:
             return None
         readings = {rank: beat.reading for rank, beat in working.items() if now - beat.seen < _MISSED}
         return hang_report(readings, states=dict.fromkeys(range(self._size), ""), silent_for=silence)

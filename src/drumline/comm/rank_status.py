@@ -22,8 +22,10 @@ STATUS = "DRUMLINE_STATUS"
 SIZE = 1280
 """Bytes of a status file."""
 _COUNTER = struct.Struct("<Q")
-_HEAD = struct.Struct("<QdqqqqQB")
-"""Write counter, time of the last change, step, calls started, calls ended, number in its group, group, place."""
+_HEAD = struct.Struct("<QdqqqqQBHH")
+"""Write counter, time of the last change, step, calls started, calls ended, number in its group, group, place, phases
+of this step, phases of the step before."""
+_MOST_PHASES = 0xFFFF
 BETWEEN = "between steps"
 """The place of a rank after a step, until its loop asks for the next batch: there runs the user's own code."""
 _PLACES = ("starting", "training", "saving", "ending", "ended", BETWEEN)
@@ -59,12 +61,21 @@ class StatusReading:
     """Its number among the calls of this group."""
     peers: tuple[int, ...] = ()
     """The ranks whose calls it needs; empty if they are not known."""
+    phases: int = 0
+    """Phases begun since this step began."""
+    phases_before: int = 0
+    """Phases of the step before."""
+
+    @property
+    def in_step(self) -> bool:
+        """Whether it is in a part of a step, and not in code of the user's between steps."""
+        return self.place == "training" and self.phase != ""
 
     def __str__(self) -> str:
         at = f"step {self.step}" if self.step >= 0 else "before the first step"
         where = f"{self.place}, {at}" + (f", {self.phase}" if self.phase else "")
         if not self.calls:
-            return f"{where}; no collective so far"
+            return f"{where}; no collective known"
         verb = "waits in" if self.in_collective else "last finished"
         return f"{where}; {verb} collective {self.calls}: {self.collective}" + (f" at {self.site}" if self.site else "")
 
@@ -83,7 +94,7 @@ class RankStatus:
                 os.close(descriptor)
         self._lock = threading.Lock()
         self._writes, self._step, self._started, self._ended, self._place = 2, -1, 0, 0, 0
-        self._group = self._number = 0
+        self._group = self._number = self._phases = self._phases_before = 0
         self._changed = time.monotonic()
         self._texts = {_COLLECTIVE: "", _SITE: "", _PHASE: "", _PEERS: ""}
         self.listener: Callable[[str, str], None] | None = None
@@ -106,12 +117,14 @@ class RankStatus:
     def step(self, number: int) -> None:
         """Begin a step."""
         self._step, self._place = number, _PLACES.index("training")
+        self._phases_before, self._phases = self._phases, 0
         self._write()
         if self.listener is not None:
             self.listener("step", str(number))
 
     def phase(self, name: str) -> None:
         """Begin a part of a step."""
+        self._phases = min(self._phases + 1, _MOST_PHASES)
         self._write(((_PHASE, name),))
         if self.listener is not None:
             self.listener("phase", name)
@@ -157,7 +170,7 @@ class RankStatus:
 
     def _head(self) -> tuple[float, ...]:
         counters = self._step, self._started, self._ended, self._number, self._group
-        return self._writes, self._changed, *counters, self._place
+        return self._writes, self._changed, *counters, self._place, self._phases, self._phases_before
 
     def packed(self) -> bytes:
         """The status as it is now, in the form of a status file."""
@@ -189,7 +202,7 @@ def read_status(path: str | Path) -> StatusReading | None:
 
 def parse_status(data: bytes) -> StatusReading:
     """The status in the bytes of a status file."""
-    _, changed, step, started, ended, number, group, place = _HEAD.unpack_from(data)
+    _, changed, step, started, ended, number, group, place, phases, phases_before = _HEAD.unpack_from(data)
     return StatusReading(
         changed,
         _PLACES[min(place, len(_PLACES) - 1)],
@@ -202,6 +215,8 @@ def parse_status(data: bytes) -> StatusReading:
         group,
         number,
         _ranks(_text(data, _PEERS)),
+        phases,
+        phases_before,
     )
 
 

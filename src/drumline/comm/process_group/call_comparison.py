@@ -39,8 +39,8 @@ _LOOK = 0.1
 """Seconds between two looks."""
 _FIRST_ASK, _ASK = 0.0002, 0.01
 """Seconds between two reads of the store by a rank that asks, at first and at most."""
-_KEPT = 64
-"""Calls about which this rank can be asked."""
+_KEPT = 1024
+"""Calls that have ended here and about which this rank can still be asked: the root of a broadcast may be far ahead."""
 
 Gather = Callable[[bytes], list[bytes]]
 """All-gathers blocks of equal size over the group."""
@@ -75,11 +75,13 @@ class CallComparison:
         self._gather = gather
         self._sequence, self._crossings = CallSequence(), CrossingDetector(size)
         self._number = 0
+        self._waits: dict[int, tuple[float, CallSignature, CallSite]] = {}
+        """The calls in progress, however many: when they began, and what they are."""
         self._recent: deque[tuple[int, CallSignature, CallSite]] = deque(maxlen=_KEPT)
-        """The arguments of a `_Call` each, which few calls need."""
+        """The last calls that have ended."""
         self._written: set[int] = set()
-        self._waits: dict[int, float] = {}
-        """When the calls in progress began."""
+        self._refusals: set[int] = set()
+        """Calls that this rank has refused itself, so that it waits in none of them."""
         self._asks = False
         """Whether this rank waits for the answers of others."""
         self.alone = False
@@ -98,8 +100,7 @@ class CallComparison:
     def follow(self, expected: KnownCall, signature: CallSignature, site: CallSite) -> None:
         """The next call is the expected one."""
         self._number = number = self._number + 1
-        self._recent.append((number, signature, site))
-        self._waits[number] = time.monotonic()
+        self._waits[number] = time.monotonic(), signature, site
         self._sequence.follow(expected)
 
     def enter(self, signature: CallSignature, site: CallSite) -> bool:
@@ -109,8 +110,7 @@ class CallComparison:
             self.follow(expected, signature, site)
             return True
         self._number = number = self._number + 1
-        self._recent.append((number, signature, site))
-        self._waits[number] = time.monotonic()
+        self._waits[number] = time.monotonic(), signature, site
         try:
             self._enter_unusual(_Call(number, signature, site))
         except BaseException:
@@ -134,7 +134,9 @@ class CallComparison:
 
     def ended(self, number: int) -> None:
         """A call has ended."""
-        self._waits.pop(number, None)
+        call = self._waits.pop(number, None)
+        if call is not None:
+            self._recent.append((number, call[1], call[2]))
 
     def _compare(self, call: _Call, gathered: list[bytes], records: Callable[[], list[bytes]]) -> None:
         pairs = [_IDS.unpack(ids) for ids in gathered]
@@ -150,17 +152,18 @@ class CallComparison:
 
     def _refused(self, call: _Call, error: InputError) -> InputError:
         """Leave the error in the store, for ranks that wait for this one."""
-        text = json.dumps([error.what, error.where, error.rule, error.fix])
+        self._refusals.add(call.number)
+        text = json.dumps([call.number, error.what, error.where, error.rule, error.fix])
         with contextlib.suppress(RuntimeError):  # the store may be gone
-            self._store.set(f"refused/{call.number}", text)
+            self._store.set("refused", text)
         return error
 
     def refusal(self) -> InputError | None:
-        """Why another rank has refused one of the calls in progress, if it has."""
-        for number in sorted(self._waits):
-            with contextlib.suppress(RuntimeError):
-                if self._store.check([f"refused/{number}"]):
-                    what, where, rule, fix = json.loads(self._store.get(f"refused/{number}"))
+        """Why another rank has refused a call that this one takes part in, if it has."""
+        with contextlib.suppress(RuntimeError):
+            if self._store.check(["refused"]):
+                number, what, where, rule, fix = json.loads(self._store.get("refused"))
+                if number not in self._refusals:
                     return InputError(what, where=where, rule=rule, fix=fix)
         return None
 
@@ -198,14 +201,15 @@ class CallComparison:
     def answer(self) -> None:
         """Answer a rank that asks, if a call of this rank takes long. Called by a thread a few times a second."""
         now = time.monotonic()
-        if not any(now - since > _STUCK for since in list(self._waits.values())):
+        waits = dict(self._waits)
+        if not any(now - since > _STUCK for since, _, _ in waits.values()):
             return
         if self._store.check(["asked"]):
             # a rank that asks too may have asked last: what others asked before about its earlier calls is not seen
-            numbers = {int(self._store.get("asked")), *(self._waits if self._asks else ())}
-            for recent in list(self._recent):
-                if recent[0] in numbers:
-                    self._write(_Call(*recent))
+            numbers = {int(self._store.get("asked")), *(waits if self._asks else ())}
+            for number, signature, site in [*((n, *waits[n][1:]) for n in waits), *self._recent]:
+                if number in numbers:
+                    self._write(_Call(number, signature, site))
 
 
 def _texts(records: Iterable[bytes]) -> list[tuple[str, str]]:

@@ -27,7 +27,7 @@ from ..signed_store import AlteredStore
 from ..tensor_identity import current_name, named_call
 from .buffers import RefusedCall, for_torch, operator_name
 from .call_comparison import CallComparison, start_answering, stop_answering
-from .gloo_works import EndOfMessage, GlooMessage, LeftGroup, SeveralWorks, WeakWork
+from .gloo_works import EndOfMessage, GlooMessage, GlooWork, LeftGroup, SeveralWorks, WeakWork
 from .torch_interface import MessageText, PythonProcessGroup
 
 _SUM = dist.ReduceOp.SUM
@@ -115,7 +115,7 @@ class GlooGroup(PythonProcessGroup):
             work = getattr(self._gloo, method)(*arguments)
             if getattr(opts, "asyncOp", True):
                 self._keep_open(number, work, message, weak=not parts[0].startswith("all_reduce"))
-                return work
+                return GlooWork(work, self._reason, number)
             work.wait()
         except DrumlineError as e:
             status.collective_ended()
@@ -146,7 +146,7 @@ class GlooGroup(PythonProcessGroup):
         else:
             self._open.append((number, WeakWork(work).is_completed if weak else work.is_completed, None))
 
-    def _sweep(self) -> int:
+    def _sweep(self, *, all_open: bool = False) -> int:
         """Note which asynchronous calls have ended: at the next call, and a few times a second by a thread.
 
         A callback of each call would tell at once, but takes 50 us of a processor. Calls are noted in their order, so
@@ -155,7 +155,7 @@ class GlooGroup(PythonProcessGroup):
         ended = 0
         with self._sweeping:
             while self._open:
-                if not self._open[0][1]():
+                if not all_open and not self._open[0][1]():
                     break
                 number, _, message = self._open.popleft()
                 self._calls.ended(number)
@@ -311,9 +311,10 @@ class GlooGroup(PythonProcessGroup):
         )
 
     def shutdown(self) -> None:
-        """Leave the group."""
+        """Leave the group; what is still open has ended with it."""
         stop_answering(self._look)
         self._gloo = LeftGroup()
+        rank_status().collective_ended(self._sweep(all_open=True))
 
     abort = shutdown
 

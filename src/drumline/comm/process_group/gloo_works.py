@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -38,6 +38,45 @@ class WeakWork:
         """Whether it has ended."""
         work = self._reference()
         return work is None or work.is_completed()
+
+
+class GlooWork(dist.Work):
+    """An asynchronous call of gloo. If another rank has refused it, a wait raises that rank's error, not gloo's."""
+
+    def __init__(self, work: Any, reason: Callable[[RuntimeError, int], BaseException], number: int) -> None:
+        super().__init__()
+        self._work, self._reason, self._number = work, reason, number
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Block until it has ended."""
+        try:
+            return bool(self._work.wait(timeout))
+        except RuntimeError as e:
+            raise self._reason(e, self._number) from None
+
+    def synchronize(self) -> None:
+        """Wait: a CPU has no streams."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, with or without an error."""
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        """Whether it has ended without an error."""
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        """Its error."""
+        return self._work.exception()
+
+    def result(self) -> list[Tensor]:
+        """The tensors that it fills."""
+        return list(self._work.result())
+
+    def get_future(self) -> Any:
+        """Gloo's future, which DDP waits for in C++: its error is gloo's own."""
+        return self._work.get_future()
 
 
 class EndOfMessage:

@@ -235,6 +235,7 @@ class EngineCore:
         table = torch.stack([sums[name] for name in names])
         if self.ranks > 1:
             dist.all_reduce(table, group=self.group)
+        rank_status().phase("")
         pairs = zip(names, table.tolist(), strict=True)
         return {name: total / weight if weight else math.nan for name, (total, weight) in pairs}
 

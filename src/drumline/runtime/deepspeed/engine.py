@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...comm.rank_status import BETWEEN, rank_status
 from ...core.errors import GaveUp, JobError
 from ...datasets.seeding import mix_seed
 from ...interop.imported import ImportedConfig
@@ -138,6 +139,7 @@ class DeepSpeedEngine(EngineAccessors):
 
     def _begin(self) -> None:
         """Begin a batch, as in `Engine.step`."""
+        rank_status().step(self.engine.position)
         self.engine.record.begin(self.engine.position)
         self.engine.buffer_snapshot.save()
         self._sums.zero_()
@@ -171,6 +173,7 @@ class DeepSpeedEngine(EngineAccessors):
             self._skip()
         engine.position += 1
         engine.record.end()
+        rank_status().place(BETWEEN)
 
     def _skip(self) -> None:
         """Skip a non-finite step: the loop has moved on and cannot rerun it. An fp16 overflow lowers the loss scale."""

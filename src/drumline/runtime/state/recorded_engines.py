@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from ...comm.gloo_fallbacks import reduce_scatter
-from ...comm.tensor_identity import naming_calls
 from .recorder import StepRecorder
 
 
@@ -29,8 +28,7 @@ def record_ddp(recorder: StepRecorder, ddp: nn.Module, group: dist.ProcessGroup)
     def sum_bucket(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         message = recorder.start_message("all_reduce", float(buffer.nbytes))
-        with naming_calls(f"bucket {bucket.index()}"):
-            work = dist.all_reduce(buffer, group=group, async_op=True)
+        work = dist.all_reduce(buffer, group=group, async_op=True)
 
         def done(future: torch.futures.Future[Any]) -> torch.Tensor:
             future.value()  # raises on failure
