@@ -99,6 +99,7 @@ def test_estimate_replay_timeline_and_memory_have_one_clock(text: str) -> None:
         assert even.step_seconds < slow.step_seconds <= 2 * even.step_seconds * (1 + 1e-9)
         assert slow.estimate is not None and sum(slow.estimate.parts.values()) == pytest.approx(slow.step_seconds)
         assert slow.timeline.seconds == pytest.approx(slow.step_seconds, rel=1e-9)
+        assert all(m.times[-1] == pytest.approx(slow.step_seconds, rel=1e-9) for m in slow.memory)
         assert [m.peak for m in slow.memory] == pytest.approx([m.peak for m in even.memory])
         assert slow.workers is not None and slow.workers.slowest == 3
 
@@ -109,6 +110,7 @@ def test_jitter_is_drawn_by_rank_and_step(text: str) -> None:
     even = dl.simulate(GPT, f"{text},precision=bf16", H100)
     assert jitter.planned_seconds == pytest.approx(jitter.step_seconds, rel=0.02)
     assert jitter.timeline.seconds == pytest.approx(jitter.step_seconds, rel=1e-9)
+    assert all(m.times[-1] == pytest.approx(jitter.step_seconds, rel=1e-9) for m in jitter.memory)
     plan, cluster = Plan.parse(f"{text},precision=bf16"), uneven(8, jitter=0.1)
     step = OperatorCostModel(GPT, cluster, "bf16").step(plan)
     draws = islice(zip(*cluster.step_times.all_draws(8), strict=True), 100)

@@ -66,7 +66,9 @@ def test_ranks_that_differ() -> None:
     assert jitter == dl.simulate(*GPT, jitter=0.1, seed=3) and jitter.workers is not None
     assert jitter.planned_seconds == pytest.approx(jitter.step_seconds, rel=0.03)
     assert "drawn with seed 3" in jitter.notes[0] and "`plan` expects" in jitter.notes[0]
-    assert jitter.memory == even.memory and jitter.timeline.all_ranks == 32
+    assert [m.bytes for m in jitter.memory] == [m.bytes for m in even.memory] and jitter.timeline.all_ranks == 32
+    assert jitter.memory[0].times[-1] == pytest.approx(jitter.step_seconds) == jitter.timeline.seconds
+    assert even.memory[0].times[-1] == pytest.approx(even.step_seconds)
     slow = dl.simulate(*GPT, slow={3: 2.0})
     assert slow.step_seconds == pytest.approx(slow.planned_seconds, rel=1e-6) and slow.step_seconds > even.step_seconds
 
