@@ -282,11 +282,13 @@ def _failures(simulation: Simulation, question: StepQuestion, options: FailureOp
     step = simulation.step_seconds
     estimate = dataclasses.replace(simulation.estimate, step_seconds=step)
     saves = checkpoint_interval(question.profile, question.plan, estimate, question.cluster, rate)
-    return replay_failures(
+    replay = replay_failures(
         86400 * options.days,
         mtbf=saves.mtbf,
         interval=saves.every * step,
         stall=saves.stall,
+        write=saves.write,
         restart=restart,
         seed=seed,
     )
+    return dataclasses.replace(replay, storage=saves.bytes / saves.write if saves.write else 0.0)
