@@ -13,6 +13,7 @@ from drumline.clusters.slow_links import SlowLink
 from drumline.core.errors import ClusterError, InputError, PlanError
 from drumline.core.units import format_seconds
 from drumline.loop.step_simulation import FailureOptions
+from drumline.reports.simulation_text import failure_lines
 
 GPT = ("gpt:1.3b", "dp=4,tp=8,precision=bf16", "dgx-h100")
 
@@ -66,7 +67,9 @@ def test_ranks_that_differ() -> None:
     assert jitter == dl.simulate(*GPT, jitter=0.1, seed=3) and jitter.workers is not None
     assert jitter.planned_seconds == pytest.approx(jitter.step_seconds, rel=0.03)
     assert "drawn with seed 3" in jitter.notes[0] and "`plan` expects" in jitter.notes[0]
-    assert jitter.memory == even.memory and jitter.timeline.all_ranks == 32
+    assert [m.bytes for m in jitter.memory] == [m.bytes for m in even.memory] and jitter.timeline.all_ranks == 32
+    assert jitter.memory[0].times[-1] == pytest.approx(jitter.step_seconds) == jitter.timeline.seconds
+    assert even.memory[0].times[-1] == pytest.approx(even.step_seconds)
     slow = dl.simulate(*GPT, slow={3: 2.0})
     assert slow.step_seconds == pytest.approx(slow.planned_seconds, rel=1e-6) and slow.step_seconds > even.step_seconds
 
@@ -97,6 +100,20 @@ def test_days_with_failures() -> None:
     assert f.interval / run.step_seconds == pytest.approx(round(f.interval / run.step_seconds))
     assert 0.9 < f.goodput < 1 and f.goodput == pytest.approx(f.expected, abs=0.01)
     assert worse.goodput < f.goodput - 0.1 and worse.failures > 5 * f.failures
+
+
+def test_checkpoints_wait_for_the_storage() -> None:
+    question = ("gpt:7b", "dp=64,zero=1,micro=8,precision=bf16", "dgx-h100")
+    usual = dl.simulate(*question, mtbf="200h")
+    slow = dl.simulate(*question, mtbf="200h", changes=["node.storage=20MB/s"])
+    f, late = usual.failures, slow.failures
+    assert f is not None and late is not None and f.storage == pytest.approx(8e9)
+    assert f.write < f.interval < late.write <= late.interval < late.write + slow.step_seconds
+    assert late.goodput < f.goodput
+    assert "as often as the storage takes them" in failure_lines(late, slow.step_seconds)[1]
+    one = dataclasses.replace(f, interval=usual.step_seconds, write=0.1)
+    text = failure_lines(one, usual.step_seconds)[1]
+    assert "(1 step, Young/Daly)" in text and "is stored 100 ms later at 8.00 GB/s" in text
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from drumline.planner.training import checkpoint_interval, scale_learning_rate, 
 from drumline.planner.what_if import compare, with_changes
 from drumline.plans import Plan
 from drumline.plans.combinations import refusal
+from drumline.reports.plan_text import saving_lines
 from drumline.theory.checkpoint_interval import FailureRate, save_interval
 
 H100 = load("dgx-h100")
@@ -214,6 +215,20 @@ class TestTraining:
         assert result.lost == pytest.approx(2 * result.stall / result.interval), (
             "saves and repeated steps cost the same"
         )
+
+    def test_the_storage_bounds_how_often_checkpoints_are_saved(self) -> None:
+        machines, rate = H100.with_devices(16), FailureRate(3600, whole_run=True)
+        plan = Plan.parse("dp=16,precision=bf16")
+        e = estimate(GPT, plan, machines)
+        usual = checkpoint_interval(GPT, plan, e, machines, rate)
+        assert machines.node.storage == 1e9 and usual.write == pytest.approx(usual.bytes / 2e9)
+        assert usual.write < usual.interval and not usual.waits_for_storage
+        slow = replace(machines, node=replace(machines.node, storage=1e7))
+        late = checkpoint_interval(GPT, plan, e, slow, rate)
+        assert late.interval == late.write == pytest.approx(100 * usual.write) and late.waits_for_storage
+        assert late.every * e.step_seconds >= late.write > (late.every - 1) * e.step_seconds
+        assert "as often as the storage takes them" in saving_lines(late)
+        assert "Young/Daly" in saving_lines(usual) and "node.storage" in saving_lines(usual)
 
     def test_learning_rate_scaling(self) -> None:
         result = scale_learning_rate(zoo.profile("resnet50", batch_size=16384), 256, 1_281_167)

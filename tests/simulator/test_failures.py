@@ -47,6 +47,25 @@ def test_the_interval_of_young_and_daly_is_the_best() -> None:
     assert max(around) == pytest.approx(around[2], rel=1e-3) and around[0] < around[2] > around[4]
 
 
+def test_a_checkpoint_counts_when_it_is_stored() -> None:
+    """A failure while a save is written loses its interval as well."""
+
+    def stored(write: float, seed: int) -> FailureReplay:
+        return replay_failures(30 * DAY, mtbf=3600.0, interval=600.0, stall=20.0, restart=300.0, write=write, seed=seed)
+
+    for write in (0.0, 300.0, 620.0):
+        runs = [stored(write, seed) for seed in range(40)]
+        mean, error = statistics.mean(r.goodput for r in runs), statistics.stdev(r.goodput for r in runs) / 40**0.5
+        assert mean == pytest.approx(runs[0].expected, abs=4 * error + 0.005)
+        for r in runs:
+            assert r.useful + r.repeated + r.saving + r.restarting == pytest.approx(r.seconds) and r.useful >= 0
+    assert stored(0.0, 3) == replay_failures(30 * DAY, mtbf=3600.0, interval=600.0, stall=20.0, restart=300.0, seed=3)
+    lost = [sum(stored(write, seed).repeated for seed in range(10)) for write in (0.0, 300.0, 600.0)]
+    assert lost == sorted(lost) and lost[2] > 1.5 * lost[0]
+    with pytest.raises(AssertionError):
+        stored(700.0, 0)
+
+
 def test_a_cluster_that_fails_all_the_time() -> None:
     r = replay_failures(DAY, mtbf=10.0, interval=600.0, stall=1.0, restart=60.0)
     assert r.goodput == 0 and r.expected < 1e-6

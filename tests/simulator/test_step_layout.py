@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from pathlib import Path
 
@@ -64,6 +65,21 @@ def test_simulate_and_plan_give_one_number(model: str, text: str, machines: str)
     path = simulation.critical_path
     assert sum(part.seconds for part in path) == pytest.approx(planned.step_seconds, rel=1e-6)
     assert {part.rank for part in path} <= set(simulation.timeline.ranks)
+
+
+def test_the_page_states_how_far_layouts_are_stretched() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    spec = importlib.util.spec_from_file_location("paste_layout", docs / "paste_layout.py")
+    assert spec is not None and spec.loader is not None
+    paste = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(paste)
+    page = (docs / "simulate-steps.md").read_text()
+    assert paste.pasted(page) == page, "run: python docs/paste_layout.py"
+    off = {case: laid / priced - 1 for case, (laid, priced) in paste.stretches().items()}
+    assert max(map(abs, off.values())) < 0.2
+    slow = "pp=4,micro=2,schedule=naive"
+    note = dl.simulate("gpt:1.3b", f"{slow},precision=bf16", "dgx-h100").notes[0]
+    assert off["gpt:1.3b", slow] > 0.1 and "to end with the estimate" in note
 
 
 @pytest.mark.parametrize(("model", "text", "machines"), CASES)

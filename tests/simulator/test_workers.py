@@ -163,8 +163,8 @@ def test_a_straggling_step_is_as_long_as_its_estimate() -> None:
         plan = Plan.parse(text)
         timeline = plan_timeline(profile, plan, cluster)
         assert timeline.seconds == pytest.approx(estimate(profile, plan, cluster).step_seconds, rel=0.05)
-        waits = [s.rank for s in timeline.spans if s.name == "waiting for the slowest rank"]
-        assert waits == [0, 1, 2]
+        waits = {s.rank for s in timeline.spans if s.name == "waiting for the slowest rank"}
+        assert waits == ({2} if plan.pp > 1 else {0, 1, 2}), "other stages wait for their inputs"
 
 
 def test_one_worker_waits_for_nobody() -> None:

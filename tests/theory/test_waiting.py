@@ -11,7 +11,12 @@ import pytest
 from drumline.clusters.step_times import lognormal
 from drumline.core.errors import InputError
 from drumline.theory.closed_queue import cycle_seconds
-from drumline.theory.order_statistics import expected_largest, expected_order_statistic, typical_arrivals
+from drumline.theory.order_statistics import (
+    expected_largest,
+    expected_order_statistic,
+    largest_quantiles,
+    typical_arrivals,
+)
 from drumline.theory.shared_port import shared_port_ends
 
 
@@ -42,6 +47,14 @@ def test_without_variation_the_slowest_decides() -> None:
     assert expected_largest([2.0], 0.7) == pytest.approx(2.0)
     # of 1,000 ranks: the closed form of a normal distribution is near for small variation
     assert expected_largest([1.0] * 1000, 0.01) == pytest.approx(1 + 0.01 * 3.2414, rel=2e-3)
+
+
+def test_quantiles_of_the_largest_have_its_mean() -> None:
+    for means, cv in (((1.0,) * 8, 0.1), ((1.0, 1.0, 1.5), 0.3), ((1.0,) * 1000, 0.2)):
+        quantiles = largest_quantiles(means, cv, 64)
+        assert list(quantiles) == sorted(quantiles)
+        assert sum(quantiles) / 64 == pytest.approx(expected_largest(means, cv), rel=0.01)
+    assert largest_quantiles((1.0, 2.0), 0.0, 3) == (2.0, 2.0, 2.0)
 
 
 def test_typical_arrivals_spread_around_the_means() -> None:

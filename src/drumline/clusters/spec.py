@@ -184,6 +184,9 @@ class Node:
     link: Link
     in_switch_reduction: bool = False
     """Whether the switch reduces in transit: an all-reduce then sends (p+1)/p m bytes, not 2(p-1)/p m."""
+    storage: Bandwidth = 1e9
+    """Bytes per second that a node writes to storage while all nodes do: bounds how often checkpoints are saved. The
+    default is about that of Llama 3's training: 2 TB/s for 2,048 nodes."""
 
 
 @dataclass(frozen=True, slots=True)

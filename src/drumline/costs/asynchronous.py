@@ -220,21 +220,3 @@ def _own_steps(t: WorkerTimes, largest: float, communication: float) -> dict[str
     parts["waiting"] = max(0.0, largest - 1.0) * (t.compute.passes + t.compute.update)
     parts["optimizer"] = base * t.compute.update
     return parts
-
-
-# -- replicas that meet in every step
-
-
-WAITED_FOR = ("forward", "backward", "recompute", "bubble", "optimizer")
-"""Parts of a synchronous step in which a slow rank holds up the others."""
-
-
-def with_waiting(parts: dict[str, float], ranks: int, spread: StepTimeDistribution) -> dict[str, float]:
-    """The parts of a synchronous step if its ranks differ: all of them wait for the slowest, in every step."""
-    if not spread:
-        return parts
-    largest = expected_largest(spread.factors(ranks), spread.jitter)
-    compute = sum(parts.get(k, 0.0) for k in WAITED_FOR)
-    if largest >= 1.0:
-        return {**parts, "waiting": (largest - 1.0) * compute}
-    return {k: v * largest if k in WAITED_FOR else v for k, v in parts.items()}

@@ -14,7 +14,7 @@ from functools import partial
 from ..clusters import Cluster, DeviceSpec
 from ..models.profile import COMPUTE_KINDS, Layer, Profile
 from ..plans import Plan
-from .asynchronous import price_workers, with_waiting, workers_estimate
+from .asynchronous import price_workers, workers_estimate
 from .collectives import between_stages
 from .corrections import Corrector
 from .data_parallel_comm import (
@@ -47,6 +47,7 @@ from .rank_model import RankModel
 from .stages import StageLayer, layer_names, layer_shares, stage_profile
 from .step import Step, Tail, TailPart, gap_between_steps, loss_agreement_seconds
 from .stored_type import stored_in
+from .straggling import with_stragglers
 from .tuning import COMPILED_HOST, MEASURED_ERROR, UNMEASURED_ERROR
 from .worker_memory import server_memory, worker_memory
 from .worker_times import TaskCompute, WorkerTimes, worker_times
@@ -141,7 +142,6 @@ class OperatorCostModel(CostModel):
             return self._corrected(self._estimate_workers(plan), plan)
         step, memory, cluster = self.step(plan), self.memory(plan), self._cluster
         parts, hidden = step.parts()
-        parts = with_waiting(parts, plan.ranks, cluster.step_times)
         uncorrected = Estimate(
             plan=str(plan),
             step_seconds=sum(parts.values()),
@@ -156,7 +156,7 @@ class OperatorCostModel(CostModel):
             host_bytes=host_bytes(self._profile, step.plan),
             host_limit=host_memory(cluster.device).memory if step.plan.offload != "none" else 0.0,
         )
-        return self._corrected(uncorrected, plan)
+        return with_stragglers(self._corrected(uncorrected, plan), step, cluster.step_times)
 
     def _estimate_workers(self, plan: Plan) -> Estimate:
         """Time and memory of a step whose replicas do not meet."""
@@ -197,20 +197,19 @@ class OperatorCostModel(CostModel):
         times, comm, sums = self._layers_of(plan)
         collectives, pipeline = self._collectives_of(plan), self.pipeline(plan) if plan.pp > 1 else None
         tails = tuple(self._tail(plan, stage) for stage in range(plan.pp))
-        if pipeline is not None and pipeline.never_drains:
-            pipeline = replace(pipeline, update=tuple(sum(part.seconds for part in tail) for tail in tails))
-        return Step(
+        step = Step(
             plan=plan,
             cluster=cluster,
             layers=times,
             layer_comm=comm,
             collectives=collectives,
-            busiest=pipeline.busiest if pipeline else sums,
+            busiest=sums,
             sharded_units=sharded_units_seconds(collectives, plan, cluster),
             pipeline=pipeline,
             tails=tails,
             notes=(*self.rank_model(plan).notes, *(PIPELINE_NOTES if pipeline else ())),
         )
+        return step.with_pipeline(pipeline) if pipeline else step
 
     def rank_model(self, plan: Plan) -> RankModel:
         """The part of the model on one rank, before pipeline stages are cut."""

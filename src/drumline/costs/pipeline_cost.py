@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..clusters import Cluster
@@ -37,6 +37,8 @@ class PipelineCost:
     """Stage -> its rank."""
     update: tuple[float, ...] = ()
     """Seconds by stage of an update between the passes, where the pipeline does not drain."""
+    pace: tuple[float, ...] = ()
+    """Factors on the compute of every stage, whose layers are at the usual pace; empty: all of them 1."""
 
     @property
     def never_drains(self) -> bool:
@@ -80,13 +82,43 @@ class PipelineCost:
     def busiest(self) -> LayerSums:
         """The layers of the busiest rank in one micro-batch; sends to other stages count as hidden."""
         rank = self.busiest_rank
-        layers = [x for s in self.of_rank(rank) for x in s]
+        layers = [(x, f) for s, f, home in self._paced if home == rank for x in s]
         return LayerSums(
-            sum(x.forward for x in layers),
-            sum(x.backward for x in layers),
-            sum(x.recompute for x in layers),
-            sum(x.comm_forward + x.comm_backward for x in layers),
-            self.sent_by(rank) + sum(x.hidden for x in layers),
+            sum(f * x.forward for x, f in layers),
+            sum(f * x.backward for x, f in layers),
+            sum(f * x.recompute for x, f in layers),
+            sum(x.comm_forward + x.comm_backward for x, _ in layers),
+            self.sent_by(rank) + sum(x.hidden for x, _ in layers),
+        )
+
+    @property
+    def _paced(self) -> list[tuple[Stage, float, int]]:
+        """Every stage with its pace and its rank."""
+        return [(s, self.pace[i] if self.pace else 1.0, self.homes[i]) for i, s in enumerate(self.stages)]
+
+    @cached_property
+    def _compute(self) -> tuple[tuple[float, float], ...]:
+        """Seconds of forward and backward by stage without messages, at the usual pace."""
+        return tuple((sum(x.forward for x in s), sum(x.backward for x in s)) for s in self.stages)
+
+    def compute(self, rank: int) -> float:
+        """Seconds in which a rank computes, without messages, over all micro-batches."""
+        passes = zip(self._paced, self._compute, strict=True)
+        return self.micros * sum(f * sum(own) for (_, f, home), own in passes if home == rank)
+
+    def at_pace(self, factors: Sequence[float]) -> PipelineCost:
+        """The pipeline whose ranks take so many times as long to compute; messages take as long as before."""
+        pace = tuple(factors[self.homes[i]] for i in range(len(self.stages)))
+        more = [
+            ((f - 1) * own[0], (f - 1) * (own[1] - w), (f - 1) * w)
+            for f, own, w in zip(pace, self._compute, self.weight, strict=True)
+        ]
+        return replace(
+            self,
+            pace=pace,
+            forward=tuple(x + m[0] for x, m in zip(self.forward, more, strict=True)),
+            backward=tuple(x + m[1] for x, m in zip(self.backward, more, strict=True)),
+            weight=tuple(x + m[2] for x, m in zip(self.weight, more, strict=True)),
         )
 
     @property
@@ -121,6 +153,18 @@ class PipelineCost:
         """The stages of a rank."""
         return [s for i, s in enumerate(self.stages) if self.homes[i] == rank]
 
+    def with_stages(self, stages: Sequence[Stage]) -> PipelineCost:
+        """The same pipeline with other seconds of its layers."""
+        forward, backward, weight = _durations(stages, splits_backward=any(self.weight))
+        return replace(self, stages=tuple(stages), forward=forward, backward=backward, weight=weight)
+
+
+def _durations(stages: Sequence[Stage], *, splits_backward: bool) -> tuple[tuple[float, ...], ...]:
+    """Seconds of a micro-batch by stage: forward, backward, and the backward for weights where that is separate."""
+    weight = tuple(sum(x.weight for x in s) if splits_backward else 0.0 for s in stages)
+    backward = tuple(sum(x.backward + x.comm_backward for x in s) - w for s, w in zip(stages, weight, strict=True))
+    return tuple(sum(x.forward + x.comm_forward for x in s) for s in stages), backward, weight
+
 
 def pipeline_cost(layers: Sequence[StageLayer], plan: Plan, cluster: Cluster, model: str) -> PipelineCost:
     """Cut the layers of a rank into the plan's stages; `model` is named in errors."""
@@ -132,14 +176,12 @@ def pipeline_cost(layers: Sequence[StageLayer], plan: Plan, cluster: Cluster, mo
             rule=f"every stage has a layer of its own: {order.stages} > {len(stages)}",
             fix=f"pp x virtual = {len(stages)} or less",
         )
-    separate = order.splits_backward  # scans the schedule, so it is asked once
-    weight = tuple(sum(x.weight for x in s) if separate else 0.0 for s in stages)
-    backward = tuple(sum(x.backward + x.comm_backward for x in s) - w for s, w in zip(stages, weight, strict=True))
+    forward, backward, weight = _durations(stages, splits_backward=order.splits_backward)
     return PipelineCost(
         order,
         plan.micro,
         stages,
-        tuple(sum(x.forward + x.comm_forward for x in s) for s in stages),
+        forward,
         backward,
         weight,
         tuple(between_stages(s[-1].output, plan, cluster) for s in stages[:-1]),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..clusters import Cluster
 from ..plans import Plan
@@ -102,6 +102,32 @@ class Step:
         for part in self.tails[self.slowest]:
             parts[part.part] += part.seconds
         return parts, hidden + m * busiest.hidden
+
+    @property
+    def seconds(self) -> float:
+        """All parts together."""
+        return sum(self.parts()[0].values())
+
+    def busy(self, rank: int) -> float:
+        """Seconds in which a pipeline rank computes or communicates: all of the step but its bubble."""
+        if self.pipeline is None:
+            return self.seconds
+        return self.pipeline.busy(rank) + sum(part.seconds for part in self.tails[rank])
+
+    def compute(self, rank: int) -> float:
+        """Seconds of a pipeline rank's passes and update, without messages."""
+        update = sum(p.seconds for p in self.tails[rank] if p.part == "optimizer")
+        if self.pipeline is not None:
+            return self.pipeline.compute(rank) + update
+        return self.plan.micro * sum(x.forward + x.backward for x in self.layers) + update
+
+    def with_pipeline(self, pipeline: PipelineCost | None) -> Step:
+        """This step with other seconds of its stages, and what follows from its layers, stages and tails."""
+        if pipeline is None:
+            return replace(self, busiest=LayerSums.of(self.layers, self.layer_comm))
+        if pipeline.never_drains:
+            pipeline = replace(pipeline, update=tuple(sum(part.seconds for part in tail) for tail in self.tails))
+        return replace(self, pipeline=pipeline, busiest=pipeline.busiest)
 
     @property
     def slowest(self) -> int:

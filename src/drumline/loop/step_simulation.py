@@ -18,10 +18,12 @@ from .simulate import Simulation
 
 if TYPE_CHECKING:
     from ..clusters import Cluster
+    from ..core.timeline import Timeline
     from ..costs import Estimate
     from ..models import Profile
     from ..plans import Plan
     from ..simulator.failures import FailureReplay
+    from ..simulator.step import StepLayout
     from ..simulator.worker_replay import WorkerReplay
     from ..theory.checkpoint_interval import FailureRate
     from .inputs import ClusterInput, ModelInput, PlanInput, SlowRanks
@@ -161,22 +163,30 @@ def replay_question(question: StepQuestion) -> Simulation:
 def _replay_alike(question: StepQuestion, predicted: Estimate) -> Simulation:
     """Ranks of a stage that do the same, and meet in every step."""
     from ..costs import OperatorCostModel
-    from ..simulator.memory_curve import memory_curves
     from ..simulator.step import lay_out
+
+    operators = OperatorCostModel(question.profile, question.cluster, question.plan.precision)
+    layout = lay_out(operators.step(question.plan), predicted)
+    return _of_layout(question, predicted, layout, layout.timeline())
+
+
+def _of_layout(question: StepQuestion, predicted: Estimate, layout: StepLayout, timeline: Timeline) -> Simulation:
+    """A step of ranks that meet: its timeline, and memory on the same clock."""
+    from ..costs import OperatorCostModel
+    from ..simulator.memory_curve import memory_curves
 
     profile, plan, machines = question.profile, question.plan, question.cluster
     operators = OperatorCostModel(profile, machines, plan.precision)
-    layout = lay_out(operators.step(plan), predicted)
     pipeline = layout.step.pipeline
     overlap = pipeline is not None and pipeline.never_drains
     return Simulation(
         _title(question),
-        layout.timeline(),
+        timeline,
         predicted.parts,
         estimate=predicted,
         planned_seconds=predicted.step_seconds,
         memory=memory_curves(operators, profile, plan, machines, layout),
-        latency_seconds=layout.stretch * pipeline.batch_seconds if pipeline and overlap else predicted.step_seconds,
+        latency_seconds=layout.stretch * pipeline.batch_seconds if pipeline and overlap else layout.seconds,
         notes=layout.notes,
     )
 
@@ -185,30 +195,29 @@ def _replay_different(question: StepQuestion, predicted: Estimate) -> Simulation
     """Ranks that differ, or do not wait for each other: many steps by their rules, with the times of the cost model."""
     from ..clusters import StepTimeDistribution
     from ..costs import cost_model
-    from ..simulator.workers import replay_workers
+    from ..simulator.workers import replay_together, replay_workers
 
     profile, plan, machines = question.profile, question.plan, question.cluster
     even = dataclasses.replace(machines, step_times=StepTimeDistribution())
-    meet = plan.sync == "allreduce"
-    # where replicas do not meet, worker times are not corrected: the replay is stretched by all of the correction
-    speed = 1.0 if meet or not predicted.step_seconds else predicted.uncorrected_seconds / predicted.step_seconds
     model = cost_model(profile, even, plan.precision)
-    workers = replay_workers(profile, plan, machines, model=model, speed=speed)
-    simulation = Simulation(
-        _title(question),
-        workers.timeline,
-        predicted.parts,
-        estimate=predicted,
-        planned_seconds=predicted.step_seconds,
-        workers=workers,
-        latency_seconds=workers.step_seconds if meet else None,
-    )
+    if plan.sync == "allreduce":
+        workers, layout = replay_together(profile, plan, machines, model.estimate(plan))
+        simulation = _of_layout(question, predicted, layout, workers.timeline)
+    else:
+        # worker times are not corrected: the replay is stretched by all of the correction
+        speed = predicted.uncorrected_seconds / predicted.step_seconds if predicted.step_seconds else 1.0
+        workers = replay_workers(profile, plan, machines, model=model, speed=speed)
+        simulation = Simulation(
+            _title(question),
+            workers.timeline,
+            predicted.parts,
+            estimate=predicted,
+            planned_seconds=predicted.step_seconds,
+        )
+    notes = simulation.notes
     if abs(workers.step_seconds - predicted.step_seconds) > SAME * predicted.step_seconds:
-        simulation = dataclasses.replace(simulation, notes=(_difference(question, workers, predicted),))
-    if not meet:
-        return simulation
-    alike = _replay_alike(dataclasses.replace(question, cluster=even), model.estimate(plan))
-    return dataclasses.replace(simulation, memory=alike.memory)
+        notes = (_difference(question, workers, predicted), *notes)
+    return dataclasses.replace(simulation, workers=workers, notes=notes)
 
 
 def _title(question: StepQuestion) -> str:
@@ -221,7 +230,9 @@ def _difference(question: StepQuestion, workers: WorkerReplay, predicted: Estima
     replayed, planned = f"{format_seconds(workers.step_seconds)} ({off})", format_seconds(predicted.step_seconds)
     if question.plan.sync == "allreduce":
         seed = question.cluster.step_times.seed
-        return f"{workers.updates} steps drawn with seed {seed} take {replayed} each; `plan` expects {planned}."
+        drawn = f"{workers.updates} steps" if workers.updates > 1 else "One step"
+        takes = f"take {replayed} each" if workers.updates > 1 else f"takes {replayed}"
+        return f"{drawn} drawn with seed {seed} {takes}; `plan` expects {planned}."
     return f"{workers.updates} replayed updates take {replayed} each; the closed form of `plan` gives {planned}."
 
 
@@ -271,11 +282,13 @@ def _failures(simulation: Simulation, question: StepQuestion, options: FailureOp
     step = simulation.step_seconds
     estimate = dataclasses.replace(simulation.estimate, step_seconds=step)
     saves = checkpoint_interval(question.profile, question.plan, estimate, question.cluster, rate)
-    return replay_failures(
+    replay = replay_failures(
         86400 * options.days,
         mtbf=saves.mtbf,
         interval=saves.every * step,
         stall=saves.stall,
+        write=saves.write,
         restart=restart,
         seed=seed,
     )
+    return dataclasses.replace(replay, storage=saves.bytes / saves.write if saves.write else 0.0)

@@ -17,6 +17,7 @@ from ..costs.data_parallel_comm import (
 )
 from ..costs.layer_time import largest_micro_batch
 from ..costs.model_split import split_model
+from ..costs.straggling import waiting_words
 from ..models.profile import Profile
 from ..plans import Plan
 from ..theory.alpha_beta import level
@@ -86,7 +87,7 @@ class _OperatorTerms:
             f"hidden {format_seconds(self._e.hidden_seconds)}",
             "optimizer": self._update(),
             "overhead": f"{plan.ranks} ranks agree on the loss and read it before the next step",
-            "waiting": f"for the slowest of {plan.ranks} ranks in every step ({self._cluster.step_times})",
+            "waiting": f"{waiting_words(plan)} ({self._cluster.step_times})",
         }
         return text.get(part, "")
 

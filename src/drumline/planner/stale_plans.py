@@ -113,7 +113,9 @@ def decide(profile: Profile, cluster: Cluster, fitting: Sequence[Scored]) -> tup
         return list(fitting), replace(facts, sentence=_sentence(facts, cluster))
     waiting = exact[1].parts.get("waiting", 0.0)
     facts = replace(facts, exact_plan=str(exact[0]), exact_seconds=exact[1].step_seconds, exact_waiting=waiting)
-    smaller = _without_slow_ranks(profile, cluster, exact[0])
+    # the best exact plan may be a pipeline, which hides a part of the slow rank but cannot leave it out
+    candidates = (_without_slow_ranks(profile, cluster, p) for p, _ in fitting if not is_stale(p))
+    smaller = next((s for s in candidates if s is not None), None)
     if smaller is not None:
         facts = replace(facts, smaller_plan=str(smaller[0]), smaller_seconds=smaller[1].step_seconds)
     order = list(fitting)

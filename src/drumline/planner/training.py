@@ -83,8 +83,10 @@ class CheckpointInterval:
     """Seconds that training waits for a save: until the states are copied to host memory."""
     mtbf: float
     """Mean seconds between failures of the whole run."""
+    write: float
+    """Seconds until the storage has a checkpoint, while training goes on."""
     interval: float
-    """Seconds between two saves that lose the least time (Young/Daly)."""
+    """Seconds between two saves that lose the least time (Young/Daly), or as many as the storage needs."""
     every: int
     """The same in steps."""
     lost: float
@@ -97,11 +99,19 @@ class CheckpointInterval:
         """Bytes per second that the storage must take, so that a checkpoint is written before the next one."""
         return self.bytes / self.interval
 
+    @property
+    def waits_for_storage(self) -> bool:
+        """Whether saves would be closer together if the storage were faster."""
+        return self.interval <= self.write
+
 
 def checkpoint_interval(
     profile: Profile, plan: Plan, e: Estimate, cluster: Cluster, rate: FailureRate
 ) -> CheckpointInterval:
-    """The Young/Daly interval: a save waits until a rank's states are on the host; disks are written later."""
+    """The Young/Daly interval: a save waits until a rank's states are on the host; the storage is written later.
+
+    A save does not begin before the one before is written.
+    """
     width = profile.parameter_bytes
     whole = profile.parameters * width + profile.trained * profile.state_per_parameter
     # replicas share the work of saving: every value is written once
@@ -114,10 +124,12 @@ def checkpoint_interval(
     )
     stall = share / copies
     mtbf = rate.of_run(plan.ranks)
-    interval = save_interval(stall, mtbf)
-    every = max(1, round(interval / e.step_seconds))
+    nodes = -(-plan.ranks // cluster.node.devices)
+    write = whole / (nodes * cluster.node.storage)
+    interval = max(write, save_interval(stall, mtbf))
+    every = max(1, round(interval / e.step_seconds), math.ceil(write / e.step_seconds))
     lost = stall / interval + interval / (2 * mtbf)
-    return CheckpointInterval(whole, stall, mtbf, interval, every, lost, rate.in_words(plan.ranks))
+    return CheckpointInterval(whole, stall, mtbf, write, interval, every, lost, rate.in_words(plan.ranks))
 
 
 @dataclass(frozen=True, slots=True)

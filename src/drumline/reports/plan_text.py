@@ -191,10 +191,13 @@ def training_lines(t: TrainingCost, price: Money) -> str:
 
 def saving_lines(s: CheckpointInterval) -> str:
     """How often to save."""
+    best = "is as often as the storage takes them and loses" if s.waits_for_storage else "loses the least time,"
+    by = "" if s.waits_for_storage else " (Young/Daly)"
     return (
-        f"save every {format_seconds(s.interval)} (--save-every {s.every}): if {s.failures} (--mtbf), this loses the "
-        f"least time, {100 * s.lost:.2g}% (Young/Daly). Copying a checkpoint of {format_bytes(s.bytes)} to the host "
-        f"stalls {format_seconds(s.stall)}; the storage must take {format_rate(s.storage_rate)}"
+        f"save every {format_seconds(s.interval)} (--save-every {s.every}): if {s.failures} (--mtbf), this {best} "
+        f"{100 * s.lost:.2g}%{by}. Copying a checkpoint of {format_bytes(s.bytes)} to the host "
+        f"stalls {format_seconds(s.stall)}; the storage must take {format_rate(s.storage_rate)}, "
+        f"and has it after {format_seconds(s.write)} (node.storage)"
     )
 
 

@@ -14,6 +14,7 @@ from ..planner.scaling_curve import ScalingPoint
 from ..simulator.critical_path import PathPart, path_in_words
 from ..simulator.failures import FailureReplay
 from ..simulator.memory_curve import StageMemory
+from ..theory.checkpoint_interval import save_interval
 from .console import NARROW, borderless_table
 
 MOST_STAGES = 8
@@ -99,11 +100,16 @@ def _shown(stages: Sequence[StageMemory]) -> list[StageMemory]:
 def failure_lines(f: FailureReplay, step: float) -> list[str]:
     """Days of training with failures: goodput, and where the rest of the time goes."""
     days = f.seconds / 86400
+    count = round(f.interval / step)
+    steps = f"{count} step{'s' if count > 1 else ''}"
+    bound = f.write > max(step, save_interval(f.stall, f.mtbf))
+    why = "as often as the storage takes them" if bound else "Young/Daly"
+    rate = f" at {format_rate(f.storage)}" if f.storage else ""
     return [
         f"{days:g} days, a device fails every {format_seconds(f.mtbf)}: {f.failures} failures, "
         f"goodput {100 * f.goodput:.1f}% ({100 * f.expected:.1f}% expected)",
-        f"  a save every {format_seconds(f.interval)} ({round(f.interval / step)} steps, Young/Daly) stalls "
-        f"{format_seconds(f.stall)}; a restart takes {format_seconds(f.restart)}",
+        f"  a save every {format_seconds(f.interval)} ({steps}, {why}) stalls {format_seconds(f.stall)}, is stored "
+        f"{format_seconds(f.write)} later{rate}; a restart takes {format_seconds(f.restart)}",
         f"  lost: {_share(f.repeated, f)} repeated work, {_share(f.restarting, f)} restarts, "
         f"{_share(f.saving, f)} saves",
     ]

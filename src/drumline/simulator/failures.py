@@ -23,6 +23,8 @@ class FailureReplay:
     """Seconds of work between two saves."""
     stall: float
     """Seconds that training waits for a save."""
+    write: float
+    """Seconds after a save until it is stored; a failure before that loses it."""
     restart: float
     """Seconds from a failure until training goes on."""
     failures: int
@@ -35,6 +37,8 @@ class FailureReplay:
     restarting: float
     expected: float
     """The goodput by the closed form."""
+    storage: float = 0.0
+    """Bytes per second that all nodes together write to storage; 0 if unknown."""
 
     @property
     def goodput(self) -> float:
@@ -43,9 +47,13 @@ class FailureReplay:
 
 
 def replay_failures(
-    seconds: float, *, mtbf: float, interval: float, stall: float, restart: float, seed: int = 0
+    seconds: float, *, mtbf: float, interval: float, stall: float, restart: float, write: float = 0.0, seed: int = 0
 ) -> FailureReplay:
-    """Train for some seconds. Times between failures are exponential; the same seed gives the same ones."""
+    """Train for some seconds. Times between failures are exponential; the same seed gives the same ones.
+
+    A checkpoint is stored `write` seconds after its save, before the next one: `write` is at most the interval.
+    """
+    assert write <= (interval + stall) * (1 + 1e-9), f"saves every {interval} s that take {write} s to write"
     events = seconds / min(mtbf, interval + stall)
     if events > MOST_EVENTS:
         raise InputError(
@@ -57,6 +65,7 @@ def replay_failures(
     now, fails_at = 0.0, chance.expovariate(1 / mtbf)
     useful = repeated = saving = restarting = 0.0
     failures = saves = 0
+    stored = 0.0  # when the last save is on the storage
     while now < seconds:
         done = now + interval + stall
         if min(done, seconds) <= fails_at:
@@ -64,9 +73,11 @@ def replay_failures(
             useful += worked
             saving += min(stall, seconds - now - worked)
             saves += done <= seconds
-            now = done
+            now, stored = done, done + write
             continue
         repeated += fails_at - now
+        if fails_at < stored:
+            useful, repeated, stored = useful - interval, repeated + interval, 0.0
         failures += 1
         # a failure during the restart begins it again
         now, fails_at = fails_at, fails_at + chance.expovariate(1 / mtbf)
@@ -81,6 +92,7 @@ def replay_failures(
         mtbf,
         interval,
         stall,
+        write,
         restart,
         failures,
         saves,
@@ -88,5 +100,5 @@ def replay_failures(
         repeated,
         saving,
         restarting,
-        expected_goodput(interval, stall, restart, mtbf),
+        expected_goodput(interval, stall, restart, mtbf, write=write),
     )

@@ -13,11 +13,11 @@ from ..core.units import format_seconds
 from ..costs.estimate import Estimate
 from ..costs.operator_model import OperatorCostModel
 from ..costs.pipeline_cost import PipelineCost
+from ..costs.scaled_step import scaled_step
 from ..costs.step import Step, Tail
 from ..models.profile import Profile
 from ..plans import Plan
 from .lanes import Lanes, Row
-from .scaled_step import scaled_step
 
 LARGEST_STRETCH = 0.005
 """Relative difference between layout and estimate up to which the timeline says nothing about it."""
@@ -34,6 +34,11 @@ class StepLayout:
     """Seconds of the timeline over those of the layout."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def seconds(self) -> float:
+        """Of the timeline."""
+        return self.stretch * rows_seconds(self.rows)
+
     def timeline(self, speed: float = 1.0) -> Timeline:
         """The spans of every stage's first rank, which stands for all ranks of the stage."""
         plan, k = self.step.plan, self.stretch / speed
@@ -48,24 +53,28 @@ class StepLayout:
 
 
 def lay_out(step: Step, estimate: Estimate | None = None) -> StepLayout:
-    """Lay out a step of the operator model, or the parts of an `estimate` of the same plan, with which it then ends.
+    """Lay out a step of the operator model, or the parts of an `estimate` of the same plan, with which it then ends."""
+    if estimate is None:
+        return StepLayout(step, step_rows(step))
+    return lay_out_to(scaled_step(step, estimate), estimate.step_seconds)
+
+
+def lay_out_to(step: Step, end: float) -> StepLayout:
+    """Lay out a step that takes `end` seconds.
 
     An estimate adds up closed forms of overlaps and bubbles, so a layout of its parts differs by some percent: it is
     stretched by that, and a note says so.
     """
-    if estimate is None:
-        return StepLayout(step, step_rows(step))
-    scaled = scaled_step(step, estimate)
-    rows = step_rows(scaled)
+    rows = step_rows(step)
     seconds = rows_seconds(rows)
-    stretch = estimate.step_seconds / seconds if seconds else 1.0
+    stretch = end / seconds if seconds else 1.0
     notes: tuple[str, ...] = ()
     if abs(stretch - 1) > LARGEST_STRETCH:
         notes = (
             f"Laid out in time, the parts of the estimate take {format_seconds(seconds)}; the timeline is drawn "
             f"{100 * abs(stretch - 1):.1f}% {'longer' if stretch > 1 else 'shorter'}, to end with the estimate.",
         )
-    return StepLayout(scaled, rows, stretch, notes)
+    return StepLayout(step, rows, stretch, notes)
 
 
 def simulate_step(

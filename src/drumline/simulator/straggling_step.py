@@ -1,4 +1,4 @@
-"""Draws a synchronous step whose ranks differ: the slowest sets the pace of all messages, the others wait for it.
+"""Draws a synchronous step whose ranks differ: the slowest of a stage sets its pace, the others wait for it.
 
 Of many ranks, those of a stage that take equally long are drawn once. Where too many differ, a stage is drawn by its
 fastest, its median and its slowest rank.
@@ -7,35 +7,32 @@ fastest, its median and its slowest rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from ..clusters import StepTimeDistribution
 from ..core.timeline import Span, Timeline
-from ..costs.layer_time import LayerTime
-from ..costs.step import Step
+from ..costs.straggling import of_stages
 from .lanes import Row
-from .step import step_rows
+from .step import StepLayout
 
 MOST_DRAWN = 64
 """Ranks that are drawn one by one."""
+WAITING_ROW = "waiting for the slowest rank"
 
 
-def straggling_timeline(step: Step, spread: StepTimeDistribution, *, stretch: float = 1.0) -> Timeline:
-    """One step with the first factor that every rank draws."""
-    factors = [next(draws) for draws in spread.all_draws(step.plan.ranks)]
-    largest = max(factors)
-    ranks = step.plan.ranks // step.plan.pp
-    stages = [factors[stage * ranks : (stage + 1) * ranks] for stage in range(step.plan.pp)]
-    notes: tuple[str, ...] = ()
-    drawn = [dict.fromkeys(range(ranks), 1) if step.plan.ranks <= MOST_DRAWN else _alike(own) for own in stages]
+def straggling_timeline(layout: StepLayout, factors: Sequence[float], *, speed: float = 1.0) -> Timeline:
+    """The step of the slowest rank of every stage, drawn for ranks with these factors."""
+    plan, k = layout.step.plan, layout.stretch / speed
+    ranks, stages = plan.ranks // plan.pp, of_stages(factors, plan.pp)
+    notes = layout.notes
+    drawn = [dict.fromkeys(range(ranks), 1) if plan.ranks <= MOST_DRAWN else _alike(own) for own in stages]
     if sum(map(len, drawn)) > MOST_DRAWN:
         drawn = [_three(own) for own in stages]
-        notes = ("Each stage is drawn by its fastest, its median and its slowest rank.",)
+        notes = (*notes, "Each stage is drawn by its fastest, its median and its slowest rank.")
+    own_rows = _in_schedule if plan.pp > 1 else _in_sequence
     spans = [
-        Span(stage * ranks + i, lane, name, start * stretch, end * stretch, size)
-        for stage, rows in enumerate(_slowed(step, largest))
+        Span(stage * ranks + i, lane, name, start * k, end * k, size)
+        for stage, rows in enumerate(layout.rows)
         for i in drawn[stage]
-        for lane, name, start, end, size in _of_rank(rows, stages[stage][i] / largest)
+        for lane, name, start, end, size in own_rows(rows, stages[stage][i] / max(stages[stage]))
     ]
     counts = {stage * ranks + i: n for stage, own in enumerate(drawn) for i, n in own.items() if n > 1}
     return Timeline("predicted", tuple(spans), notes, counts)
@@ -57,20 +54,7 @@ def _three(factors: Sequence[float]) -> dict[int, int]:
     return {i: share + (k < rest) for k, i in enumerate(chosen)}
 
 
-def _slowed(step: Step, factor: float) -> list[list[Row]]:
-    """The rows of the slowest rank, of every stage; the passes of a pipeline as if all of its ranks were as slow."""
-    if step.pipeline is not None:
-        rows = step_rows(step)
-        return [[(lane, name, a * factor, b * factor, size) for lane, name, a, b, size in stage] for stage in rows]
-    layers = [LayerTime(t.layer, *(factor * x for x in (t.forward, t.backward, t.recompute))) for t in step.layers]
-    tails = tuple(
-        tuple(replace(p, seconds=factor * p.seconds) if p.part == "optimizer" else p for p in tail)
-        for tail in step.tails
-    )
-    return step_rows(replace(step, layers=layers, tails=tails))
-
-
-def _of_rank(rows: Sequence[Row], share: float) -> list[Row]:
+def _in_sequence(rows: Sequence[Row], share: float) -> list[Row]:
     """The rows of a rank that takes a share of the slowest one's time: its passes are done earlier, and it waits.
 
     Messages happen when the slowest takes part. After the passes, ranks start together again.
@@ -85,7 +69,18 @@ def _of_rank(rows: Sequence[Row], share: float) -> list[Row]:
         else:
             own.append((lane, name, start, end, size))
     if share < 1 and passes:
-        own.append(("communication", "waiting for the slowest rank", passes * share, passes, 0.0))
+        own.append(("communication", WAITING_ROW, passes * share, passes, 0.0))
+    return own
+
+
+def _in_schedule(rows: Sequence[Row], share: float) -> list[Row]:
+    """The same in a pipeline, whose passes begin when their inputs have arrived: it waits after each of them."""
+    own = []
+    for lane, name, start, end, size in rows:
+        done = start + (end - start) * share if lane == "compute" else end
+        own.append((lane, name, start, done, size))
+        if done < end and _in_passes(lane, name):
+            own.append(("communication", WAITING_ROW, done, end, 0.0))
     return own
 
 

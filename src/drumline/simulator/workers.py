@@ -7,17 +7,20 @@ from itertools import islice
 
 from ..clusters import Cluster, StepTimeDistribution
 from ..core.timeline import Timeline
-from ..costs.asynchronous import WAITED_FOR, price_workers
+from ..costs.asynchronous import price_workers
 from ..costs.estimate import Estimate
 from ..costs.model import CostModel
 from ..costs.operator_model import OperatorCostModel
+from ..costs.scaled_step import scaled_step
+from ..costs.step import Step
+from ..costs.straggling import slowed_step, slowest_of_stages
 from ..costs.worker_times import WorkerTimes
 from ..models.profile import Profile
 from ..plans import Plan
 from ..schedules.update_rules import update_rule
 from .peer_replay import replay_peers
 from .server_replay import ServerReplay
-from .step import lay_out, simulate_step
+from .step import StepLayout, lay_out_to, simulate_step
 from .straggling_step import straggling_timeline
 from .worker_replay import ReplayLog, WorkerReplay, stretched
 
@@ -26,6 +29,8 @@ LEAST_STEPS, MOST_STEPS = 64, 4096
 MOST_UPDATES = 20_000
 SYNCHRONOUS_STEPS, MOST_DRAWS = 1024, 2_000_000
 """Steps of replicas that meet in every step, and the factors that all ranks draw in them, at most."""
+MOST_ACTIONS = 400_000
+"""Layers or pipeline actions that are timed in all of these steps, at most."""
 DRAWN_STEPS = 8
 """Steps of `local:k` that are drawn: up to the last average."""
 
@@ -45,7 +50,7 @@ def replay_workers(
     """
     model = model or OperatorCostModel(profile, _even(cluster), plan.precision)
     if plan.sync == "allreduce":
-        return _replay_together(profile, plan, cluster, model.estimate(plan), steps, speed)
+        return replay_together(profile, plan, cluster, model.estimate(plan), steps=steps, speed=speed)[0]
     count = steps or _steps(plan, cluster)
     times = model.worker_times(plan)
     if plan.has_coordinator:
@@ -127,27 +132,47 @@ def _window(log: ReplayLog, last: int, updates: int, speed: float) -> Timeline:
     return stretched(timeline, speed)
 
 
-def _replay_together(
-    profile: Profile, plan: Plan, cluster: Cluster, even: Estimate, steps: int | None, speed: float
-) -> WorkerReplay:
-    """Replicas that meet in every step: each step takes as long as its slowest rank.
+def replay_together(
+    profile: Profile, plan: Plan, cluster: Cluster, even: Estimate, *, steps: int | None = None, speed: float = 1.0
+) -> tuple[WorkerReplay, StepLayout]:
+    """Replicas that meet in every step, and the layout of a step: each stage is as fast as its slowest rank.
 
-    `even` is the estimate for ranks that are all alike.
+    `even` is the estimate for ranks that are all alike. Of many steps, the one nearest to their mean is drawn, with the
+    length of the mean.
     """
-    spread, ranks = cluster.step_times, plan.ranks
-    steps = steps or (max(1, min(SYNCHRONOUS_STEPS, MOST_DRAWS // ranks)) if spread.jitter else 1)
-    compute = sum(even.parts.get(k, 0.0) for k in WAITED_FOR)
-    rest = even.step_seconds - compute
-    factors = [list(islice(draws, steps)) for draws in spread.all_draws(ranks)]
-    largest = [max(of_step) for of_step in zip(*factors, strict=True)]
-    whole = sum(f * compute + rest for f in largest)
-    step = whole / steps / speed
-    layout = lay_out(OperatorCostModel(profile, cluster, plan.precision).step(plan), even)
-    return WorkerReplay(
+    step = scaled_step(OperatorCostModel(profile, cluster, plan.precision).step(plan), even)
+    steps = steps or _synchronous_steps(step, cluster.step_times)
+    rest = even.step_seconds - step.seconds  # closed forms of the estimate that differ from those of the parts
+    drawn = list(islice(zip(*cluster.step_times.all_draws(plan.ranks), strict=True), steps))
+    seconds, waited = [], [0.0] * plan.ranks
+    compute = [step.compute(stage) for stage in range(plan.pp)]
+    for factors in drawn:
+        slowest = slowest_of_stages(factors, plan.pp)
+        slowed = slowed_step(step, slowest)
+        seconds.append((rest + slowed.seconds) / speed)
+        idle = [slowed.seconds - slowed.busy(stage) for stage in range(plan.pp)]
+        each = plan.ranks // plan.pp
+        for rank, factor in enumerate(factors):
+            stage = rank // each
+            waited[rank] += (idle[stage] + (slowest[stage] - factor) * compute[stage]) / speed
+    mean = sum(seconds) / steps
+    shown = drawn[min(range(steps), key=lambda i: abs(seconds[i] - mean))]
+    layout = lay_out_to(slowed_step(step, slowest_of_stages(shown, plan.pp)), speed * mean)
+    replay = WorkerReplay(
         updates=steps,
-        step_seconds=step,
-        samples_per_second=profile.batch_size / step,
-        waiting=tuple(sum((b - f) * compute for f, b in zip(own, largest, strict=True)) / whole for own in factors),
+        step_seconds=mean,
+        samples_per_second=profile.batch_size / mean,
+        waiting=tuple(max(0.0, x) / (steps * mean) for x in waited),
         staleness={0: steps * plan.dp},
-        timeline=straggling_timeline(layout.step, spread, stretch=layout.stretch / speed),
+        timeline=straggling_timeline(layout, shown, speed=speed),
     )
+    return replay, layout
+
+
+def _synchronous_steps(step: Step, spread: StepTimeDistribution) -> int:
+    """Steps to replay: one if all are the same, else as many as are quick."""
+    if not spread.jitter:
+        return 1
+    order = step.pipeline.order if step.pipeline else None
+    actions = 2 * order.stages * order.micros if order else len(step.layers)
+    return max(1, min(SYNCHRONOUS_STEPS, MOST_DRAWS // step.plan.ranks, MOST_ACTIONS // actions))

@@ -58,13 +58,15 @@ def save_interval(stall: float, mtbf: float) -> float:
     return math.sqrt(2 * stall * mtbf)
 
 
-def expected_goodput(interval: float, stall: float, restart: float, mtbf: float) -> float:
+def expected_goodput(interval: float, stall: float, restart: float, mtbf: float, *, write: float = 0.0) -> float:
     """The share of the time that makes progress which is kept, with a save after every `interval` seconds of work.
 
     Failures are a Poisson process of mean distance M. A failure loses the work since the last complete save, and a
     restart of R seconds follows, which can fail too. Then an interval t with its save d takes
-    e^(R / M) M (e^((t + d) / M) - 1) seconds on average (Daly 2006).
+    e^(R / M) M (e^((t + d) / M) - 1) seconds on average (Daly 2006). If the storage has a checkpoint only `write`
+    seconds after its save, a failure in that time loses another interval: on average that is a longer restart.
     """
+    restart += interval * write / (interval + stall)
     exponent = (interval + stall + restart) / mtbf
     if exponent > 700:  # e^700 is near the largest number: nothing is ever completed
         return 0.0

@@ -67,6 +67,27 @@ def _exceed(groups: tuple[tuple[float, int], ...], normal: NormalDist, y: float,
 
 
 @lru_cache(maxsize=4096)
+def largest_quantiles(means: tuple[float, ...], cv: float, count: int) -> tuple[float, ...]:
+    """The (j - 1/2) / count quantiles of the largest of the ranks' times, the smallest first."""
+    if not cv:
+        return (max(means),) * count
+    mu, sigma = lognormal(cv)
+    normal = NormalDist(mu, sigma)
+    kinds = [(math.log(mean), ranks) for mean, ranks in Counter(means).items()]
+    low = max(kinds)[0] + mu - _TAILS * sigma
+    high = max(kinds)[0] + mu + (_TAILS + sigma) * sigma
+
+    def quantile(q: float) -> float:
+        a, b = low, high
+        for _ in range(40):
+            middle = (a + b) / 2
+            a, b = (middle, b) if math.prod(normal.cdf(middle - x) ** n for x, n in kinds) < q else (a, middle)
+        return math.exp((a + b) / 2)
+
+    return tuple(quantile((j + 0.5) / count) for j in range(count))
+
+
+@lru_cache(maxsize=4096)
 def typical_arrivals(means: tuple[float, ...], cv: float) -> tuple[float, ...]:
     """When the first, the second, ... of the ranks is done: the (j - 1/2) / p quantiles of all their times."""
     if not cv:

@@ -7,6 +7,7 @@ from ...models.profile import Profile
 from ...plans import Plan
 from ..estimate import Estimate
 from ..model import TimeTerm
+from ..straggling import waiting_words
 from .inputs import LayoutColumns, ModelColumns
 from .stages import stage_sizes
 from .step import StepTimes
@@ -44,7 +45,7 @@ def time_terms(
         "communication": f"exposed communication: {format_seconds(sent)} of {format_seconds(sent + e.hidden_seconds)}",
         "optimizer": f"{format_count(updated)} parameters, at a memory bandwidth of {format_rate(bandwidth)}",
         "overhead": "time between two steps, and waiting for the slowest node",
-        "waiting": f"for the slowest of {plan.ranks} ranks in every step",
+        "waiting": waiting_words(plan),
     }
     terms = [
         TimeTerm(k, compute(k) if k in ("forward", "backward") else text.get(k, ""), v) for k, v in e.parts.items() if v

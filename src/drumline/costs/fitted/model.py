@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...clusters import Cluster
+from ...clusters import Cluster, StepTimeDistribution
 from ...models.profile import Profile
 from ...plans import Plan
 from ...theory.order_statistics import expected_largest
-from ..asynchronous import WAITED_FOR, price_workers, with_waiting, workers_estimate
+from ..asynchronous import price_workers, workers_estimate
 from ..estimate import Estimate
 from ..layer_time import largest_micro_batch
 from ..memory import PeakMemory
@@ -26,8 +26,10 @@ from ..operator_model import OperatorCostModel
 from ..optimizer_update import host_bytes, host_memory
 from ..plan_columns import Array, PlanColumns, PlanScores
 from ..rank_model import RankModel
+from ..straggling import WAITED_FOR, of_stages, with_stragglers
 from ..worker_times import TaskCompute, WorkerTimes, worker_times
 from .approximate_memory import approximate_bytes
+from .approximate_stragglers import approximate_slowdown
 from .constants_file import FittedConstants, load_constants
 from .devices import adapt_to_engine, constants_for, device_constants_for, machine_for
 from .engine_layouts import covered_part, engine_layouts
@@ -69,7 +71,7 @@ class FittedCostModel(CostModel):
     ) -> None:
         self._profile, self._cluster, self._precision = profile, cluster, precision
         self._model, self._fitted = model, fitted
-        self._operators = OperatorCostModel(profile, cluster, precision)
+        self._operators = OperatorCostModel(profile, _even(cluster), precision)
         self._shorter: dict[int, OperatorCostModel] = {}
         self._machine = machine_for(cluster, precision)
         self._constants = adapt_to_engine(constants_for(cluster, fitted), profile, model, cluster)
@@ -90,7 +92,7 @@ class FittedCostModel(CostModel):
     def on_links_of(self, cluster: Cluster) -> FittedCostModel:
         """The same model for a cluster that differs in its links alone."""
         other = copy.copy(self)
-        other._cluster, other._operators = cluster, self._operators.on_links_of(cluster)
+        other._cluster, other._operators = cluster, self._operators.on_links_of(_even(cluster))
         other._machine = machine_for(cluster, self._precision)
         return other
 
@@ -144,22 +146,28 @@ class FittedCostModel(CostModel):
         return PlanScores(self._total(self.times(plans), plans), sizes)
 
     def _total(self, times: StepTimes, plans: PlanColumns) -> Array:
-        """Step time of many plans, with the time for which ranks wait for the slowest."""
+        """Step time of many plans, with about the time for which ranks wait for the slowest."""
         spread = self._cluster.step_times
         if not spread:
             return times.total
-        ranks, rows = np.unique(plans.ranks.astype(int), return_inverse=True)
-        largest = [expected_largest(spread.factors(int(n)), spread.jitter) for n in ranks]
-        compute = sum(getattr(times, name) for name in WAITED_FOR)
-        return np.asarray(times.total + (np.array(largest)[rows] - 1.0) * compute, dtype=np.float64)
+        more = np.zeros(len(plans.tp))
+        shapes, rows = np.unique(np.stack((plans.ranks, plans.pp)).astype(int), axis=1, return_inverse=True)
+        for i, (ranks, pp) in enumerate(shapes.T):
+            own = np.flatnonzero(rows.reshape(-1) == i)
+            factors = spread.factors(int(ranks))
+            stages = [expected_largest(x, spread.jitter) for x in of_stages(factors, int(pp))]
+            everyone = expected_largest(factors, spread.jitter)
+            more[own] = approximate_slowdown(stages, everyone, plans.micro[own]) - 1.0
+        return np.asarray(times.total + more * sum(getattr(times, name) for name in WAITED_FOR), dtype=np.float64)
 
     def seconds(self, plans: Sequence[Plan]) -> list[float]:
         """Step time of each plan."""
         if not plans:
             return []
-        columns = PlanColumns.from_plans([covered_part(p) for p in plans])
-        times = self.times(columns)
-        rows = zip(self._total(times, columns), times.bubble, plans, strict=True)
+        if self._cluster.step_times:
+            return [e.step_seconds for e in self.estimates(plans)]
+        times = self.times(PlanColumns.from_plans([covered_part(p) for p in plans]))
+        rows = zip(times.total, times.bubble, plans, strict=True)
         return [
             float(s) + sum(self._uncovered(p, float(bubble)).values())
             if p.sync == "allreduce"
@@ -195,9 +203,8 @@ class FittedCostModel(CostModel):
         parts = {k: max(0.0, v + uncovered.get(k, 0.0)) for k, v in parts_of(times, i).items()}
         if plan.pp == 1:
             del parts["bubble"]
-        parts = with_waiting(parts, plan.ranks, self._cluster.step_times)
         memory, device = self.memory(plan), self._cluster.device
-        return Estimate(
+        even = Estimate(
             plan=str(plan),
             step_seconds=sum(parts.values()),
             parts=parts,
@@ -211,6 +218,8 @@ class FittedCostModel(CostModel):
             host_bytes=host_bytes(self._profile, plan),
             host_limit=host_memory(device).memory if plan.offload != "none" else 0.0,
         )
+        spread = self._cluster.step_times
+        return with_stragglers(even, self._operators.step(plan), spread) if spread else even
 
     @property
     def _origin(self) -> str:
@@ -251,6 +260,10 @@ class FittedCostModel(CostModel):
             times=self.times(columns),
             bandwidth=float(self._machine.bandwidth[0]),
         )
+
+
+def _even(cluster: Cluster) -> Cluster:
+    return replace(cluster, step_times=StepTimeDistribution())
 
 
 def parts_of(times: StepTimes, i: int) -> dict[str, float]:

@@ -6,15 +6,15 @@ hidden, over what the operator model does. What waits in between follows from th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ..costs.data_parallel_comm import CollectiveMessage, GatherReduce, LayerCollectives
-from ..costs.estimate import Estimate
-from ..costs.layer_time import LayerCommTime, LayerTime
-from ..costs.pipeline_cost import PipelineCost
-from ..costs.stages import StageLayer
-from ..costs.step import Step, Tail, TailPart
+from .data_parallel_comm import CollectiveMessage, GatherReduce, LayerCollectives
+from .estimate import Estimate
+from .layer_time import LayerCommTime, LayerTime
+from .pipeline_cost import PipelineCost
+from .stages import StageLayer
+from .step import Step, Tail, TailPart
 
 _TAIL_PARTS = ("communication", "optimizer", "overhead")
 """Parts that are drawn after the last backward where the operator model has nothing of the kind."""
@@ -34,9 +34,8 @@ def scaled_step(step: Step, estimate: Estimate) -> Step:
         layer_comm=[_waits(x, factors["communication"]) for x in step.layer_comm],
         collectives=_collectives(step.collectives, factors["communication"]),
         sharded_units=factors["communication"] * step.sharded_units,
-        pipeline=None if step.pipeline is None else _pipeline(step.pipeline, tails, factors),
         tails=tails,
-    )
+    ).with_pipeline(None if step.pipeline is None else _pipeline(step.pipeline, factors))
 
 
 def _missing(parts: Mapping[str, float], hidden: float, estimate: Estimate) -> dict[str, float]:
@@ -102,21 +101,21 @@ def _scaled_tail(tail: Tail, f: Factors) -> Tail:
     )
 
 
-def _pipeline(cost: PipelineCost, tails: Sequence[Tail], f: Factors) -> PipelineCost:
+def _pipeline(cost: PipelineCost, f: Factors) -> PipelineCost:
     """The stages with scaled seconds; a message between stages is communication."""
-    weight = tuple(f["backward"] * w for w in cost.weight)
+    scaled = cost.with_stages([tuple(_stage_layer(x, f) for x in stage) for stage in cost.stages])
+    return replace(scaled, transfer=tuple(f["communication"] * t for t in cost.transfer))
+
+
+def _stage_layer(x: StageLayer, f: Factors) -> StageLayer:
+    recompute = f["recompute"] * x.recompute
     return replace(
-        cost,
-        forward=tuple(
-            sum(f["forward"] * x.forward + f["communication"] * x.comm_forward for x in s) for s in cost.stages
-        ),
-        backward=tuple(sum(_backward(x, f) for x in s) - w for s, w in zip(cost.stages, weight, strict=True)),
-        weight=weight,
-        transfer=tuple(f["communication"] * t for t in cost.transfer),
-        update=tuple(sum(p.seconds for p in tail) for tail in tails) if cost.update else (),
+        x,
+        forward=f["forward"] * x.forward,
+        backward=f["backward"] * (x.backward - x.recompute) + recompute,
+        weight=f["backward"] * x.weight,
+        recompute=recompute,
+        comm_forward=f["communication"] * x.comm_forward,
+        comm_backward=f["communication"] * x.comm_backward,
+        hidden=f["communication"] * x.hidden,
     )
-
-
-def _backward(x: StageLayer, f: Factors) -> float:
-    compute = f["backward"] * (x.backward - x.recompute) + f["recompute"] * x.recompute
-    return compute + f["communication"] * x.comm_backward
