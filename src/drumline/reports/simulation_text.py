@@ -15,9 +15,8 @@ from ..simulator.critical_path import PathPart, path_in_words
 from ..simulator.failures import FailureReplay
 from ..simulator.memory_curve import StageMemory
 from .console import NARROW, borderless_table
+from .shown_stages import shown_stages
 
-MOST_STAGES = 8
-"""Pipeline stages whose memory is shown; of more, some spread evenly, and the fullest."""
 LEAST_SHARE = 0.005
 """Of the step: kinds on the critical path with less are not listed."""
 _LEVELS = "_.:-=+*#"
@@ -70,7 +69,7 @@ def memory_lines(stages: Sequence[StageMemory], width: int) -> list[str]:
     room = max(10, min(60, width - 24))
     title = "memory over the step" + (", by stage" if len(stages) > 1 else "")
     lines = [f"{title} ({_LEVELS[0]} {format_bytes(least)} to {_LEVELS[-1]} {format_bytes(most)})"]
-    for s in _shown(stages):
+    for s in shown_stages(stages):
         name = f"stage {s.stage:<3} " if len(stages) > 1 else ""
         lines.append(f"  {name}{sparkline(s, room, least, most)} {format_bytes(s.peak)}")
     return lines
@@ -86,14 +85,6 @@ def sparkline(memory: StageMemory, room: int, least: float, most: float) -> str:
         value = max(memory.bytes[first : max(first + 1, last)])
         marks.append(_LEVELS[min(len(_LEVELS) - 1, int((value - least) / range_ * len(_LEVELS)))])
     return "".join(marks)
-
-
-def _shown(stages: Sequence[StageMemory]) -> list[StageMemory]:
-    if len(stages) <= MOST_STAGES:
-        return list(stages)
-    fullest = max(range(len(stages)), key=lambda i: stages[i].peak)
-    spread = {round(i * (len(stages) - 1) / (MOST_STAGES - 1)) for i in range(MOST_STAGES)}
-    return [stages[i] for i in sorted(spread | {fullest})]
 
 
 def failure_lines(f: FailureReplay, step: float) -> list[str]:

@@ -78,6 +78,11 @@ def idle_share(timeline: Timeline, lane: str = "compute") -> float:
     return 1 - busy / whole if whole else 0.0
 
 
+def union_seconds(intervals: Intervals) -> float:
+    """The seconds that at least one of the intervals covers."""
+    return _length(_union(intervals))
+
+
 def _union(intervals: Iterable[tuple[float, float]]) -> Intervals:
     joined: Intervals = []
     for a, b in sorted(intervals):
