@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..core.errors import InputError
-from ..core.units import format_percent, format_seconds, parse_seconds
+from ..core.errors import InputError, PlanError
+from ..core.units import counted, format_percent, format_seconds, parse_seconds
 from ..theory.roofline import compute_type
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .checkpoints import parse_failures
@@ -85,6 +85,8 @@ def load_question(
     *,
     changes: Sequence[str] = (),
     batch: int | None = None,
+    sequence: int | None = None,
+    devices: int | None = None,
     slow: SlowRanks | None = None,
     jitter: float | None = None,
     slow_links: Sequence[str] = (),
@@ -102,9 +104,15 @@ def load_question(
     check(chosen)
     if batch is not None and batch < 1:
         raise InputError(f"--batch {batch}", rule="at least one sample")
-    devices = chosen.ranks if cluster is not None else None
+    if devices not in (None, chosen.ranks):
+        raise PlanError(
+            f"{chosen} on {devices} devices",
+            rule=f"the plan takes {chosen.ranks}: all of --devices",
+            fix=f"--devices {chosen.ranks}, or --sweep {devices} for another number of replicas",
+        )
+    needed = chosen.ranks if cluster is not None else None
     machines = load_machines(
-        cluster, devices, corrections=corrections, changes=changes, notify=notify, progress=progress
+        cluster, needed, corrections=corrections, changes=changes, notify=notify, progress=progress
     ).cluster
     if chosen.ranks > machines.devices:
         raise InputError(
@@ -118,7 +126,7 @@ def load_question(
     slowed = intact
     for link in links:
         slowed = with_changes(slowed, [link.change(slowed)])
-    profile = load_profile(target, batch=batch)
+    profile = load_profile(target, batch=batch, sequence=sequence)
     profile = profile_in_precision(target, profile, chosen.precision, machines.device.kind)
     return StepQuestion(profile, chosen, slowed, intact)
 
@@ -221,8 +229,8 @@ def _difference(question: StepQuestion, workers: WorkerReplay, predicted: Estima
     replayed, planned = f"{format_seconds(workers.step_seconds)} ({off})", format_seconds(predicted.step_seconds)
     if question.plan.sync == "allreduce":
         seed = question.cluster.step_times.seed
-        return f"{workers.updates} steps drawn with seed {seed} take {replayed} each; `plan` expects {planned}."
-    return f"{workers.updates} replayed updates take {replayed} each; the closed form of `plan` gives {planned}."
+        return f"{counted(workers.updates, 'step')} drawn with seed {seed}: {replayed} each; `plan` expects {planned}."
+    return f"{counted(workers.updates, 'replayed update')}: {replayed} each; the closed form of `plan` gives {planned}."
 
 
 def _with_rates(simulation: Simulation, question: StepQuestion) -> Simulation:
@@ -254,7 +262,7 @@ def _with_slow_links(simulation: Simulation, question: StepQuestion, links: Sequ
     now = simulation.step_seconds
     note = (
         f"Slow link {', '.join(links)}: {format_seconds(now)} instead of {format_seconds(before)} "
-        f"({100 * (now / before - 1):+.1f}%)."
+        f"({format_percent(now / before - 1)})."
     )
     if any("@" in text for text in links):
         note += " All ranks wait for the node with the slow link."

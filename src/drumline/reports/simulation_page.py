@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..core import files
 from ..core.timeline import Timeline
-from ..core.units import format_bytes, format_count, format_seconds
+from ..core.units import counted, format_bytes, format_count, format_seconds
 from ..costs.estimate import Estimate
 from ..costs.link_traffic import LinkLoad
 from ..simulator.critical_path import PathPart, path_in_words
@@ -270,7 +270,7 @@ def _workers(workers: WorkerReplay | None) -> Html | None:
     shown = list(enumerate(workers.waiting))[:32]
     bars = [BarRow(f"rank {w}", share, f"{100 * share:.1f}%") for w, share in shown]
     rows: list[list[Content]] = [[w, f"{100 * share:.1f}%"] for w, share in enumerate(workers.waiting[:1000])]
-    lead = f"Over {workers.updates} updates; rank {workers.slowest} waits least: the others wait for it."
+    lead = f"Over {counted(workers.updates, 'update')}; rank {workers.slowest} waits least: the others wait for it."
     if workers.mean_staleness:
         lead += f" Gradients are {workers.mean_staleness:.2f} updates old on average."
     heads = (("rank", "num"), ("waits", "num"))

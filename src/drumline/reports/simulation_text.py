@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from ..core.timeline import Timeline
-from ..core.units import format_bytes, format_count, format_rate, format_seconds
+from ..core.units import counted, format_bytes, format_count, format_rate, format_seconds
 from ..costs.link_traffic import LinkLoad
 from ..planner.scaling_curve import ScalingPoint
 from ..simulator.critical_path import PathPart, path_in_words
@@ -93,7 +93,7 @@ def failure_lines(f: FailureReplay, step: float) -> list[str]:
     return [
         f"{days:g} days, a device fails every {format_seconds(f.mtbf)}: {f.failures} failures, "
         f"goodput {100 * f.goodput:.1f}% ({100 * f.expected:.1f}% expected)",
-        f"  a save every {format_seconds(f.interval)} ({round(f.interval / step)} steps, Young/Daly) stalls "
+        f"  a save every {format_seconds(f.interval)} ({counted(round(f.interval / step), 'step')}, Young/Daly) stalls "
         f"{format_seconds(f.stall)}; a restart takes {format_seconds(f.restart)}",
         f"  lost: {_share(f.repeated, f)} repeated work, {_share(f.restarting, f)} restarts, "
         f"{_share(f.saving, f)} saves",
