@@ -248,10 +248,10 @@ def test_ids_are_unique_and_tables_have_headers() -> None:
     ids = [v for _, k, v in read.attributes if k == "id"]
     assert len(ids) == len(set(ids))
     assert {v[1:] for _, k, v in read.attributes if k == "href" and v.startswith("#")} <= set(ids)
-    assert read.tags.count("table") == read.tags.count("thead") == read.tags.count("caption") == 11
+    assert read.tags.count("table") == read.tags.count("thead") == read.tags.count("caption") == 12
     pictures = [x for x in read.attributes if x == ("svg", "role", "img")]
     assert len(pictures) == read.tags.count("desc") == 7
-    assert read.tags.count("details") == read.tags.count("summary") == 4
+    assert read.tags.count("details") == read.tags.count("summary") == 5
 
 
 def test_the_page_is_deterministic() -> None:
@@ -322,6 +322,25 @@ def test_at_least_eight_stages_of_a_long_pipeline_are_drawn() -> None:
     assert sum(drawn_areas(drawn, "backward")) == pytest.approx(8 * 512 * 1.8 / whole, rel=0.02)
     tips = re.findall(r"<title>(backward stage 63 m\d+ and \d+ more)\n(\d+)% of ([\d.]+ \w+) from", drawn)
     assert len(tips) > 20 and all(50 <= int(share) <= 70 for _, share, _ in tips[1:-1])
+
+
+def test_how_spans_and_notes_of_a_timeline_are_written() -> None:
+    """The gradient of weights is backward, a pass of a pipeline has its phase as name, and a note is a sentence."""
+    spans = (
+        Span(0, "compute", "forward (model)", 0.0, 1.0),
+        Span(0, "compute", "backward stage 0 m0", 1.0, 2.0),
+        Span(0, "compute", "weights stage 0 m0", 2.0, 3.0),
+    )
+    drawn = timelines(Timeline("measured", spans, ("step 2, recorded under the profiler",)))
+    assert ">forward</text>" in drawn and "(model)</text>" not in drawn and "other work" not in drawn
+    assert drawn.count('class="s k-backward') == 2 and "Step 2, recorded under the profiler." in drawn
+
+
+def test_the_measured_curves_of_a_cluster_are_folded() -> None:
+    text = page(make_run())
+    folded = text[text.index("3 measured curves and tables") :]
+    assert "matmul, fp32: 3 sizes" in folded and "all_reduce of 2 ranks over gloo" in folded
+    assert "matmul, fp32" not in text[: text.index("3 measured curves and tables")]
 
 
 def test_long_names_are_cut_with_the_whole_in_a_tooltip() -> None:

@@ -153,7 +153,11 @@ def _drawing(timeline: Timeline, scale: float, ends: list[float], budget: int) -
         notes.append(f"Of {len(timeline.spans)} {timeline.origin} spans, short neighbours are drawn as one.")
     if any(b.mixed for b in blocks):
         notes.append("Where kinds of work alternate quickly, their heights are their shares of the time.")
-    return _Drawing(picture, (*notes, *timeline.notes))
+    return _Drawing(picture, (*notes, *map(_sentence, timeline.notes)))
+
+
+def _sentence(note: str) -> str:
+    return note[:1].upper() + note[1:] + ("" if note.endswith(".") else ".")
 
 
 def _picture(timeline: Timeline, blocks: Sequence[Block], scale: float, ends: list[float]) -> Html:
