@@ -88,32 +88,40 @@ def test_a_picture_says_for_how_many_ranks(tmp_path: Path) -> None:
 COLLECTIVE, ORDER = "all_reduce:ring", "pipeline:1f1b"
 SCHEDULES = (COLLECTIVE, ORDER, "all_reduce", "pipeline")
 REFUSED = [
-    *((target, option, "it is for a job or a zoo model") for target in SCHEDULES for option in (
-        ("--slow", "0:4"),
-        ("--jitter", "0.3"),
-        ("--seed", "1"),
-        ("--plan", "dp=4"),
-        ("--batch", "8"),
-        ("--sequence", "8"),
-        ("--devices", "4"),
-        ("--slow-link", "node:0.5"),
-        ("--mtbf", "9h"),
-        ("--restart", "5min"),
-        ("--days", "3"),
-        ("--sweep", "8,16"),
-        ("--no-corrections",),
-    )),
-    *((target, option, "it is for ") for target in (ORDER, "all_reduce", "pipeline") for option in (
-        ("--cluster", "nonsense"),
-        ("--bytes", "64MB"),
-        ("--set", "node.devices=4"),
-    )),
+    *(
+        (target, option, "it is for a job or a zoo model")
+        for target in SCHEDULES
+        for option in (
+            ("--slow", "0:4"),
+            ("--jitter", "0.3"),
+            ("--seed", "1"),
+            ("--plan", "dp=4"),
+            ("--batch", "8"),
+            ("--sequence", "8"),
+            ("--devices", "4"),
+            ("--slow-link", "node:0.5"),
+            ("--mtbf", "9h"),
+            ("--restart", "5min"),
+            ("--days", "3"),
+            ("--sweep", "8,16"),
+            ("--no-corrections",),
+        )
+    ),
+    *(
+        (target, option, "it is for ")
+        for target in (ORDER, "all_reduce", "pipeline")
+        for option in (
+            ("--cluster", "nonsense"),
+            ("--bytes", "64MB"),
+            ("--set", "node.devices=4"),
+        )
+    ),
     *((target, ("--micro", "4"), "it is for a pipeline order") for target in (COLLECTIVE, "all_reduce", "gpt:1.3b")),
     *((target, ("--virtual", "2"), "it is for a pipeline order") for target in (COLLECTIVE, "pipeline", "gpt:1.3b")),
     ("gpt:1.3b", ("--ranks", "4"), "it is for a collective or a pipeline order"),
     ("gpt:1.3b", ("--bytes", "4MB"), "it is for a collective"),
     ("all_reduce", ("--scaling", "weak"), "it is for a job or a zoo model"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("target", "option", "rule"), REFUSED)

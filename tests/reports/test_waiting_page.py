@@ -113,7 +113,7 @@ def test_each_picture_has_a_title_a_description_and_a_table(kind: str) -> None:
     pictures = [x for x in read.attributes if x == ("svg", "role", "img")]
     assert len(pictures) == read.tags.count("desc") == 5 + 2 + 1 + 2 + (kind == "async")
     assert read.tags.count("caption") == read.tags.count("table") == 12 + 1 + 2 * (kind == "async")
-    assert read.tags.count("details") == 5 + (kind == "async")
+    assert read.tags.count("details") == 6 + (kind == "async")
 
 
 def test_many_ranks_draw_the_extremes() -> None:
