@@ -4,11 +4,14 @@
 
 Trains examples/gpt.py on this machine under six plans, in shuffled turns: data parallelism, ZeRO-3, two pipeline
 schedules, tensor parallelism, and a hybrid of replicas and stages on four ranks. Every run has the timeline of one
-measured step and the simulated one; `drumline report` of the run folders draws them over each other. A critical path is
-compared by its parts of at least a tenth of the step, the largest first: forward, backward, optimizer, communication.
-It is followed back on the compute lanes, and where a rank
-waits, on those of the rank it waits for. Bars: step times within 15% on average, the same paths.
-Expected before the first run: within 10% for two ranks; up to 20% for four ranks on two cores.
+measured step and the simulated one; `drumline report` of the run folders draws them over each other. Their critical
+paths are laid over each other, too: the agreement is the share of the step in which both are on the same rank, phase
+and micro-batch (timeline_paths.py). The last column is how far the same record agrees with the simulation of another
+plan, the nearest of those whose simulated path is a different one.
+
+Bars: step times within 15% on average; every agreement at least 70%, and larger than that with another plan.
+Expected before the first run: step times within 10% for two ranks, up to 20% for four ranks on two cores; an agreement
+of 90% without a pipeline, where the path is a forward and a backward, and of 70 to 80% with one.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ import argparse
 import random
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from split_contest.page import paste
+from timeline_paths import agreement
 
 PLANS = (
     "dp=2",
@@ -33,10 +38,9 @@ PLANS = (
 JOB = Path(__file__).parents[1] / "examples" / "gpt.py"
 PAGE = Path(__file__).parents[1] / "docs" / "log" / "cpu.md"
 BOUND = 0.15
-SMALLEST_PART = 0.1
-"""Share of the step; smaller parts of a path are not compared."""
-LONGEST_GAP = 0.01
-"""Share of the step; a rank that does nothing for longer waits for another."""
+LEAST_AGREEMENT = 0.7
+"""Share of the step in which the measured and the simulated critical path must be the same. Those of two plans
+with different schedules, stages or micro-batches agree in less (tests/test_benchmarks_timelines.py)."""
 
 
 def main() -> int:
@@ -67,82 +71,34 @@ def main() -> int:
 
 
 def table(runs: dict[str, list[Any]]) -> tuple[list[str], bool]:
-    """The rows, and whether both bars hold."""
-    lines = [
-        "| plan | step | simulated | error | measured path | simulated path | same |",
-        "|---|---:|---:|---:|---|---|---|",
-    ]
-    errors, same = [], []
+    """The rows, and whether all bars hold."""
+    lines = ["| plan | step | simulated | error | same path | with another plan |", "|---|---:|---:|---:|---:|---:|"]
+    middle = {plan: sorted(rounds, key=lambda run: run.step_seconds)[len(rounds) // 2] for plan, rounds in runs.items()}
+    errors, agreements, others = [], [], []
     for plan, rounds in runs.items():
-        off = [run.estimate.step_seconds / run.step_seconds - 1 for run in rounds]
-        middle = sorted(rounds, key=lambda run: run.step_seconds)[len(rounds) // 2]
-        paths = [path_shares(timeline) for timeline in (middle.measured, middle.predicted)]
-        errors.append(statistics.median(off))
-        same.append(list(paths[0]) == list(paths[1]))
-        cells = [", ".join(f"{name} {100 * share:.0f}%" for name, share in path.items()) for path in paths]
+        errors.append(statistics.median(run.estimate.step_seconds / run.step_seconds - 1 for run in rounds))
+        record, own = middle[plan].measured, middle[plan].predicted
+        agreements.append(agreement(record, own))
+        others.append(nearest_other(record, own, [run.predicted for run in middle.values()]))
         seconds = [statistics.median(r.step_seconds for r in rounds)]
         seconds.append(statistics.median(r.estimate.step_seconds for r in rounds))
         times = " | ".join(f"{1e3 * s:.1f} ms" for s in seconds)
-        lines.append(f"| `{plan}` | {times} | {100 * errors[-1]:+.0f}% | {cells[0]} | {cells[1]} | {same[-1]} |")
+        shares = f"{100 * agreements[-1]:.0f}% | {100 * others[-1]:.0f}%"
+        lines.append(f"| `{plan}` | {times} | {100 * errors[-1]:+.0f}% | {shares} |")
     mean = statistics.mean(map(abs, errors))
-    holds = mean <= BOUND and all(same)
+    same = [a >= LEAST_AGREEMENT and a > other for a, other in zip(agreements, others, strict=True)]
     lines += [
         "",
-        f"Step times are off by {100 * mean:.1f}% on average (bar: 15%); {sum(same)} of {len(same)} paths are equal.",
+        f"Step times are off by {100 * mean:.1f}% on average (bar: {100 * BOUND:.0f}%). {sum(same)} of {len(same)} "
+        f"paths agree (bar: {100 * LEAST_AGREEMENT:.0f}% of the step, and more than with another plan).",
     ]
-    return lines, holds
+    return lines, mean <= BOUND and all(same)
 
 
-def path_shares(timeline: Any) -> dict[str, float]:
-    """The parts of the critical path that matter, with their shares of the step, the largest first."""
-    shares: dict[str, float] = {}
-    for name, seconds in _with_inner_messages(_path(timeline)):
-        shares[name] = shares.get(name, 0.0) + seconds / timeline.seconds
-    kept = {name: share for name, share in shares.items() if share >= SMALLEST_PART}
-    return dict(sorted(kept.items(), key=lambda item: -item[1]))
-
-
-def _path(timeline: Any) -> list[tuple[str, float]]:
-    """(phase, seconds) from the end back to the start, on the compute lanes.
-
-    A record has gaps of microseconds, so the path goes on with the last span that ended before; where a rank sent or
-    waited for longer, with that of the rank that computed until last.
-    """
-    computed = [s for s in timeline.spans if s.lane == "compute" and _phase(s.name) != "communication"]
-    spans = sorted(computed, key=lambda s: s.end)
-    current = spans[-1]
-    path = [(_phase(current.name), current.end - current.start)]
-    while earlier := [s for s in spans if s.end <= current.start + 1e-9 and s is not current]:
-        own = max((s for s in earlier if s.rank == current.rank), key=lambda s: s.end, default=None)
-        last = max(earlier, key=lambda s: s.end)
-        waited = own is None or current.start - own.end > LONGEST_GAP * timeline.seconds
-        following = last if waited or own is None else own
-        path.append(("communication", current.start - following.end))
-        path.append((_phase(following.name), following.end - following.start))
-        current = following
-    return path
-
-
-def _phase(name: str) -> str:
-    """forward, backward, optimizer or communication; the bookkeeping of sharded units is recorded with the backward."""
-    first = name.split()[0]
-    if name == "communication units":
-        return "backward"
-    return {"weights": "backward"}.get(
-        first, first if first in ("forward", "backward", "optimizer") else "communication"
-    )
-
-
-def _with_inner_messages(path: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """A message between two spans of one phase belongs to that phase: a record of a run does not tell them apart."""
-    names = [name for name, _ in path]
-    inner = [
-        names[i - 1]
-        if 0 < i < len(path) - 1 and names[i] == "communication" and names[i - 1] == names[i + 1]
-        else names[i]
-        for i in range(len(path))
-    ]
-    return [(name, seconds) for name, (_, seconds) in zip(inner, path, strict=True)]
+def nearest_other(record: Any, own: Any, simulated: Iterable[Any]) -> float:
+    """The largest agreement of a record with simulations whose path is not its own simulation's; 0 without any."""
+    different = [other for other in simulated if agreement(own, other) < LEAST_AGREEMENT]
+    return max((agreement(record, other) for other in different), default=0.0)
 
 
 if __name__ == "__main__":

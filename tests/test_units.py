@@ -130,3 +130,8 @@ def test_counts(text: str | int, number: float) -> None:
 def test_not_a_count(text: str) -> None:
     with pytest.raises(ValueError, match="not a number such as 13T"):
         units.parse_count(text)
+
+
+def test_shares_and_numbers_of_things() -> None:
+    assert [units.format_percent(x) for x in (0.1234, -0.05, -1e-6, 0.0)] == ["+12.3%", "-5.0%", "+0.0%", "+0.0%"]
+    assert [units.counted(n, "step") for n in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]

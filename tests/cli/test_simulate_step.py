@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import here
+
+import drumline as dl
+from drumline.core.errors import InputError
 
 GPT = ("simulate", "gpt:1.3b", "--cluster", "dgx-h100", "--plan", "dp=2,tp=2,pp=4,micro=16,precision=bf16")
 
@@ -81,10 +85,97 @@ def test_a_picture_says_for_how_many_ranks(tmp_path: Path) -> None:
     assert "each rank drawn x 4 ranks" in (tmp_path / "step.svg").read_text()
 
 
-def test_options_of_jobs_alone() -> None:
-    for target in ("pipeline", "all_reduce", "pipeline:1f1b", "all_reduce:ring"):
-        done = here("simulate", target, "--cluster", "dgx-h100", "--mtbf", "9h")
-        assert done.returncode == 2 and f"--mtbf for {target}" in done.stderr
+COLLECTIVE, ORDER = "all_reduce:ring", "pipeline:1f1b"
+SCHEDULES = (COLLECTIVE, ORDER, "all_reduce", "pipeline")
+REFUSED = [
+    *(
+        (target, option, "it is for a job or a zoo model")
+        for target in SCHEDULES
+        for option in (
+            ("--slow", "0:4"),
+            ("--jitter", "0.3"),
+            ("--seed", "1"),
+            ("--plan", "dp=4"),
+            ("--batch", "8"),
+            ("--sequence", "8"),
+            ("--devices", "4"),
+            ("--slow-link", "node:0.5"),
+            ("--mtbf", "9h"),
+            ("--restart", "5min"),
+            ("--days", "3"),
+            ("--sweep", "8,16"),
+            ("--no-corrections",),
+        )
+    ),
+    *(
+        (target, option, "it is for ")
+        for target in (ORDER, "all_reduce", "pipeline")
+        for option in (
+            ("--cluster", "nonsense"),
+            ("--bytes", "64MB"),
+            ("--set", "node.devices=4"),
+        )
+    ),
+    *((target, ("--micro", "4"), "it is for a pipeline order") for target in (COLLECTIVE, "all_reduce", "gpt:1.3b")),
+    *((target, ("--virtual", "2"), "it is for a pipeline order") for target in (COLLECTIVE, "pipeline", "gpt:1.3b")),
+    ("gpt:1.3b", ("--ranks", "4"), "it is for a collective or a pipeline order"),
+    ("gpt:1.3b", ("--bytes", "4MB"), "it is for a collective"),
+    ("all_reduce", ("--scaling", "weak"), "it is for a job or a zoo model"),
+]
+
+
+@pytest.mark.parametrize(("target", "option", "rule"), REFUSED)
+def test_options_that_a_target_does_not_take_are_refused(target: str, option: tuple[str, ...], rule: str) -> None:
+    done = here("simulate", target, *option)
+    assert done.returncode == 2 and f"{option[0]} for {target}" in done.stderr and rule in done.stderr, done.stderr
+
+
+def test_the_library_refuses_them_too() -> None:
+    with pytest.raises(InputError, match="--slow for all_reduce:ring"):
+        dl.simulate("all_reduce:ring", cluster="dgx-a100", slow={0: 4.0})
+    with pytest.raises(InputError, match="--plan for pipeline:1f1b"):
+        dl.simulate("pipeline:1f1b", "dp=4")
+    with pytest.raises(InputError, match="--micro for gpt:1.3b"):
+        dl.simulate("gpt:1.3b", "dp=4", "dgx-a100", micro=4)
+
+
+@pytest.mark.parametrize(("target", "ranks", "micro"), [("pipeline:1f1b", 1000, 10_000), ("pipeline", 200, 100)])
+def test_pipelines_with_too_many_passes_are_refused(target: str, ranks: int, micro: int) -> None:
+    done = here("simulate", target, "--ranks", ranks, "--micro", micro)
+    assert done.returncode == 2 and f"{2 * ranks * micro:,} forwards and backwards" in done.stderr
+    assert "at most " in done.stderr and "--micro " in done.stderr
+    with pytest.raises(InputError, match="fewer --ranks"):
+        dl.simulate("pipeline:1f1b", ranks=200_000, micro=1)
+    with pytest.raises(InputError, match="--ranks|rank"):
+        dl.simulate("pipeline:1f1b", ranks=0)
+
+
+def test_a_collective_without_an_algorithm() -> None:
+    done = here("simulate", "all_to_all")
+    assert done.returncode == 2 and "all_to_all without an algorithm" in done.stderr
+    assert "pairwise" in done.stderr and "''" not in done.stderr
+
+
+def test_sequence_and_devices() -> None:
+    plan = ("--plan", "dp=4,tp=2,precision=bf16", "--cluster", "dgx-h100", "--batch", 8)
+    short, usual = (asked("simulate", "gpt:1.3b", *plan, *more) for more in (("--sequence", 512), ()))
+    assert short["step_seconds"] < 0.8 * usual["step_seconds"]
+    planned = asked("plan", "gpt:1.3b", *plan, "--devices", 8, "--sequence", 512)
+    assert planned["given"]["step_seconds"] == pytest.approx(short["step_seconds"], rel=1e-9)
+    assert asked("simulate", "gpt:1.3b", *plan, "--devices", 8)["step_seconds"] == usual["step_seconds"]
+    done = here("simulate", "gpt:1.3b", *plan, "--devices", 16)
+    assert done.returncode == 2 and "the plan takes 8" in done.stderr and "--sweep 16" in done.stderr
+    points = asked("simulate", "gpt:1.3b", *plan, "--sweep", "8,16", "--sequence", 512)["points"]
+    assert points[0]["step_seconds"] == pytest.approx(short["step_seconds"], rel=1e-9)
+
+
+def test_one_of_something_has_no_plural() -> None:
+    text = here(*GPT, "--mtbf", "1h/run", "--days", 1).stdout
+    assert "(1 steps" not in text and " steps, Young/Daly)" in text
+    often = here(*GPT, "--mtbf", "1min/run", "--restart", "1s", "--days", 1, "--batch", 4096).stdout
+    assert re.search(r"\((1 step|\d+ steps), Young/Daly\)", often), often
+    same = here(*GPT, "--slow-link", "node:1").stdout
+    assert "-0.0%" not in same and "(+0.0%)" in same
 
 
 @pytest.mark.parametrize(
@@ -99,6 +190,8 @@ def test_options_of_jobs_alone() -> None:
         (("--sweep", "9"), "9 % 8 = 1"),
         (("--sweep", "16", "--mtbf", "9h"), "--sweep with --mtbf"),
         (("--sweep", "16", "--picture", "x.svg"), "--sweep with --picture"),
+        (("--sweep", "16", "--restart", "5min", "--days", "3"), "--sweep with --restart"),
+        (("--sweep", "16", "--devices", "16"), "--sweep with --devices"),
         (("--batch", "-1"), "at least one sample"),
     ],
 )

@@ -48,8 +48,6 @@ print(json.dumps([simulation.timeline.all_ranks, first == replay(), simulation.s
 """
 
 
-@pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("model", "plan", "cluster", "ranks", "most"),
     [
@@ -59,7 +57,7 @@ print(json.dumps([simulation.timeline.all_ranks, first == replay(), simulation.s
     ],
 )
 def test_thousands_of_simulated_ranks(model: str, plan: str, cluster: str, ranks: int, most: float) -> None:
-    """A step of the largest published runs, on one core: in seconds, 2 GB, and the same result again."""
+    """A step of the largest published runs: in seconds of one processor, 2 GB, and the same result again."""
     words = [sys.executable, "-c", SIMULATION, model, plan, cluster]
     done = subprocess.run(
         words, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -71,18 +69,18 @@ def test_thousands_of_simulated_ranks(model: str, plan: str, cluster: str, ranks
     assert seconds < most and kilobytes < 2e9 / 1024
 
 
-@pytest.mark.slow
-def test_events_leave_nothing_behind() -> None:
-    """Ten million events, a thousand of them pending at a time: the loop holds only those."""
+@pytest.mark.parametrize("events", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+def test_events_leave_nothing_behind(events: int) -> None:
+    """Millions of events, a thousand of them pending at a time: the loop holds only those."""
     import psutil
 
-    loop, left, process = EventLoop(), 10_000_000, psutil.Process()
+    loop, left, process = EventLoop(), events, psutil.Process()
     early = 0
 
     def tick() -> None:
         nonlocal left, early
         left -= 1
-        if left == 9_000_000:
+        if left == events - events // 10:
             early = process.memory_info().rss
         if left >= 1000:
             loop.after(1.0, tick)
@@ -94,10 +92,10 @@ def test_events_leave_nothing_behind() -> None:
     assert process.memory_info().rss - early < 8 * MIB
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_flows_leave_nothing_behind() -> None:
-    """Ten million events of flows that share links, a hundred of them under way at a time: no growth per event."""
+@pytest.mark.parametrize("events", [300_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+def test_flows_leave_nothing_behind(events: int) -> None:
+    """Many events of flows that share links, a hundred of them under way at a time: no growth per event."""
     import psutil
 
     loop, process, most = EventLoop(), psutil.Process(), 0
@@ -109,8 +107,8 @@ def test_flows_leave_nothing_behind() -> None:
         nonlocal flows, early, most
         flows += 1
         most = max(most, len(loop._heap))
-        if loop._counter < 10_000_000:
-            if early == 0 and loop._counter > 1_000_000:
+        if loop._counter < events:
+            if early == 0 and loop._counter > events // 10:
                 early = process.memory_info().rss
             dst = (src + 1 + flows % 3) % 96
             network.send(topology.path(src, dst), 1.0 + flows % 5, lambda: again(src))
@@ -118,7 +116,7 @@ def test_flows_leave_nothing_behind() -> None:
     for rank in range(96):
         again(rank)
     loop.run()
-    assert loop._counter >= 10_000_000 and not network.under_way()
+    assert loop._counter >= events and not network.under_way()
     assert most < 10_000, "ends that were computed for an earlier rate are few"
     assert process.memory_info().rss - early < 8 * MIB
 

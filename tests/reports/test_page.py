@@ -248,10 +248,10 @@ def test_ids_are_unique_and_tables_have_headers() -> None:
     ids = [v for _, k, v in read.attributes if k == "id"]
     assert len(ids) == len(set(ids))
     assert {v[1:] for _, k, v in read.attributes if k == "href" and v.startswith("#")} <= set(ids)
-    assert read.tags.count("table") == read.tags.count("thead") == read.tags.count("caption") == 11
+    assert read.tags.count("table") == read.tags.count("thead") == read.tags.count("caption") == 12
     pictures = [x for x in read.attributes if x == ("svg", "role", "img")]
     assert len(pictures) == read.tags.count("desc") == 7
-    assert read.tags.count("details") == read.tags.count("summary") == 4
+    assert read.tags.count("details") == read.tags.count("summary") == 5
 
 
 def test_the_page_is_deterministic() -> None:
@@ -281,8 +281,14 @@ def test_a_large_run_makes_a_small_page() -> None:
     assert re.search(r"\d of 64 predicted ranks are drawn", text) and "drawn as one" in text and "440 more rows" in text
 
 
+def drawn_areas(drawing: str, kind: str) -> list[float]:
+    """Width times height of what is drawn of a kind, in lanes of full width."""
+    boxes = re.findall(rf'class="s k-{kind}[^>]* width="([\d.]+)%" height="([\d.]+)"', drawing)
+    return [float(w) / 100 * float(h) / 20 for w, h in boxes]
+
+
 def test_sparse_messages_are_not_joined_to_one() -> None:
-    """Where too many spans cannot be joined without hiding that a lane is idle, fewer ranks are drawn."""
+    """Where spans of one kind cannot be joined without hiding that a lane is idle, their height says how busy it is."""
     spans = tuple(
         Span(r, lane, name, i + start, i + start + length)
         for r in range(16)
@@ -291,9 +297,50 @@ def test_sparse_messages_are_not_joined_to_one() -> None:
     )
     drawn = timelines(Timeline("predicted", spans))
     assert len(drawn) <= MOST_BYTES * 1.01
-    assert "4 of 16 predicted ranks are drawn" in drawn
-    widths = [float(w) for w in re.findall(r'class="s k-communication[^>]*width="([\d.]+)%"', drawn)]
-    assert len(widths) == 4 * 600 and max(widths) < 0.1
+    assert "8 of 16 predicted ranks are drawn" in drawn and "their heights are their shares of the time" in drawn
+    assert sum(drawn_areas(drawn, "forward")) == pytest.approx(8 * 0.4, rel=0.02)
+    assert sum(drawn_areas(drawn, "communication")) == pytest.approx(8 * 0.01, rel=0.1)
+
+
+def test_at_least_eight_stages_of_a_long_pipeline_are_drawn() -> None:
+    """Forward and backward alternate, so neighbours of one kind cannot be joined."""
+    spans = tuple(
+        Span(48 * stage, lane, f"{name} m{i}", stage + 3 * i + start, stage + 3 * i + start + length, 1.0)
+        for stage in range(64)
+        for i in range(512)
+        for lane, name, start, length in (
+            ("compute", f"forward stage {stage}", 0.0, 0.9),
+            ("compute", f"backward stage {stage}", 1.0, 1.8),
+            ("communication", f"F to stage {stage + 1}", 0.9, 0.2),
+        )
+    )
+    drawn = timelines(Timeline("predicted", spans, rank_counts=dict.fromkeys(range(0, 48 * 64, 48), 48)))
+    assert len(drawn) <= MOST_BYTES * 1.01
+    assert "8 of 64 predicted ranks are drawn" in drawn
+    whole = (63 + 3 * 512) * 1.005
+    assert sum(drawn_areas(drawn, "forward")) == pytest.approx(8 * 512 * 0.9 / whole, rel=0.02)
+    assert sum(drawn_areas(drawn, "backward")) == pytest.approx(8 * 512 * 1.8 / whole, rel=0.02)
+    tips = re.findall(r"<title>(backward stage 63 m\d+ and \d+ more)\n(\d+)% of ([\d.]+ \w+) from", drawn)
+    assert len(tips) > 20 and all(50 <= int(share) <= 70 for _, share, _ in tips[1:-1])
+
+
+def test_how_spans_and_notes_of_a_timeline_are_written() -> None:
+    """The gradient of weights is backward, a pass of a pipeline has its phase as name, and a note is a sentence."""
+    spans = (
+        Span(0, "compute", "forward (model)", 0.0, 1.0),
+        Span(0, "compute", "backward stage 0 m0", 1.0, 2.0),
+        Span(0, "compute", "weights stage 0 m0", 2.0, 3.0),
+    )
+    drawn = timelines(Timeline("measured", spans, ("step 2, recorded under the profiler",)))
+    assert ">forward</text>" in drawn and "(model)</text>" not in drawn and "other work" not in drawn
+    assert drawn.count('class="s k-backward') == 2 and "Step 2, recorded under the profiler." in drawn
+
+
+def test_the_measured_curves_of_a_cluster_are_folded() -> None:
+    text = page(make_run())
+    folded = text[text.index("3 measured curves and tables") :]
+    assert "matmul, fp32: 3 sizes" in folded and "all_reduce of 2 ranks over gloo" in folded
+    assert "matmul, fp32" not in text[: text.index("3 measured curves and tables")]
 
 
 def test_long_names_are_cut_with_the_whole_in_a_tooltip() -> None:

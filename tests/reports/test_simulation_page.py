@@ -14,7 +14,8 @@ from page_reader import Reader
 import drumline as dl
 from drumline.core.timeline import Timeline
 from drumline.loop.prediction_pages import simulation_report
-from drumline.reports.simulation_page import MOST_STAGES, simulation_page, write_simulation_page
+from drumline.reports.shown_stages import MOST_STAGES, shown_stages
+from drumline.reports.simulation_page import _stairs, simulation_page, write_simulation_page
 from drumline.simulator.memory_curve import StageMemory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -75,8 +76,26 @@ def test_many_stages_and_moments_make_a_small_page() -> None:
     )
     page = simulation_page(report)
     assert len(page.encode()) < 10**6
-    assert f"{MOST_STAGES} of 64 stages are drawn." in text_of(page)
+    assert f"{MOST_STAGES} of 64 stages are drawn, the fullest among them." in text_of(page)
     assert "Of 10000 predicted spans, short neighbours are drawn as one." in text_of(page)
+
+
+@pytest.mark.parametrize("count", [1, 2, 399, 400, 401, 802, 2049])
+def test_a_curve_of_memory_ends_with_the_step(count: int) -> None:
+    """Thinned or not, it begins and ends with its first and last moment, and keeps its peak."""
+    times = tuple(0.05 * i for i in range(count))
+    curve = StageMemory(63, times, tuple(float(i % 7) for i in range(count)))
+    points = _stairs(curve)
+    assert (points[0].x, points[-1].x) == (times[0], times[-1]) and max(p.y for p in points) == curve.peak
+    assert len(points) <= 2 * 400 + 1 and [p.x for p in points] == sorted(p.x for p in points)
+
+
+@pytest.mark.parametrize("fullest", [0, 1, 17, 40, 62, 63])
+def test_the_fullest_stage_is_among_those_that_are_drawn(fullest: int) -> None:
+    stages = [StageMemory(s, (0.0, 1.0), (1.0, 3.0 if s == fullest else 2.0)) for s in range(64)]
+    shown = [c.stage for c in shown_stages(stages)]
+    assert len(shown) == MOST_STAGES and {0, fullest, 63} <= set(shown) and shown == sorted(shown)
+    assert shown_stages(stages[:5]) == stages[:5]
 
 
 def test_names_that_are_markup_stay_text() -> None:

@@ -112,8 +112,8 @@ def test_each_picture_has_a_title_a_description_and_a_table(kind: str) -> None:
     assert {v[1:] for _, k, v in read.attributes if k == "href" and v.startswith("#")} <= set(ids)
     pictures = [x for x in read.attributes if x == ("svg", "role", "img")]
     assert len(pictures) == read.tags.count("desc") == 5 + 2 + 1 + 2 + (kind == "async")
-    assert read.tags.count("caption") == read.tags.count("table") == 11 + 1 + 2 * (kind == "async")
-    assert read.tags.count("details") == 5 + (kind == "async")
+    assert read.tags.count("caption") == read.tags.count("table") == 12 + 1 + 2 * (kind == "async")
+    assert read.tags.count("details") == 6 + (kind == "async")
 
 
 def test_many_ranks_draw_the_extremes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -22,7 +23,7 @@ def simulate(
         metavar="JOB|SCHEDULE",
         help="A job, a zoo name, all_reduce:ring, pipeline:1f1b; pipeline or all_reduce alone compare all of them.",
     ),
-    plan: str = typer.Option("dp=1", "--plan", autocompletion=complete_plan, help="The plan of a job."),
+    plan: str = typer.Option(None, "--plan", autocompletion=complete_plan, help="The plan of a job (dp=1)."),
     cluster: str = typer.Option(
         None,
         "--cluster",
@@ -30,11 +31,13 @@ def simulate(
         help="A cluster file or catalogue name (default: this machine).",
     ),
     changes: Changes = None,
-    ranks: int = typer.Option(4, "--ranks", "-n", help="Ranks of a collective or a pipeline."),
-    size: str = typer.Option("1MiB", "--bytes", help="Buffer size of a collective."),
-    micro: int = typer.Option(8, "--micro", help="Micro-batches of a pipeline."),
-    virtual: int = typer.Option(1, "--virtual", help="Pipeline stages per rank."),
+    ranks: int = typer.Option(None, "--ranks", "-n", help="Ranks of a collective or a pipeline (4)."),
+    size: str = typer.Option(None, "--bytes", help="Buffer size of a collective (1MiB)."),
+    micro: int = typer.Option(None, "--micro", help="Micro-batches of a pipeline (8)."),
+    virtual: int = typer.Option(None, "--virtual", help="Pipeline stages per rank (1)."),
     batch: int = typer.Option(None, "--batch", help="Samples per step of a job (default: its own)."),
+    sequence: int = typer.Option(None, "--sequence", help="Tokens per sample of a zoo model."),
+    devices: int = typer.Option(None, "--devices", help="Check that the plan takes this many devices."),
     slow: Slow = None,
     jitter: Jitter = None,
     slow_links: SlowLinks = None,
@@ -43,7 +46,7 @@ def simulate(
     days: float = typer.Option(None, "--days", help="With --mtbf: days to replay (30)."),
     seed: int = typer.Option(None, "--seed", help="Of jitter and failures (default: the cluster's, 0)."),
     sweep: str = typer.Option(None, "--sweep", metavar="N,N,...", help="Numbers of devices: the plan with other dp."),
-    scaling: str = typer.Option("strong", "--scaling", help="Of --sweep: strong (same batch) or weak."),
+    scaling: str = typer.Option(None, "--scaling", help="Of --sweep: strong (same batch, the default) or weak."),
     no_corrections: NoCorrections = False,
     picture: str = typer.Option(None, "--picture", metavar="SVG", help="Draw the timeline."),
     page: str = typer.Option(
@@ -53,51 +56,32 @@ def simulate(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Replay a step, a collective or a pipeline."""
-    from ..loop.simulate import refuse_options_of_jobs
     from ..loop.simulate import simulate as run
 
     start = time.perf_counter()
+    asked: dict[str, Any] = {"plan": plan, "cluster": cluster, "changes": changes or (), "ranks": ranks, "size": size}
+    asked |= {"micro": micro, "virtual": virtual, "batch": batch, "sequence": sequence, "devices": devices}
+    asked |= {"slow": slow, "jitter": jitter, "slow_links": slow_links or (), "corrections": not no_corrections}
+    asked |= {"seed": seed, "mtbf": mtbf, "restart": restart, "days": days}
+    files = {"picture": picture, "page": page, "trace": trace}
     if target in ("pipeline", "all_reduce"):
-        files = {"picture": picture, "page": page, "trace": trace}
-        if name := next((name for name, value in files.items() if value), None):
-            example = {"pipeline": "pipeline:1f1b", "all_reduce": "all_reduce:ring"}[target]
-            raise InputError(f"--{name} of {target}", rule=f"a {name} is of one replay", fix=example)
-        given = {"--batch": batch, "--slow-link": slow_links, "--mtbf": mtbf, "--restart": restart, "--days": days}
-        refuse_options_of_jobs(target, given | {"--sweep": sweep})
-    if target == "pipeline":
-        _print_orders(ranks, micro, as_json, start)
+        _compare(target, asked | {"sweep": sweep, "scaling": scaling}, files, as_json, start)
         return
-    if target == "all_reduce":
-        _print_growth(ranks, as_json, start)
-        return
-    if scaling != "strong" and sweep is None:
+    if scaling is not None and sweep is None:
         raise InputError(
             f"--scaling {scaling} without --sweep", rule="it says how a sweep scales", fix="--sweep 8,16,32"
         )
     with measuring(quiet=as_json) as progress:
-        options: dict[str, Any] = {
-            "changes": changes or (),
-            "batch": batch,
-            "slow": slow,
-            "jitter": jitter,
-            "slow_links": slow_links or (),
-            "seed": seed,
-            "corrections": not no_corrections,
-            "notify": warn,
-            "progress": progress,
-        }
+        shown: dict[str, Any] = {"notify": warn, "progress": progress}
         if sweep is not None:
-            _refuse_with_sweep(mtbf=mtbf, picture=picture, page=page, trace=trace)
-            print_sweep(target, plan, cluster, device_counts(sweep), scaling, options, as_json=as_json)
+            _sweep(target, sweep, scaling, asked, files, shown, as_json)
             return
-        days_lost = {"mtbf": mtbf, "restart": restart, "days": days}
-        shape = {"ranks": ranks, "size": size, "micro": micro, "virtual": virtual}
-        replay = run(target, plan, cluster, **shape, **days_lost, **options)
+        replay = run(target, **asked, **shown)
     written = _write_files(replay, picture, page, trace)
     if as_json:
         print_json(_document(replay) | {"seconds": time.perf_counter() - start} | written)
     else:
-        _print(replay, ranks)
+        _print(replay)
         for key, value in written.items():
             print(f"{key}: {value}")
 
@@ -119,12 +103,53 @@ def _write_files(replay: Simulation, picture: str | None, page: str | None, trac
     return {key: value for key, value in (("picture", picture), ("page", page), ("trace", trace)) if value}
 
 
-def _refuse_with_sweep(**options: object) -> None:
-    given = [f"--{name}" for name, value in options.items() if value is not None]
+def _compare(target: str, asked: dict[str, Any], files: Mapping[str, str | None], as_json: bool, start: float) -> None:
+    """All pipeline orders, or all all-reduces."""
+    from ..loop.simulate import MICRO, RANKS
+    from ..loop.simulation_options import (
+        ALL_COLLECTIVES,
+        ALL_PIPELINES,
+        MOST_COMPARED_PASSES,
+        refuse_many_passes,
+        refuse_other_options,
+    )
+
+    if name := next((name for name, value in files.items() if value), None):
+        example = {"pipeline": "pipeline:1f1b", "all_reduce": "all_reduce:ring"}[target]
+        raise InputError(f"--{name} of {target}", rule=f"a {name} is of one replay", fix=example)
+    refuse_other_options(target, ALL_PIPELINES if target == "pipeline" else ALL_COLLECTIVES, asked)
+    ranks = RANKS if asked["ranks"] is None else asked["ranks"]
+    if target == "all_reduce":
+        _print_growth(ranks, as_json, start)
+        return
+    micro = MICRO if asked["micro"] is None else asked["micro"]
+    refuse_many_passes(target, ranks, micro, most=MOST_COMPARED_PASSES)
+    _print_orders(ranks, micro, as_json, start)
+
+
+def _sweep(
+    target: str,
+    sweep: str,
+    scaling: str | None,
+    asked: dict[str, Any],
+    files: Mapping[str, str | None],
+    shown: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """One plan on several numbers of devices."""
+    from ..loop.simulation_options import refuse_other_options, target_kind
+
+    refuse_other_options(target, target_kind(target), asked | {"sweep": sweep})
+    once = ("devices", "mtbf", "restart", "days")
+    given = [f"--{name}" for name in (*once, *files) if {**asked, **files}[name] is not None]
     if given:
         raise InputError(
             f"--sweep with {given[0]}", rule="a sweep is a table of step times", fix=f"leave out {given[0]}"
         )
+    of_steps = ("changes", "batch", "sequence", "slow", "jitter", "slow_links", "seed", "corrections")
+    options = {name: asked[name] for name in of_steps} | shown
+    plan, cluster = asked["plan"] or "dp=1", asked["cluster"]
+    print_sweep(target, plan, cluster, device_counts(sweep), scaling or "strong", options, as_json=as_json)
 
 
 def _document(replay: Simulation) -> dict[str, Any]:
@@ -157,7 +182,7 @@ def _document(replay: Simulation) -> dict[str, Any]:
     return value
 
 
-def _print(replay: Simulation, ranks: int) -> None:
+def _print(replay: Simulation) -> None:
     from ..reports.collective_text import collective_lines
     from ..reports.console import console
     from ..reports.schedule_text import draw_collective, draw_pipeline
@@ -174,7 +199,7 @@ def _print(replay: Simulation, ranks: int) -> None:
             out.print(f"versions of the weights, by stage: {', '.join(map(str, replay.updates.versions))}")
             out.print(f"staleness, by stage: {', '.join(str(max(s)) for s in replay.updates.staleness)}")
     elif replay.schedule is not None:
-        if ranks <= 16:
+        if replay.schedule.p <= 16:
             out.print(draw_collective(replay.schedule, width=out.width))
         assert replay.collective is not None
         out.print(collective_lines(replay.collective, replay.title))

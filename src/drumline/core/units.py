@@ -87,8 +87,13 @@ def format_seconds(t: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """`+12.3%`: a signed share."""
-    return f"{100 * fraction:+.1f}%"
+    """`+12.3%`: a signed share. What rounds to zero has no minus."""
+    return f"{round(100 * fraction, 1) + 0.0:+.1f}%"
+
+
+def counted(n: int, word: str) -> str:
+    """`1 step`, `3 steps`."""
+    return f"{n} {word}{'s' * (n != 1)}"
 
 
 def _split(text: str | float, kind: str) -> tuple[float, str]:

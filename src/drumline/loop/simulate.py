@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import InputError, nearest
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .inputs import load_cluster
+from .simulation_options import COLLECTIVE, JOB, PIPELINE, refuse_many_passes, refuse_other_options
 
 if TYPE_CHECKING:
     from ..clusters import Cluster
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ..simulator.worker_replay import WorkerReplay
     from .inputs import ClusterInput, ModelInput, PlanInput, SlowRanks
 
+RANKS, MICRO, SIZE = 4, 8, "1MiB"
+"""Of a collective or a pipeline order, unless given."""
 LARGEST_COLLECTIVE = 1_000_000
 """Ranks of a collective; fewer if its ranks differ (`simulator.collective_replay.MOST_MESSAGES`)."""
 
@@ -95,15 +98,17 @@ class Simulation:
 
 def simulate(
     target: ModelInput,
-    plan: PlanInput = "dp=1",
+    plan: PlanInput | None = None,
     cluster: ClusterInput = None,
     *,
     changes: Sequence[str] = (),
-    ranks: int = 4,
-    size: str | int = "1MiB",
-    micro: int = 8,
-    virtual: int = 1,
+    ranks: int | None = None,
+    size: str | int | None = None,
+    micro: int | None = None,
+    virtual: int | None = None,
     batch: int | None = None,
+    sequence: int | None = None,
+    devices: int | None = None,
     slow: SlowRanks | None = None,
     jitter: float | None = None,
     slow_links: Sequence[str] = (),
@@ -115,37 +120,46 @@ def simulate(
     notify: Notify = log_note,
     progress: Progress = ignore_progress,
 ) -> Simulation:
-    """Replay one step of a job or zoo model under `plan`; or `all_reduce:ring`, `pipeline:1f1b` and the like.
+    """Replay one step of a job or zoo model under `plan` (dp=1); or `all_reduce:ring`, `pipeline:1f1b` and the like.
 
-    A collective takes `ranks` and `size` (bytes of its buffer), a pipeline `ranks`, `micro` and `virtual`.
+    A collective takes `ranks` (4) and `size` (1MiB, bytes of its buffer), a pipeline `ranks`, `micro` (8) and `virtual`
+    (1). Options that a target does not take are refused.
 
-    The step of a job takes as long as `plan` predicts. Its ranks may differ: `slow` (`{3: 4.0}`: rank 3 takes four
+    The step of a job takes as long as `plan` predicts. `sequence` is the number of tokens per sample of a zoo model;
+    `devices` must be the number that the plan takes. Its ranks may differ: `slow` (`{3: 4.0}`: rank 3 takes four
     times as long) and `jitter` (standard deviation of step times over their mean). `slow_links` are texts such as
     `network:0.5` (at half the bandwidth) or `node@3:0.5` (inside node 3 alone). With `mtbf`, the mean time between
     failures of one device, `days` (30) of training are replayed with restarts from checkpoints, each of which
     takes `restart` (5 minutes). The same `seed` gives the same answer.
     """
     kind, _, name = str(target).partition(":") if isinstance(target, str | Path) else ("", "", "")
-    if kind == "pipeline" or kind in _collectives():
-        given = {"--batch": batch, "--slow-link": slow_links, "--mtbf": mtbf, "--restart": restart, "--days": days}
-        refuse_options_of_jobs(str(target), given)
+    options: dict[str, object] = {"plan": plan, "cluster": cluster, "changes": changes, "ranks": ranks, "size": size}
+    options |= {"micro": micro, "virtual": virtual, "batch": batch, "sequence": sequence, "devices": devices}
+    options |= {"slow": slow, "jitter": jitter, "slow_links": slow_links, "seed": seed, "corrections": corrections}
+    options |= {"mtbf": mtbf, "restart": restart, "days": days}
     if kind == "pipeline":
-        return _simulate_pipeline(name, ranks, micro, virtual)
+        refuse_other_options(target, PIPELINE, options)
+        micro, virtual = MICRO if micro is None else micro, 1 if virtual is None else virtual
+        return _simulate_pipeline(name, RANKS if ranks is None else ranks, micro, virtual)
     if kind in _collectives():
-        name = _current_word(name)
+        refuse_other_options(target, COLLECTIVE, options)
+        name, ranks = _current_word(name), RANKS if ranks is None else ranks
         _check_collective(kind, name, ranks)
         here, _ = load_cluster(cluster, changes=changes, notify=notify, progress=progress)
-        return _simulate_collective(kind, name, ranks, size, here)
+        return _simulate_collective(kind, name, ranks, SIZE if size is None else size, here)
     _refuse_misspelt(kind, name)
+    refuse_other_options(target, JOB, options)
     from .step_simulation import FailureOptions, simulate_job
 
     failures = FailureOptions.of(mtbf, restart, days)
     return simulate_job(
         target,
-        plan,
+        "dp=1" if plan is None else plan,
         cluster,
         changes=changes,
         batch=batch,
+        sequence=sequence,
+        devices=devices,
         slow=slow,
         jitter=jitter,
         slow_links=slow_links,
@@ -155,13 +169,6 @@ def simulate(
         notify=notify,
         progress=progress,
     )
-
-
-def refuse_options_of_jobs(target: str, options: Mapping[str, object]) -> None:
-    """A collective or a pipeline order has no batch, no plan and no days."""
-    name = next((name for name, value in options.items() if value is not None and value != ()), None)
-    if name:
-        raise InputError(f"{name} for {target}", rule="it is for a job or a zoo model", fix=f"leave out {name}")
 
 
 def _collectives() -> tuple[str, ...]:
@@ -175,6 +182,7 @@ def _simulate_pipeline(name: str, ranks: int, micro: int, virtual: int) -> Simul
     from ..schedules import pipeline_order, prove_pipeline
     from ..simulator import bubble, replay_in_thirds
 
+    refuse_many_passes(f"pipeline:{name}", ranks, micro, virtual)
     order = pipeline_order(name, ranks, micro, virtual)
     timeline = replay_in_thirds(order)
     share = bubble(timeline)
@@ -210,9 +218,9 @@ def _check_collective(kind: str, name: str, ranks: int) -> None:
 
     if name not in ALGORITHMS[kind]:
         known = tuple(ALGORITHMS[kind])
-        raise InputError(
-            f"no algorithm {name!r} for {kind}", rule=f"one of {', '.join(known)}", fix=nearest(name, known)
-        )
+        what = f"no algorithm {name!r} for {kind}" if name else f"{kind} without an algorithm"
+        fix = nearest(name, known) if name else f"{kind}:{known[0]}"
+        raise InputError(what, rule=f"one of {', '.join(known)}", fix=fix)
     if not 1 <= ranks <= LARGEST_COLLECTIVE:
         raise InputError(f"--ranks {ranks}", rule=f"from 1 to {LARGEST_COLLECTIVE} ranks")
 

@@ -28,6 +28,7 @@ def simulate_scaling(
     *,
     scaling: str = STRONG,
     batch: int | None = None,
+    sequence: int | None = None,
     **options: object,
 ) -> list[ScalingPoint]:
     """Replay a step of `plan` on each number of devices: `dp` is scaled, all other keys stay.
@@ -43,12 +44,12 @@ def simulate_scaling(
     for own in plans:
         # a job is traced once: its profile is used from then on
         try:
-            question = load_question(target, own, cluster, batch=batch, **options)  # type: ignore[arg-type]  # passed on
+            question = load_question(target, own, cluster, batch=batch, sequence=sequence, **options)  # type: ignore[arg-type]  # passed on
         except ClusterError as e:
             raise ClusterError(
                 e.what, where=e.where, rule=e.rule, fix="--sweep with other numbers of devices"
             ) from None
-        target = question.profile
+        target, sequence = question.profile, None
         points.append(_point(question, chosen, scaling))
     base = next((p for p in points if p.samples_per_second), None)
     each = base.samples_per_second / base.devices if base else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..core.errors import InputError
+from ..core.errors import InputError, PlanError
 from ..core.units import format_percent, format_seconds, parse_seconds
 from ..theory.roofline import compute_type
 from .callbacks import Notify, Progress, ignore_progress, log_note
@@ -87,6 +87,8 @@ def load_question(
     *,
     changes: Sequence[str] = (),
     batch: int | None = None,
+    sequence: int | None = None,
+    devices: int | None = None,
     slow: SlowRanks | None = None,
     jitter: float | None = None,
     slow_links: Sequence[str] = (),
@@ -104,9 +106,15 @@ def load_question(
     check(chosen)
     if batch is not None and batch < 1:
         raise InputError(f"--batch {batch}", rule="at least one sample")
-    devices = chosen.ranks if cluster is not None else None
+    if devices not in (None, chosen.ranks):
+        raise PlanError(
+            f"{chosen} on {devices} devices",
+            rule=f"the plan takes {chosen.ranks}: all of --devices",
+            fix=f"--devices {chosen.ranks}, or --sweep {devices} for another number of replicas",
+        )
+    needed = chosen.ranks if cluster is not None else None
     machines = load_machines(
-        cluster, devices, corrections=corrections, changes=changes, notify=notify, progress=progress
+        cluster, needed, corrections=corrections, changes=changes, notify=notify, progress=progress
     ).cluster
     if chosen.ranks > machines.devices:
         raise InputError(
@@ -120,7 +128,7 @@ def load_question(
     slowed = intact
     for link in links:
         slowed = with_changes(slowed, [link.change(slowed)])
-    profile = load_profile(target, batch=batch)
+    profile = load_profile(target, batch=batch, sequence=sequence)
     profile = profile_in_precision(target, profile, chosen.precision, machines.device.kind)
     return StepQuestion(profile, chosen, slowed, intact)
 
@@ -265,7 +273,7 @@ def _with_slow_links(simulation: Simulation, question: StepQuestion, links: Sequ
     now = simulation.step_seconds
     note = (
         f"Slow link {', '.join(links)}: {format_seconds(now)} instead of {format_seconds(before)} "
-        f"({100 * (now / before - 1):+.1f}%)."
+        f"({format_percent(now / before - 1)})."
     )
     if any("@" in text for text in links):
         note += " All ranks wait for the node with the slow link."

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import DrumlineError, InputError
 from .corrections import predicted_timeline
+from .measured_timeline import measured_timeline
 from .run_lock import lock_run
 
 if TYPE_CHECKING:
@@ -124,17 +125,11 @@ def make_run(
 
 def _with_results(run: Run, f: Forecast, reports: RankReports) -> Run:
     """Add what only ranks that ended well can report."""
-    from ..core.timeline import Timeline
-
     results, first = reports.results, reports.first
     return dataclasses.replace(
         run,
         device=first["device"],
-        measured=Timeline(
-            "measured",
-            tuple(s for r in results for s in r["spans"]),
-            notes=(f"step {first['probed']}, recorded under the profiler, which slows it",),
-        ),
+        measured=measured_timeline(results, meet=f.plan.sync == "allreduce"),
         step_seconds=max(r["step_seconds"] for r in results),
         peak_bytes=max(r["peak_bytes"] for r in results),
         memory_parts=max(results, key=lambda r: r["peak_bytes"])["parts"],

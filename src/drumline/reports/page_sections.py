@@ -12,6 +12,7 @@ from ..models.profile import COMPUTE_KINDS, Layer, Profile
 from ..planner.answer import Answer
 from ..plans.plan import Plan
 from .markup import Content, Html, cut, join, names, table, tag
+from .page_style import data_table
 
 MOST_CANDIDATES = 30
 MOST_LAYERS = 100
@@ -255,7 +256,7 @@ def _link_rows(cluster: Cluster, where: str, link: Link, key: str) -> list[list[
 
 
 def cluster_section(cluster: Cluster) -> Html:
-    """Every number of the cluster with its origin; measured curves and tables as ranges."""
+    """Every number of the cluster with its origin; measured curves and tables as ranges, folded."""
     d = cluster.device
     rows: list[list[Content]] = [
         ["memory per rank", format_bytes(d.memory), cluster.origin_of("device.memory")],
@@ -273,33 +274,37 @@ def cluster_section(cluster: Cluster) -> Html:
         ["communication hidden by computation", f"{100 * cluster.overlap:.0f}%", cluster.origin_of("overlap")],
         ["spread of measurements", f"{100 * cluster.measurement_spread:.1f}%", cluster.origin_of("measurement_spread")],
     ]
-    for c in d.curve:
-        unit = "FLOP/s" if c.kernel in COMPUTE_KINDS else "B/s"
-        rows.append(
-            [
-                f"{c.kernel}, {c.dtype}: {len(c.sizes)} sizes",
-                _range(c.rates, unit),
-                cluster.origin_of("device.curve"),
-            ]
-        )
-    for t in cluster.collective:
-        rows.append(
-            [
-                f"{t.collective} of {t.ranks} ranks over {t.transport}: {format_bytes(t.bytes[0])} to "
-                f"{format_bytes(t.bytes[-1])}",
-                f"{format_seconds(t.seconds[0])} to {format_seconds(t.seconds[-1])}",
-                cluster.origin_of("collective"),
-            ]
-        )
     nodes = cluster.network.nodes if cluster.network else 1
     lead = (
         f"{cluster.name}: {cluster.devices} {TIMES} {d.name} in {nodes} {'node' if nodes == 1 else 'nodes'} "
         f"of {cluster.node.devices}."
     )
+    numbers, measured = _numbers_table(rows, "The numbers of the cluster"), _measured_rows(cluster)
+    if not measured:
+        return join(tag("p", lead, class_="lead"), numbers)
+    title = f"{len(measured)} measured curves and tables"
+    return join(tag("p", lead, class_="lead"), numbers, data_table(_numbers_table(measured, title), title=title))
+
+
+def _numbers_table(rows: list[list[Content]], caption: str) -> Html:
     heads = (("", "plan"), ("value", "num"), ("origin", "wide"))
     cells = [[row[0], row[1], cut(str(row[2]), 80)] for row in rows]
-    numbers = table(heads, cells, caption="The numbers of the cluster", class_="stack two")
-    return join(tag("p", lead, class_="lead"), numbers)
+    return table(heads, cells, caption=caption, class_="stack two")
+
+
+def _measured_rows(cluster: Cluster) -> list[list[Content]]:
+    """Curves of kernels and tables of collectives, each as a range."""
+    rows: list[list[Content]] = []
+    for c in cluster.device.curve:
+        unit = "FLOP/s" if c.kernel in COMPUTE_KINDS else "B/s"
+        name = f"{c.kernel}, {c.dtype}: {len(c.sizes)} sizes"
+        rows.append([name, _range(c.rates, unit), cluster.origin_of("device.curve")])
+    for t in cluster.collective:
+        sizes = f"{format_bytes(t.bytes[0])} to {format_bytes(t.bytes[-1])}"
+        seconds = f"{format_seconds(t.seconds[0])} to {format_seconds(t.seconds[-1])}"
+        name = f"{t.collective} of {t.ranks} ranks over {t.transport}: {sizes}"
+        rows.append([name, seconds, cluster.origin_of("collective")])
+    return rows
 
 
 def _range(rates: tuple[float, ...], unit: str) -> str:

@@ -98,7 +98,7 @@ code { font: .9em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation
 .card .big { font-size: 1.6rem; line-height: 1.2; font-weight: 600; letter-spacing: -.01em; }
 .card p { margin: .2rem 0 0; font-size: .88rem; color: var(--soft); }
 .big, td, tfoot th, .facts, svg { font-variant-numeric: tabular-nums lining-nums; }
-.level { font-weight: 600; white-space: nowrap; }
+.level { font-weight: 600; white-space: nowrap; } .card .level { display: inline-block; white-space: normal; }
 .good { color: var(--good); } .fair { color: var(--fair); } .poor { color: var(--poor); }
 .scroll { overflow-x: auto; margin: .6rem 0 .4rem; background:
   linear-gradient(to right, var(--paper) 50%, transparent) left / 3rem 100% no-repeat local,

@@ -153,7 +153,7 @@ def _why(report: PlanReport) -> Html:
     rows: list[list[Content]] = []
     for f in answer.families:
         changes = [tag("li", "becomes the fastest ", cut(change, 160)) for change in f.wins_if]
-        best = [names(f.plan), format_seconds(f.step_seconds), format_bytes(f.memory_bytes)] if f.plan else ["-"] * 3
+        best = [names(f.plan), format_seconds(f.step_seconds), format_bytes(f.memory_bytes)] if f.plan else [""] * 3
         rows.append([f.name, *best, join(cut(f.reason, 160), tag("ul", *changes) if changes else None)])
     heads = (
         ("family", "tight"),

@@ -27,7 +27,7 @@ svg text.act.k-backward, svg text.act.k-gradients, svg text.act.k-optimizer { fi
 .sent { fill: none; stroke: var(--soft); stroke-width: 1.2px; stroke-dasharray: 3 2; }
 .move { fill: none; stroke: var(--communication); stroke-width: 1.8px; stroke-dasharray: 1; }
 .head { fill: var(--communication); }
-.later { opacity: .16; } .now rect { stroke: var(--ink); stroke-width: 2px; }
+.later { opacity: .45; } .now rect { stroke: var(--ink); stroke-width: 2px; }
 .clock { stroke: var(--poor); stroke-width: 2px; visibility: hidden; } .playing-page .clock { visibility: visible; }
 .pan > svg.fixed { width: auto; min-width: 0; }
 @media (prefers-reduced-motion: no-preference) {

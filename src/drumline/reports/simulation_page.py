@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..core import files
 from ..core.timeline import Timeline
-from ..core.units import format_bytes, format_count, format_seconds
+from ..core.units import counted, format_bytes, format_count, format_seconds
 from ..costs.estimate import Estimate
 from ..costs.link_traffic import LinkLoad
 from ..simulator.critical_path import PathPart, path_in_words
@@ -17,6 +17,7 @@ from ..simulator.worker_replay import WorkerReplay
 from .markup import Content, Html, cut, join, swatch, table, tag
 from .page_style import STYLE, data_table, html_document, navigation, section
 from .prediction_error import MEMORY_PARTS, ordered
+from .shown_stages import MOST_STAGES, shown_stages
 from .step_parts import PARTS
 from .svg_bars import BarRow, bar_rows
 from .svg_charts import memory_bars, plain_bytes
@@ -27,8 +28,6 @@ from .svg_timeline import PATTERN, parts_table, timelines
 SIMULATION_PAGE = "simulation.html"
 """The name of the page in a folder."""
 _PARTS = (*PARTS, "bubble", "waiting")
-MOST_STAGES = 8
-"""Curves of memory; of more stages, some evenly spread."""
 MOST_MOMENTS = 400
 """Points of a curve of memory; of more, the largest of each stretch."""
 MOST_PATH = 40
@@ -193,9 +192,7 @@ def _memory(report: SimulationReport) -> Html | None:
 
 def _curves(report: SimulationReport) -> Html:
     """A line for each stage, and the limit."""
-    curves = list(report.memory)
-    if len(curves) > MOST_STAGES:
-        curves = [curves[round(i * (len(curves) - 1) / (MOST_STAGES - 1))] for i in range(MOST_STAGES)]
+    curves = shown_stages(report.memory)
     series = [
         ScatterSeries(f"stage {c.stage}", _stairs(c), f"r{i % MOST_STAGES}", line=True, dots=False)
         for i, c in enumerate(curves)
@@ -209,7 +206,7 @@ def _curves(report: SimulationReport) -> Html:
         series.append(ScatterSeries("limit", limit, "k-communication", line=True, dots=False, dashed=True))
     lead += f", of {format_bytes(e.memory_limit)}." if e is not None else "."
     if len(curves) < len(report.memory):
-        lead += f" {len(curves)} of {len(report.memory)} stages are drawn."
+        lead += f" {len(curves)} of {len(report.memory)} stages are drawn, the fullest among them."
     chart = scatter_chart(
         "Memory over time",
         series,
@@ -233,17 +230,18 @@ def _curves(report: SimulationReport) -> Html:
 
 
 def _stairs(c: StageMemory) -> list[ScatterPoint]:
-    """The corners of a curve that jumps, the largest value of each stretch where there are too many."""
-    moments = list(zip(c.times, c.bytes, strict=False))
+    """The corners of a curve that jumps, until its end; the largest value of each stretch where there are too many."""
+    moments = list(zip(c.times, c.bytes, strict=True))
     stretch = -(-len(moments) // MOST_MOMENTS)
-    moments = [
-        (moments[i][0], max(b for _, b in moments[i : i + stretch])) for i in range(0, len(moments), stretch or 1)
-    ]
-    points = []
-    for i, (t, b) in enumerate(moments):
-        if i:
-            points.append(ScatterPoint(t, moments[i - 1][1]))
+    stretches = [moments[i : i + stretch] for i in range(0, len(moments), stretch or 1)]
+    points: list[ScatterPoint] = []
+    for own in stretches:
+        (t, _), b = own[0], max(b for _, b in own)
+        if points:
+            points.append(ScatterPoint(t, points[-1].y))
         points.append(ScatterPoint(t, b))
+    if moments and points[-1].x < moments[-1][0]:
+        points.append(ScatterPoint(moments[-1][0], points[-1].y))
     return points
 
 
@@ -272,7 +270,7 @@ def _workers(workers: WorkerReplay | None) -> Html | None:
     shown = list(enumerate(workers.waiting))[:32]
     bars = [BarRow(f"rank {w}", share, f"{100 * share:.1f}%") for w, share in shown]
     rows: list[list[Content]] = [[w, f"{100 * share:.1f}%"] for w, share in enumerate(workers.waiting[:1000])]
-    lead = f"Over {workers.updates} updates; rank {workers.slowest} waits least: the others wait for it."
+    lead = f"Over {counted(workers.updates, 'update')}; rank {workers.slowest} waits least: the others wait for it."
     if workers.mean_staleness:
         lead += f" Gradients are {workers.mean_staleness:.2f} updates old on average."
     heads = (("rank", "num"), ("waits", "num"))

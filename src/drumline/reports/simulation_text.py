@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from ..core.timeline import Timeline
-from ..core.units import format_bytes, format_count, format_rate, format_seconds
+from ..core.units import counted, format_bytes, format_count, format_rate, format_seconds
 from ..costs.link_traffic import LinkLoad
 from ..planner.scaling_curve import ScalingPoint
 from ..simulator.critical_path import PathPart, path_in_words
@@ -16,9 +16,8 @@ from ..simulator.failures import FailureReplay
 from ..simulator.memory_curve import StageMemory
 from ..theory.checkpoint_interval import save_interval
 from .console import NARROW, borderless_table
+from .shown_stages import shown_stages
 
-MOST_STAGES = 8
-"""Pipeline stages whose memory is shown; of more, some spread evenly, and the fullest."""
 LEAST_SHARE = 0.005
 """Of the step: kinds on the critical path with less are not listed."""
 _LEVELS = "_.:-=+*#"
@@ -71,7 +70,7 @@ def memory_lines(stages: Sequence[StageMemory], width: int) -> list[str]:
     room = max(10, min(60, width - 24))
     title = "memory over the step" + (", by stage" if len(stages) > 1 else "")
     lines = [f"{title} ({_LEVELS[0]} {format_bytes(least)} to {_LEVELS[-1]} {format_bytes(most)})"]
-    for s in _shown(stages):
+    for s in shown_stages(stages):
         name = f"stage {s.stage:<3} " if len(stages) > 1 else ""
         lines.append(f"  {name}{sparkline(s, room, least, most)} {format_bytes(s.peak)}")
     return lines
@@ -89,19 +88,10 @@ def sparkline(memory: StageMemory, room: int, least: float, most: float) -> str:
     return "".join(marks)
 
 
-def _shown(stages: Sequence[StageMemory]) -> list[StageMemory]:
-    if len(stages) <= MOST_STAGES:
-        return list(stages)
-    fullest = max(range(len(stages)), key=lambda i: stages[i].peak)
-    spread = {round(i * (len(stages) - 1) / (MOST_STAGES - 1)) for i in range(MOST_STAGES)}
-    return [stages[i] for i in sorted(spread | {fullest})]
-
-
 def failure_lines(f: FailureReplay, step: float) -> list[str]:
     """Days of training with failures: goodput, and where the rest of the time goes."""
     days = f.seconds / 86400
-    count = round(f.interval / step)
-    steps = f"{count} step{'s' if count > 1 else ''}"
+    steps = counted(round(f.interval / step), "step")
     bound = f.write > max(step, save_interval(f.stall, f.mtbf))
     why = "as often as the storage takes them" if bound else "Young/Daly"
     rate = f" at {format_rate(f.storage)}" if f.storage else ""

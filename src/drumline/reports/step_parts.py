@@ -14,7 +14,7 @@ PARTS = ("forward", "backward", "recompute", "communication", "optimizer", "over
 _PHASE = {
     "recompute": re.compile(r"(?i:recompute|recomputation)(?![a-zA-Z])"),
     "forward": re.compile(r"(?i:forward|fwd)(?![a-zA-Z])|F(?=\d)"),
-    "backward": re.compile(r"(?i:backward|bwd)(?![a-zA-Z])|[BW](?=\d)"),
+    "backward": re.compile(r"(?i:backward|bwd|weights)(?![a-zA-Z])|[BW](?=\d)"),
     "optimizer": re.compile(r"(?i:optimizer|update|adamw?|sgd|clip)(?![a-zA-Z])"),
 }
 
@@ -30,7 +30,8 @@ def phase_of(lane: str, name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """The name without its phase, which the colour shows: `forward blocks.3` is `blocks.3`."""
+    """The name without its phase, which the colour shows: `blocks.3` of `forward blocks.3`, or that phase."""
+    name = name.removesuffix(" (model)")
     for words in _PHASE.values():
         match = words.match(name)
         if match and match.end() < len(name) and not name[match.end()].isdigit():
@@ -76,6 +77,11 @@ def idle_share(timeline: Timeline, lane: str = "compute") -> float:
     whole = timeline.all_ranks * timeline.seconds
     busy = sum(timeline.rank_counts.get(rank, 1) * _length(_union(x)) for rank, x in intervals.items())
     return 1 - busy / whole if whole else 0.0
+
+
+def union_seconds(intervals: Intervals) -> float:
+    """The seconds that at least one of the intervals covers."""
+    return _length(_union(intervals))
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> Intervals:

@@ -9,19 +9,13 @@ from dataclasses import dataclass
 
 from ..core.timeline import Span, Timeline
 from ..core.units import format_bytes, format_seconds
+from .drawn_blocks import MOST_RANKS, MOST_SPANS, Block, chosen_ranks, select_blocks
 from .markup import Content, Html, join, swatch, table, tag
 from .page_style import COLOURS, DRAWING
 from .step_parts import idle_share, parts_of, phase_of, short_name
 
-MOST_RANKS = 16
-MOST_SPANS = 6000
-"""Per timeline; of more, neighbours too short to see are drawn as one."""
 MOST_BYTES = 640_000
-"""Of all timelines of a page, which has at most 1 MB. Where they have more, fewer ranks are drawn."""
-_LEAST_VISIBLE = 1 / 100
-"""Share of the width up to which neighbours may be drawn as one while there is another rank to leave out."""
-_INVISIBLE = 1 / 1600
-"""Share of the width up to which the gaps between neighbours do not matter."""
+"""Of all timelines of a page, which has at most 1 MB. Where they have more, more spans are drawn as one."""
 _LABELLED_SPANS = 1000
 """Up to this many spans, more is written about each."""
 
@@ -75,7 +69,7 @@ def parts_table(timelines: Sequence[Timeline]) -> Html:
     rows: list[list[Content]] = []
     for t in timelines:
         rows += [[f"{t.origin}: {part}", "all", format_seconds(v)] for part, v in parts_of(t).items()]
-        shown, busy = _chosen(t.ranks, MOST_RANKS), dict[tuple[int, str], float]()
+        shown, busy = chosen_ranks(t.ranks, MOST_RANKS), dict[tuple[int, str], float]()
         for s in t.spans:
             if s.rank in shown:
                 busy[s.rank, s.lane] = busy.get((s.rank, s.lane), 0.0) + s.end - s.start
@@ -88,8 +82,8 @@ def standalone_timeline(timeline: Timeline, title: str) -> Html:
     """One timeline as an SVG file: title, lanes, legend. Its colours follow the reader's light or dark theme."""
     timeline = _from_zero(timeline)
     scale = timeline.seconds * 1.005 or 1.0
-    spans = _select(timeline, scale, MOST_SPANS)
-    names, rows, height = _rows(timeline, spans, scale)
+    blocks = select_blocks(timeline, scale, MOST_SPANS)
+    names, rows, height = _rows(timeline, blocks, scale)
     plot = tag("svg", _axis(scale, height), *rows, x=_NAMES, width=_FILE_WIDTH - _NAMES, height=height)
     kinds = [k for k in _KINDS if any(phase_of(s.lane, s.name) == k for s in timeline.spans)]
     legend, x = [], _NAMES
@@ -147,34 +141,27 @@ def _drawing(timeline: Timeline, scale: float, ends: list[float], budget: int) -
     """All ranks and spans if they are few; else fewer, until it is small enough."""
     most = MOST_SPANS
     while True:
-        spans = _select(timeline, scale, most)
-        picture = _picture(timeline, spans, scale, ends)
+        blocks = select_blocks(timeline, scale, most)
+        picture = _picture(timeline, blocks, scale, ends)
         if len(picture) <= budget or most <= 200:
             break
         most = int(most * 0.7)
-    ranks, drawn = len(timeline.ranks), len({s.rank for s in spans})
+    own = {b.rank for b in blocks}
+    ranks, drawn = len(timeline.ranks), len(own)
     notes = [f"{drawn} of {ranks} {timeline.origin} ranks are drawn, evenly spread."] if drawn < ranks else []
-    own = {s.rank for s in spans}
-    if sum(s.rank in own for s in timeline.spans) > len(spans):
+    if sum(s.rank in own for s in timeline.spans) > sum(len(b.parts) for b in blocks):
         notes.append(f"Of {len(timeline.spans)} {timeline.origin} spans, short neighbours are drawn as one.")
-    return _Drawing(picture, (*notes, *timeline.notes))
+    if any(b.mixed for b in blocks):
+        notes.append("Where kinds of work alternate quickly, their heights are their shares of the time.")
+    return _Drawing(picture, (*notes, *map(_sentence, timeline.notes)))
 
 
-def _select(timeline: Timeline, scale: float, most: int) -> tuple[Span, ...]:
-    """At most about `most` spans: neighbours too short to see are one, then ranks are left out, then the rest is
-    joined."""
-    ranks = MOST_RANKS
-    while True:
-        own = _chosen(timeline.ranks, ranks)
-        spans = [s for s in timeline.spans if s.rank in own]
-        merged = _merged(spans, scale, most, scale * (_LEAST_VISIBLE if ranks > 1 else 4.0))
-        if len(merged) <= most or ranks == 1:
-            return merged
-        ranks //= 2
+def _sentence(note: str) -> str:
+    return note[:1].upper() + note[1:] + ("" if note.endswith(".") else ".")
 
 
-def _picture(timeline: Timeline, spans: Sequence[Span], scale: float, ends: list[float]) -> Html:
-    names, rows, height = _rows(timeline, spans, scale)
+def _picture(timeline: Timeline, blocks: Sequence[Block], scale: float, ends: list[float]) -> Html:
+    names, rows, height = _rows(timeline, blocks, scale)
     summary = _summary(timeline)
     title = timeline.origin.capitalize()
     marks = [tag("line", x1=_x(e, scale), x2=_x(e, scale), y1=_AXIS - 4, y2=height, class_="end") for e in ends]
@@ -215,12 +202,12 @@ def _equal_count(timeline: Timeline) -> int:
     return max(counts) if len(counts) == 1 and max(counts) > 1 else 0
 
 
-def _rows(timeline: Timeline, spans: Sequence[Span], scale: float) -> tuple[list[Html], list[Html], int]:
+def _rows(timeline: Timeline, blocks: Sequence[Block], scale: float) -> tuple[list[Html], list[Html], int]:
     """The lane names, the lanes, and their total height."""
-    by_lane: dict[tuple[int, str], list[Span]] = {}
-    for s in spans:
-        by_lane.setdefault((s.rank, s.lane), []).append(s)
-    detail = _Detail(16, 120) if len(spans) <= _LABELLED_SPANS else _Detail(4, 48)
+    by_lane: dict[tuple[int, str], list[Block]] = {}
+    for b in blocks:
+        by_lane.setdefault((b.rank, b.lane), []).append(b)
+    detail = _Detail(16, 120) if len(blocks) <= _LABELLED_SPANS else _Detail(4, 48)
     count = _equal_count(timeline)
     names = [tag("text", f"rank x {count}" if count else "rank", x=0, y=10)]
     rows: list[Html] = []
@@ -238,23 +225,39 @@ def _rows(timeline: Timeline, spans: Sequence[Span], scale: float) -> tuple[list
     return names, rows, y
 
 
-def _lane(levels: list[list[Span]], y: int, height: int, scale: float, detail: _Detail) -> Html:
+def _lane(levels: list[list[Block]], y: int, height: int, scale: float, detail: _Detail) -> Html:
     drawn = [
         tag("rect", x=0, y=y, width="100%", height=height, class_="lane"),
         tag("rect", x=0, y=y, width="100%", height=height, class_="hatch"),
     ]
     tall = height / len(levels)
-    for level, spans in enumerate(levels):
-        drawn += [_span(s, y + level * tall, tall, scale, detail) for s in spans]
+    for level, blocks in enumerate(levels):
+        drawn += [_block(b, y + level * tall, tall, scale, detail) for b in blocks]
     return tag("g", *drawn)
 
 
-def _span(s: Span, y: float, height: float, scale: float, detail: _Detail) -> Html:
+def _block(b: Block, y: float, height: float, scale: float, detail: _Detail) -> Html:
+    """One span in the whole height of its lane, or several kinds of work on top of each other."""
+    drawn = []
+    for span, share in b.parts:
+        drawn.append(_span(span, y, share * height, scale, detail, share if b.mixed else None))
+        y += share * height
+    return join(drawn)
+
+
+def _span(s: Span, y: float, height: float, scale: float, detail: _Detail, busy: float | None) -> Html:
+    """A span; `busy` is the share of its time that it takes if it alternates with others."""
     kind = phase_of(s.lane, s.name)
     share = (s.end - s.start) / scale
-    box = {"x": _x(s.start, scale), "y": f"{y:g}", "width": f"{max(100 * share, 0.03):.3f}%", "height": f"{height:g}"}
+    box = {
+        "x": _x(s.start, scale),
+        "y": f"{round(y, 2):g}",
+        "width": f"{max(100 * share, 0.03):.3f}%",
+        "height": f"{round(height, 2):g}",
+    }
     size = f", {format_bytes(s.bytes)}" if s.bytes else ""
-    when = f"{format_seconds(s.end - s.start)} from {format_seconds(s.start)}, rank {s.rank}"
+    part = f"{100 * busy:.0f}% of " if busy is not None else ""
+    when = f"{part}{format_seconds(s.end - s.start)} from {format_seconds(s.start)}, rank {s.rank}"
     tip = f"{_shortened(s.name, detail.letters)}\n{when}{size}"
     room = " room" if share > 0.004 else ""
     rect = tag("rect", tag("title", tip), class_=f"s k-{kind}{room}", **box)
@@ -314,55 +317,10 @@ def _from_zero(timeline: Timeline) -> Timeline:
     return dataclasses.replace(timeline, spans=spans)
 
 
-def _chosen(ranks: tuple[int, ...], most: int) -> set[int]:
-    """All ranks, or some spread evenly, so that pipeline stages of all places are shown."""
-    n = len(ranks)
-    if n <= most:
-        return set(ranks)
-    return {ranks[round(i * (n - 1) / max(1, most - 1))] for i in range(most)}
-
-
-def _near(last: Span, s: Span, least: float, scale: float) -> bool:
-    """Whether two neighbours may be one: together short, and mostly busy unless they are too short to see."""
-    length = s.end - last.start
-    return length < least and (length < _INVISIBLE * scale or s.start - last.end <= 0.7 * length)
-
-
-def _merged(spans: list[Span], scale: float, most: int, longest: float) -> tuple[Span, ...]:
-    """The spans, with short neighbours of one phase joined until there are few enough, or the joined ones would be
-    longer than `longest`."""
-    least = scale / 16_000
-    spans = sorted(spans, key=lambda s: (s.rank, s.lane, s.start, -s.end))
-    counts = [1] * len(spans)
-    while len(spans) > most:
-        joined: list[Span] = []
-        sizes: list[int] = []
-        for s, k in zip(spans, counts, strict=True):
-            last = joined[-1] if joined else None
-            if (
-                last
-                and (last.rank, last.lane) == (s.rank, s.lane)
-                and _near(last, s, least, scale)
-                and phase_of(last.lane, last.name) == phase_of(s.lane, s.name)
-            ):
-                joined[-1] = dataclasses.replace(last, end=max(last.end, s.end), bytes=last.bytes + s.bytes)
-                sizes[-1] += k
-            else:
-                joined.append(s)
-                sizes.append(k)
-        spans, counts, least = joined, sizes, least * 1.5
-        if least > longest:
-            break
-    return tuple(
-        s if k == 1 else dataclasses.replace(s, name=f"{s.name} and {k - 1} more")
-        for s, k in zip(spans, counts, strict=True)
-    )
-
-
-def _stacked(spans: Iterable[Span]) -> list[list[Span]]:
-    """At most three rows without overlaps; spans that still overlap are drawn over the last row."""
-    rows: list[list[Span]] = []
-    for s in sorted(spans, key=lambda s: (s.start, -s.end)):
+def _stacked(blocks: Iterable[Block]) -> list[list[Block]]:
+    """At most three rows without overlaps; blocks that still overlap are drawn over the last row."""
+    rows: list[list[Block]] = []
+    for s in sorted(blocks, key=lambda s: (s.start, -s.end)):
         slack = 1e-3 * (s.end - s.start)  # adjacent measured spans overlap by rounding
         row = next((r for r in rows if r[-1].end <= s.start + slack), None)
         if row is None and len(rows) < 3:

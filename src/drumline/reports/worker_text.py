@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..core.units import format_count
+from ..core.units import counted, format_count
 from ..simulator.worker_replay import WorkerReplay
 
 MOST_WORKERS = 16
@@ -17,8 +17,7 @@ _BAR = 16
 
 def worker_lines(replay: WorkerReplay) -> str:
     """A few lines about a replay."""
-    updates = f"{replay.updates} update{'s' if replay.updates > 1 else ''}"
-    lines = [f"{updates}, {format_count(replay.samples_per_second, 'samples')}/s"]
+    lines = [f"{counted(replay.updates, 'update')}, {format_count(replay.samples_per_second, 'samples')}/s"]
     lines += _waiting(replay)
     if len(replay.staleness) > 1 or replay.mean_staleness:
         lines.append(f"staleness of the gradients: {replay.mean_staleness:.2g} updates on average")

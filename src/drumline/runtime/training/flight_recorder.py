@@ -24,6 +24,8 @@ class FlightRecorder:
         self._engine = engine
         self._memory = LiveMemory("cpu") if engine.device.type == "cpu" else None
         self._entered = ExitStack()
+        self.began = None
+        """With batches in flight, ranks are in different steps."""
         self.spans: list[Span] = []
         self.peak_bytes = 0.0
         self.parts: dict[str, float] = {}

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from ...comm.hosts import host_id
 from ...core.timeline import Span
 from ...tracing.layers import layers_of
 from ...tracing.op_costs import tensors
@@ -33,6 +34,8 @@ class StepProfiler:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.seconds = 0.0
+        self.began: tuple[str, float] | None = None
+        """The host and its clock when the step began."""
         self.spans: list[Span] = []
         self.peak_bytes = 0.0
         self.parts: dict[str, float] = {}
@@ -65,6 +68,7 @@ class StepProfiler:
                 start = time.perf_counter()
                 with torch.profiler.record_function("drumline:step"):
                     engine.step(batch)
+                self.began = host_id(), start
                 self.seconds = time.perf_counter() - start
         finally:
             for hook in hooks:

@@ -56,6 +56,7 @@ def train(
         "peak_bytes": profiler.peak_bytes,
         "parts": profiler.parts,
         "spans": profiler.spans,
+        "began": profiler.began,
         "probed": probed,
         "last": engine.record.spans(),
         "seconds_by_phase": _by_phase(engine, first + probed),
