@@ -218,7 +218,7 @@ def main() -> None:
             for contestant, runs in taken.items():
                 rate, first, memory = (statistics.median(r[k] for r in runs) for k in range(3))
                 over = ratio(ours, [r[0] for r in runs])
-                said = "| |" if contestant == "packed" else f"| {over} | {verdict(contestant, over)} |"
+                said = "|  |  |" if contestant == "packed" else f"| {over} | {verdict(contestant, over)} |"
                 lines.append(
                     f"| {ranks} | {contestant} | {rate:,.0f} {said} {1e3 * first:.0f} ms | {memory / 2**20:.0f} MiB |"
                 )
