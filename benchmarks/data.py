@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import webdataset as wds
 from engine_peers.ratios import Ratio, ratio
 from split_contest.page import paste
 
@@ -96,8 +97,6 @@ def dataloader(folder: Path, ranks: int, rank: int, batch: int) -> Iterator[Batc
 
 def webdataset(folder: Path, ranks: int, rank: int, batch: int) -> Iterator[Batch]:
     """WebDataset's loader on its share of the shards."""
-    import webdataset as wds
-
     shards = sorted(str(p) for p in (folder / "packed").glob("*.tar"))[rank::ranks]
     data = wds.WebDataset(shards, shardshuffle=len(shards), empty_check=False).shuffle(SHUFFLE_BUFFER)
     pairs = data.map(lambda s: (decode_image(s["npy"]), int(s["cls"])))
@@ -218,7 +217,7 @@ def main() -> None:
             for contestant, runs in taken.items():
                 rate, first, memory = (statistics.median(r[k] for r in runs) for k in range(3))
                 over = ratio(ours, [r[0] for r in runs])
-                said = "| |" if contestant == "packed" else f"| {over} | {verdict(contestant, over)} |"
+                said = "|  |  |" if contestant == "packed" else f"| {over} | {verdict(contestant, over)} |"
                 lines.append(
                     f"| {ranks} | {contestant} | {rate:,.0f} {said} {1e3 * first:.0f} ms | {memory / 2**20:.0f} MiB |"
                 )

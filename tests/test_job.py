@@ -201,6 +201,13 @@ def test_not_text(path: Path) -> None:
         ("def job():\n    return 3\n", r"my.py: job\(\) gave int\n  rule:  it returns a drumline.Job"),
         ("def job():\n    pass\n", r"my.py: job\(\) gave NoneType"),
         ("job = 3\n", "my.py: job is of type int"),
+        ("import torch\njob = torch.nn.Linear(2, 2)\n", "my.py: job is of type Linear(.|\n)*function that returns one"),
+        ("import drumline as dl\ndef job():\n    return dl.Job(model=list, step=3)\n", "Did you mean 'steps'?"),
+        ("import drumline as dl\ndef job():\n    return dl.Job(model=list, lr=3)\n", "fields of a Job: model, loss"),
+        (
+            "import drumline as dl\ndef job():\n    return dl.Job(model=list, optimizer=list)\n",
+            "try:   data=lambda: dataset",
+        ),
         ("def job(x):\n    pass\n", r"job\(\) raised TypeError: job\(\) missing 1 required positional argument"),
         (
             "def job():\n    raise KeyError('k')\n",

@@ -367,13 +367,22 @@ def test_different_batches_for_one_copy(world: Worlds) -> None:
 # -- 12. clip_grad_norm_ by hand
 
 
-@pytest.mark.parametrize("zero", [1])
-def test_clip_by_hand_is_refused(world: Worlds, zero: int) -> None:
-    assert len(world(2).run(forms.clip_by_hand, zero, False)[0]) == 2
+@pytest.mark.parametrize(("zero", "micro"), [(1, 1), (2, 1), (0, 2), (1, 2), (2, 2)])
+def test_clip_by_hand_is_refused(world: Worlds, zero: int, micro: int) -> None:
+    assert len(world(2).run(forms.clip_by_hand, zero, "none", micro)[0]) == 3
     with pytest.raises(JobError, match="between backward\\(\\) and step\\(\\)(.|\n)*gradient_clipping"):
-        world(2).run(forms.clip_by_hand, zero, True)
+        world(2).run(forms.clip_by_hand, zero, "by hand", micro)
 
 
-def test_clip_by_hand_works_where_gradients_are_final(world: Worlds) -> None:
-    plain, clipped = (world(2).run(forms.clip_by_hand, 0, by_hand)[0] for by_hand in (False, True))
-    assert plain[0] == clipped[0]
+@pytest.mark.parametrize("zero", [0, 3])
+def test_clip_by_hand_works_where_gradients_are_final(world: Worlds, zero: int) -> None:
+    plain, by_hand, by_config = (
+        world(2).run(forms.clip_by_hand, zero, clip)[0] for clip in ("none", "by hand", "config")
+    )
+    assert by_hand == pytest.approx(by_config, rel=1e-6)
+    assert plain[0] == by_hand[0] and plain[1] != pytest.approx(by_hand[1], rel=1e-3)
+
+
+def test_gradients_that_were_sent_cannot_be_used(world: Worlds) -> None:
+    everything = ["norm", "foreach", "data", "in place", "float"]
+    assert world(2).run(forms.use_sent_gradients) == [everything, everything]

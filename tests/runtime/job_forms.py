@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 
 import drumline as dl
+from drumline.core.errors import JobError
 from drumline.plans import Plan
 from drumline.runtime.engine import Engine, initialize
 from drumline.runtime.training.train import train
@@ -338,27 +339,63 @@ def early_stop(plan: str) -> tuple[int, list[str]]:
     return engine.steps, said
 
 
-def clip_by_hand(zero: int, by_hand: bool) -> list[float]:
-    """DeepSpeed's loop, with or without `clip_grad_norm_` between backward and step."""
+CLIP_NORM = 0.01
+
+
+def clip_by_hand(zero: int, clip: str, micro: int = 1) -> list[float]:
+    """DeepSpeed's loop: `by hand` calls `clip_grad_norm_` between backward and step, `config` has gradient_clipping."""
     torch.manual_seed(0)
     model = small_jobs.MLP()
     config = {
-        "train_batch_size": 8,
-        "optimizer": {"type": "Adam", "params": {"lr": 0.1}},
+        "train_batch_size": 8 * micro,
+        "gradient_accumulation_steps": micro,
+        "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
         "zero_optimization": {"stage": zero},
+        **({"gradient_clipping": CLIP_NORM} if clip == "config" else {}),
     }
     engine, *_ = dl.initialize(model=model, config=config)
     samples = small_jobs.Samples("vector")
-    found = []
-    for _ in range(2):
+    losses = []
+    for _ in range(3):
         picked = [samples[engine.global_rank * 4 + i] for i in range(4)]
         loss = F.cross_entropy(engine(torch.stack([x for x, _ in picked])), torch.tensor([y for _, y in picked]))
         engine.backward(loss)
-        if by_hand:
-            torch.nn.utils.clip_grad_norm_(engine.module.parameters(), 0.01)
+        if clip == "by hand":
+            torch.nn.utils.clip_grad_norm_(engine.module.parameters(), CLIP_NORM)
         engine.step()
-        found.append(engine.mean_loss)
-    return found
+        losses.append(engine.mean_loss)
+    return losses
+
+
+def use_sent_gradients() -> list[str]:
+    """Under zero=2: what can be asked of a parameter's `grad` between backward and step, and what is refused."""
+    torch.manual_seed(0)
+    model = small_jobs.MLP()
+    engine, *_ = dl.initialize(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        config={"train_batch_size": 8, "zero_optimization": {"stage": 2}},
+    )
+    x, y = small_jobs.Samples("vector")[engine.global_rank]
+    engine.backward(F.cross_entropy(engine(torch.stack([x] * 4)), torch.tensor([y] * 4)))
+    p = next(engine.module.parameters())
+    assert p.grad is not None and p.grad.shape == p.shape and p.grad.dtype == p.dtype and p.grad.device == p.device
+    refused = []
+    uses = {
+        "norm": lambda: p.grad.norm(),
+        "foreach": lambda: torch._foreach_mul_([p.grad], 2.0),
+        "data": lambda: p.grad.data,
+        "in place": lambda: p.grad.mul_(2),
+        "float": lambda: float(p.grad.sum()),
+    }
+    for name, use in uses.items():
+        try:
+            use()
+        except JobError:
+            refused.append(name)
+    engine.step()
+    assert p.grad is None
+    return refused
 
 
 NET, ORIGINAL = small_jobs.MLP(), small_jobs.MLP()

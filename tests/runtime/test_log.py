@@ -106,7 +106,7 @@ def test_memory_and_slowest_rank_persist() -> None:
 def test_log_line() -> None:
     r = StepLog(FACTS).record(report(9, skipped=2, checkpoint_age=125.0, slowest=(1, "data", 1.04)))
     assert "  ".join(step_fields(r, 100)) == (
-        "step 10/100  loss 2.5000  grad 1.250  400 ms (predicted 500 ms, drift -20.0%)  all ranks: 81920 tokens/s, 80 samples/s  "
+        "step 10/100  loss 2.5000  grad 1.250  400 ms (predicted 500 ms, recent steps 20.0% faster)  all ranks: 81920 tokens/s, 80 samples/s  "
         "18.6 GiB (25%)  per device: 40.0 TFLOP/s, MFU 40.0%  eta 45.0 s  data 20%  slowest rank 1 (data 1.04x)  skipped 2  "
         "checkpoint 2.08 min ago"
     )

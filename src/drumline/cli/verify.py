@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def verify(
     target: str = typer.Argument(..., metavar="JOB", autocompletion=complete_job_file, help="path.py or path.py:name."),
     plan: str = typer.Option(
-        ...,
+        "auto",
         "--plan",
         autocompletion=complete_plan,
-        help="The notation, a TOML file, or `auto`: what `train` would choose.",
+        help="The notation, a TOML file, or `auto`, what `train` would choose.",
     ),
     ranks: int = typer.Option(None, "--ranks", "-n", help="Local ranks (default: as many as the plan needs)."),
     cluster: str = typer.Option(

@@ -13,13 +13,13 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import files
 from .errors import CorruptFile, JobError, nearest
-from .job_functions import loss_of_output, refuse_object, takes_names
+from .job_functions import is_module, loss_of_output, refuse_object, takes_names
 from .regular_files import sha256
 
 if TYPE_CHECKING:
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 _REQUIRED: Any = None
 """The default of a field that has none: a loss may be left out, and fields without a default cannot come after it."""
 _REFERENCE = re.compile(r"(?P<path>.+?\.py)(?::(?P<name>[A-Za-z_]\w*))?(?:@(?P<digest>[0-9a-f]{8,64}))?\Z")
+
+
+_EXAMPLES = {
+    "model": "lambda: Net()",
+    "loss": "F.cross_entropy",
+    "optimizer": "lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)",
+    "data": "lambda: dataset",
+}
+"""What a field that must be a function looks like."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +94,11 @@ class Job:
             refuse_object(key, getattr(self, key))
         for key in ("model", "loss", "optimizer", "data"):
             if not callable(getattr(self, key)):
-                raise JobError(f"Job.{key} is {getattr(self, key)!r}", rule=f"{key} is a function (see docs/jobs.md)")
+                raise JobError(
+                    f"Job.{key} is {getattr(self, key)!r}",
+                    rule=f"{key} is a function (docs/jobs.md)",
+                    fix=f"{key}={_EXAMPLES[key]}",
+                )
         for key, least in (("batch_size", 1), ("steps", 1), ("workers", 0), ("evaluate_every", 0)):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -141,8 +154,12 @@ class Job:
             raise JobError(f"{reference!r} names no job", rule="a job is path.py, path.py:name or path.py:name@digest")
         path, name = Path(match["path"]), match["name"] or "job"
         made, digest = load_object(path, name, match["digest"] or "")
-        if not callable(made) and not isinstance(made, Job):
-            raise JobError(f"{path}: {name} is of type {type(made).__name__}", rule="it is a Job, or makes one")
+        if not isinstance(made, Job) and (not callable(made) or is_module(made)):
+            raise JobError(
+                f"{path}: {name} is of type {type(made).__name__}, not a Job",
+                rule="it is a dl.Job, or a function that returns one",
+                fix="def job(): return dl.Job(model=..., loss=..., optimizer=..., data=..., batch_size=...)",
+            )
         job = made if isinstance(made, Job) else call_user_code(made, f"{path}: {name}()")
         if not isinstance(job, Job):
             raise JobError(f"{path}: {name}() gave {type(job).__name__}", rule="it returns a drumline.Job")
@@ -176,7 +193,7 @@ def call_user_code(function: Callable[..., Any], where: str, *arguments: Any) ->
     except (JobError, CorruptFile):
         raise
     except Exception as e:
-        raise JobError(f"{where} raised {_describe(e)}", where=user_line(e)) from e
+        raise JobError(f"{where} raised {_describe(e)}", where=user_line(e), fix=_known_field(e)) from e
 
 
 def _run_file(path: Path, text: str, digest: str) -> Any:
@@ -204,6 +221,15 @@ def _run_file(path: Path, text: str, digest: str) -> Any:
         del sys.modules[name]
         raise JobError(f"{path} raised {_describe(e)}", where=user_line(e)) from e
     return module
+
+
+def _known_field(e: Exception) -> str:
+    """The field that is meant, where a job was given one that it does not have."""
+    unknown = re.search(r"Job\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(e))
+    if not unknown:
+        return ""
+    names = [f.name for f in fields(Job)]
+    return nearest(unknown[1], names) or f"fields of a Job: {', '.join(names)}"
 
 
 def _describe(e: BaseException) -> str:

@@ -41,6 +41,12 @@ def takes_names(optimizer: Callable[..., Any]) -> bool:
     return bool(arguments) and arguments[0] in _NAMED
 
 
+def is_module(value: Any) -> bool:
+    """Whether this is a module of torch, which can be called like a function."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
 def refuse_object(key: str, value: Any) -> None:
     """Refuse an object in the place of the function that makes one: each run needs its own."""
     if key in ("callbacks", "data", "validation") and isinstance(value, list | tuple):
@@ -52,7 +58,7 @@ def refuse_object(key: str, value: Any) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is None:  # then no object of torch exists
         return
-    if isinstance(value, torch.nn.Module) and key == "model":
+    if key == "model" and is_module(value):
         name = type(value).__name__
         raise JobError(
             f"Job.model is a {name}, not a function that makes one",

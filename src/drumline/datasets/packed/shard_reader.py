@@ -35,12 +35,14 @@ class _OpenShard:
 
     descriptor: int
     bytes: np.ndarray
+    blocks: np.ndarray
+    """The same bytes as rows of one block."""
 
     @classmethod
     def map(cls, handle: int, size: int) -> _OpenShard:
-        if not size:
-            return cls(handle, np.empty(0, dtype=np.uint8))
-        return cls(handle, np.frombuffer(mmap.mmap(handle, size, prot=mmap.PROT_READ), dtype=np.uint8))
+        memory = mmap.mmap(handle, size, prot=mmap.PROT_READ) if size else b""
+        data = np.frombuffer(memory, dtype=np.uint8)
+        return cls(handle, data, data[: size // _BLOCK * _BLOCK].reshape(-1, _BLOCK))
 
     def close(self, *, own: bool) -> None:
         """Close the descriptor, if this process opened it; the mapping ends with its last user."""
@@ -65,12 +67,21 @@ class ShardReader:
         They lie in a buffer of this thread, which its next read uses again.
         """
         began = time.perf_counter()
-        bounds = np.concatenate([[0], np.cumsum(length, dtype=np.int64)])
+        start, length = start.astype(np.int64), length.astype(np.int64)
+        bounds = np.concatenate([[0], np.cumsum(length)])
         data = self._buffer(int(bounds[-1]))
-        firsts = np.flatnonzero(np.concatenate([[True], shard[1:] != shard[:-1]])).tolist()
-        for first, last in zip(firsts, [*firsts[1:], len(shard)], strict=True):
-            part = data[bounds[first] : bounds[last]]
-            self._copy(int(shard[first]), start[first:last].astype(np.int64), length[first:last].astype(np.int64), part)
+        firsts = np.flatnonzero(np.concatenate([[True], shard[1:] != shard[:-1]]))
+        parts = list(zip(firsts.tolist(), [*firsts[1:].tolist(), len(shard)], strict=True))
+        ends = np.maximum.reduceat(start + length, firsts).tolist()
+        if int(start.min()) < 0 or int(length.min()) < 0:
+            raise self._damaged(int(shard[0]), "its index points before its first byte")
+        mapped = [self._mapped(int(shard[first]), end) for (first, _), end in zip(parts, ends, strict=True)]
+        if ((start | length) % _BLOCK).any():
+            for file, (first, last) in zip(mapped, parts, strict=True):
+                for k in range(first, last):
+                    data[bounds[k] : bounds[k + 1]] = file.bytes[start[k] : start[k] + length[k]]
+        else:
+            _copy_blocks(mapped, parts, start // _BLOCK, length // _BLOCK, data.reshape(-1, _BLOCK))
         self.is_cold = time.perf_counter() - began > _COLD_S * len(shard)
         self._check(data, shard, start, length, checksum)
         return data
@@ -82,28 +93,9 @@ class ShardReader:
             self._scratch.bytes = have = np.empty(size, dtype=np.uint8)
         return have[:size]
 
-    def _copy(self, number: int, start: np.ndarray, length: np.ndarray, out: np.ndarray) -> None:
-        """Copy ranges of one shard: in blocks, all at once, where they begin and end at blocks, as in a tar file."""
-        mapped = self._mapped(number)
-        if int((start + length).max()) > len(mapped) or int(start.min()) < 0 or int(length.min()) < 0:
-            raise self._damaged(number, f"its index points beyond its {len(mapped)} bytes")
-        if ((start | length) % _BLOCK).any():
-            at = 0
-            for begin, size in zip(start.tolist(), length.tolist(), strict=True):
-                out[at : at + size] = mapped[begin : begin + size]
-                at += size
-            return
-        counts = length // _BLOCK
-        before = np.cumsum(counts) - counts
-        blocks = np.repeat(start // _BLOCK - before, counts) + np.arange(len(out) // _BLOCK)
-        whole = mapped[: len(mapped) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
-        np.take(whole, blocks, axis=0, out=out.reshape(-1, _BLOCK), mode="clip")
-
     def read_unchecked(self, shard: int, start: int, length: int) -> np.ndarray:
         """The bytes of a range that was checked before."""
-        out = np.empty(length, dtype=np.uint8)
-        self._copy(shard, np.array([start]), np.array([length]), out)
-        return out
+        return self._mapped(shard, start + length).bytes[start : start + length].copy()
 
     def prefetch(self, shard: np.ndarray, start: np.ndarray, length: np.ndarray) -> None:
         """Ask the operating system to read ranges ahead, without waiting."""
@@ -118,13 +110,15 @@ class ShardReader:
     def __del__(self) -> None:
         self.close()
 
-    def _mapped(self, number: int) -> np.ndarray:
-        """The bytes of a shard, once it is checked that it has not shrunk: reading beyond its end would be fatal."""
+    def _mapped(self, number: int, end: int) -> _OpenShard:
+        """A shard that has bytes up to `end`, and has not shrunk: reading beyond its end would be fatal."""
         shard = self._handle(number)
         size = os.fstat(shard.descriptor).st_size
         if size < len(shard.bytes):
             raise self._damaged(number, f"it ends at byte {size}, its index says {len(shard.bytes)}")
-        return shard.bytes
+        if end > len(shard.bytes):
+            raise self._damaged(number, f"its index points beyond its {len(shard.bytes)} bytes")
+        return shard
 
     def _check(
         self, data: np.ndarray, shard: np.ndarray, start: np.ndarray, length: np.ndarray, checksum: np.ndarray
@@ -167,3 +161,16 @@ class ShardReader:
             self._open.popitem(last=False)[1].close(own=True)
         self._open[number] = _OpenShard.map(handle, size)
         return self._open[number]
+
+
+def _copy_blocks(
+    files: list[_OpenShard], parts: list[tuple[int, int]], start: np.ndarray, count: np.ndarray, out: np.ndarray
+) -> None:
+    """Copy ranges that begin and end at blocks, as in a tar file: one call for each shard, whatever its ranges."""
+    ends = np.cumsum(count)
+    blocks = np.repeat(start - (ends - count), count) + np.arange(len(out))
+    at = 0
+    for file, (_, last) in zip(files, parts, strict=True):
+        end = int(ends[last - 1])
+        file.blocks.take(blocks[at:end], axis=0, out=out[at:end], mode="clip")
+        at = end

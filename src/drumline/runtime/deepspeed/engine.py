@@ -103,7 +103,10 @@ class DeepSpeedEngine(EngineAccessors):
         contexts, self._open = self._open, None
         with contexts, engine.phase("backward"):
             (loss.reshape(()) * (share * self.loss_scale())).backward(retain_graph=retain_graph)
-        self._watch.note(engine.model.parameters())
+        if engine.strategy.keeps_gradients:
+            self._watch.note(engine.model.parameters())
+        else:
+            self._watch.note_sent(engine.model.parameters(), str(engine.plan), self._unfinished_gradients)
         self._sums[0] += loss.detach().double().reshape(())
         self._ready = True
         return loss
@@ -127,12 +130,12 @@ class DeepSpeedEngine(EngineAccessors):
     def _unfinished_gradients(self) -> str:
         """Why the gradients after a backward are not the final ones; empty where they are."""
         plan, engine = self.engine.plan, self.engine
+        if not engine.strategy.keeps_gradients:
+            return f"under zero={plan.zero} a gradient is sent to the rank that updates it as soon as it is computed"
         if engine.scaler is not None:
             return f"precision=fp16 has them multiplied by the loss scale, {engine.scaler.scale:g}"
-        if plan.zero in (1, 2) and engine.ranks > 1:
-            return (
-                f"under zero={plan.zero} a rank has its own gradients there, and they are summed over the ranks later"
-            )
+        if plan.zero == 1 and engine.ranks > 1:
+            return "under zero=1 a rank has its own gradients there, and they are summed over the ranks later"
         if plan.micro > 1 and engine.ranks > 1:
             return "a batch has several micro-batches, and its gradients are complete after the last one"
         return ""

@@ -54,7 +54,7 @@ class FlatShard(Strategy):
         self._groups = self._separate_groups = GradientGroups(shard, replica, *schedules)
         self._separate: frozenset[str] = frozenset()
         self._splits = split is not None
-        self._keeps_whole = plan.zero <= 1
+        self.keeps_gradients = self._keeps_whole = plan.zero <= 1
         self._bytes = plan.bucket
         self._model: nn.Module
         self._buckets: list[Bucket] = []

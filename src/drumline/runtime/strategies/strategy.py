@@ -61,6 +61,8 @@ class Strategy(ABC):
     """Runs the user's module; set once it is wrapped. Unused where a captured graph runs instead."""
     counts_unreached: bool = False
     """Whether `unreached` can be more than 0."""
+    keeps_gradients: bool = True
+    """Whether a parameter's `grad` remains after a backward: not where it is sent at once."""
     holds_parts: bool = False
     """Whether the ranks of one copy of the model hold different parameters, and exchange values in the forward."""
     counts_loss: bool = True

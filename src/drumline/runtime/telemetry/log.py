@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...core.units import format_bytes, format_count, format_percent, format_seconds
+from ...core.units import format_bytes, format_count, format_seconds
 from ...costs.estimate import mfu_text, peak_of
+from ...reports.prediction_error import short_time_words
 from ...reports.step_records import StepRecord
 from .recent import RecentStaleness, RecentWaits
 
@@ -131,8 +132,8 @@ def step_fields(r: StepRecord, steps: int) -> list[str]:
     """The fields of a log line, most important first."""
     fields = [f"step {r.step + 1}/{steps}", f"loss {r.loss:.4f}", f"grad {r.grad_norm:.3f}"]
     predicted = f" (predicted {format_seconds(r.predicted_seconds)}" if r.predicted_seconds else ""
-    drift = f", drift {format_percent(r.drift)})" if r.drift is not None else ")" if predicted else ""
-    fields.append(format_seconds(r.seconds) + predicted + drift)
+    recent = f", recent steps {short_time_words(1 / (1 + r.drift) - 1)}" if r.drift is not None else ""
+    fields.append(format_seconds(r.seconds) + (f"{predicted}{recent})" if predicted else ""))
     fields.append(f"all ranks: {', '.join(_rates_of_all_ranks(r))}")
     if r.memory_bytes:
         share = f" ({100 * r.memory_share:.0f}%)" if r.memory_share is not None else ""
