@@ -74,6 +74,19 @@ def test_ranks_that_compute_may_take_longer(tmp_path: Path, monkeypatch: pytest.
     assert not ranks.silent_for(START - 1) and ranks.silent_for(START + 1)
 
 
+def test_a_rank_behind_is_waited_for_where_no_call_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over NCCL: one rank loads data, the other has begun its forward."""
+    ranks = Ranks(tmp_path, monkeypatch)
+    for number in range(WARM + 4):
+        for status in ranks.status:
+            status.step(number)
+            status.phase("data")
+        assert not ranks.pass_time(0.1)
+    assert not ranks.silent_for(START - 1)
+    ranks.status[0].phase("forward")
+    assert not ranks.silent_for(9) and ranks.silent_for(11)
+
+
 def test_before_the_steps_are_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(tmp_path, monkeypatch)
     ranks.steps(2, 0.1)

@@ -98,7 +98,7 @@ def with_waiting(parts: dict[str, float], more: float) -> dict[str, float]:
 
 
 def waiting_words(plan: Plan) -> str:
-    """What the part `waiting` of a plan whose ranks differ consists of."""
+    """Words for the part `waiting` of a plan whose ranks differ."""
     if plan.pp == 1:
         return f"for the slowest of {plan.ranks} ranks in every step"
     return f"{plan.schedule} timed with every stage as fast as its slowest rank, less the step of even ranks"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..comm.hang_limit import START, SlowestStep, UnbrokenWatch
-from ..comm.hang_report import STOPPED, HangReport, hang_report
+from ..comm.hang_report import STOPPED, HangReport, hang_report, ranks_behind
 from ..comm.rank_status import BETWEEN, StatusReading, read_status
 from ..comm.rendezvous import default_timeout
 from ..core.errors import RankFailed
@@ -99,6 +99,8 @@ class HangWatch:
         """Seconds of silence that are no hang now: more while all ranks compute, since none waits for another."""
         warm = all(s.place == "training" for s in working) and self._times.warm
         waiting = any(s.in_collective for s in working)
+        if not any(s.calls for s in working):  # no call is known, as over NCCL
+            waiting = any(working[rank].in_step for rank in ranks_behind(dict(enumerate(working))))
         if warm and (waiting or self._fixed):
             return self.limit
         return max(self._start, self.limit) * (1 if warm or waiting else _BUSY)

@@ -26,7 +26,7 @@ _NAMES = {"changes": "--set", "size": "--bytes", "slow_links": "--slow-link", "c
 
 
 def target_kind(target: object) -> str:
-    """What a simulation is asked about."""
+    """Kind of the target of a simulation: a job, a collective or a pipeline."""
     from ..schedules import ALGORITHMS
 
     kind, _, _ = str(target).partition(":") if isinstance(target, str) else ("", "", "")

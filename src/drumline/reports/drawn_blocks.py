@@ -1,4 +1,4 @@
-"""What a timeline draws of its spans: all of them if they are few, else short neighbours as one, then fewer ranks."""
+"""Blocks that a timeline draws: all spans if they are few, else short neighbours as one, then fewer ranks."""
 
 from __future__ import annotations
 
