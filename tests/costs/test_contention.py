@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import pytest
 
@@ -10,15 +11,14 @@ import drumline as dl
 from drumline.clusters import Cluster, load
 from drumline.costs import OperatorCostModel, cost_model
 from drumline.costs.collectives import collective_seconds, exchange_seconds, group_topology, slowest_hop
+from drumline.costs.contention import NO_CONTENTION, PATTERNS, cluster_contention
 from drumline.costs.gradient_algorithm import RankGroup, named_seconds
 from drumline.models import zoo
 from drumline.plans import Plan
 from drumline.schedules import collective_schedule
 from drumline.simulator import CollectiveCall, replay_together
-from drumline.theory import contention
-from drumline.theory.alpha_beta import schedule_seconds
-from drumline.theory.contention import NO_CONTENTION, cluster_contention
-from drumline.theory.topologies import cluster_topology
+from drumline.theory.alpha_beta import NodeTopology, Port, schedule_seconds
+from drumline.theory.topologies import TorusTopology, cluster_topology
 
 H100 = load("dgx-h100")
 GPT = ("gpt:13b", "dp=8,tp=8,micro=16,recompute=full,precision=bf16", "dgx-h100")
@@ -63,17 +63,35 @@ def test_flows_on_the_busiest_link(cluster: Cluster, ranks: int, stride: int, pa
     assert cluster_contention(cluster, ranks, stride, pattern).factor == pytest.approx(factor, rel=1e-12)
 
 
-@pytest.mark.parametrize("pattern", contention.PATTERNS)
-@pytest.mark.parametrize("cluster", LIMITED, ids=lambda c: c.network.topology or c.network.nodes_per_switch)
-def test_ranks_that_stand_for_others_count_as_all(
-    cluster: Cluster, pattern: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups = [(64, 1), (16, 1), (8, 8), (4, 8), (3, 8), (8, 2), (2, 32), (4, 3)]
-    folded = [cluster_contention(cluster, *group, pattern).factor for group in groups]
-    monkeypatch.setattr(contention, "_senders", lambda topology, world, block: world)
-    contention.count_flows.cache_clear()
-    assert folded == pytest.approx([cluster_contention(cluster, *group, pattern).factor for group in groups])
-    contention.count_flows.cache_clear()
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        *LIMITED,
+        machines(30, topology="torus", shape=(2, 5, 3)),
+        machines(6, topology="rail", ports=3, nodes_per_switch=2, oversubscription=2.5),
+    ],
+    ids=lambda c: str(c.network),
+)
+def test_flows_are_on_the_links_that_the_topology_names(cluster: Cluster, pattern: str) -> None:
+    """Message by message, by `Topology.shared`."""
+    assert cluster.network is not None
+    for ranks, stride in [(cluster.devices, 1), (16, 1), (2, 8), (3, 8), (8, 2), (2, 24), (4, 3)]:
+        block, nodes = ranks * stride, cluster.network.nodes
+        world = cluster.devices // block * block
+        topology = cluster_topology(cluster, cluster.devices)
+        assert isinstance(topology, NodeTopology | TorusTopology)
+        loads: Counter[Port] = Counter()
+        left: Counter[int] = Counter()
+        for src in range(world):
+            hop = {"next": stride, "across": -(-8 // stride) * stride}.get(pattern)
+            for step in range(stride, block, stride) if hop is None else (hop,):
+                dst = src // block * block + (src % block + step) % block
+                left[src // 8] += src // 8 != dst // 8
+                loads.update(topology.shared(src, dst))
+        busiest = max((n / topology.capacity(port) for port, n in loads.items()), default=0.0)
+        expected = busiest * cluster.network.link.bandwidth / max(left.values()) if loads else 1.0
+        assert cluster_contention(cluster, ranks, stride, pattern).factor == pytest.approx(expected, rel=1e-9), nodes
 
 
 def together(collective: str, algorithm: str, m: int, cluster: Cluster, ranks: int, stride: int) -> float:

@@ -13,9 +13,9 @@ from ..schedules import Schedule
 from ..theory.alpha_beta import Links, NodeTopology, Topology, level, message_seconds, schedule_seconds
 from ..theory.collective_forms import CLOSED_FORMS as CLOSED_FORMS
 from ..theory.collective_forms import switch_all_reduce_seconds
-from ..theory.contention import ConcurrentGroups, cluster_contention
 from ..theory.roofline import compute_type
 from .algorithm_choice import algorithm_seconds
+from .contention import ConcurrentGroups, cluster_contention
 from .tuning import LONG_MESSAGE
 
 DEFAULTS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial"}
@@ -99,7 +99,7 @@ def _across_nodes(collective: str, ranks: int, m: float, cluster: Cluster, strid
 def node_levels(cluster: Cluster, ranks: int, stride: int) -> NodeTopology:
     """The links between ranks `stride` apart: those that share a node, and their part of the network between nodes.
 
-    That is their part of the node's ports together, or less where other links are busier (`theory.contention`).
+    That is their part of the node's ports together, or less where other links are busier (`costs.contention`).
     """
     assert cluster.network is not None
     d, wire = cluster.node.devices, cluster.network.link

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..clusters import Cluster
 from ..plans import Plan
-from ..theory.contention import cluster_contention, limits_messages
 from .collectives import axis_group, inner, replicas
+from .contention import cluster_contention, limits_messages
 
 _LINKS = {
     "uplink": "the uplinks of switches",

@@ -19,15 +19,7 @@ from functools import partial
 
 from ..core.timeline import Span, Timeline
 from ..schedules.symmetric import SymmetricRounds
-from ..theory.alpha_beta import (
-    Links,
-    NodeTopology,
-    Port,
-    UniformTopology,
-    as_topology,
-    message_seconds,
-    standing_for,
-)
+from ..theory.alpha_beta import Links, NodeTopology, Port, UniformTopology, as_topology, message_seconds
 from .collective_replay import MOST_MESSAGES, NetworkReplay, too_many_messages
 from .event_loop import EventLoop
 from .network import FairNetwork, summarise_use
@@ -78,6 +70,11 @@ def price_rounds(rounds: Sequence[SymmetricRounds], p: int, message_bytes: int, 
         transfers = max((n * m / topology.capacity(port) for port, n in load.items()), default=0.0)
         seconds += one.times * max(slowest, start + transfers if load else 0.0)
     return seconds
+
+
+def standing_for(port: Port, period: int) -> Port:
+    """The port of the first `period` ranks that does the same: ports are named by the lowest rank behind them."""
+    return (port[0], port[1] % period, port[2])
 
 
 @dataclass(slots=True)

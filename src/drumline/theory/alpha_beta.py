@@ -18,11 +18,6 @@ Port = tuple[str, int, int]
 """A link in one direction: its level, the lowest rank behind it, and its number if that has several, else 0."""
 
 
-def standing_for(port: Port, period: int) -> Port:
-    """The port of the first `period` ranks that does the same: ports are named by the lowest rank behind them."""
-    return (port[0], port[1] % period, port[2])
-
-
 class Topology(ABC):
     """The link between two ranks, and the ports that their messages pass."""
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...clusters import Cluster
-from ...theory.contention import cluster_contention, limits_messages
+from ..contention import cluster_contention, limits_messages
 from ..plan_columns import Array, Columns
 from .inputs import LayoutColumns
 
 
 @dataclass(frozen=True, slots=True)
 class ContentionColumns(Columns):
-    """Factors on seconds between nodes, by the axis of the messages (`theory.contention`)."""
+    """Factors on seconds between nodes, by the axis of the messages (`costs.contention`)."""
 
     tp: Array
     cp: Array

@@ -7,16 +7,15 @@ of a ring waits for it. Bytes are counted as flows: for each message of a round,
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
 from ..clusters import Cluster, Link
-from .alpha_beta import NodeTopology, Port, Topology, standing_for
-from .topologies import TorusTopology, cluster_topology, topology_word
+from ..theory.alpha_beta import NodeTopology, Port, Topology
+from ..theory.topologies import TorusTopology, cluster_topology, topology_word
+from .link_flows import group_flows, leaving, link_loads, most
 
 ROUNDING = 1e-12
 """Relative difference of loads that are equal up to rounding."""
@@ -64,43 +63,25 @@ def count_flows(
     topology: NodeTopology | TorusTopology, world: int, ranks: int, stride: int, pattern: str
 ) -> Contention:
     """The contention of a round of equal messages in all groups of a world of ranks."""
-    assert pattern in PATTERNS and world % (ranks * stride) == 0
-    d = topology.devices
-    senders = _senders(topology, world, ranks * stride)
-    loads: Counter[Port] = Counter()
-    left: Counter[int] = Counter()
-    for src in range(senders):
-        for dst in _receivers(src, ranks, stride, d, pattern):
-            if src // d != dst // d:
-                left[src // d] += 1
-                loads.update(standing_for(port, senders) for port in topology.shared(src, dst))
+    block, nodes = ranks * stride, -(-world // topology.devices)
+    assert pattern in PATTERNS and world % block == 0
+    rounds = [group_flows(world, block, hop) for hop in _hops(ranks, stride, topology.devices, pattern)]
+    left = most(leaving(nodes, topology.devices, *flows) for flows in rounds)
     if not left:
         return NO_CONTENTION
-    busiest = max(loads, key=lambda port: loads[port] / topology.capacity(port))
-    factor = loads[busiest] * topology.across.bandwidth / (topology.capacity(busiest) * max(left.values()))
-    return Contention(factor, busiest[0]) if factor > 1 + ROUNDING else NO_CONTENTION
+    levels = zip(*(link_loads(topology, nodes, *flows) for flows in rounds), strict=True)
+    busiest = {same[0][0]: most(loads for _, loads in same) for same in levels}
+    capacity = {level: topology.capacity((level, 0, 0)) for level in busiest}
+    level = max(busiest, key=lambda level: busiest[level] / capacity[level])
+    factor = busiest[level] * topology.across.bandwidth / (capacity[level] * left)
+    return Contention(factor, level) if factor > 1 + ROUNDING else NO_CONTENTION
 
 
-def _senders(topology: Topology, world: int, block: int) -> int:
-    """The fewest ranks that stand for all: links and groups stay the same if all ranks are shifted by as many."""
-    period = topology.period(world)
-    if period is None:
-        return world
-    shift = period if block == world else math.lcm(period, block)
-    return shift if world % shift == 0 else world
-
-
-def _receivers(src: int, ranks: int, stride: int, devices: int, pattern: str) -> Iterator[int]:
-    """The ranks that one rank sends to."""
-    block = ranks * stride
-    start = src // block * block
-    hops: Iterator[int] = iter((stride,))
-    if pattern == "across":
-        hops = iter((-(-devices // stride) * stride,))
-    elif pattern == "all":
-        hops = iter(range(stride, block, stride))
-    for hop in hops:
-        yield start + (src - start + hop) % block
+def _hops(ranks: int, stride: int, devices: int, pattern: str) -> Iterable[int]:
+    """By how many ranks the receivers of a rank are further on, cyclically in its block of ranks."""
+    if pattern == "all":
+        return range(stride, ranks * stride, stride)
+    return (stride if pattern == "next" else -(-devices // stride) * stride,)
 
 
 @dataclass(frozen=True, slots=True)
