@@ -100,6 +100,16 @@ def refuse_wrong_topology(cluster: Cluster, where: str) -> None:
         )
 
 
+def shape_of_part(shape: tuple[int, ...], nodes: int) -> tuple[int, ...]:
+    """The shape of some nodes of a torus, or of a larger one: full in the last directions as far as they divide."""
+    part: list[int] = []
+    left = nodes
+    for n in reversed(shape):
+        part.insert(0, math.gcd(n, left))
+        left //= part[0]
+    return (part[0] * left, *part[1:]) if part else ()
+
+
 def _squarest(nodes: int) -> str:
     """The shape of two factors that are closest to each other."""
     low = max(n for n in range(1, math.isqrt(nodes) + 1) if nodes % n == 0)

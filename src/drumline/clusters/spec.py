@@ -31,6 +31,7 @@ from .checks import (
     refuse_implausible,
     refuse_mixed_hardware,
     refuse_wrong_topology,
+    shape_of_part,
 )
 from .corrections import Corrections
 from .measured import (
@@ -282,7 +283,9 @@ class Cluster(NotebookValue):
                 rule=f"{n} % {self.node.devices} = {n % self.node.devices}",
                 fix=f"--devices {n - n % self.node.devices} or {n + self.node.devices - n % self.node.devices}",
             )
-        return dataclasses.replace(self, network=dataclasses.replace(self.network, nodes=n // self.node.devices))
+        nodes = n // self.node.devices
+        shape = shape_of_part(self.network.shape, nodes)
+        return dataclasses.replace(self, network=dataclasses.replace(self.network, nodes=nodes, shape=shape))
 
     def compute_factor(self, ranks: int) -> float:
         """Factor on the compute time of a rank when `ranks` of its node are active and the others idle."""

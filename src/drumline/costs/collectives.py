@@ -10,11 +10,12 @@ from ..clusters import Cluster, Link
 from ..core.errors import InputError, nearest
 from ..plans import Plan
 from ..schedules import Schedule
-from ..theory.alpha_beta import Links, NodeTopology, level, message_seconds, schedule_seconds
+from ..theory.alpha_beta import Links, NodeTopology, Topology, level, message_seconds, schedule_seconds
 from ..theory.collective_forms import CLOSED_FORMS as CLOSED_FORMS
 from ..theory.collective_forms import switch_all_reduce_seconds
 from ..theory.roofline import compute_type
 from .algorithm_choice import algorithm_seconds
+from .contention import ConcurrentGroups, cluster_contention
 from .tuning import LONG_MESSAGE
 
 DEFAULTS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial"}
@@ -89,19 +90,28 @@ def _across_nodes(collective: str, ranks: int, m: float, cluster: Cluster, strid
     """By the backend's own algorithm: NCCL has two levels; gloo, between CPUs, does not know of nodes."""
     if cluster.device.kind != "cpu":
         return two_level_seconds(collective, ranks, m, cluster, stride=stride)
-    topology = node_levels(cluster, stride)
     if ranks > MOST_PRICED_RANKS:
-        return _closed(collective, ranks, m, topology.across)
-    return algorithm_seconds(collective, GLOO_ALGORITHMS[collective], ranks, m, topology, per_node=topology.devices)
+        return _closed(collective, ranks, m, slowest_hop(ranks, stride, cluster))
+    topology, per_node = group_topology(cluster, ranks, stride)
+    return algorithm_seconds(collective, GLOO_ALGORITHMS[collective], ranks, m, topology, per_node=per_node)
 
 
-def node_levels(cluster: Cluster, stride: int) -> NodeTopology:
-    """The links between ranks `stride` apart: those that share a node, and their part of its network port."""
+def node_levels(cluster: Cluster, ranks: int, stride: int) -> NodeTopology:
+    """The links between ranks `stride` apart: those that share a node, and their part of the network between nodes.
+
+    That is their part of the node's ports together, or less where other links are busier (`costs.contention`).
+    """
     assert cluster.network is not None
     d, wire = cluster.node.devices, cluster.network.link
-    together = min(stride, d)
+    together = min(stride, d) * cluster_contention(cluster, ranks, stride, "across").factor
     shared = Link(wire.alpha, wire.bandwidth / together) if together > 1 else wire
     return NodeTopology(max(1, d // stride), cluster.node.link, shared)
+
+
+def group_topology(cluster: Cluster, ranks: int, stride: int) -> tuple[Topology, int]:
+    """(the links on which any schedule of such ranks is priced, how many of them share a node)."""
+    levels = node_levels(cluster, ranks, stride)
+    return ConcurrentGroups.of(cluster, ranks, stride) or levels, levels.devices
 
 
 def two_level_seconds(collective: str, ranks: int, bytes: float, cluster: Cluster, *, stride: int = 1) -> float:
@@ -110,9 +120,10 @@ def two_level_seconds(collective: str, ranks: int, bytes: float, cluster: Cluste
     A node has d / stride ranks of a group, which communicate on node.link; then the nodes do on network.link. All ranks
     of a node take part in the phase across, each with its share of m, at the same time. The network's bandwidth is per
     node, so they share it: together the ranks of one group send as much as one rank with all m bytes would, and the
-    groups on a node divide the bandwidth. An unfilled last node counts as full.
+    groups on a node divide the bandwidth. An unfilled last node counts as full. Where switches, rails or a torus limit
+    the messages of all groups together, the phase across waits for their busiest link.
     """
-    topology = node_levels(cluster, stride)
+    topology = node_levels(cluster, ranks, stride)
     here = topology.devices
     levels = {"inside": (here, topology.inside), "across": (-(-ranks // here), topology.across)}
     return sum(_closed(phase, levels[where][0], bytes, levels[where][1]) for phase, where in TWO_LEVELS[collective])
@@ -182,8 +193,9 @@ def exchange_seconds(ranks: int, bytes: float, cluster: Cluster, *, stride: int 
     if near == ranks or cluster.network is None:
         return inside
     wire, nodes = cluster.network.link, -(-ranks // near)
-    across = (nodes - 1) * wire.alpha + bytes * (ranks - near) / ranks * min(d, ranks * stride) * wire.beta
-    return max(inside, across)
+    sent = bytes * (ranks - near) / ranks * min(d, ranks * stride)
+    sent *= cluster_contention(cluster, ranks, stride, "all").factor
+    return max(inside, (nodes - 1) * wire.alpha + sent * wire.beta)
 
 
 def send_seconds(size: float, ranks: int, stride: int, cluster: Cluster) -> float:
@@ -192,13 +204,13 @@ def send_seconds(size: float, ranks: int, stride: int, cluster: Cluster) -> floa
 
 
 def slowest_hop(ranks: int, stride: int, cluster: Cluster) -> Link:
-    """The slowest link between neighbours along an axis; those that leave a node at once share its port."""
+    """The slowest link between neighbours along an axis; those that send at once share the links between nodes."""
     inside = level((ranks - 1) * stride + 1, cluster)
     if inside is not None:
         return inside
     assert cluster.network is not None
     wire, together = cluster.network.link, min(stride, cluster.node.devices)
-    return Link(wire.alpha, wire.bandwidth / together)
+    return Link(wire.alpha, wire.bandwidth / together / cluster_contention(cluster, ranks, stride, "next").factor)
 
 
 def between_stages(size: float, plan: Plan, cluster: Cluster) -> float:

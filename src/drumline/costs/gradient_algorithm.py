@@ -16,7 +16,7 @@ from ..schedules import NATIVE, SHARDED_HALVES
 from ..theory.alpha_beta import level
 from ..theory.collective_forms import CLOSED_FORMS
 from .algorithm_choice import algorithm_seconds
-from .collectives import collective_seconds, node_levels
+from .collectives import collective_seconds, group_topology, node_levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,8 @@ def named_seconds(collective: str, algorithm: str, group: RankGroup, size: float
         )
     if (collective, algorithm) == ("all_reduce", "hierarchical"):
         return host_all_reduce_seconds(group, size, cluster)
-    topology = node_levels(cluster, group.stride)
-    return algorithm_seconds(
-        collective, algorithm, group.ranks, size, topology, per_node=topology.devices, segments=segments
-    )
+    topology, per_node = group_topology(cluster, group.ranks, group.stride)
+    return algorithm_seconds(collective, algorithm, group.ranks, size, topology, per_node=per_node, segments=segments)
 
 
 def host_all_reduce_seconds(group: RankGroup, m: float, cluster: Cluster) -> float:
@@ -89,7 +87,7 @@ def host_all_reduce_seconds(group: RankGroup, m: float, cluster: Cluster) -> flo
     Inside a host each of d ranks sums its share of a segment; then d rings across h hosts share the network; then the
     shares are gathered. The network carries one segment while the hosts sum the next or gather the one before.
     """
-    topology = node_levels(cluster, group.stride)
+    topology = node_levels(cluster, group.ranks, group.stride)
     d = topology.devices
     h = -(-group.ranks // d)
     n = max(1, -(-int(m) // HOST_SEGMENT_BYTES))

@@ -125,7 +125,7 @@ def _by_level(t: _Traffic, cluster: Cluster) -> Iterator[tuple[str, float]]:
     if t.collective == "send":
         yield "network", together * t.bytes
         return
-    here = node_levels(cluster, t.stride).devices
+    here = node_levels(cluster, t.ranks, t.stride).devices
     for phase, where in TWO_LEVELS[t.collective]:
         if where == "inside":
             yield "node", _sent(phase, here, t.bytes)

@@ -11,6 +11,7 @@ from ..clusters import Cluster
 from ..plans import Plan
 from ..plans.precision_conflicts import APPROXIMATE_PRECISIONS, approximate_note
 from ..plans.sync_caveats import sync_caveat
+from .contention_notes import contention_notes
 from .estimate import Estimate
 from .memory import PeakMemory
 from .rank_model import RankModel
@@ -118,4 +119,4 @@ def plan_notes(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
         notes += filter(None, [sync_caveat(plan)])
         if plan.has_coordinator and cluster.device.kind == "cuda" and cluster.device.host is None:
             notes.append("the memory of the parameter servers is not checked: device.host is not given")
-    return tuple(notes)
+    return (*notes, *contention_notes(plan, cluster))

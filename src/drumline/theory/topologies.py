@@ -77,7 +77,7 @@ def cluster_topology(cluster: Cluster, ranks: int) -> Topology:
     Measured links between all of these ranks come first. One node is one link; for several, `network.topology` counts.
     """
     between = {(pair.src, pair.dst): pair.link for pair in cluster.rank_link}
-    if ranks > 1 and all(pair in between for pair in itertools.permutations(range(ranks), 2)):
+    if ranks > 1 and between and all(pair in between for pair in itertools.permutations(range(ranks), 2)):
         return PairTopology(lambda src, dst: between[src, dst])
     link = level(ranks, cluster)
     if link is not None:

@@ -31,6 +31,7 @@ from ..worker_times import TaskCompute, WorkerTimes, worker_times
 from .approximate_memory import approximate_bytes
 from .approximate_stragglers import approximate_slowdown
 from .constants_file import FittedConstants, load_constants
+from .contention import layout_contention
 from .devices import adapt_to_engine, constants_for, device_constants_for, machine_for
 from .engine_layouts import covered_part, engine_layouts
 from .formula import time_terms
@@ -134,7 +135,8 @@ class FittedCostModel(CostModel):
         """Seconds of many plans at once, by part."""
         rows = np.zeros(len(plans.tp), dtype=np.intp)
         layouts = self._layouts(plans)
-        return step_times(self._model.take(rows), layouts, self._machine.take(rows), self._constants)
+        contention = layout_contention(layouts, self._cluster)
+        return step_times(self._model.take(rows), layouts, self._machine.take(rows), self._constants, contention)
 
     def score(self, plans: PlanColumns) -> PlanScores:
         """Step time of many plans at once, and their memory to within a few percent."""

@@ -9,6 +9,7 @@ import numpy as np
 from ..plan_columns import SCHEDULES, Array
 from .compute import LayerSeconds, layer_seconds
 from .constants import Constants
+from .contention import FULL_BISECTION, ContentionColumns
 from .inputs import LayoutColumns, MachineColumns, ModelColumns
 from .stages import StageSizes, stage_sizes
 from .traffic import StepTraffic, step_traffic
@@ -47,12 +48,18 @@ PARTS = tuple(f.name for f in fields(StepTimes) if f.name != "hidden")
 """Parts that add up to a step."""
 
 
-def step_times(models: ModelColumns, layouts: LayoutColumns, machines: MachineColumns, c: Constants) -> StepTimes:
+def step_times(
+    models: ModelColumns,
+    layouts: LayoutColumns,
+    machines: MachineColumns,
+    c: Constants,
+    contention: ContentionColumns = FULL_BISECTION,
+) -> StepTimes:
     """Seconds per step of every candidate, by part."""
     assert len(SCHEDULES) == len(_BUBBLE)
     sizes = stage_sizes(models, layouts)
     p = layer_seconds(models, layouts, machines, c)
-    t = step_traffic(models, layouts, machines, c, sizes)
+    t = step_traffic(models, layouts, machines, c, sizes, contention)
     exposed = np.where(layouts.overlap_tp > 0, c.exposed_tp, 1.0)
     tp = exposed * t.tp_forward * (2.0 + layouts.recompute_matmuls)
     sent_ep = t.ep * (1.0 + 0.5 * layouts.recompute_matmuls)

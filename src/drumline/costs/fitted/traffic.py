@@ -9,6 +9,7 @@ import numpy as np
 from ..plan_columns import Array
 from .compute import HALF, tokens
 from .constants import Constants, Number
+from .contention import FULL_BISECTION, ContentionColumns, shared_by
 from .inputs import LayoutColumns, MachineColumns, ModelColumns
 from .stages import StageSizes
 
@@ -42,10 +43,12 @@ def half_ring(
     c: Constants,
     *,
     calls: Number = 1.0,
+    contention: Array | float = 1.0,
 ) -> Array:
     """Seconds of an all-gather or reduce-scatter of `size` bytes over `ranks`, `inside` of them per node.
 
-    `rings` groups leave each node at once and share its ports. `calls` divides it into equal messages.
+    `rings` groups leave each node at once and share its ports; other links between nodes may take `contention` times as
+    long as these. `calls` divides it into equal messages.
     """
     size = size / calls
     nodes = np.maximum(1.0, ranks / inside)
@@ -54,7 +57,7 @@ def half_ring(
     crossing = size * (nodes - 1.0) / nodes * rings
     port = machines.network * c.network_bandwidth * crossing / (crossing + c.link_half_bytes / 3.0 + 1e-9)
     within = np.where(inside > 1, moved / np.maximum(link, 1.0), 0.0)
-    between = np.where(nodes > 1, crossing / np.maximum(port, 1.0), 0.0)
+    between = np.where(nodes > 1, contention * crossing / np.maximum(port, 1.0), 0.0)
     start = np.where(ranks > 1, c.collective_startup, 0.0) + np.where(nodes > 1, c.ring_hop * ranks, 0.0)
     slow = np.log2(np.maximum(1.0, inside)) * machines.link_startup + np.log2(nodes) * machines.network_startup
     start = np.maximum(start, slow)  # at least the latency of a tree
@@ -63,7 +66,12 @@ def half_ring(
 
 
 def step_traffic(
-    models: ModelColumns, layouts: LayoutColumns, machines: MachineColumns, c: Constants, stages: StageSizes
+    models: ModelColumns,
+    layouts: LayoutColumns,
+    machines: MachineColumns,
+    c: Constants,
+    stages: StageSizes,
+    contention: ContentionColumns = FULL_BISECTION,
 ) -> StepTraffic:
     """Communication of every layout."""
     t = tokens(models, layouts)
@@ -71,16 +79,17 @@ def step_traffic(
     tp, cp, ep = layouts.tp, layouts.cp, layouts.ep
     near = np.minimum(tp, machines.devices_per_node)
     groups = np.maximum(1.0, machines.devices_per_node / tp)
-    tp_half = half_ring(activations, tp, near, np.ones_like(tp), machines, c)
+    tp_half = half_ring(activations, tp, near, np.ones_like(tp), machines, c, contention=contention.tp)
     keys = HALF * t * models.kv_heads * (models.head_width + models.value_width) / tp * cp
     cp_near = np.clip(groups, 1.0, cp)
-    cp_half = half_ring(keys, cp, cp_near, np.minimum(machines.devices_per_node, tp), machines, c)
-    pipeline = _between_stages(activations, layouts, machines, c)
+    cp_rings = np.minimum(machines.devices_per_node, tp)
+    cp_half = half_ring(keys, cp, cp_near, cp_rings, machines, c, contention=contention.cp)
+    pipeline = _between_stages(activations, layouts, machines, c, contention.stages)
     replicas = layouts.dp * cp
     inside = np.clip(groups, 1.0, replicas)
     rings = np.maximum(1.0, np.minimum(machines.devices_per_node, layouts.ranks) / inside)
     weights = stages.weights_per_rank
-    ring = np.where(layouts.zero >= 1, np.minimum(layouts.shard * cp, replicas), replicas)
+    ring = shared_by(layouts)
     ring_in = np.minimum(inside, ring)
 
     # experts are the same on every ep-th replica: their gradients are summed over those alone
@@ -89,7 +98,7 @@ def step_traffic(
     units = np.where(layouts.zero >= 3, models.layers, 1.0)
 
     def over(size: Array) -> Array:
-        return half_ring(size, ring, ring_in, rings, machines, c, calls=units)
+        return half_ring(size, ring, ring_in, rings, machines, c, calls=units, contention=contention.shards)
 
     across = half_ring(
         layouts.gradient_message_bytes * weights / np.maximum(1.0, ring),
@@ -98,6 +107,7 @@ def step_traffic(
         np.minimum(machines.devices_per_node, layouts.ranks),
         machines,
         c,
+        contention=contention.replicas,
     )
     whole = over(layouts.gradient_message_bytes * weights)
     kept = (layouts.zero >= 1) & (layouts.reduce_scatter > 0)
@@ -137,10 +147,12 @@ def _to_experts(models: ModelColumns, layouts: LayoutColumns, machines: MachineC
     return np.where(ep > 1, models.mixture_fraction * 4.0 * one, 0.0)
 
 
-def _between_stages(activations: Array, layouts: LayoutColumns, machines: MachineColumns, c: Constants) -> Array:
+def _between_stages(
+    activations: Array, layouts: LayoutColumns, machines: MachineColumns, c: Constants, contention: Array
+) -> Array:
     """Activations and gradients of one micro-batch between neighbours, for every virtual stage of a rank."""
     size = activations / layouts.tp  # tensor-parallel ranks have the same activations: each sends its part
-    port = machines.network / np.minimum(machines.devices_per_node, layouts.ranks)
+    port = machines.network / np.minimum(machines.devices_per_node, layouts.ranks) / contention
     far = (
         layouts.ranks > machines.devices_per_node
     )  # some neighbours are on different nodes, and all stages wait for them
