@@ -31,6 +31,8 @@ _HEAD = struct.Struct("<II")
 _MOST_TEXT = 1 << 22
 """The longest JSON text of a message, in bytes."""
 _TOKEN_BYTES = 16
+_HELLO_SECONDS = 10.0
+"""Seconds in which a new connection must send its token and say who calls."""
 _UNIX_PATH = 100
 """The longest path of a Unix socket, in bytes; Linux allows 107."""
 _DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
@@ -85,12 +87,14 @@ class CallServer:
         caller, known = -1, False
         try:
             _tune(connection)
+            connection.settimeout(_HELLO_SECONDS)
             token = bytearray(_TOKEN_BYTES)
             _receive_into(connection, memoryview(token))
             if not hmac.compare_digest(bytes(token), self._token):
                 return
             hello, _ = _receive(connection, 0)
             caller, known = int(hello["caller"]), True
+            connection.settimeout(None)
             with self._lock:
                 self._connections[caller] = connection
             _send(connection, {}, ())
@@ -101,12 +105,10 @@ class CallServer:
             pass
         finally:
             connection.close()
-            with self._lock:
-                current = self._connections.get(caller) is connection
-                if current:
+            with self._lock:  # also around on_lost: the caller's next connection must not come in between
+                if known and self._connections.get(caller) is connection:
                     del self._connections[caller]
-            if known and current:
-                self._on_lost(caller)
+                    self._on_lost(caller)
 
     def _answer(
         self, caller: int, values: Values, tensors: list[torch.Tensor]
@@ -115,6 +117,8 @@ class CallServer:
         try:
             answer, sent = self._handler(caller, name, values, tensors)
             return {"answer": answer}, sent
+        except CallerGone:  # the handler knows that this connection is an old one
+            raise
         except Exception as e:  # the caller is told; this side reports it by itself
             return {"error": f"{type(e).__name__}: {e}"}, ()
 
@@ -160,14 +164,16 @@ class CallClient:
         *,
         into: Sequence[torch.Tensor] = (),
         most_bytes: int = 0,
+        on_sent: Callable[[], None] = lambda: None,
     ) -> tuple[Values, list[torch.Tensor]]:
         """Call the server, and wait for its answer. Raises CallerGone if the server is gone.
 
-        The first tensors of the answer are received into the memory of `into`.
+        The first tensors of the answer are received into the memory of `into`. `on_sent` is called before the wait.
         """
         with self._lock:
             try:
                 _send(self._socket, {"call": name, **(values or {})}, tensors)
+                on_sent()
                 answer, received = _receive(self._socket, most_bytes, into)
             except OSError as e:
                 raise CallerGone(str(e)) from None

@@ -25,7 +25,7 @@ from ...schedules import WeightUpdate
 from ..engine import Engine
 from ..strategies.server_shard import ServerShard, unreached_names
 from ..training.checkpoint_policy import TrainingCheckpoints
-from .coordinator import Coordinator, HandedIn, Key
+from .coordinator import Coordinator, HandedIn
 
 LEAVE_SECONDS = 600.0
 """Seconds in which workers may evaluate and leave after the last update."""
@@ -41,7 +41,8 @@ class UpdateCommand:
 
     number: int
     step: int
-    gradients: tuple[Key, ...]
+    gradients: tuple[int, ...]
+    """By the numbers of their assignments."""
     weights: tuple[float, ...]
     """The factor on each gradient."""
     factor: float
@@ -49,6 +50,8 @@ class UpdateCommand:
     loss: float
     unreached: tuple[str, ...]
     workers: tuple[int, ...]
+    void: tuple[int, ...] = ()
+    """Assignments whose gradients will not be applied: their workers are lost, or were too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,10 @@ class ParameterServer:
         self._weights_lock = threading.Lock()
         """Held while the weights change, or are copied for a worker."""
         self._changed = threading.Condition()
-        self._pushed: dict[Key, list[torch.Tensor]] = {}
-        """On servers without the coordinator: gradients that no update has used yet."""
+        self._pushed: dict[int, list[torch.Tensor]] = {}
+        """With several servers: gradients that no update has used yet, by the numbers of their assignments."""
+        self._void: set[int] = set()
+        """Assignments whose gradients are not wanted, should they still come."""
         self.version = engine.position
         self._skipped_in_a_row = 0
         self.note = ""
@@ -88,26 +93,43 @@ class ParameterServer:
     ) -> tuple[Values, Sequence[torch.Tensor]]:
         """Answer a worker, or the first server."""
         if name == "push":
-            with self._changed:
-                self._pushed[values["step"], values["slice"]] = tensors
-                self._changed.notify_all()
+            self._keep(values["number"], tensors)
             return {}, ()
         if name == "pull":
             return self.read_weights(values["version"])
         if name == "update":
-            plain = {**values, "gradients": tuple((s, i) for s, i in values["gradients"])}
-            for key in ("weights", "unreached", "workers"):
-                plain[key] = tuple(values[key])
+            plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
             return self._update_from_first(UpdateCommand(**plain))
         if name == "end":
-            self.ended.set()
+            self._end()
             return {}, ()
         raise ValueError(f"no call {name!r}")
 
     def lost(self, caller: int) -> None:
         """A caller's connection is gone."""
         if caller < 0:  # the first server: it will not come back without us
-            self.ended.set()
+            self._end()
+
+    def _end(self) -> None:
+        self.ended.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _keep(self, number: int, gradient: list[torch.Tensor]) -> None:
+        """Keep this server's share of a gradient until an update uses it."""
+        with self._changed:
+            if number in self._void:
+                self._void.remove(number)
+                return
+            self._pushed[number] = gradient
+            self._changed.notify_all()
+
+    def _forget(self, numbers: Sequence[int]) -> None:
+        """Drop gradients that no update will use, now or when they come."""
+        with self._changed:
+            for number in numbers:
+                if self._pushed.pop(number, None) is None:
+                    self._void.add(number)
 
     def read_weights(self, version: int) -> tuple[Values, list[torch.Tensor]]:
         """A copy of this server's weights, not older than a version."""
@@ -119,17 +141,14 @@ class ParameterServer:
 
     def _update_from_first(self, command: UpdateCommand) -> tuple[Values, Sequence[torch.Tensor]]:
         with self._changed:
-            while not all(key in self._pushed for key in command.gradients):
+            while not all(number in self._pushed for number in command.gradients):
+                if self.ended.is_set():
+                    raise CallerGone("the first server is gone")
                 self._changed.wait()
-            gradients = [self._pushed.pop(key) for key in command.gradients]
-            for key in [k for k in self._pushed if self._is_late(k, command)]:
-                del self._pushed[key]
+            gradients = [self._pushed.pop(number) for number in command.gradients]
+        self._forget(command.void)
         self.apply(command, gradients)
         return {}, ()
-
-    def _is_late(self, key: Key, command: UpdateCommand) -> bool:
-        """Whether a gradient was dropped by the first server: its step is past."""
-        return self.engine.plan.backup > 0 and key[0] <= command.step
 
     # -- updates
 
@@ -222,10 +241,9 @@ class FirstServer(ParameterServer):
     ) -> tuple[Values, Sequence[torch.Tensor]]:
         """Answer a worker."""
         if name == "join":
-            self.coordinator.join(caller)
-            return self.greeting(), ()
+            return {"epoch": self.coordinator.join(caller), **self.greeting()}, ()
         if name == "next":
-            return self._next_task(caller, with_weights=values["weights"])
+            return self._next_task(caller, values["epoch"], with_weights=values["weights"])
         if name == "hand_in":
             return self._hand_in(caller, values, tensors), ()
         if name == "leave":
@@ -233,11 +251,15 @@ class FirstServer(ParameterServer):
             return {}, ()
         return super().answer(caller, name, values, tensors)
 
-    def _next_task(self, worker: int, *, with_weights: bool) -> tuple[Values, Sequence[torch.Tensor]]:
-        assignment = self.coordinator.next_task(worker)
+    def _next_task(self, worker: int, epoch: int, *, with_weights: bool) -> tuple[Values, Sequence[torch.Tensor]]:
+        assignment = self.coordinator.next_task(worker, epoch)
         task = assignment.task
         read, weights = self.read_weights(assignment.version) if with_weights else ({"version": assignment.version}, [])
-        answer = {"task": None if task is None else [task.step, task.slice, task.slices], "vectors": len(weights)}
+        answer = {
+            "task": None if task is None else [task.step, task.slice, task.slices],
+            "number": assignment.number,
+            "vectors": len(weights),
+        }
         if task is None:
             weights += [b.flatten() for b in float_buffers(self.engine.model)]
             return answer | read | self.farewell(), weights
@@ -269,8 +291,7 @@ class FirstServer(ParameterServer):
         own = tensors[:vectors]
         if values["pushed"]:
             with self._changed:
-                task = self.coordinator.rule.running[worker]
-                own = self._pushed.pop((task.step, task.slice))
+                own = self._pushed.pop(values["number"], [])  # none from an old connection of a worker
         gradient = HandedIn(
             own,
             values["loss"],
@@ -282,6 +303,7 @@ class FirstServer(ParameterServer):
             values["memory_bytes"],
             values["grad_norm"],
             tuple(values["versions"]),
+            values["number"],
         )
         if tensors[vectors:]:
             self.coordinator.buffers[worker] = tensors[vectors:]
@@ -292,7 +314,9 @@ class FirstServer(ParameterServer):
         try:
             while (update := self.coordinator.next_update()) is not None:
                 gradients = self.coordinator.gradients_of(update)
-                command = command_of(update, gradients, self.shard)
+                command = command_of(update, gradients, self.shard, self.coordinator.take_void())
+                if self._others:
+                    self._forget(command.void)
                 sent = [self._pool.submit(self._send_update, other, command) for other in self._others]
                 stop = self.apply(command, [g.tensors for g in gradients])
                 for future in sent:
@@ -341,7 +365,9 @@ class FirstServer(ParameterServer):
         self._emit(record)
 
 
-def command_of(update: WeightUpdate, gradients: Sequence[HandedIn], shard: ServerShard) -> UpdateCommand:
+def command_of(
+    update: WeightUpdate, gradients: Sequence[HandedIn], shard: ServerShard, void: tuple[int, ...] = ()
+) -> UpdateCommand:
     """An update with its numbers: workers divide by all samples of the batch, so a missing slice is made up for."""
     weight = sum(g.weight for g in gradients)
     loss = sum(g.loss for g in gradients) / weight if weight else math.nan
@@ -350,12 +376,13 @@ def command_of(update: WeightUpdate, gradients: Sequence[HandedIn], shard: Serve
     return UpdateCommand(
         update.number,
         update.step,
-        tuple((c.task.step, c.task.slice) for c in update.contributions),
+        tuple(g.number for g in gradients),
         tuple(c.weight for c in update.contributions),
         factor,
         loss,
         tuple(sorted(missing)),
         tuple(c.worker for c in update.contributions),
+        void,
     )
 
 

@@ -62,7 +62,8 @@ class WorkerEngine(Engine):
         self._pool = ThreadPoolExecutor(max_workers=servers)
         self.versions: list[int] = []
         """Of the weights that were read last, by server: while servers make updates, those of some may be newer."""
-        self.task = GradientTask(0)
+        self.task, self.number = GradientTask(0), -1
+        """The task it computes, and the number of its assignment."""
         self.counted = self.dropped = 0
         self.profiler = StepProfiler(self)
         self.greeting: Values = {}
@@ -86,14 +87,17 @@ class WorkerEngine(Engine):
         """Ask for the next task, and read the weights it is computed on; the first server's answer."""
         if not self._servers:
             raise CallerGone("the servers have ended")
-        rank_status().phase("waiting")
         most = self.layout.bytes + (64 << 20)
         into = [self.layout.shares(self._host, i) for i in range(self.layout.servers)]
         # one server sends the weights with the task; several send their shares at the same time
         alone = len(self._servers) == 1
         with self.record.phase("waiting"):
             answer, received = self._servers[0].call(
-                "next", {"weights": alone}, into=into[0] if alone else (), most_bytes=most
+                "next",
+                {"weights": alone, "epoch": self.greeting["epoch"]},
+                into=into[0] if alone else (),
+                most_bytes=most,
+                on_sent=lambda: rank_status().phase("waiting"),
             )
         with self.phase("communication"):
             self.versions = [answer["version"]]
@@ -105,7 +109,7 @@ class WorkerEngine(Engine):
         if answer["task"] is None:
             self._take_buffers(received[answer["vectors"] :])
         else:
-            self.task = GradientTask(*answer["task"])
+            self.task, self.number = GradientTask(*answer["task"]), answer["number"]
         return answer
 
     def _call_all(self, call: Callable[[int, CallClient], T]) -> list[T]:
@@ -157,12 +161,12 @@ class WorkerEngine(Engine):
     def _hand_in(self, batch: RankBatch, loss: float, weight: float, unreached: list[int]) -> None:
         from ..training.step_reports import tokens
 
-        key = {"step": self.task.step, "slice": self.task.slice}
+        key = {"number": self.number}
         shares = self._shares()
         alone = len(self._servers) == 1
         if not alone:
             self._call_all(lambda i, server: server.call("push", key, shares[i]))
-        values = {
+        values = key | {
             "versions": self.versions,
             "loss": loss,
             "weight": weight,
