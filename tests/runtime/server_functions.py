@@ -11,6 +11,7 @@ import torch
 
 from drumline.comm.environment import connect
 from drumline.comm.remote_calls import CallerGone
+from drumline.core.errors import GaveUp
 from drumline.core.rank_info import RankInfo
 from drumline.plans import Plan
 from drumline.runtime.asynchronous import server, worker
@@ -57,7 +58,22 @@ class FailingServer:
             if self._calls == 2:
                 raise CallerGone("the server is gone")
             self.gradients.append([t.clone() for t in tensors])
-        return {"counts": True}, []
+        return {"counts": True, "epoch": 1, "buffers": [], "task": [0, 0, 1], "number": 0, "version": 0}, []
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class ClosingServer(FailingServer):
+    """In place of a connection: every gradient ends it."""
+
+    def call(
+        self, name: str, values: Any = None, tensors: Any = (), **options: Any
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Answer a worker."""
+        if name == "hand_in":
+            raise CallerGone("the connection was closed")
+        return super().call(name, values, tensors, **options)
 
 
 def shares_of_lost_workers(emit: Any) -> tuple[list[list[int]], str]:
@@ -86,14 +102,31 @@ def shares_of_lost_workers(emit: Any) -> tuple[list[list[int]], str]:
     return kept, ending
 
 
-def gradients_after_lost_servers(emit: Any, profiled: bool) -> list[list[torch.Tensor]]:
-    """The gradient of one task, computed three times; the second time there is no server that takes it."""
+def attached(server: FailingServer) -> WorkerEngine:
+    """A worker of a server that is not there."""
     connect(part=RankInfo())
     job, plan, cpu = small_jobs.make("mlp"), Plan.parse("dp=1"), torch.device("cpu")
     engine = WorkerEngine(job, plan, where=RankInfo(), device=cpu, dtype=torch.float64)
-    failing = FailingServer()
-    with mock.patch.object(worker, "connect_to_server", lambda *_, **__: failing):
+    with mock.patch.object(worker, "connect_to_server", lambda *_, **__: server):
         engine.attach(0, lambda _: "", 1)
+    return engine
+
+
+def work_without_end(emit: Any) -> tuple[str, int]:
+    """How a worker ends whose every gradient ends its connection, and how often it has said that it waits."""
+    engine, notes = attached(ClosingServer()), []
+    with mock.patch.object(worker, "connect_to_server", lambda *_, **__: ClosingServer()):
+        try:
+            worker.work(engine, notes.append, evaluate=False)
+        except GaveUp as e:
+            return str(e), len(notes)
+    return "no error", len(notes)
+
+
+def gradients_after_lost_servers(emit: Any, profiled: bool) -> list[list[torch.Tensor]]:
+    """The gradient of one task, computed three times; the second time there is no server that takes it."""
+    failing = FailingServer()
+    engine = attached(failing)
     batch = TaskStreams(engine).batch(engine.task)
     run = engine.profiler.run if profiled else engine.step
     run(batch)

@@ -15,7 +15,9 @@ import torch
 
 from drumline.comm import remote_calls
 from drumline.comm.remote_calls import CallClient, CallerGone, CallServer, Values
+from drumline.core.errors import GaveUp
 from drumline.runtime.asynchronous.coordinator import Coordinator, HandedIn, Superseded
+from drumline.runtime.asynchronous.worker_buffers import mean
 from drumline.schedules import update_rule
 
 SECONDS = 20.0
@@ -163,3 +165,47 @@ def test_a_connection_that_sends_no_token_is_closed(monkeypatch: pytest.MonkeyPa
         silent.connect(place)
         assert silent.recv(1) == b""
     server.close()
+
+
+def test_a_message_that_is_too_large_is_a_named_error() -> None:
+    answers = lambda *_: ({}, [torch.zeros(5)])  # noqa: E731  # short
+    server = CallServer(answers, local=True, most_bytes=8)
+    client = CallClient(server.address, 0)
+    with pytest.raises(GaveUp, match=r"the call 'push' has 12 bytes of tensors\n.*at most 8"):
+        client.call("push", tensors=[torch.zeros(3)])
+    assert len(client.call("push", tensors=[torch.zeros(2)], most_bytes=20)[1]) == 1
+    with pytest.raises(GaveUp, match=r"the answer to 'pull' is too large\n.*20 bytes of tensors, and at most 19"):
+        client.call("pull", most_bytes=19)
+    client.close()
+    server.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.complex64, torch.float64])
+def test_tensors_of_all_kinds_travel(dtype: torch.dtype) -> None:
+    server = CallServer(lambda caller, name, values, tensors: ({}, tensors), local=True, most_bytes=1 << 10)
+    client = CallClient(server.address, 0)
+    sent = torch.arange(5).to(dtype)
+    assert torch.equal(client.call("echo", tensors=[sent], most_bytes=1 << 10)[1][0], sent)
+    client.close()
+    server.close()
+
+
+def test_buffers_of_workers_are_averaged_and_counters_are_not() -> None:
+    parts = [{"mean": torch.tensor([1.0, 2.0]), "count": torch.tensor([3])}, {"mean": torch.tensor([3.0, 2.0])}]
+    assert {k: v.tolist() for k, v in mean(parts).items()} == {"mean": [2.0, 2.0], "count": [3]}
+
+
+def test_the_buffers_of_a_lost_worker_count_until_another_hands_in() -> None:
+    coordinator = Coordinator(update_rule("async", 2, 9), 2)
+    epochs = [coordinator.join(w) for w in (0, 1)]
+    for worker in (0, 1):
+        given = coordinator.next_task(worker, epochs[worker])
+        buffers = {"mean": torch.tensor([float(worker)])}
+        gradient = HandedIn([], 1.0, 1.0, 2, 1, versions=(worker,), number=given.number, buffers=buffers)
+        assert coordinator.hand_in(worker, gradient)
+        coordinator.mark_applied()
+    coordinator.lose(1)
+    assert coordinator.mean_buffers()["mean"].item() == 0.5, "its last gradient may not be applied yet"
+    given = coordinator.next_task(0, epochs[0])
+    assert coordinator.hand_in(0, HandedIn([], 1.0, 1.0, 2, 1, versions=(2,), number=given.number))
+    assert coordinator.mean_buffers()["mean"].item() == 0.0

@@ -10,13 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ...comm.remote_calls import CallerGone
 from ...schedules import GradientTask, UpdateRule, WeightUpdate
+from .worker_buffers import Buffers, mean
 
 Key = tuple[int, int]
 """Step and slice of a gradient."""
@@ -43,6 +44,8 @@ class HandedIn:
     """Of the weights it was computed on, by server."""
     number: int = 0
     """Of the assignment."""
+    buffers: Buffers = field(default_factory=dict)
+    """Of the worker's model, those that its steps change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +85,26 @@ class Coordinator:
         """Numbers of assignments whose gradients will not be applied, since the last update."""
         self._waited = [0.0] * workers
         """Seconds that each worker has waited for a task since the last record."""
-        self.buffers: dict[int, list[torch.Tensor]] = {}
-        """The last floating-point buffers of each worker's model."""
+        self._buffers: dict[int, Buffers] = {}
+        """The last buffers of each worker."""
+        self._gone: set[int] = set()
+        """Lost workers whose buffers belong to an update that may not be applied yet."""
 
     # -- workers
 
     def join(self, worker: int) -> int:
-        """A worker is here, for the first time or again; its epoch, which it names when it asks for a task."""
+        """A worker is here, for the first time or again; its epoch, which it names when it asks for a task.
+
+        All updates so far have been applied then: the server has the running statistics after them.
+        """
         with self._changed:
             self._lose(worker)  # its old connection may not be known to be gone yet
             self.rule.join(worker)
             self._epochs[worker] = epoch = self._epochs.get(worker, 0) + 1
             self._changed.notify_all()
+            version = self.rule.version
+            while self.applied < version and not self._stopped:
+                self._wait_as(worker, epoch)
             return epoch
 
     def lose(self, worker: int) -> None:
@@ -107,6 +118,7 @@ class Coordinator:
             self.rule.lose(worker)
         if (number := self._assigned.pop(worker, None)) is not None:
             self._void.append(number)
+        self._gone.add(worker)
 
     def leave(self, worker: int) -> None:
         """A worker has nothing more to do."""
@@ -150,6 +162,7 @@ class Coordinator:
                 self.rule.counts.dropped += 1
                 return False
             del self._assigned[worker]
+            self._keep_buffers(worker, gradient.buffers)
             task = self.rule.running[worker]
             self.rule.read(worker, min(gradient.versions))
             dropped = self.rule.counts.dropped
@@ -162,7 +175,20 @@ class Coordinator:
             self._changed.notify_all()
             return counts
 
+    def _keep_buffers(self, worker: int, buffers: Buffers) -> None:
+        for lost in self._gone:
+            self._buffers.pop(lost, None)
+        self._gone.clear()
+        if buffers:
+            self._buffers[worker] = buffers
+
     # -- the thread that applies updates
+
+    def mean_buffers(self) -> Buffers:
+        """The mean of the workers' last buffers, without those of lost workers."""
+        with self._changed:
+            parts = [self._buffers[worker] for worker in sorted(self._buffers)]
+        return mean(parts)
 
     def next_update(self) -> WeightUpdate | None:
         """The next update; None once all have been made, or the run is to stop and no gradient waits to be applied."""

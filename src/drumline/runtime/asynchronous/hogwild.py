@@ -19,7 +19,8 @@ from ...comm.remote_calls import Values
 from ...datasets.stream import RankBatch
 from ..core.forward_backward import forward_backward, read_sums
 from ..engine import Engine
-from .server import FirstServer, UpdateCommand
+from .first_server import FirstServer
+from .server import UpdateCommand
 from .worker import WorkerEngine
 
 _ALIGNED = 64
@@ -58,7 +59,8 @@ class HogwildServer(FirstServer):
         engine.position += 1
         if engine.schedule is not None:
             engine.schedule.step()
-        self.take_buffers()
+        with self._weights_lock:
+            self.take_buffers()
         with self._changed:
             self.version += 1
             self._changed.notify_all()
@@ -87,6 +89,7 @@ class HogwildWorker(WorkerEngine):
         self.position, self.data_index = self.task.step, self.task.slice
         rank_status().step(self.task.step)
         self.record.begin(self.task.step)
+        self.buffer_snapshot.save()
         while self.schedule is not None and self.schedule.last_epoch < self.versions[0]:
             self.schedule.step()
         sums = forward_backward(self, batch)

@@ -31,9 +31,10 @@ from ..engine import Engine
 from ..guards.guard import Guards
 from ..training.checkpoint_policy import CheckpointPolicy, TrainingCheckpoints, steps_left
 from .coordinator import Coordinator
+from .first_server import FirstServer, RecordedUpdate
 from .hogwild import HogwildServer, HogwildWorker
 from .invitation import WORKERS, Invitation, job_reference
-from .server import FirstServer, ParameterServer, RecordedUpdate
+from .server import ParameterServer
 from .worker import PATIENCE, Find, TrainingOver, WorkerEngine
 
 ENDED = "ended"
@@ -166,10 +167,13 @@ def serve(
     if saves is not None and place.replaced:
         saves = _after_failure(saves, emit if index == 0 else lambda _: None)
     checkpoints = TrainingCheckpoints(engine, saves, lambda text: emit({"message": text})) if saves else None
+    initial = {name: b.clone() for name, b in engine.model.named_buffers()}
     if checkpoints is not None:
         checkpoints.begin()
+    restored = [name for name, b in engine.model.named_buffers() if not torch.equal(b, initial[name])]
+    del initial
     steps_left(engine, steps)
-    server = _make_server(engine, plan, index, steps, place, checkpoints, emit, watch)
+    server = _make_server(engine, plan, index, steps, place, checkpoints, emit, watch, restored)
     place.publish(index, server.calls.address)
     if isinstance(server, FirstServer):
         finders = [lambda i=i: place.find(i) for i in range(1, plan.server_processes)]
@@ -197,6 +201,7 @@ def _make_server(
     checkpoints: TrainingCheckpoints | None,
     emit: Emit,
     watch: ServerWatch | None,
+    restored: list[str],
 ) -> ParameterServer:
     if watch is not None:
         watch.begin(engine)
@@ -216,7 +221,7 @@ def _make_server(
     coordinator = Coordinator(rule, plan.dp)
     engine.coordinator = coordinator  # type: ignore[attr-defined]  # saved with a checkpoint
     kind = HogwildServer if plan.sync_mode == "hogwild" else FirstServer
-    server = kind(engine, coordinator, local=place.local, checkpoints=checkpoints, emit=emit)
+    server = kind(engine, coordinator, local=place.local, checkpoints=checkpoints, emit=emit, restored=restored)
     if watch is not None:
         server.history = watch.updates
     return server

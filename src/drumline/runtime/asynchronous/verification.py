@@ -30,8 +30,8 @@ from ..verification.comparison import largest_error
 from ..verification.modes import Float64Mode, NoRandomness, without_randomness
 from ..verification.tolerances import BOUNDS, COMPUTE_DTYPES, SHARES
 from ..verification.verify import Verification
+from .first_server import RecordedUpdate
 from .run import ServerWatch, is_worker, make_worker, serve
-from .server import RecordedUpdate
 from .worker import TaskStreams
 
 _FAR = 0.5

@@ -17,6 +17,7 @@ import torch
 
 from ...comm.rank_status import rank_status
 from ...comm.remote_calls import CallClient, CallerGone, Values, connect_to_server
+from ...core.errors import GaveUp
 from ...datasets.loader import Loader
 from ...datasets.stream import RankBatch, Stream
 from ...schedules import GradientTask
@@ -24,10 +25,12 @@ from ..core.forward_backward import forward_backward
 from ..engine import Engine
 from ..strategies.server_shard import FlatLayout
 from ..training.step_profiler import StepProfiler
-from .server import float_buffers
+from .worker_buffers import flat, most_bytes, put
 
 PATIENCE = 120.0
 """Seconds for which a worker waits for a server that is gone to come back."""
+CONNECTIONS = 10
+"""Connections that a worker loses in a row, without a gradient handed in between, before it gives up."""
 WARM_UP = 2
 """Tasks of a worker before the one that is profiled."""
 
@@ -79,7 +82,10 @@ class WorkerEngine(Engine):
             connect_to_server(lambda i=i: self._find(i), self.worker, patience=PATIENCE)  # type: ignore[misc]
             for i in range(self.layout.servers)
         ]
-        self.greeting, _ = self._servers[0].call("join")
+        changed = {"buffers": list(self.buffer_snapshot.changing())}  # a new server may begin before all of our steps
+        most = most_bytes(self.layout, self.model)
+        self.greeting, buffers = self._servers[0].call("join", changed, most_bytes=most)
+        self._take_buffers(self.greeting["buffers"], buffers)
 
     # -- a task
 
@@ -87,7 +93,7 @@ class WorkerEngine(Engine):
         """Ask for the next task, and read the weights it is computed on; the first server's answer."""
         if not self._servers:
             raise CallerGone("the servers have ended")
-        most = self.layout.bytes + (64 << 20)
+        most = most_bytes(self.layout, self.model)
         into = [self.layout.shares(self._host, i) for i in range(self.layout.servers)]
         # one server sends the weights with the task; several send their shares at the same time
         alone = len(self._servers) == 1
@@ -107,7 +113,7 @@ class WorkerEngine(Engine):
                 self.versions = [read["version"] for read, _ in pulled]
             self._to_device()
         if answer["task"] is None:
-            self._take_buffers(received[answer["vectors"] :])
+            self._take_buffers(answer["buffers"], received[answer["vectors"] :])
         else:
             self.task, self.number = GradientTask(*answer["task"]), answer["number"]
         return answer
@@ -123,10 +129,8 @@ class WorkerEngine(Engine):
             for weights, host in zip(self.weights, self._host, strict=True):
                 weights.copy_(host)
 
-    @torch.no_grad()
-    def _take_buffers(self, parts: Sequence[torch.Tensor]) -> None:
-        for mine, part in zip(float_buffers(self.model), parts, strict=True):
-            mine.copy_(part.view(mine.shape))
+    def _take_buffers(self, names: Sequence[str], parts: Sequence[torch.Tensor]) -> None:
+        put(self.model, dict(zip(names, parts, strict=True)))
 
     def step(self, batch: Any) -> float:
         """Compute the gradient of the current task and send it; returns this worker's mean loss."""
@@ -134,6 +138,7 @@ class WorkerEngine(Engine):
         self.position, self.data_index = self.task.step, self.task.slice
         rank_status().step(self.task.step)
         self.record.begin(self.task.step)
+        self.buffer_snapshot.save()
         try:
             sums = forward_backward(self, batch)
             loss, weight, _, _ = self.read_numbers(sums.values)
@@ -162,7 +167,7 @@ class WorkerEngine(Engine):
         from ..training.step_reports import tokens
 
         key = {"number": self.number}
-        shares = self._shares()
+        shares, buffers = self._shares(), flat(self.buffer_snapshot.changing())
         alone = len(self._servers) == 1
         if not alone:
             self._call_all(lambda i, server: server.call("push", key, shares[i]))
@@ -178,8 +183,9 @@ class WorkerEngine(Engine):
             "grad_norm": self.grad_norm,
             "vectors": len(shares[0]) if alone else 0,
             "pushed": not alone,
+            "buffers": list(buffers),
         }
-        sent = [*(shares[0] if alone else ()), *self._buffers()]
+        sent = [*(shares[0] if alone else ()), *buffers.values()]
         answer, _ = self._servers[0].call("hand_in", values, sent)
         self.counted += answer["counts"]
         self.dropped += not answer["counts"]
@@ -187,9 +193,6 @@ class WorkerEngine(Engine):
     def _shares(self) -> list[list[torch.Tensor]]:
         """The gradient's vectors, as each server gets them."""
         return [self.layout.shares(self._gradients, i) for i in range(self.layout.servers)]
-
-    def _buffers(self) -> list[torch.Tensor]:
-        return [b.detach().flatten().cpu() for b in float_buffers(self.model)]
 
     def memory_bytes(self) -> float:
         """The peak of live tensors so far."""
@@ -210,7 +213,7 @@ def work(engine: WorkerEngine, emit: Callable[[dict[str, Any]], None], *, evalua
     streams = TaskStreams(engine)
     seconds: list[float] = []
     data: list[float] = []
-    end = None
+    end, lost = None, 0
     with contextlib.closing(streams):
         while end is None:
             try:
@@ -224,7 +227,14 @@ def work(engine: WorkerEngine, emit: Callable[[dict[str, Any]], None], *, evalua
                 data.append(time.perf_counter() - start)
                 engine.profiler.run(batch) if len(seconds) == WARM_UP else engine.step(batch)
                 seconds.append(time.perf_counter() - start)
-            except CallerGone:
+                lost = 0
+            except CallerGone as e:
+                lost += 1
+                if lost == CONNECTIONS:
+                    raise GaveUp(
+                        f"worker {engine.worker} lost its connection {lost} times without a gradient in between",
+                        rule=str(e),
+                    ) from None
                 emit({"message": f"worker {engine.worker} waits for a parameter server that is gone"})
                 try:
                     engine.connect()
