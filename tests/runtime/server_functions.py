@@ -15,8 +15,9 @@ from drumline.core.errors import GaveUp
 from drumline.core.rank_info import RankInfo
 from drumline.plans import Plan
 from drumline.runtime.asynchronous import server, worker
+from drumline.runtime.asynchronous.task_streams import TaskStreams
 from drumline.runtime.asynchronous.verification import verify_coordinated
-from drumline.runtime.asynchronous.worker import TaskStreams, WorkerEngine
+from drumline.runtime.asynchronous.worker import WorkerEngine
 from drumline.runtime.engine import Engine
 from drumline.runtime.verification.verify import Verification
 
@@ -58,7 +59,15 @@ class FailingServer:
             if self._calls == 2:
                 raise CallerGone("the server is gone")
             self.gradients.append([t.clone() for t in tensors])
-        return {"counts": True, "epoch": 1, "buffers": [], "task": [0, 0, 1], "number": 0, "version": 0}, []
+        return {
+            "counts": True,
+            "epoch": 1,
+            "buffers": [],
+            "task": [0, 0, 1],
+            "number": 0,
+            "version": 0,
+            "ahead": [],
+        }, []
 
     def close(self) -> None:
         """Nothing to close."""

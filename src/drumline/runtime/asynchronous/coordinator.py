@@ -44,6 +44,8 @@ class HandedIn:
     """Of the weights it was computed on, by server."""
     number: int = 0
     """Of the assignment."""
+    times: tuple[float, ...] = ()
+    """Seconds of the task by phase, as in a row of `step_times`; empty while the worker warms up."""
     buffers: Buffers = field(default_factory=dict)
     """Of the worker's model, those that its steps change."""
 
@@ -58,6 +60,8 @@ class Assignment:
     """Of the weights to compute on."""
     number: int = -1
     """Counts the tasks that were handed out."""
+    ahead: tuple[int, ...] = ()
+    """The batches that are reserved for the worker."""
 
 
 class Superseded(CallerGone):
@@ -126,23 +130,28 @@ class Coordinator:
             self._left.add(worker)
             self._changed.notify_all()
 
-    def next_task(self, worker: int, epoch: int) -> Assignment:
-        """The worker's next task, once it may have one and the weights it is computed on are there."""
+    def next_task(self, worker: int, epoch: int, *, ahead: int = 0) -> Assignment:
+        """The worker's next task, once it may have one and the weights it is computed on are there.
+
+        `ahead`: batches that it loads ahead.
+        """
         start = time.monotonic()
         with self._changed:
             self._check_epoch(worker, epoch)
             task, number = None, -1
+            reserved: tuple[int, ...] = ()
             while not (self._stopped or self.rule.done) and (task := self.rule.next_task(worker)) is None:
                 self._wait_as(worker, epoch)
             if task is not None:
                 self._assigned[worker] = number = self._handed_out
                 self._handed_out += 1
+                reserved = self.rule.reserve(worker, ahead)
             version = self.rule.version
             while self.applied < version and not self._stopped:
                 self._wait_as(worker, epoch)
             if worker < self._workers:  # not one that has joined later
                 self._waited[worker] += time.monotonic() - start
-            return Assignment(None if self._stopped else task, self.applied, number)
+            return Assignment(None if self._stopped else task, self.applied, number, reserved)
 
     def _wait_as(self, worker: int, epoch: int) -> None:
         """Wait for a change, on a connection of this epoch of a worker."""

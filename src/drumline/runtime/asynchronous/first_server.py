@@ -23,6 +23,7 @@ from ..training.checkpoint_policy import TrainingCheckpoints
 from .coordinator import Coordinator, HandedIn
 from .server import ParameterServer, UpdateCommand
 from .worker_buffers import flat, put
+from .worker_comparison import WorkerComparison, data_seconds
 
 LEAVE_SECONDS = 600.0
 """Seconds in which workers may evaluate and leave after the last update."""
@@ -61,7 +62,10 @@ class FirstServer(ParameterServer):
         self._pool = ThreadPoolExecutor(max_workers=max(1, engine.plan.server_processes - 1))
         self._begun = self._last = time.perf_counter()
         self.seconds: list[float] = []
-        """Between updates."""
+        """Between updates, without the loading of data."""
+        self._data: list[float] = []
+        """Of loading, in each update."""
+        self._comparison = WorkerComparison(engine.plan.dp)
         self.history: list[RecordedUpdate] | None = None
         """Every update, if somebody wants them."""
         super().__init__(engine, index=0, local=local, checkpoints=checkpoints)
@@ -79,7 +83,7 @@ class FirstServer(ParameterServer):
             names, buffers = self._read_buffers(values["buffers"])
             return {"epoch": epoch, "buffers": names, **self.greeting()}, buffers
         if name == "next":
-            return self._next_task(caller, values["epoch"], with_weights=values["weights"])
+            return self._next_task(caller, values)
         if name == "hand_in":
             return self._hand_in(caller, values, tensors), ()
         if name == "leave":
@@ -87,13 +91,17 @@ class FirstServer(ParameterServer):
             return {}, ()
         return super().answer(caller, name, values, tensors)
 
-    def _next_task(self, worker: int, epoch: int, *, with_weights: bool) -> tuple[Values, Sequence[torch.Tensor]]:
-        assignment = self.coordinator.next_task(worker, epoch)
+    def _next_task(self, worker: int, values: Values) -> tuple[Values, Sequence[torch.Tensor]]:
+        assignment, with_weights = (
+            self.coordinator.next_task(worker, values["epoch"], ahead=values["ahead"]),
+            values["weights"],
+        )
         task = assignment.task
         read, weights = self.read_weights(assignment.version) if with_weights else ({"version": assignment.version}, [])
         answer = {
             "task": None if task is None else [task.step, task.slice, task.slices],
             "number": assignment.number,
+            "ahead": assignment.ahead,
             "vectors": len(weights),
         }
         if task is None:
@@ -114,9 +122,10 @@ class FirstServer(ParameterServer):
 
     def farewell(self) -> Values:
         """What workers are told when there is no more work."""
-        steady = self.seconds[self.engine.plan.dp :] or self.seconds
-        mean = sum(steady) / len(steady) if steady else 0.0
-        return {"preempted": self.stopping, "step_seconds": mean, "accounts": self.coordinator.accounts()}
+        warm = self.engine.plan.dp if len(self.seconds) > self.engine.plan.dp else 0
+        step, data = (sum(row[warm:]) / max(1, len(row[warm:])) for row in (list(self.seconds), list(self._data)))
+        accounts = self.coordinator.accounts()
+        return {"preempted": self.stopping, "step_seconds": step, "data_seconds": data, "accounts": accounts}
 
     def lost(self, caller: int) -> None:
         """A worker's connection is gone."""
@@ -146,6 +155,7 @@ class FirstServer(ParameterServer):
             values["grad_norm"],
             tuple(values["versions"]),
             values["number"],
+            tuple(values["times"]),
             dict(zip(values["buffers"], tensors[vectors:], strict=True)),
         )
         return {"counts": self.coordinator.hand_in(worker, gradient)}
@@ -180,10 +190,15 @@ class FirstServer(ParameterServer):
     def _report(self, update: WeightUpdate, command: UpdateCommand, gradients: Sequence[HandedIn]) -> None:
         if self.history is not None:
             self.history.append(RecordedUpdate(update, tuple(g.versions for g in gradients)))
-        now = time.perf_counter()
-        self.seconds.append(now - self._last)
-        self._last = now
         engine = self.engine
+        now = time.perf_counter()
+        whole, data = now - self._last, data_seconds([g.times for g in gradients], engine.plan)
+        data = min(data, whole)
+        self.seconds.append(whole - data)
+        self._data.append(data)
+        self._last = now
+        for contribution, gradient in zip(update.contributions, gradients, strict=True):
+            self._comparison.add(contribution.worker, gradient.times)
         saved = engine.saver.last if engine.saver is not None else None
         record: dict[str, Any] = {
             "step": update.number,
@@ -193,7 +208,7 @@ class FirstServer(ParameterServer):
             "samples": sum(g.own_samples for g in gradients),
             "tokens": sum(g.tokens for g in gradients),
             "memory_bytes": max(g.memory_bytes for g in gradients),
-            "data_seconds": 0.0,
+            "data_seconds": data,
             "probed": False,
             "skipped": engine.skipped,
             "note": self.note,
@@ -203,6 +218,8 @@ class FirstServer(ParameterServer):
             "worker": update.contributions[0].worker if update.contributions[0].task.slices == 1 else None,
             **{key: count for key, count in self.coordinator.accounts().items() if key != "applied"},
         }
+        if (slowest := self._comparison.slowest()) is not None:
+            record["slowest"] = slowest
         self._emit(record)
 
 

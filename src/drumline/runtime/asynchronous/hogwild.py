@@ -45,9 +45,9 @@ class HogwildServer(FirstServer):
         """Where the memory is, and how many updates it has."""
         return {"memory": f"/proc/{os.getpid()}/fd/{self._file}", "bytes": self._size}
 
-    def _next_task(self, worker: int, epoch: int, *, with_weights: bool) -> tuple[Values, Sequence[torch.Tensor]]:
+    def _next_task(self, worker: int, values: Values) -> tuple[Values, Sequence[torch.Tensor]]:
         """A task without weights: they are in the shared memory."""
-        return super()._next_task(worker, epoch, with_weights=False)
+        return super()._next_task(worker, values | {"weights": False})
 
     @torch.no_grad()
     def apply(self, command: UpdateCommand, gradients: list[list[torch.Tensor]]) -> bool:

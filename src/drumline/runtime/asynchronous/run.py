@@ -256,10 +256,13 @@ def _check_norms(engine: Engine, emit: Emit | None) -> None:
 
 def _result(server: ParameterServer, checkpoints: TrainingCheckpoints | None) -> dict[str, Any]:
     """A server's result, in the form of a training's."""
-    seconds = server.farewell() if isinstance(server, FirstServer) else {"step_seconds": 0.0, "preempted": False}
+    seconds = (
+        server.farewell()
+        if isinstance(server, FirstServer)
+        else {"step_seconds": 0.0, "data_seconds": 0.0, "preempted": False}
+    )
     return {
         **seconds,
-        "data_seconds": 0.0,
         "peak_bytes": 0.0,
         "parts": {},
         "spans": [],

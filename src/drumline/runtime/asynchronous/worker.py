@@ -18,14 +18,15 @@ import torch
 from ...comm.rank_status import rank_status
 from ...comm.remote_calls import CallClient, CallerGone, Values, connect_to_server
 from ...core.errors import GaveUp
-from ...datasets.loader import Loader
-from ...datasets.stream import RankBatch, Stream
+from ...datasets.stream import RankBatch
 from ...schedules import GradientTask
 from ..core.forward_backward import forward_backward
 from ..engine import Engine
 from ..strategies.server_shard import FlatLayout
 from ..training.step_profiler import StepProfiler
+from .task_streams import TaskStreams
 from .worker_buffers import flat, most_bytes, put
+from .worker_comparison import times_row
 
 PATIENCE = 120.0
 """Seconds for which a worker waits for a server that is gone to come back."""
@@ -68,6 +69,10 @@ class WorkerEngine(Engine):
         self.task, self.number = GradientTask(0), -1
         """The task it computes, and the number of its assignment."""
         self.counted = self.dropped = 0
+        self.ahead = 0
+        """Batches that it loads ahead."""
+        self.data_seconds: float | None = None
+        """Of the current task; None while the worker warms up."""
         self.profiler = StepProfiler(self)
         self.greeting: Values = {}
         with contextlib.suppress(TrainingOver):  # the first task will tell
@@ -100,7 +105,7 @@ class WorkerEngine(Engine):
         with self.record.phase("waiting"):
             answer, received = self._servers[0].call(
                 "next",
-                {"weights": alone, "epoch": self.greeting["epoch"]},
+                {"weights": alone, "epoch": self.greeting["epoch"], "ahead": self.ahead},
                 into=into[0] if alone else (),
                 most_bytes=most,
                 on_sent=lambda: rank_status().phase("waiting"),
@@ -184,6 +189,7 @@ class WorkerEngine(Engine):
             "vectors": len(shares[0]) if alone else 0,
             "pushed": not alone,
             "buffers": list(buffers),
+            "times": [] if self.data_seconds is None else times_row(self.record.phase_seconds(), self.data_seconds),
         }
         sent = [*(shares[0] if alone else ()), *buffers.values()]
         answer, _ = self._servers[0].call("hand_in", values, sent)
@@ -211,8 +217,8 @@ class WorkerEngine(Engine):
 def work(engine: WorkerEngine, emit: Callable[[dict[str, Any]], None], *, evaluate: bool) -> dict[str, Any]:
     """Compute tasks until there are none; the result in the form of a training's."""
     streams = TaskStreams(engine)
+    engine.ahead = streams.ahead
     seconds: list[float] = []
-    data: list[float] = []
     end, lost = None, 0
     with contextlib.closing(streams):
         while end is None:
@@ -223,8 +229,8 @@ def work(engine: WorkerEngine, emit: Callable[[dict[str, Any]], None], *, evalua
                     break
                 start = time.perf_counter()
                 with engine.phase("data"):
-                    batch = streams.batch(engine.task)
-                data.append(time.perf_counter() - start)
+                    batch = streams.batch(engine.task, answer["ahead"])
+                engine.data_seconds = time.perf_counter() - start if len(seconds) > WARM_UP else None
                 engine.profiler.run(batch) if len(seconds) == WARM_UP else engine.step(batch)
                 seconds.append(time.perf_counter() - start)
                 lost = 0
@@ -239,48 +245,12 @@ def work(engine: WorkerEngine, emit: Callable[[dict[str, Any]], None], *, evalua
                 try:
                     engine.connect()
                 except TrainingOver:
-                    end = {"preempted": False, "step_seconds": 0.0, "accounts": {}}
+                    end = {"preempted": False, "step_seconds": 0.0, "data_seconds": 0.0, "accounts": {}}
     rank_status().place("ending")
     evaluation = engine.evaluate() if evaluate and engine.worker == 0 and not end["preempted"] else {}
     engine.leave()
     counted = max(0, len(seconds) - WARM_UP - 1)
-    return _result(engine, end, evaluation) | {
-        "counted": counted,
-        "data_seconds": statistics.median(data) if data else 0.0,
-    }
-
-
-class TaskStreams:
-    """The batches of tasks: loaded ahead where tasks follow each other, of the worker's own slice or whole."""
-
-    def __init__(self, engine: WorkerEngine) -> None:
-        self._engine = engine
-        self._loader: Loader | None = None
-        self._others: dict[tuple[int, int], Stream] = {}
-
-    def batch(self, task: GradientTask) -> RankBatch:
-        """The batch, or the slice of it, of a task."""
-        engine = self._engine
-        own = task.slices > 1 and task.slice == engine.worker
-        if own and engine.stream.workers:
-            if self._loader is None:
-                pin = engine.device.type == "cuda"
-                self._loader = Loader(self._stream(task), pin=pin)
-            return self._loader.batch(task.step)
-        return self._stream(task).batch(task.step)
-
-    def _stream(self, task: GradientTask) -> Stream:
-        engine, key = self._engine, (task.slice, task.slices)
-        if key not in self._others:
-            self._others[key] = Stream(
-                engine.job, engine.stream.dataset, dp=task.slices, index=task.slice, micro=engine.plan.micro
-            )
-        return self._others[key]
-
-    def close(self) -> None:
-        """End the data-loading processes."""
-        if self._loader is not None:
-            self._loader.close()
+    return _result(engine, end, evaluation) | {"counted": counted}
 
 
 def _result(engine: WorkerEngine, end: Values, evaluation: dict[str, float]) -> dict[str, Any]:
@@ -290,6 +260,7 @@ def _result(engine: WorkerEngine, end: Values, evaluation: dict[str, float]) -> 
     phases = {name: statistics.median(p.get(name, 0.0) for p in by_phase) for name in names}
     return {
         "step_seconds": end["step_seconds"],
+        "data_seconds": end["data_seconds"],
         "peak_bytes": profiler.peak_bytes,
         "parts": profiler.parts,
         "spans": profiler.spans,
