@@ -15,11 +15,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from drumline.core.errors import RankFailed
+from drumline.core.errors import InputError, RankFailed
 from drumline.loop.checkpoints import CheckpointOptions
+from drumline.loop.join import join
 from drumline.loop.restarts import FaultOptions
 from drumline.loop.train import train
-from drumline.reports import Run
+from drumline.loop.training_events import GradientCounts
+from drumline.reports import Run, StepRecord
+from drumline.runtime.asynchronous.invitation import Invitation
 
 JOB = """
 import os, pathlib, time, torch
@@ -181,3 +184,22 @@ def _workers(folder: Path) -> list[int]:
     """The worker of every update so far."""
     text = (folder / "run" / "steps.jsonl").read_text()
     return [json.loads(line)["worker"] for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def test_a_failed_run_takes_no_more_workers(folder: Path) -> None:
+    """The file with the servers' tokens goes with the run; one that was left behind is no reason to wait."""
+    with pytest.raises(RankFailed, match="injected into rank"):
+        trained(folder, "run", "dp=1,sync=async", "raise:0@3/backward!")
+    assert not (folder / "run" / "workers.json").exists()
+    job = f"{folder / 'j.py'}:job"
+    Invitation(job, "dp=1,sync=async", ("unix:/nowhere/calls#00",)).write(folder / "run")
+    with pytest.raises(InputError, match="has ended: its parameter servers do not answer"):
+        join(folder / "run")
+
+
+def test_gradients_are_counted_where_a_server_fails_right_after_a_save() -> None:
+    counts = GradientCounts()
+    for step, (server, lost) in enumerate([("a", 0), ("a", 2), ("b", 0), ("b", 1), ("c", 3)]):
+        record = StepRecord(step, 1.0, 1.0, 1.0, 1, staleness=(0,))
+        counts.add(record, {"server": server, "dropped": 0, "lost": lost}, ())
+    assert counts.totals == {"applied": 5, "dropped": 0, "lost": 6, "repeated": 0}

@@ -147,12 +147,13 @@ class CallClient:
         self._lock = threading.Lock()
         if kind == "unix":
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.settimeout(timeout)
-            self._socket.connect(where)
         else:
             host, _, port = where.rpartition(":")
             self._socket = socket.create_connection((host, int(port)), timeout=timeout)
         try:
+            if kind == "unix":
+                self._socket.settimeout(timeout)
+                self._socket.connect(where)
             _tune(self._socket)
             self._socket.sendall(bytes.fromhex(token))
             _send(self._socket, {"caller": caller}, ())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,8 @@ class FirstServer(ParameterServer):
         restored: Collection[str] = (),
     ) -> None:
         self.coordinator, self._emit = coordinator, emit
+        self._id = secrets.token_hex(8)
+        """Tells its counts from those of the server that it replaces."""
         self._trained_buffers = set(restored)
         """Names of the buffers that steps have changed, in this run or (`restored`) before its checkpoint."""
         self._others: list[CallClient] = []
@@ -216,6 +219,7 @@ class FirstServer(ParameterServer):
             "staleness": tuple(c.staleness for c in update.contributions),
             "wait_seconds": self.coordinator.take_waits(),
             "worker": update.contributions[0].worker if update.contributions[0].task.slices == 1 else None,
+            "server": self._id,
             **{key: count for key, count in self.coordinator.accounts().items() if key != "applied"},
         }
         if (slowest := self._comparison.slowest()) is not None:

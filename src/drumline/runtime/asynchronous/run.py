@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ...comm.environment import RankInfo, connect, device_of
 from ...comm.rank_status import rank_status
-from ...comm.remote_calls import connect_to_server
+from ...comm.remote_calls import CallClient, CallerGone, connect_to_server
 from ...comm.rendezvous import default_timeout, shared_store
 from ...core.errors import InputError, PlanError
 from ...core.job import Job
@@ -33,7 +33,7 @@ from ..training.checkpoint_policy import CheckpointPolicy, TrainingCheckpoints, 
 from .coordinator import Coordinator
 from .first_server import FirstServer, RecordedUpdate
 from .hogwild import HogwildServer, HogwildWorker
-from .invitation import WORKERS, Invitation, job_reference
+from .invitation import Invitation, job_reference, withdraw_invitation
 from .server import ParameterServer
 from .worker import PATIENCE, Find, TrainingOver, WorkerEngine
 
@@ -128,6 +128,16 @@ def make_joining_worker(folder: Path) -> WorkerEngine:
             raise TrainingOver from None
 
     number = plan.processes + secrets.randbelow(2**30)
+    for address in invitation.addresses:
+        try:
+            CallClient(address, number).close()
+        except (OSError, CallerGone, ValueError) as e:
+            raise InputError(
+                f"the training in {folder} has ended: its parameter servers do not answer",
+                where=str(e),
+                rule="a worker joins while the training runs",
+                fix="if a server has just failed, it is being replaced: try again",
+            ) from None
     return _attached(Job.load(invitation.job), plan, RankInfo(), number, find, None, None)
 
 
@@ -183,7 +193,7 @@ def serve(
             Invitation(job_reference(job), str(plan), addresses).write(Path(saves.folder).parent)
     server.serve()
     if index == 0 and saves is not None:
-        Path(saves.folder).with_name(WORKERS).unlink(missing_ok=True)
+        withdraw_invitation(Path(saves.folder).parent)
     rank_status().place("ending")
     if checkpoints is not None:
         checkpoints.end()
