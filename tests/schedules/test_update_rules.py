@@ -19,7 +19,7 @@ from drumline.schedules.update_rules import BatchRule, GradientTask, StepRule, U
 
 SCHEDULES_PER_EXAMPLE = 20
 """Random orders of events for each drawn rule: drawing a rule takes longer than playing one."""
-EXAMPLES = 300
+EXAMPLES = 520
 _PLAYED: Counter[str] = Counter()
 
 
@@ -186,8 +186,7 @@ def test_ten_thousand_schedules_were_played() -> None:
     """Counted, not claimed; runs after the two above, in one process with them."""
     if not _PLAYED:
         pytest.skip("the schedules were played by another process")
-    assert _PLAYED["StepRule"] + _PLAYED["BatchRule"] >= 10_000, _PLAYED
-    assert min(_PLAYED.values()) >= 5_000
+    assert _PLAYED["StepRule"] >= 10_000 and _PLAYED["BatchRule"] >= 10_000, _PLAYED
 
 
 class OneTooFar(Play):
