@@ -15,7 +15,7 @@ from ..core import files
 from ..core.display import NotebookValue
 from ..core.errors import PlanError, nearest
 from ..core.mesh import Mesh
-from ..schedules import ALL_REDUCE_WORDS, ASYNCHRONOUS, OLD_WORDS
+from ..schedules import ALL_REDUCE_WORDS, ASYNCHRONOUS, OLD_WORDS, PIPEDREAM
 from .keys import (
     MEASURED,
     BytesKey,
@@ -314,6 +314,15 @@ class Plan(NotebookValue):
     def keeps_batches_in_flight(self) -> bool:
         """Whether the pipeline does not drain between batches, which then compute on older weights."""
         return self.pp > 1 and self.schedule in ASYNCHRONOUS
+
+    @property
+    def most_delay(self) -> int:
+        """Updates between the weights of a gradient and those it is applied to, on the first stage of a pipeline that
+        does not drain: the most of any stage; 0 for other plans.
+        """
+        if not self.keeps_batches_in_flight:
+            return 0
+        return self.pp - 1 if self.schedule == PIPEDREAM else 1
 
     @property
     def begins(self) -> tuple[str, ...]:
