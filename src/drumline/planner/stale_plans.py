@@ -3,7 +3,7 @@
 They are approximate: gradients of older weights, dropped gradients, or weights that drift apart. They need more steps
 to the same loss, by a number that no cost model knows. So one of them must save a stated share of the step to win, and
 be faster than an exact plan that leaves the slow ranks out. `hogwild` is not offered: its replicas overwrite each
-other, which suits sparse gradients; `--plan` prices it. Nor are pipelines that do not drain (`pipedream`): they save a bubble,
+other, which suits sparse gradients; `--plan` prices it. Nor are pipelines that do not drain: they save a bubble,
 which more micro-batches of an exact schedule fill, too, and they gain nothing where a rank is slow.
 """
 
