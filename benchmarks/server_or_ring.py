@@ -36,6 +36,7 @@ import argparse
 import json
 import os
 import random
+import shlex
 import signal
 import statistics
 import sys
@@ -53,7 +54,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 PAGE = Path(__file__).parents[1] / "docs" / "log" / "asynchronous.md"
 LONG = 1 << 20
 """Bytes of the message that beta is taken from."""
-SIZES = tuple(1 << i for i in range(8, 23))
+SIZES = tuple(1 << i for i in range(4, 23))
+"""Bytes of vectors: from where a few workers with one server are still faster than the ring."""
 LONGEST = 1.5
 """Seconds; sizes whose exchange takes longer are left out."""
 AT_A_TIME = 0.15
@@ -92,9 +94,16 @@ def main() -> int:
     if given.paste:
         from drumline.measurement.machine import cpu_name
 
-        how = f"{os.cpu_count()} cores of {cpu_name()}; pasted by `python benchmarks/server_or_ring.py --paste`"
+        command = results[0].get("command", "") if given.recorded else command_line()
+        by = f"; measured by `{command}`" if command else ""
+        how = f"{os.cpu_count()} cores of {cpu_name()}{by}"
         paste("server or ring", lines, how, PAGE)
     return 0
+
+
+def command_line() -> str:
+    """This program with its arguments, as a page names it."""
+    return shlex.join(["python", "benchmarks/server_or_ring.py", *sys.argv[1:]])
 
 
 def measure_all(given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -166,6 +175,7 @@ def measure(switch: Any, rate: str, workers: int, servers: list[int], rounds: in
             updates[str(n)] = statistics.median(processes[0].answer())
     medians = {name: statistics.median(t) for name, t in times.items()}
     return {
+        "command": command_line(),
         "rate": rate,
         "workers": workers,
         "servers": servers,

@@ -15,6 +15,7 @@ import argparse
 import datetime
 import os
 import random
+import shlex
 import statistics
 import sys
 import time
@@ -167,6 +168,7 @@ def table(runs: dict[str, list[Any]]) -> list[str]:
         "samples/s",
         "against `dp=4`",
         "staleness",
+        "most",
         f"steps to {LOSS}",
         "seconds",
     )
@@ -188,6 +190,7 @@ def table(runs: dict[str, list[Any]]) -> list[str]:
             f"{rates[plan]:.0f}",
             f"{rates[plan] / rates[PLANS[0]]:.2f}",
             f"{statistics.mean(stale) if stale else 0:.1f}",
+            f"{max(stale, default=0)}",
             f"{statistics.median(steps):.0f}" if steps else "-",
             f"{statistics.median(seconds):.1f}" if seconds else "-",
         )
@@ -213,7 +216,7 @@ def smoothed(run: Any) -> list[tuple[int, float, float]]:
 
 
 def picture(runs: dict[str, Any]) -> str:
-    """The losses against steps and against seconds, side by side."""
+    """The losses against steps and against seconds, side by side, with dots where they reach LOSS."""
     width, height, left, gap = 400, 240, 40, 60
     curves = [smoothed(run) for run in runs.values()]
     top = max(loss for curve in curves for *_, loss in curve)
@@ -232,6 +235,13 @@ def picture(runs: dict[str, Any]) -> str:
             )
             style = f'stroke="{colour}" stroke-dasharray="{dash}" stroke-width="1.8" fill="none"'
             parts.append(f'<polyline points="{points}" {style}/>')
+            if (there := next((c for c in curve if c[2] <= LOSS), None)) is not None:
+                x, y = start + width * there[x_of] / last, 10 + height * (1 - there[2] / top)
+                parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
+        y = 10 + height * (1 - LOSS / top)
+        target = f'x1="{start}" x2="{start + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#777" stroke-dasharray="1 3"'
+        parts.append(f"<line {target}/>")
+        parts.append(f'<text x="{start + width}" y="{y - 5:.1f}" text-anchor="end">loss {LOSS}</text>')
     for i, (plan, colour, dash) in enumerate(zip(runs, COLOURS, DASHES, strict=True)):
         x, y = left + (i % 3) * 300, height + 60 + 20 * (i // 3)
         style = f'stroke="{colour}" stroke-dasharray="{dash}" stroke-width="2.5"'
@@ -254,7 +264,7 @@ def paste(lines: list[str]) -> None:
     text = PAGE.read_text()
     start, end = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
     machine = f"{os.cpu_count()} cores of {cpu_name()}"
-    head = f"`python benchmarks/stragglers.py --paste`, {datetime.date.today()}, {machine}:"
+    head = f"`python benchmarks/stragglers.py {shlex.join(sys.argv[1:])}`, {datetime.date.today()}, {machine}:"
     PAGE.write_text("\n".join([text[:start] + head, "", *lines, text[end:]]))
 
 

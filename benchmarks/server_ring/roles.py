@@ -24,8 +24,10 @@ from drumline.comm.remote_calls import connect_to_server
 from drumline.core.job import Job
 from drumline.plans import Plan
 from drumline.runtime.asynchronous.coordinator import Coordinator
-from drumline.runtime.asynchronous.server import FirstServer, ParameterServer, UpdateCommand
-from drumline.runtime.asynchronous.worker import TaskStreams, WorkerEngine
+from drumline.runtime.asynchronous.first_server import FirstServer
+from drumline.runtime.asynchronous.server import ParameterServer, UpdateCommand
+from drumline.runtime.asynchronous.task_streams import TaskStreams
+from drumline.runtime.asynchronous.worker import WorkerEngine
 from drumline.runtime.engine import Engine
 from drumline.runtime.state.group_transports import transport_along
 from drumline.schedules import update_rule

@@ -11,7 +11,7 @@ import pytest
 from command import here
 
 import drumline as dl
-from drumline.clusters import Cluster, DeviceSpec, Link, Node, StepTimeDistribution
+from drumline.clusters import Cluster, DeviceSpec, Link, Network, Node, StepTimeDistribution
 from drumline.loop.inputs import with_step_times
 from drumline.models import zoo
 
@@ -101,3 +101,16 @@ def test_what_is_not_given_stays_as_in_the_cluster_file() -> None:
     assert with_step_times(own) == own
     assert with_step_times(own, jitter=0.1).step_times == StepTimeDistribution.of(["1:2"], 0.1, 5)
     assert with_step_times(own, {2: 3.5}, seed=1).step_times == StepTimeDistribution.of(["2:3.5"], 0.3, 1)
+
+
+@pytest.mark.parametrize("verb", ["plan", "simulate"])
+@pytest.mark.parametrize(("plan", "on"), [("dp=4,sync=hogwild", "GPUs"), ("dp=8,micro=2,sync=hogwild", "2 hosts")])
+def test_hogwild_is_refused_where_it_does_not_run(tmp_path: Path, verb: str, plan: str, on: str) -> None:
+    path = tmp_path / "two.toml"
+    dataclasses.replace(CPU, network=Network(2, Link(1e-4, 1e9))).save(path)
+    refused = here(
+        verb, "resnet50", "--batch", 64, "--cluster", path if on == "2 hosts" else "dgx-h100", "--plan", plan
+    )
+    text = " ".join(refused.stderr.split())
+    assert refused.returncode == 2 and f"the plan {plan} on {on}" in text
+    assert f"the nearest plan that runs: {plan.replace('hogwild', 'async')}" in text

@@ -35,6 +35,15 @@ def test_workers_hide_what_is_shorter_than_the_step() -> None:
     assert made(workers=4, sample_seconds=4e-3).data_wait_seconds == 0
 
 
+def test_workers_with_whole_batches_load_at_the_same_time() -> None:
+    assert made("dp=2,sync=async").data_seconds == pytest.approx(16e-3), "of a batch"
+    assert made("dp=2,sync=async").data_wait_seconds == pytest.approx(8e-3), "two are loaded at once"
+    assert made("dp=2,sync=async", workers=1).data_wait_seconds == 0, "a worker computes for two steps"
+    slow = made("dp=2,sync=hogwild", workers=1, sample_seconds=4e-3)
+    assert slow.data_wait_seconds == pytest.approx(32e-3 - 10e-3)
+    assert made("dp=2,sync=server,servers=4", cores=2).data_wait_seconds == pytest.approx(8e-3), "servers load nothing"
+
+
 def test_processes_share_the_cores() -> None:
     one = made(cores=1)
     assert one.data_wait_seconds == pytest.approx(2 * 8e-3)

@@ -15,16 +15,20 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from drumline.core.errors import RankFailed
+from drumline.core.errors import InputError, RankFailed
 from drumline.loop.checkpoints import CheckpointOptions
+from drumline.loop.join import join
 from drumline.loop.restarts import FaultOptions
 from drumline.loop.train import train
-from drumline.reports import Run
+from drumline.loop.training_events import GradientCounts
+from drumline.reports import Run, StepRecord
+from drumline.runtime.asynchronous.invitation import Invitation
 
 JOB = """
-import time, torch
+import os, pathlib, time, torch
 from torch import nn
 import drumline as dl
+from drumline.comm.rank_status import rank_status
 
 class Data(torch.utils.data.Dataset):
     def __init__(self, nap): self.nap = nap
@@ -33,13 +37,30 @@ class Data(torch.utils.data.Dataset):
         time.sleep(self.nap)
         return torch.randn(6, generator=torch.Generator().manual_seed(i), dtype=torch.float64), i % 3
 
-def made(nap, steps):
+class Held(Data):
+    # holds worker 1 at step 3 until a successor of worker 0 is about to connect
+    def __init__(self, nap):
+        super().__init__(nap)
+        self.file, self.rank = pathlib.Path(__file__).with_name("replaced"), os.environ.get("RANK")
+        if self.rank == "0" and os.environ["DRUMLINE_REPLACED"] != "0":
+            self.file.touch()
+    def __getitem__(self, i):
+        if self.rank == "1" and rank_status().read().step == 2:
+            for _ in range(1200):
+                if self.file.exists():
+                    time.sleep(1.0)  # it connects, and waits for a task
+                    break
+                time.sleep(0.05)
+        return super().__getitem__(i)
+
+def made(nap, steps, data=Data):
     return dl.Job(
         model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3)).double(),
         loss=nn.functional.cross_entropy, optimizer=lambda p: torch.optim.AdamW(p, lr=0.01), clip=0.5,
-        data=lambda: Data(nap), batch_size=8, steps=steps)
+        data=lambda: data(nap), batch_size=8, steps=steps)
 
 def job(): return made(0.005, 30)
+def held(): return made(0.0, 30, Held)
 def slow(): return made(0.01, 10000)
 """
 
@@ -50,10 +71,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def trained(folder: Path, name: str, plan: str, chaos: str = "") -> Run:
+def trained(folder: Path, name: str, plan: str, chaos: str = "", job: str = "job") -> Run:
     """A run of thirty steps with injected faults."""
     run = train(
-        folder / "j.py",
+        f"{folder / 'j.py'}:{job}",
         plan,
         cluster="dgx-h100",
         output=folder / name,
@@ -88,6 +109,14 @@ def test_a_killed_worker_and_a_killed_server_change_nothing_of_a_synchronous_run
     assert worker.faults == ("rank 1 was ended by signal SIGKILL",)
     assert worker.gradients == {"applied": 60, "dropped": 0, "lost": 1, "repeated": 0}
     assert server.gradients["applied"] == 60 and 0 < server.gradients["repeated"] <= 12
+
+
+@pytest.mark.parametrize(("plan", "step"), [("dp=2,sync=server", 3), ("dp=2,sync=stale:2", 5)])
+def test_a_worker_killed_while_it_waits_is_replaced(folder: Path, plan: str, step: int) -> None:
+    run = trained(folder, "run", plan, f"kill:0@{step}/waiting", "held")
+    assert (folder / "replaced").exists()
+    assert run.faults == ("rank 0 was ended by signal SIGKILL",)
+    assert run.gradients == {"applied": 60, "dropped": 0, "lost": 0, "repeated": 0}
 
 
 def test_asynchronous_workers_go_on_without_one_that_is_killed(folder: Path) -> None:
@@ -155,3 +184,22 @@ def _workers(folder: Path) -> list[int]:
     """The worker of every update so far."""
     text = (folder / "run" / "steps.jsonl").read_text()
     return [json.loads(line)["worker"] for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def test_a_failed_run_takes_no_more_workers(folder: Path) -> None:
+    """The file with the servers' tokens goes with the run; one that was left behind is no reason to wait."""
+    with pytest.raises(RankFailed, match="injected into rank"):
+        trained(folder, "run", "dp=1,sync=async", "raise:0@3/backward!")
+    assert not (folder / "run" / "workers.json").exists()
+    job = f"{folder / 'j.py'}:job"
+    Invitation(job, "dp=1,sync=async", ("unix:/nowhere/calls#00",)).write(folder / "run")
+    with pytest.raises(InputError, match="has ended: its parameter servers do not answer"):
+        join(folder / "run")
+
+
+def test_gradients_are_counted_where_a_server_fails_right_after_a_save() -> None:
+    counts = GradientCounts()
+    for step, (server, lost) in enumerate([("a", 0), ("a", 2), ("b", 0), ("b", 1), ("c", 3)]):
+        record = StepRecord(step, 1.0, 1.0, 1.0, 1, staleness=(0,))
+        counts.add(record, {"server": server, "dropped": 0, "lost": lost}, ())
+    assert counts.totals == {"applied": 5, "dropped": 0, "lost": 6, "repeated": 0}

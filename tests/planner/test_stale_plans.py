@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumline.clusters import Cluster, DeviceSpec, Link, Node, StepTimeDistribution, load
-from drumline.costs import Estimate
+from drumline.costs import Estimate, cost_model
 from drumline.models import Profile, zoo
 from drumline.planner import Answer, search
 from drumline.planner.objectives import LEAST_SAVING
@@ -146,3 +146,22 @@ def test_the_search_stays_as_it_was_without_the_flag() -> None:
     exact = [c.plan for c in same.candidates if c.plan.sync == "allreduce"]
     assert [c.plan for c in plain.candidates] == exact
     assert [key(before[str(p)]) for p in exact] == [key(after[str(p)]) for p in exact]
+
+
+@pytest.mark.parametrize(
+    ("plan", "late", "words"),
+    [
+        ("pp=4,schedule=pipedream", 3, "up to 3 updates old, those of the first stage"),
+        ("pp=4,schedule=pipedream-2bw,micro=4", 1, "up to 1 update old, on all stages"),
+        ("pp=4,micro=4", 0, ""),
+    ],
+)
+@pytest.mark.parametrize("name", ["resnet50", "gpt:1.3b"])
+def test_a_pipeline_that_does_not_drain_has_its_staleness_and_a_caveat(
+    plan: str, late: int, words: str, name: str
+) -> None:
+    machines = CPU if name == "resnet50" else load("dgx-h100").with_devices(4)
+    parsed = Plan.parse(plan)
+    e = cost_model(zoo.profile(name, batch_size=64), machines, parsed.precision).estimate(parsed)
+    assert e.staleness == late and words in sync_caveat(parsed) and is_stale(parsed) == bool(late)
+    assert any(words in note for note in e.notes)

@@ -6,7 +6,14 @@ import re
 
 import pytest
 import torch
-from server_functions import Cell, gradients_after_lost_servers, verify_broken, verify_cells
+from server_functions import (
+    Cell,
+    gradients_after_lost_servers,
+    shares_of_lost_workers,
+    verify_broken,
+    verify_cells,
+    work_without_end,
+)
 
 from drumline.launchers.local import run_ranks
 from drumline.plans import Plan
@@ -86,3 +93,15 @@ def test_a_gradient_that_no_server_took_is_not_added_to_the_next_one(profiled: b
     first, second = gradients
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert any(t.abs().sum() > 0 for t in first)
+
+
+def test_the_share_of_a_gradient_that_was_never_handed_in_is_dropped() -> None:
+    ((kept, ending),) = run_ranks(shares_of_lost_workers, ranks=1, threads=1)
+    assert kept == [[0], [0, 1], [], []]
+    assert ending == "CallerGone('the first server is gone')"
+
+
+def test_a_worker_whose_connection_is_closed_again_and_again_gives_up() -> None:
+    ((error, notes),) = run_ranks(work_without_end, ranks=1, threads=1)
+    assert "worker 0 lost its connection 10 times" in error and "the connection was closed" in error
+    assert notes == 9

@@ -36,7 +36,7 @@ KINDS = {
     "lock": "a call in C that does not return and holds the interpreter lock",
     "slow": "half a second of sleep",
 }
-PLACES = ("start", "data", "forward", "backward", "communication", "optimizer", "collective", "save", "end")
+PLACES = ("start", "data", "forward", "backward", "communication", "optimizer", "waiting", "collective", "save", "end")
 RANDOM_KINDS = ("kill", "kill", "raise", "segv", "exit", "stop")
 _WORK = ("forward", "optimizer")
 """Where the work of a step begins: on ranks that compute, and on parameter servers."""

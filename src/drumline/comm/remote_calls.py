@@ -31,9 +31,13 @@ _HEAD = struct.Struct("<II")
 _MOST_TEXT = 1 << 22
 """The longest JSON text of a message, in bytes."""
 _TOKEN_BYTES = 16
+_HELLO_SECONDS = 10.0
+"""Seconds in which a new connection must send its token and say who calls."""
 _UNIX_PATH = 100
 """The longest path of a Unix socket, in bytes; Linux allows 107."""
-_DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_DTYPES = {str(t).removeprefix("torch."): t for t in (*_FLOATS, *_INTEGERS)}
 
 Values = dict[str, Any]
 Handler = Callable[[int, str, Values, list[torch.Tensor]], tuple[Values, Sequence[torch.Tensor]]]
@@ -42,6 +46,10 @@ Handler = Callable[[int, str, Values, list[torch.Tensor]], tuple[Values, Sequenc
 
 class CallerGone(Exception):
     """The connection was closed by the other side."""
+
+
+class _MessageTooLarge(CallerGone):
+    """Raised for a message that is larger than the receiver allows; the connection cannot be used after it."""
 
 
 class CallServer:
@@ -85,28 +93,28 @@ class CallServer:
         caller, known = -1, False
         try:
             _tune(connection)
+            connection.settimeout(_HELLO_SECONDS)
             token = bytearray(_TOKEN_BYTES)
             _receive_into(connection, memoryview(token))
             if not hmac.compare_digest(bytes(token), self._token):
                 return
             hello, _ = _receive(connection, 0)
             caller, known = int(hello["caller"]), True
+            connection.settimeout(None)
             with self._lock:
                 self._connections[caller] = connection
-            _send(connection, {}, ())
+            _send(connection, {"most_bytes": self._most}, ())
             while True:
                 values, tensors = _receive(connection, self._most)
                 _send(connection, *self._answer(caller, values, tensors))
-        except (CallerGone, OSError, ValueError, KeyError, TypeError):
+        except (CallerGone, GaveUp, OSError, ValueError, KeyError, TypeError):
             pass
         finally:
             connection.close()
-            with self._lock:
-                current = self._connections.get(caller) is connection
-                if current:
+            with self._lock:  # also around on_lost: the caller's next connection must not come in between
+                if known and self._connections.get(caller) is connection:
                     del self._connections[caller]
-            if known and current:
-                self._on_lost(caller)
+                    self._on_lost(caller)
 
     def _answer(
         self, caller: int, values: Values, tensors: list[torch.Tensor]
@@ -115,6 +123,8 @@ class CallServer:
         try:
             answer, sent = self._handler(caller, name, values, tensors)
             return {"answer": answer}, sent
+        except CallerGone:  # the handler knows that this connection is an old one
+            raise
         except Exception as e:  # the error is sent to the caller; this side reports it by itself
             return {"error": f"{type(e).__name__}: {e}"}, ()
 
@@ -137,16 +147,19 @@ class CallClient:
         self._lock = threading.Lock()
         if kind == "unix":
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.settimeout(timeout)
-            self._socket.connect(where)
         else:
             host, _, port = where.rpartition(":")
             self._socket = socket.create_connection((host, int(port)), timeout=timeout)
         try:
+            if kind == "unix":
+                self._socket.settimeout(timeout)
+                self._socket.connect(where)
             _tune(self._socket)
             self._socket.sendall(bytes.fromhex(token))
             _send(self._socket, {"caller": caller}, ())
-            _receive(self._socket, 0)
+            hello, _ = _receive(self._socket, 0)
+            self._most = int(hello["most_bytes"])
+            """Bytes of tensors that the server takes in one call."""
         except BaseException:
             self._socket.close()
             raise
@@ -160,15 +173,23 @@ class CallClient:
         *,
         into: Sequence[torch.Tensor] = (),
         most_bytes: int = 0,
+        on_sent: Callable[[], None] = lambda: None,
     ) -> tuple[Values, list[torch.Tensor]]:
         """Call the server, and wait for its answer. Raises CallerGone if the server is gone.
 
-        The first tensors of the answer are received into the memory of `into`.
+        The first tensors of the answer are received into the memory of `into`. `on_sent` is called before the wait.
         """
+        if (size := sum(t.nbytes for t in tensors)) > self._most:
+            raise GaveUp(
+                f"the call {name!r} has {size:,} bytes of tensors", rule=f"the server takes at most {self._most:,}"
+            )
         with self._lock:
             try:
                 _send(self._socket, {"call": name, **(values or {})}, tensors)
+                on_sent()
                 answer, received = _receive(self._socket, most_bytes, into)
+            except _MessageTooLarge as e:
+                raise GaveUp(f"the answer to {name!r} is too large", rule=str(e)) from None
             except OSError as e:
                 raise CallerGone(str(e)) from None
         if "error" in answer:
@@ -195,6 +216,8 @@ def connect_to_server(find: Callable[[], str], caller: int, *, patience: float) 
 def _send(connection: socket.socket, values: Values, tensors: Sequence[torch.Tensor]) -> None:
     shapes = [[str(t.dtype).removeprefix("torch."), t.numel()] for t in tensors]
     text = json.dumps({"values": values, "tensors": shapes}).encode()
+    if len(text) > _MOST_TEXT:
+        raise GaveUp(f"a message with {len(text):,} bytes of text", rule=f"at most {_MOST_TEXT:,}")
     connection.sendall(_HEAD.pack(len(text), len(tensors)) + text)
     for tensor in tensors:
         if tensor.numel():
@@ -208,13 +231,15 @@ def _receive(
     _receive_into(connection, memoryview(head))
     length, count = _HEAD.unpack(head)
     if length > _MOST_TEXT:
-        raise CallerGone(f"a message of {length} bytes")
+        raise _MessageTooLarge(f"{length:,} bytes of text, and at most {_MOST_TEXT:,} are allowed")
     text = bytearray(length)
     _receive_into(connection, memoryview(text))
     message = json.loads(text)
     shapes = [(_DTYPES[kind], int(n)) for kind, n in message["tensors"]]
-    if len(shapes) != count or sum(n * kind.itemsize for kind, n in shapes) > most_bytes:
-        raise CallerGone("more bytes than the call allows")
+    if len(shapes) != count or any(n < 0 for _, n in shapes):
+        raise CallerGone("a message that contradicts itself")
+    if (size := sum(n * kind.itemsize for kind, n in shapes)) > most_bytes:
+        raise _MessageTooLarge(f"{size:,} bytes of tensors, and at most {most_bytes:,} are allowed")
     tensors = [
         into[i]
         if i < len(into) and (into[i].dtype, into[i].numel()) == shape

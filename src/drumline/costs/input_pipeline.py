@@ -37,13 +37,14 @@ class InputPipeline:
     def wait_seconds(self, plan: Plan, step_seconds: float, workers: int | None = None) -> float:
         """The wait of a rank for the data of a step, besides the step itself."""
         workers = self.workers if workers is None else workers
-        load, loaders = self.load_seconds(plan), plan.processes * max(1, workers)
+        load, loaders = self.load_seconds(plan), plan.ranks * max(1, workers)
         load *= max(1.0, loaders / self.cores)
-        return max(0.0, load / workers - step_seconds) if workers else load
+        at_once = plan.dp // plan.slices  # workers that compute whole batches: each takes the time of as many steps
+        return max(0.0, load / workers / at_once - step_seconds) if workers else load / at_once
 
     def sufficient_workers(self, plan: Plan, step_seconds: float) -> int:
         """The fewest workers of a rank behind whose loading nothing is waited for; 0 if no number suffices."""
-        most = max(1, self.cores // plan.processes)
+        most = max(1, self.cores // plan.ranks)
         fits = (n for n in range(1, most + 1) if not self.wait_seconds(plan, step_seconds, n))
         return next(fits, 0)
 

@@ -115,8 +115,7 @@ def plan_notes(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
         notes.append("backend=threads is priced as if replicas were processes, without their one interpreter lock")
     if plan.compress == "powersgd":
         notes.append("compress=powersgd is priced as if every parameter were a square matrix")
-    if plan.sync != "allreduce":
-        notes += filter(None, [sync_caveat(plan)])
-        if plan.has_coordinator and cluster.device.kind == "cuda" and cluster.device.host is None:
-            notes.append("the memory of the parameter servers is not checked: device.host is not given")
+    notes += filter(None, [sync_caveat(plan)])
+    if plan.has_coordinator and cluster.device.kind == "cuda" and cluster.device.host is None:
+        notes.append("the memory of the parameter servers is not checked: device.host is not given")
     return (*notes, *contention_notes(plan, cluster))

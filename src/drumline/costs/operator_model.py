@@ -153,6 +153,7 @@ class OperatorCostModel(CostModel):
             error=self._error,
             origin=self._origin,
             notes=(*plan_notes(plan, cluster), *step.notes),
+            staleness=float(plan.most_delay),
             host_bytes=host_bytes(self._profile, step.plan),
             host_limit=host_memory(cluster.device).memory if step.plan.offload != "none" else 0.0,
         )

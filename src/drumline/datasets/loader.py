@@ -11,7 +11,7 @@ import gc
 import itertools
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +33,7 @@ class Loader:
 
     def __init__(self, stream: Stream, *, workers: int | None = None, pin: bool = False) -> None:
         self.stream, self.workers, self.pin = stream, stream.workers if workers is None else workers, pin
-        self._ahead: Iterator[_Parcel] | None = None
+        self._ahead: Iterator[Parcel] | None = None
         self._next = -1
 
     def batch(self, step: int) -> RankBatch:
@@ -44,21 +44,12 @@ class Loader:
             self.close()
             self._ahead = self._start(step)
         try:
-            parcel = next(self._ahead)
-        except RuntimeError as e:
+            batch = next_parcel(self._ahead, step, self.workers).result()
+        except DrumlineError:
             self.close()
-            raise GaveUp(
-                f"a data-loading worker died before step {step}",
-                where=str(e).splitlines()[0],
-                rule=f"all {self.workers} workers of a rank live as long as the rank",
-                fix="`drumline doctor` shows memory and /dev/shm, which workers need; workers=0 loads without them",
-            ) from e
+            raise
         self._next = step + 1
-        if parcel.error is not None:
-            self.close()
-            raise parcel.error
-        assert parcel.batch is not None
-        return parcel.batch
+        return batch
 
     def close(self) -> None:
         """End the workers; the next batch starts them again."""
@@ -66,26 +57,47 @@ class Loader:
         if ahead is not None:
             end_workers(ahead)
 
-    def _start(self, step: int) -> Iterator[_Parcel]:
-        context = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
-        loader = DataLoader(
-            _Steps(self.stream),
-            sampler=itertools.count(step),
-            batch_size=None,
-            num_workers=self.workers,
-            prefetch_factor=self.stream.source.prefetch or _AHEAD,
-            pin_memory=self.pin,
-            worker_init_fn=functools.partial(_begin_worker, self.stream.source.worker_init),
-            multiprocessing_context=context,
-        )
-        with _allow_children(), without_sigchld_handler(), _frozen_heap():
-            return iter(loader)
+    def _start(self, step: int) -> Iterator[Parcel]:
+        prefetch = self.stream.source.prefetch or _AHEAD
+        return start_workers(self.stream, itertools.count(step), workers=self.workers, prefetch=prefetch, pin=self.pin)
 
     def __enter__(self) -> Loader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def start_workers(
+    stream: Stream, order: Iterable[int | None], *, workers: int, prefetch: int, pin: bool
+) -> Iterator[Parcel]:
+    """The batches of the steps in `order`, which worker processes load; each prepares `prefetch` of them ahead."""
+    context = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
+    loader = DataLoader(
+        _Steps(stream),
+        sampler=order,
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=prefetch,
+        pin_memory=pin,
+        worker_init_fn=functools.partial(_begin_worker, stream.source.worker_init),
+        multiprocessing_context=context,
+    )
+    with _allow_children(), without_sigchld_handler(), _frozen_heap():
+        return iter(loader)
+
+
+def next_parcel(parcels: Iterator[Parcel], step: int, workers: int) -> Parcel:
+    """The next answer of the worker processes, read for some step."""
+    try:
+        return next(parcels)
+    except RuntimeError as e:
+        raise GaveUp(
+            f"a data-loading worker died before step {step}",
+            where=str(e).splitlines()[0],
+            rule=f"all {workers} workers of a rank live as long as the rank",
+            fix="`drumline doctor` shows memory and /dev/shm, which workers need; workers=0 loads without them",
+        ) from e
 
 
 @contextmanager
@@ -100,28 +112,35 @@ def _frozen_heap() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parcel:
-    """A worker's answer: a batch, or the error that names the sample and the line."""
+class Parcel:
+    """A worker's answer: a batch, the error that names the sample and the line, or nothing if nothing was asked for."""
 
     batch: RankBatch | None = None
     error: DrumlineError | None = None
 
-    def pin_memory(self) -> _Parcel:
+    def result(self) -> RankBatch:
+        """The batch; raises the error, if it is one."""
+        if self.error is not None:
+            raise self.error
+        assert self.batch is not None
+        return self.batch
+
+    def pin_memory(self) -> Parcel:
         """Called by torch, in a thread of its own, if the batch goes to a CUDA device."""
         return self if self.batch is None else replace(self, batch=pin_batch(self.batch))
 
 
-class _Steps(Dataset[_Parcel]):
+class _Steps(Dataset[Parcel]):
     """A dataset of batches, indexed by step."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
 
-    def __getitem__(self, step: int) -> _Parcel:
+    def __getitem__(self, step: int | None) -> Parcel:
         try:
-            return _Parcel(self.stream.batch(step))
+            return Parcel(None if step is None else self.stream.batch(step))
         except DrumlineError as e:  # unchanged: torch would turn it into text with a traceback
-            return _Parcel(error=e.with_traceback(None))
+            return Parcel(error=e.with_traceback(None))
 
 
 def pin_batch(batch: RankBatch) -> RankBatch:

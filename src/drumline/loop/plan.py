@@ -263,12 +263,14 @@ def check_plan_options(*, batch: int | None, precision: str | None, objective: s
 
 def check_given(plan: Plan, question: PlanQuestion) -> Plan:
     """The user's own plan in the precision that was asked for; refused if the engine or the machines cannot run it."""
+    from ..costs.runs_on import check_runs_on
     from ..plans import check
 
     have, batch = question.cluster.devices, question.profile.batch_size
     if question.precision is not None and "precision" not in plan.table():
         plan = dataclasses.replace(plan, precision=question.precision)
     check(plan)
+    check_runs_on(plan, question.cluster)
     if plan.ranks > have:
         raise PlanError(
             f"{plan} needs {plan.ranks} devices",

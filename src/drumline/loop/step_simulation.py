@@ -99,6 +99,7 @@ def load_question(
 ) -> StepQuestion:
     """Check the options, load the machines of a plan, which must be enough for it, and trace the model."""
     from ..clusters.slow_links import SlowLink
+    from ..costs.runs_on import check_runs_on
     from ..costs.what_if import with_changes
     from ..plans import check
 
@@ -122,6 +123,7 @@ def load_question(
             rule=f"{machines.name} has {machines.devices} devices",
             fix=f"--cluster NAME, or a file from `drumline measure --ranks {chosen.ranks}`",
         )
+    check_runs_on(chosen, machines)
     intact = with_step_times(machines, slow, jitter, seed)
     for link in links:
         link.check(intact, str(chosen), chosen.sync == "allreduce")

@@ -198,6 +198,7 @@ def _run_ranks(
 ) -> RankReports:
     """Run the ranks, through their faults, until the training ends; show and write what they report."""
     from ..costs.collectives import flops_per_byte
+    from ..runtime.asynchronous.invitation import withdraw_invitation
 
     device = f.cluster.device
     hang_watch = faults.watch()
@@ -245,3 +246,5 @@ def _run_ranks(
             return events.reports(loop.run())
     finally:
         events.close()
+        if f.plan.has_coordinator:
+            withdraw_invitation(Path(saves.folder).parent)

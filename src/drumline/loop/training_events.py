@@ -25,16 +25,18 @@ class GradientCounts:
     def __init__(self) -> None:
         self.totals: dict[str, int] = {}
         self._seen = {"dropped": 0, "lost": 0}
+        self._server = ""
+        """The process that counts."""
 
     def add(self, record: StepRecord, event: dict[str, Any], undone: Sequence[StepRecord]) -> None:
         """Count one more update; `undone` are those that a server that failed had made, and that are made again."""
         self.totals = self.totals or dict.fromkeys(("applied", "dropped", "lost", "repeated"), 0)
-        if undone:  # a new server counts from 0
-            self._seen = dict.fromkeys(self._seen, 0)
+        if event["server"] != self._server:  # a new server counts from 0
+            self._server, self._seen = event["server"], dict.fromkeys(self._seen, 0)
         self.totals["applied"] += len(record.staleness) - sum(len(r.staleness) for r in undone)
         self.totals["repeated"] += len(undone)
         for key, before in self._seen.items():
-            self.totals[key] += max(0, event[key] - before)
+            self.totals[key] += event[key] - before
             self._seen[key] = event[key]
 
 

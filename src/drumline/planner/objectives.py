@@ -53,7 +53,7 @@ def best_first(objective: str) -> Callable[[Scored], tuple[float, ...]]:
 
 def handicap(plan: Plan) -> float:
     """The factor on the values of an approximate plan when plans are compared: see LEAST_SAVING."""
-    if plan.sync == "allreduce" or not sync_caveat(plan):
+    if not sync_caveat(plan):
         return 1.0
     return 1 / (1 - LEAST_SAVING)
 

@@ -3,7 +3,8 @@
 They are approximate: gradients of older weights, dropped gradients, or weights that drift apart. They need more steps
 to the same loss, by a number that no cost model knows. So one of them must save a stated share of the step to win, and
 be faster than an exact plan that leaves the slow ranks out. `hogwild` is not offered: its replicas overwrite each
-other, which suits sparse gradients; `--plan` prices it.
+other, which suits sparse gradients; `--plan` prices it. Nor are pipelines that do not drain: they save a bubble,
+which more micro-batches of an exact schedule fill, too, and they gain nothing where a rank is slow.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def _that_fits(plan: Plan, profile: Profile, model: CostModel) -> Plan | None:
 
 
 def is_stale(plan: Plan) -> bool:
-    """Whether its replicas do not wait for each other, at a price."""
-    return plan.sync != "allreduce" and bool(sync_caveat(plan))
+    """Whether its replicas, or its stages, do not wait for each other, at a price."""
+    return bool(sync_caveat(plan))
 
 
 def decide(profile: Profile, cluster: Cluster, fitting: Sequence[Scored]) -> tuple[list[Scored], StaleVerdict]:

@@ -15,6 +15,8 @@ from ..core.key_problems import KeyProblem, key_error
 from ..core.units import parse_bytes
 
 MAX_COUNT = 10_000_000
+MOST_STEPS = 9_999_999
+"""The largest number behind a word, such as the k of `sync=stale:k`."""
 MEASURED = ("measured",)
 """Value of `split` that cuts the stages by measured times."""
 
@@ -34,6 +36,10 @@ class KeyType(ABC):
     def check(self, value: Any) -> bool:
         """Whether a value is valid."""
         return True
+
+    def rule_for(self, value: Any) -> str:
+        """The rule that an invalid value breaks."""
+        return self.rule
 
     def write(self, value: Any) -> Any:
         """The TOML form of a value."""
@@ -61,6 +67,9 @@ class CountKey(KeyType):
 
     def check(self, value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self.least <= value <= MAX_COUNT
+
+    def nearest(self, value: Any) -> str:
+        return str(min(max(value, self.least), MAX_COUNT)) if isinstance(value, int) else ""
 
 
 class ChoiceKey(KeyType):
@@ -135,10 +144,10 @@ class LayersKey(KeyType):
 
 
 class PatternKey(KeyType):
-    """Text that matches a regular expression."""
+    """Text that matches a regular expression; `least` are the smallest numbers of words that have one."""
 
-    def __init__(self, pattern: str, *forms: str) -> None:
-        self._pattern, self.values = re.compile(pattern), " ".join(forms)
+    def __init__(self, pattern: str, *forms: str, least: Mapping[str, int] | None = None) -> None:
+        self._pattern, self.values, self._least = re.compile(pattern), " ".join(forms), least or {}
         self.rule = f"{', '.join(forms[:-1])} or {forms[-1]}"
 
     def read(self, value: Any) -> str:
@@ -147,8 +156,16 @@ class PatternKey(KeyType):
     def check(self, value: Any) -> bool:
         return self._pattern.fullmatch(value) is not None
 
+    def rule_for(self, value: Any) -> str:
+        word, _, number = str(value).partition(":")
+        if word not in self._least or not number:
+            return self.rule
+        return f"{self.rule}; k of {word}:k is a whole number from {self._least[word]} to {MOST_STEPS}"
+
     def nearest(self, value: Any) -> str:
-        word = str(value).partition(":")[0]
+        word, _, number = str(value).partition(":")
+        if word in self._least and re.fullmatch(r"-?[0-9]{1,4000}", number):
+            return f"{word}:{min(max(int(number), self._least[word]), MOST_STEPS)}"
         near = get_close_matches(word, [form.partition(":")[0] for form in self.values.split()], n=1)
         return next((form for start in near for form in (start, f"{start}:0", f"{start}:1") if self.check(form)), "")
 

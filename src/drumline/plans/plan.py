@@ -15,7 +15,7 @@ from ..core import files
 from ..core.display import NotebookValue
 from ..core.errors import PlanError, nearest
 from ..core.mesh import Mesh
-from ..schedules import ALL_REDUCE_WORDS, ASYNCHRONOUS, OLD_WORDS
+from ..schedules import ALL_REDUCE_WORDS, ASYNCHRONOUS, OLD_WORDS, PIPEDREAM
 from .keys import (
     MEASURED,
     BytesKey,
@@ -24,6 +24,7 @@ from .keys import (
     FlagKey,
     LayersKey,
     PatternKey,
+    PlanKey,
     TileKey,
     keys_of,
     plan_key,
@@ -128,6 +129,7 @@ class Plan(NotebookValue):
         PatternKey(
             r"allreduce|server|async|hogwild|stale:(0|[1-9]\d{0,6})|local:[1-9]\d{0,6}|gossip(:random)?",
             *("allreduce", "server", "async", "stale:k", "hogwild", "local:k", "gossip", "gossip:random"),
+            least={"stale": 0, "local": 1},
         ),
         "how replicas agree on the weights",
         tested=None,
@@ -219,11 +221,11 @@ class Plan(NotebookValue):
         for name, default, key in _CHECKS:
             value = getattr(self, name)
             if value is not default and not key.type.check(value):
-                choices = map(str, getattr(key.type, "choices", ()))
-                word = _word(key.type.write(value))
-                close = key.type.nearest(value)
-                fix = f"the nearest that works: {name}={close}" if close else nearest(word, choices)
-                raise PlanError(f"{name}={word}", rule=f"{name} is {key.type.rule}", fix=fix)
+                raise PlanError(
+                    f"{name}={_word(key.type.write(value))}",
+                    rule=f"{name} is {key.type.rule_for(value)}",
+                    fix=self._with_valid(name, key),
+                )
         if self.shard and self.dp % self.shard:
             raise PlanError(
                 f"shard={self.shard} with dp={self.dp}", rule=f"shard divides dp: {self.dp} % {self.shard} != 0"
@@ -237,6 +239,20 @@ class Plan(NotebookValue):
                 rule=f"ep divides {name}, of whose ranks it is a part: {replicas} % {self.ep} != 0",
                 fix=f"ep={near}",
             )
+
+    def _with_valid(self, name: str, key: PlanKey) -> str:
+        """The way out of an invalid value: a word that is meant, or this plan with the nearest valid value."""
+        value, default = getattr(self, name), getattr(type(self)(), name)
+        if meant := nearest(_word(key.type.write(value)), map(str, getattr(key.type, "choices", ()))):
+            return meant
+        values = {n: getattr(self, n) for n, standard, _ in _CHECKS if n != name and getattr(self, n) != standard}
+        values[name] = key.type.read(key.type.nearest(value) or _word(key.type.write(default)))
+        try:
+            type(self)(**values)
+        except PlanError:  # another value is invalid, too
+            values = {name: values[name]}
+        written = {n: _word(k.type.write(values[n])) for n, k in KEYS.items() if n in values}
+        return f"the nearest that works: {','.join(f'{n}={word}' for n, word in written.items())}"
 
     @property
     def ranks(self) -> int:
@@ -298,6 +314,15 @@ class Plan(NotebookValue):
     def keeps_batches_in_flight(self) -> bool:
         """Whether the pipeline does not drain between batches, which then compute on older weights."""
         return self.pp > 1 and self.schedule in ASYNCHRONOUS
+
+    @property
+    def most_delay(self) -> int:
+        """Updates between the weights of a gradient and those it is applied to, on the first stage of a pipeline that
+        does not drain: the most of any stage; 0 for other plans.
+        """
+        if not self.keeps_batches_in_flight:
+            return 0
+        return self.pp - 1 if self.schedule == PIPEDREAM else 1
 
     @property
     def begins(self) -> tuple[str, ...]:

@@ -1,13 +1,18 @@
-"""Caveats of plans whose replicas do not wait for each other: one sentence, for people, next to its speed."""
+"""Caveats of plans whose replicas or stages do not wait for each other: one sentence, for people, next to its speed."""
 
 from __future__ import annotations
 
+from ..schedules import PIPEDREAM
 from .plan import Plan
 
 
 def sync_caveat(plan: Plan) -> str:
-    """The caveat about convergence of a plan's `sync`, with the way to soften it; empty where it is exact."""
+    """The caveat about convergence of a plan, with the way to soften it; empty where it is exact."""
     p, k = plan.dp, plan.sync_steps
+    if late := plan.most_delay:
+        where = "those of the first stage" if plan.schedule == PIPEDREAM else "on all stages"
+        remedy = "lower the learning rate" + (", or use pipedream-2bw" if late > 1 else "")
+        return f"approximate: gradients are up to {late} update{'s' if late > 1 else ''} old, {where}: {remedy}"
     if p == 1 and plan.outer == "none":
         return ""
     if plan.sync == "async":

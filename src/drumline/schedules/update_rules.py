@@ -115,9 +115,14 @@ class UpdateRule(ABC):
         mine = self._computing.pop(worker)
         return self._collect(worker, mine.task, mine.version)
 
+    def reserve(self, worker: int, count: int) -> tuple[int, ...]:
+        """Steps of the tasks that the worker gets next, as far as they can be known: it may load so many ahead."""
+        return ()
+
     def lose(self, worker: int) -> None:
         """A worker has failed: its task, if it had one, is given to another."""
         self.workers.discard(worker)
+        self._release(worker)
         mine = self._computing.pop(worker, None)
         if mine is not None:
             self.counts.lost += 1
@@ -130,6 +135,9 @@ class UpdateRule(ABC):
     def weight_of(self, staleness: int) -> float:
         """The factor on a gradient that is this stale."""
         return 1.0 / (1 + staleness) if self.damping == "inverse" else 1.0
+
+    def _release(self, worker: int) -> None:  # noqa: B027  # only rules that reserve have something to release
+        """Nothing is reserved for a worker any more."""
 
     @abstractmethod
     def _choose(self, worker: int) -> GradientTask | None:
@@ -180,6 +188,11 @@ class StepRule(UpdateRule):
         self._next[own] += 1
         return GradientTask(step, own, self.slices)
 
+    def reserve(self, worker: int, count: int) -> tuple[int, ...]:
+        """The next steps of its slice."""
+        first = max(self._next[worker], self.version) if worker < self.slices else self.steps
+        return tuple(range(first, min(first + count, self.steps)))
+
     @property
     def _latest(self) -> int:
         """The latest step that may be computed now."""
@@ -225,7 +238,8 @@ class StepRule(UpdateRule):
 class BatchRule(UpdateRule):
     """Every worker computes whole batches, and each gradient is an update of its own, as soon as it is there.
 
-    Batches are handed out in the job's order, each to one worker; that of a lost worker is handed out again.
+    Batches are handed out in the job's order, each to one worker; that of a lost worker is handed out again. A worker
+    that loads ahead has its next batches reserved for it, until no others are left.
     `applied` are batches that were applied before, where a run goes on after the version `first`. With `in_turns` one
     worker computes at a time, so that nothing is stale.
     """
@@ -245,13 +259,28 @@ class BatchRule(UpdateRule):
         past = frozenset(range(first)) if applied is None else applied
         self._open = [step for step in range(steps) if step not in past]
         """A heap of the batches that no worker has."""
+        self._reserved: dict[int, list[int]] = {}
+        """By worker, the heap of the batches that it gets next."""
         self.applied = set(past)
         """The batches that have been applied."""
 
     def _choose(self, worker: int) -> GradientTask | None:
-        if not self._open or (self._in_turns and self._computing):
+        if self._in_turns and self._computing:
             return None
-        return GradientTask(heapq.heappop(self._open))
+        heaps = [heap for heap in (self._open, self._reserved.get(worker, [])) if heap]
+        if not heaps:  # the end is near: take over what another worker has not begun
+            heaps = [heap for heap in self._reserved.values() if heap]
+        return GradientTask(heapq.heappop(min(heaps))) if heaps else None
+
+    def reserve(self, worker: int, count: int) -> tuple[int, ...]:
+        own = self._reserved.setdefault(worker, [])
+        while self._open and len(own) < count and not self._in_turns:
+            heapq.heappush(own, heapq.heappop(self._open))
+        return tuple(sorted(own))
+
+    def _release(self, worker: int) -> None:
+        for step in self._reserved.pop(worker, ()):
+            heapq.heappush(self._open, step)
 
     def _collect(self, worker: int, task: GradientTask, version: int) -> list[WeightUpdate]:
         staleness = self.version - version

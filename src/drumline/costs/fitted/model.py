@@ -217,6 +217,7 @@ class FittedCostModel(CostModel):
             error=self._fitted.error,
             origin=self._origin,
             notes=self._notes(plan),
+            staleness=float(plan.most_delay),
             host_bytes=host_bytes(self._profile, plan),
             host_limit=host_memory(device).memory if plan.offload != "none" else 0.0,
         )

@@ -19,7 +19,8 @@ from ...comm.remote_calls import Values
 from ...datasets.stream import RankBatch
 from ..core.forward_backward import forward_backward, read_sums
 from ..engine import Engine
-from .server import FirstServer, UpdateCommand
+from .first_server import FirstServer
+from .server import UpdateCommand
 from .worker import WorkerEngine
 
 _ALIGNED = 64
@@ -44,9 +45,9 @@ class HogwildServer(FirstServer):
         """Where the memory is, and how many updates it has."""
         return {"memory": f"/proc/{os.getpid()}/fd/{self._file}", "bytes": self._size}
 
-    def _next_task(self, worker: int, *, with_weights: bool) -> tuple[Values, Sequence[torch.Tensor]]:
+    def _next_task(self, worker: int, values: Values) -> tuple[Values, Sequence[torch.Tensor]]:
         """A task without weights: they are in the shared memory."""
-        return super()._next_task(worker, with_weights=False)
+        return super()._next_task(worker, values | {"weights": False})
 
     @torch.no_grad()
     def apply(self, command: UpdateCommand, gradients: list[list[torch.Tensor]]) -> bool:
@@ -58,7 +59,8 @@ class HogwildServer(FirstServer):
         engine.position += 1
         if engine.schedule is not None:
             engine.schedule.step()
-        self.take_buffers()
+        with self._weights_lock:
+            self.take_buffers()
         with self._changed:
             self.version += 1
             self._changed.notify_all()
@@ -87,6 +89,7 @@ class HogwildWorker(WorkerEngine):
         self.position, self.data_index = self.task.step, self.task.slice
         rank_status().step(self.task.step)
         self.record.begin(self.task.step)
+        self.buffer_snapshot.save()
         while self.schedule is not None and self.schedule.last_epoch < self.versions[0]:
             self.schedule.step()
         sums = forward_backward(self, batch)

@@ -48,6 +48,11 @@ class Invitation:
         return files.from_plain(cls, files.read_json(path), str(path), CorruptFile)
 
 
+def withdraw_invitation(folder: Path) -> None:
+    """Remove the file: the training has ended, well or not."""
+    (folder / WORKERS).unlink(missing_ok=True)
+
+
 def job_reference(job: Job) -> str:
     """The job in its file form, with an absolute path; empty for a job without a file."""
     if not job.source:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ...comm.environment import RankInfo, connect, device_of
 from ...comm.rank_status import rank_status
-from ...comm.remote_calls import connect_to_server
+from ...comm.remote_calls import CallClient, CallerGone, connect_to_server
 from ...comm.rendezvous import default_timeout, shared_store
 from ...core.errors import InputError, PlanError
 from ...core.job import Job
@@ -31,9 +31,10 @@ from ..engine import Engine
 from ..guards.guard import Guards
 from ..training.checkpoint_policy import CheckpointPolicy, TrainingCheckpoints, steps_left
 from .coordinator import Coordinator
+from .first_server import FirstServer, RecordedUpdate
 from .hogwild import HogwildServer, HogwildWorker
-from .invitation import WORKERS, Invitation, job_reference
-from .server import FirstServer, ParameterServer, RecordedUpdate
+from .invitation import Invitation, job_reference, withdraw_invitation
+from .server import ParameterServer
 from .worker import PATIENCE, Find, TrainingOver, WorkerEngine
 
 ENDED = "ended"
@@ -127,6 +128,16 @@ def make_joining_worker(folder: Path) -> WorkerEngine:
             raise TrainingOver from None
 
     number = plan.processes + secrets.randbelow(2**30)
+    for address in invitation.addresses:
+        try:
+            CallClient(address, number).close()
+        except (OSError, CallerGone, ValueError) as e:
+            raise InputError(
+                f"the training in {folder} has ended: its parameter servers do not answer",
+                where=str(e),
+                rule="a worker joins while the training runs",
+                fix="if a server has just failed, it is being replaced: try again",
+            ) from None
     return _attached(Job.load(invitation.job), plan, RankInfo(), number, find, None, None)
 
 
@@ -166,10 +177,13 @@ def serve(
     if saves is not None and place.replaced:
         saves = _after_failure(saves, emit if index == 0 else lambda _: None)
     checkpoints = TrainingCheckpoints(engine, saves, lambda text: emit({"message": text})) if saves else None
+    initial = {name: b.clone() for name, b in engine.model.named_buffers()}
     if checkpoints is not None:
         checkpoints.begin()
+    restored = [name for name, b in engine.model.named_buffers() if not torch.equal(b, initial[name])]
+    del initial
     steps_left(engine, steps)
-    server = _make_server(engine, plan, index, steps, place, checkpoints, emit, watch)
+    server = _make_server(engine, plan, index, steps, place, checkpoints, emit, watch, restored)
     place.publish(index, server.calls.address)
     if isinstance(server, FirstServer):
         finders = [lambda i=i: place.find(i) for i in range(1, plan.server_processes)]
@@ -179,7 +193,7 @@ def serve(
             Invitation(job_reference(job), str(plan), addresses).write(Path(saves.folder).parent)
     server.serve()
     if index == 0 and saves is not None:
-        Path(saves.folder).with_name(WORKERS).unlink(missing_ok=True)
+        withdraw_invitation(Path(saves.folder).parent)
     rank_status().place("ending")
     if checkpoints is not None:
         checkpoints.end()
@@ -197,6 +211,7 @@ def _make_server(
     checkpoints: TrainingCheckpoints | None,
     emit: Emit,
     watch: ServerWatch | None,
+    restored: list[str],
 ) -> ParameterServer:
     if watch is not None:
         watch.begin(engine)
@@ -216,7 +231,7 @@ def _make_server(
     coordinator = Coordinator(rule, plan.dp)
     engine.coordinator = coordinator  # type: ignore[attr-defined]  # saved with a checkpoint
     kind = HogwildServer if plan.sync_mode == "hogwild" else FirstServer
-    server = kind(engine, coordinator, local=place.local, checkpoints=checkpoints, emit=emit)
+    server = kind(engine, coordinator, local=place.local, checkpoints=checkpoints, emit=emit, restored=restored)
     if watch is not None:
         server.history = watch.updates
     return server
@@ -251,10 +266,13 @@ def _check_norms(engine: Engine, emit: Emit | None) -> None:
 
 def _result(server: ParameterServer, checkpoints: TrainingCheckpoints | None) -> dict[str, Any]:
     """A server's result, in the form of a training's."""
-    seconds = server.farewell() if isinstance(server, FirstServer) else {"step_seconds": 0.0, "preempted": False}
+    seconds = (
+        server.farewell()
+        if isinstance(server, FirstServer)
+        else {"step_seconds": 0.0, "data_seconds": 0.0, "preempted": False}
+    )
     return {
         **seconds,
-        "data_seconds": 0.0,
         "peak_bytes": 0.0,
         "parts": {},
         "spans": [],

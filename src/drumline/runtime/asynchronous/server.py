@@ -6,33 +6,20 @@ servers, so all of them apply the same updates in the same order. A step's gradi
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
 
 from ...comm.rank_status import rank_status
-from ...comm.remote_calls import CallClient, CallerGone, CallServer, Values
+from ...comm.remote_calls import CallerGone, CallServer, Values
 from ...core.errors import StoppedByGuard
-from ...schedules import WeightUpdate
 from ..engine import Engine
-from ..strategies.server_shard import ServerShard, unreached_names
+from ..strategies.server_shard import ServerShard
 from ..training.checkpoint_policy import TrainingCheckpoints
-from .coordinator import Coordinator, HandedIn, Key
-
-LEAVE_SECONDS = 600.0
-"""Seconds in which workers may evaluate and leave after the last update."""
-RETURN_SECONDS = 20.0
-"""Seconds in which a worker that has failed may come back after the last update."""
-
-Emit = Callable[[dict[str, Any]], None]
+from .worker_buffers import most_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +28,8 @@ class UpdateCommand:
 
     number: int
     step: int
-    gradients: tuple[Key, ...]
+    gradients: tuple[int, ...]
+    """By the numbers of their assignments."""
     weights: tuple[float, ...]
     """The factor on each gradient."""
     factor: float
@@ -49,15 +37,8 @@ class UpdateCommand:
     loss: float
     unreached: tuple[str, ...]
     workers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedUpdate:
-    """An update as it was made."""
-
-    update: WeightUpdate
-    versions: tuple[tuple[int, ...], ...]
-    """By gradient and server: the version of the weights it was computed on."""
+    void: tuple[int, ...] = ()
+    """Assignments whose gradients will not be applied: their workers are lost, or were too late."""
 
 
 class ParameterServer:
@@ -70,15 +51,17 @@ class ParameterServer:
         self._weights_lock = threading.Lock()
         """Held while the weights change, or are copied for a worker."""
         self._changed = threading.Condition()
-        self._pushed: dict[Key, list[torch.Tensor]] = {}
-        """On servers without the coordinator: gradients that no update has used yet."""
+        self._pushed: dict[int, list[torch.Tensor]] = {}
+        """With several servers: gradients that no update has used yet, by the numbers of their assignments."""
+        self._void: set[int] = set()
+        """Assignments whose gradients are not wanted, should they still come."""
         self.version = engine.position
         self._skipped_in_a_row = 0
         self.note = ""
         self.stopping = False
         """Whether the run was asked to stop."""
         self.ended = threading.Event()
-        most = 2 * self.shard.layout.bytes + (64 << 20)
+        most = most_bytes(self.shard.layout, engine.model)
         self.calls = CallServer(self.answer, local=local, most_bytes=most, on_lost=self.lost)
 
     # -- calls, each in a thread of its caller
@@ -88,26 +71,43 @@ class ParameterServer:
     ) -> tuple[Values, Sequence[torch.Tensor]]:
         """Answer a worker, or the first server."""
         if name == "push":
-            with self._changed:
-                self._pushed[values["step"], values["slice"]] = tensors
-                self._changed.notify_all()
+            self._keep(values["number"], tensors)
             return {}, ()
         if name == "pull":
             return self.read_weights(values["version"])
         if name == "update":
-            plain = {**values, "gradients": tuple((s, i) for s, i in values["gradients"])}
-            for key in ("weights", "unreached", "workers"):
-                plain[key] = tuple(values[key])
+            plain: Values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
             return self._update_from_first(UpdateCommand(**plain))
         if name == "end":
-            self.ended.set()
+            self._end()
             return {}, ()
         raise ValueError(f"no call {name!r}")
 
     def lost(self, caller: int) -> None:
         """A caller's connection is gone."""
         if caller < 0:  # the first server: it will not come back without us
-            self.ended.set()
+            self._end()
+
+    def _end(self) -> None:
+        self.ended.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _keep(self, number: int, gradient: list[torch.Tensor]) -> None:
+        """Keep this server's share of a gradient until an update uses it."""
+        with self._changed:
+            if number in self._void:
+                self._void.remove(number)
+                return
+            self._pushed[number] = gradient
+            self._changed.notify_all()
+
+    def _forget(self, numbers: Sequence[int]) -> None:
+        """Drop gradients that no update will use, now or when they come."""
+        with self._changed:
+            for number in numbers:
+                if self._pushed.pop(number, None) is None:
+                    self._void.add(number)
 
     def read_weights(self, version: int) -> tuple[Values, list[torch.Tensor]]:
         """A copy of this server's weights, not older than a version."""
@@ -119,17 +119,14 @@ class ParameterServer:
 
     def _update_from_first(self, command: UpdateCommand) -> tuple[Values, Sequence[torch.Tensor]]:
         with self._changed:
-            while not all(key in self._pushed for key in command.gradients):
+            while not all(number in self._pushed for number in command.gradients):
+                if self.ended.is_set():
+                    raise CallerGone("the first server is gone")
                 self._changed.wait()
-            gradients = [self._pushed.pop(key) for key in command.gradients]
-            for key in [k for k in self._pushed if self._is_late(k, command)]:
-                del self._pushed[key]
+            gradients = [self._pushed.pop(number) for number in command.gradients]
+        self._forget(command.void)
         self.apply(command, gradients)
         return {}, ()
-
-    def _is_late(self, key: Key, command: UpdateCommand) -> bool:
-        """Whether a gradient was dropped by the first server: its step is past."""
-        return self.engine.plan.backup > 0 and key[0] <= command.step
 
     # -- updates
 
@@ -191,174 +188,6 @@ class ParameterServer:
         self.ended.wait()
 
 
-class FirstServer(ParameterServer):
-    """The server with the coordinator."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        coordinator: Coordinator,
-        *,
-        local: bool,
-        checkpoints: TrainingCheckpoints | None,
-        emit: Emit,
-    ) -> None:
-        self.coordinator, self._emit = coordinator, emit
-        self._others: list[CallClient] = []
-        self._pool = ThreadPoolExecutor(max_workers=max(1, engine.plan.server_processes - 1))
-        self._begun = self._last = time.perf_counter()
-        self.seconds: list[float] = []
-        """Between updates."""
-        self.history: list[RecordedUpdate] | None = None
-        """Every update, if somebody wants them."""
-        super().__init__(engine, index=0, local=local, checkpoints=checkpoints)
-
-    def connect(self, others: list[CallClient]) -> None:
-        """The other servers are reached by these."""
-        self._others = others
-
-    def answer(
-        self, caller: int, name: str, values: Values, tensors: list[torch.Tensor]
-    ) -> tuple[Values, Sequence[torch.Tensor]]:
-        """Answer a worker."""
-        if name == "join":
-            self.coordinator.join(caller)
-            return self.greeting(), ()
-        if name == "next":
-            return self._next_task(caller, with_weights=values["weights"])
-        if name == "hand_in":
-            return self._hand_in(caller, values, tensors), ()
-        if name == "leave":
-            self.coordinator.leave(caller)
-            return {}, ()
-        return super().answer(caller, name, values, tensors)
-
-    def _next_task(self, worker: int, *, with_weights: bool) -> tuple[Values, Sequence[torch.Tensor]]:
-        assignment = self.coordinator.next_task(worker)
-        task = assignment.task
-        read, weights = self.read_weights(assignment.version) if with_weights else ({"version": assignment.version}, [])
-        answer = {"task": None if task is None else [task.step, task.slice, task.slices], "vectors": len(weights)}
-        if task is None:
-            weights += [b.flatten() for b in float_buffers(self.engine.model)]
-            return answer | read | self.farewell(), weights
-        return answer | read, weights
-
-    def greeting(self) -> Values:
-        """The answer to a worker that joins."""
-        return {}
-
-    def farewell(self) -> Values:
-        """The answer to workers when there is no more work."""
-        steady = self.seconds[self.engine.plan.dp :] or self.seconds
-        mean = sum(steady) / len(steady) if steady else 0.0
-        return {"preempted": self.stopping, "step_seconds": mean, "accounts": self.coordinator.accounts()}
-
-    def lost(self, caller: int) -> None:
-        """A worker's connection is gone."""
-        self.coordinator.lose(caller)
-
-    def take_buffers(self) -> None:
-        """Average the workers' running statistics, for checkpoints and evaluation."""
-        buffers = self.coordinator.buffers
-        if buffers:
-            for mine, mean in zip(float_buffers(self.engine.model), average_buffers(buffers), strict=True):
-                mine.copy_(mean.view(mine.shape))
-
-    def _hand_in(self, worker: int, values: Values, tensors: list[torch.Tensor]) -> Values:
-        vectors = values["vectors"]
-        own = tensors[:vectors]
-        if values["pushed"]:
-            with self._changed:
-                task = self.coordinator.rule.running[worker]
-                own = self._pushed.pop((task.step, task.slice))
-        gradient = HandedIn(
-            own,
-            values["loss"],
-            values["weight"],
-            values["samples"],
-            values["own_samples"],
-            values["tokens"],
-            tuple(values["unreached"]),
-            values["memory_bytes"],
-            values["grad_norm"],
-            tuple(values["versions"]),
-        )
-        if tensors[vectors:]:
-            self.coordinator.buffers[worker] = tensors[vectors:]
-        return {"counts": self.coordinator.hand_in(worker, gradient)}
-
-    def serve(self) -> None:
-        """Apply updates until all are made, or the run is asked to stop."""
-        try:
-            while (update := self.coordinator.next_update()) is not None:
-                gradients = self.coordinator.gradients_of(update)
-                command = command_of(update, gradients, self.shard)
-                sent = [self._pool.submit(self._send_update, other, command) for other in self._others]
-                stop = self.apply(command, [g.tensors for g in gradients])
-                for future in sent:
-                    future.result()
-                self.coordinator.mark_applied()
-                self._report(update, command, gradients)
-                if stop:
-                    self.coordinator.stop()
-        finally:
-            self.coordinator.stop()
-        self.coordinator.wait_for_workers(LEAVE_SECONDS, absent=RETURN_SECONDS)
-        for other in self._others:
-            with contextlib.suppress(CallerGone):  # it may close before its answer is sent
-                other.call("end")
-
-    @staticmethod
-    def _send_update(other: CallClient, command: UpdateCommand) -> None:
-        other.call("update", {f: getattr(command, f) for f in UpdateCommand.__slots__})
-
-    def _report(self, update: WeightUpdate, command: UpdateCommand, gradients: Sequence[HandedIn]) -> None:
-        if self.history is not None:
-            self.history.append(RecordedUpdate(update, tuple(g.versions for g in gradients)))
-        now = time.perf_counter()
-        self.seconds.append(now - self._last)
-        self._last = now
-        engine = self.engine
-        saved = engine.saver.last if engine.saver is not None else None
-        record: dict[str, Any] = {
-            "step": update.number,
-            "loss": command.loss,
-            "grad_norm": engine.grad_norm or gradients[0].grad_norm,
-            "seconds": self.seconds[-1],
-            "samples": sum(g.own_samples for g in gradients),
-            "tokens": sum(g.tokens for g in gradients),
-            "memory_bytes": max(g.memory_bytes for g in gradients),
-            "data_seconds": 0.0,
-            "probed": False,
-            "skipped": engine.skipped,
-            "note": self.note,
-            "checkpoint_age": max(0.0, time.time() - saved.stat().st_mtime) if saved and saved.exists() else None,
-            "staleness": tuple(c.staleness for c in update.contributions),
-            "wait_seconds": self.coordinator.take_waits(),
-            "worker": update.contributions[0].worker if update.contributions[0].task.slices == 1 else None,
-            **{key: count for key, count in self.coordinator.accounts().items() if key != "applied"},
-        }
-        self._emit(record)
-
-
-def command_of(update: WeightUpdate, gradients: Sequence[HandedIn], shard: ServerShard) -> UpdateCommand:
-    """An update with its numbers: workers divide by all samples of the batch, so a missing slice is made up for."""
-    weight = sum(g.weight for g in gradients)
-    loss = sum(g.loss for g in gradients) / weight if weight else math.nan
-    factor = gradients[0].samples / weight if weight else math.nan
-    missing = unreached_names(shard.layout.ranges, iter([g.unreached for g in gradients]))
-    return UpdateCommand(
-        update.number,
-        update.step,
-        tuple((c.task.step, c.task.slice) for c in update.contributions),
-        tuple(c.weight for c in update.contributions),
-        factor,
-        loss,
-        tuple(sorted(missing)),
-        tuple(c.worker for c in update.contributions),
-    )
-
-
 def _weighted_sum(gradients: list[list[torch.Tensor]], weights: Sequence[float]) -> list[torch.Tensor]:
     """The sum of gradients, vector by vector, in the memory of the first."""
     total = gradients[0]
@@ -369,14 +198,3 @@ def _weighted_sum(gradients: list[list[torch.Tensor]], weights: Sequence[float])
         for t, more in zip(total, gradient, strict=True):
             t.add_(more, alpha=weight)
     return total
-
-
-def float_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """The buffers that replicas may have different values of: running statistics."""
-    return [b for b in model.buffers() if b.is_floating_point()]
-
-
-def average_buffers(parts: Mapping[int, Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-    """The mean of the workers' buffers."""
-    columns = zip(*parts.values(), strict=True)
-    return [torch.stack([t.double() for t in column]).mean(0).to(column[0].dtype) for column in columns]

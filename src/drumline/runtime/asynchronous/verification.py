@@ -30,9 +30,9 @@ from ..verification.comparison import largest_error
 from ..verification.modes import Float64Mode, NoRandomness, without_randomness
 from ..verification.tolerances import BOUNDS, COMPUTE_DTYPES, SHARES
 from ..verification.verify import Verification
+from .first_server import RecordedUpdate
 from .run import ServerWatch, is_worker, make_worker, serve
-from .server import RecordedUpdate
-from .worker import TaskStreams
+from .task_streams import TaskStreams
 
 _FAR = 0.5
 """Difference of the last loss from one device's, as a share of it, above which a note calls it far."""
@@ -110,7 +110,7 @@ def _number(error: float) -> float:
 def _compute(job: Job, plan: Plan, dtype: torch.dtype | None, round: int) -> None:
     """A worker's part."""
     engine = make_worker(job, plan, dtype=dtype, round=round)
-    streams = TaskStreams(engine)
+    streams = TaskStreams(engine, ahead=False)
     with without_randomness(engine.template) as randomness, Float64Mode() if dtype else nullcontext():
         while engine.next_task()["task"] is not None:
             batch = streams.batch(engine.task)

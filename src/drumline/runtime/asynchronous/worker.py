@@ -17,17 +17,21 @@ import torch
 
 from ...comm.rank_status import rank_status
 from ...comm.remote_calls import CallClient, CallerGone, Values, connect_to_server
-from ...datasets.loader import Loader
-from ...datasets.stream import RankBatch, Stream
+from ...core.errors import GaveUp
+from ...datasets.stream import RankBatch
 from ...schedules import GradientTask
 from ..core.forward_backward import forward_backward
 from ..engine import Engine
 from ..strategies.server_shard import FlatLayout
 from ..training.step_profiler import StepProfiler
-from .server import float_buffers
+from .task_streams import TaskStreams
+from .worker_buffers import flat, most_bytes, put
+from .worker_comparison import times_row
 
 PATIENCE = 120.0
 """Seconds for which a worker waits for a server that is gone to come back."""
+CONNECTIONS = 10
+"""Connections that a worker loses in a row, without a gradient handed in between, before it gives up."""
 WARM_UP = 2
 """Tasks of a worker before the one that is profiled."""
 
@@ -62,8 +66,13 @@ class WorkerEngine(Engine):
         self._pool = ThreadPoolExecutor(max_workers=servers)
         self.versions: list[int] = []
         """Of the weights that were read last, by server: while servers make updates, those of some may be newer."""
-        self.task = GradientTask(0)
+        self.task, self.number = GradientTask(0), -1
+        """The task it computes, and the number of its assignment."""
         self.counted = self.dropped = 0
+        self.ahead = 0
+        """Batches that it loads ahead."""
+        self.data_seconds: float | None = None
+        """Of the current task; None while the worker warms up."""
         self.profiler = StepProfiler(self)
         self.greeting: Values = {}
         with contextlib.suppress(TrainingOver):  # the first task will tell
@@ -78,7 +87,10 @@ class WorkerEngine(Engine):
             connect_to_server(lambda i=i: self._find(i), self.worker, patience=PATIENCE)  # type: ignore[misc]
             for i in range(self.layout.servers)
         ]
-        self.greeting, _ = self._servers[0].call("join")
+        changed = {"buffers": list(self.buffer_snapshot.changing())}  # a new server may begin before all of our steps
+        most = most_bytes(self.layout, self.model)
+        self.greeting, buffers = self._servers[0].call("join", changed, most_bytes=most)
+        self._take_buffers(self.greeting["buffers"], buffers)
 
     # -- a task
 
@@ -86,14 +98,17 @@ class WorkerEngine(Engine):
         """Ask for the next task, and read the weights it is computed on; the first server's answer."""
         if not self._servers:
             raise CallerGone("the servers have ended")
-        rank_status().phase("waiting")
-        most = self.layout.bytes + (64 << 20)
+        most = most_bytes(self.layout, self.model)
         into = [self.layout.shares(self._host, i) for i in range(self.layout.servers)]
         # one server sends the weights with the task; several send their shares at the same time
         alone = len(self._servers) == 1
         with self.record.phase("waiting"):
             answer, received = self._servers[0].call(
-                "next", {"weights": alone}, into=into[0] if alone else (), most_bytes=most
+                "next",
+                {"weights": alone, "epoch": self.greeting["epoch"], "ahead": self.ahead},
+                into=into[0] if alone else (),
+                most_bytes=most,
+                on_sent=lambda: rank_status().phase("waiting"),
             )
         with self.phase("communication"):
             self.versions = [answer["version"]]
@@ -103,9 +118,9 @@ class WorkerEngine(Engine):
                 self.versions = [read["version"] for read, _ in pulled]
             self._to_device()
         if answer["task"] is None:
-            self._take_buffers(received[answer["vectors"] :])
+            self._take_buffers(answer["buffers"], received[answer["vectors"] :])
         else:
-            self.task = GradientTask(*answer["task"])
+            self.task, self.number = GradientTask(*answer["task"]), answer["number"]
         return answer
 
     def _call_all(self, call: Callable[[int, CallClient], T]) -> list[T]:
@@ -119,10 +134,8 @@ class WorkerEngine(Engine):
             for weights, host in zip(self.weights, self._host, strict=True):
                 weights.copy_(host)
 
-    @torch.no_grad()
-    def _take_buffers(self, parts: Sequence[torch.Tensor]) -> None:
-        for mine, part in zip(float_buffers(self.model), parts, strict=True):
-            mine.copy_(part.view(mine.shape))
+    def _take_buffers(self, names: Sequence[str], parts: Sequence[torch.Tensor]) -> None:
+        put(self.model, dict(zip(names, parts, strict=True)))
 
     def step(self, batch: Any) -> float:
         """Compute the gradient of the current task and send it; returns this worker's mean loss."""
@@ -130,6 +143,7 @@ class WorkerEngine(Engine):
         self.position, self.data_index = self.task.step, self.task.slice
         rank_status().step(self.task.step)
         self.record.begin(self.task.step)
+        self.buffer_snapshot.save()
         try:
             sums = forward_backward(self, batch)
             loss, weight, _, _ = self.read_numbers(sums.values)
@@ -157,12 +171,12 @@ class WorkerEngine(Engine):
     def _hand_in(self, batch: RankBatch, loss: float, weight: float, unreached: list[int]) -> None:
         from ..training.step_reports import tokens
 
-        key = {"step": self.task.step, "slice": self.task.slice}
-        shares = self._shares()
+        key = {"number": self.number}
+        shares, buffers = self._shares(), flat(self.buffer_snapshot.changing())
         alone = len(self._servers) == 1
         if not alone:
             self._call_all(lambda i, server: server.call("push", key, shares[i]))
-        values = {
+        values = key | {
             "versions": self.versions,
             "loss": loss,
             "weight": weight,
@@ -174,8 +188,10 @@ class WorkerEngine(Engine):
             "grad_norm": self.grad_norm,
             "vectors": len(shares[0]) if alone else 0,
             "pushed": not alone,
+            "buffers": list(buffers),
+            "times": [] if self.data_seconds is None else times_row(self.record.phase_seconds(), self.data_seconds),
         }
-        sent = [*(shares[0] if alone else ()), *self._buffers()]
+        sent = [*(shares[0] if alone else ()), *buffers.values()]
         answer, _ = self._servers[0].call("hand_in", values, sent)
         self.counted += answer["counts"]
         self.dropped += not answer["counts"]
@@ -183,9 +199,6 @@ class WorkerEngine(Engine):
     def _shares(self) -> list[list[torch.Tensor]]:
         """The gradient's vectors, as each server gets them."""
         return [self.layout.shares(self._gradients, i) for i in range(self.layout.servers)]
-
-    def _buffers(self) -> list[torch.Tensor]:
-        return [b.detach().flatten().cpu() for b in float_buffers(self.model)]
 
     def memory_bytes(self) -> float:
         """The peak of live tensors so far."""
@@ -204,9 +217,9 @@ class WorkerEngine(Engine):
 def work(engine: WorkerEngine, emit: Callable[[dict[str, Any]], None], *, evaluate: bool) -> dict[str, Any]:
     """Compute tasks until there are none; the result in the form of a training's."""
     streams = TaskStreams(engine)
+    engine.ahead = streams.ahead
     seconds: list[float] = []
-    data: list[float] = []
-    end = None
+    end, lost = None, 0
     with contextlib.closing(streams):
         while end is None:
             try:
@@ -216,57 +229,28 @@ def work(engine: WorkerEngine, emit: Callable[[dict[str, Any]], None], *, evalua
                     break
                 start = time.perf_counter()
                 with engine.phase("data"):
-                    batch = streams.batch(engine.task)
-                data.append(time.perf_counter() - start)
+                    batch = streams.batch(engine.task, answer["ahead"])
+                engine.data_seconds = time.perf_counter() - start if len(seconds) > WARM_UP else None
                 engine.profiler.run(batch) if len(seconds) == WARM_UP else engine.step(batch)
                 seconds.append(time.perf_counter() - start)
-            except CallerGone:
+                lost = 0
+            except CallerGone as e:
+                lost += 1
+                if lost == CONNECTIONS:
+                    raise GaveUp(
+                        f"worker {engine.worker} lost its connection {lost} times without a gradient in between",
+                        rule=str(e),
+                    ) from None
                 emit({"message": f"worker {engine.worker} waits for a parameter server that is gone"})
                 try:
                     engine.connect()
                 except TrainingOver:
-                    end = {"preempted": False, "step_seconds": 0.0, "accounts": {}}
+                    end = {"preempted": False, "step_seconds": 0.0, "data_seconds": 0.0, "accounts": {}}
     rank_status().place("ending")
     evaluation = engine.evaluate() if evaluate and engine.worker == 0 and not end["preempted"] else {}
     engine.leave()
     counted = max(0, len(seconds) - WARM_UP - 1)
-    return _result(engine, end, evaluation) | {
-        "counted": counted,
-        "data_seconds": statistics.median(data) if data else 0.0,
-    }
-
-
-class TaskStreams:
-    """The batches of tasks: loaded ahead where tasks follow each other, of the worker's own slice or whole."""
-
-    def __init__(self, engine: WorkerEngine) -> None:
-        self._engine = engine
-        self._loader: Loader | None = None
-        self._others: dict[tuple[int, int], Stream] = {}
-
-    def batch(self, task: GradientTask) -> RankBatch:
-        """The batch, or the slice of it, of a task."""
-        engine = self._engine
-        own = task.slices > 1 and task.slice == engine.worker
-        if own and engine.stream.workers:
-            if self._loader is None:
-                pin = engine.device.type == "cuda"
-                self._loader = Loader(self._stream(task), pin=pin)
-            return self._loader.batch(task.step)
-        return self._stream(task).batch(task.step)
-
-    def _stream(self, task: GradientTask) -> Stream:
-        engine, key = self._engine, (task.slice, task.slices)
-        if key not in self._others:
-            self._others[key] = Stream(
-                engine.job, engine.stream.dataset, dp=task.slices, index=task.slice, micro=engine.plan.micro
-            )
-        return self._others[key]
-
-    def close(self) -> None:
-        """End the data-loading processes."""
-        if self._loader is not None:
-            self._loader.close()
+    return _result(engine, end, evaluation) | {"counted": counted}
 
 
 def _result(engine: WorkerEngine, end: Values, evaluation: dict[str, float]) -> dict[str, Any]:
@@ -276,6 +260,7 @@ def _result(engine: WorkerEngine, end: Values, evaluation: dict[str, float]) -> 
     phases = {name: statistics.median(p.get(name, 0.0) for p in by_phase) for name in names}
     return {
         "step_seconds": end["step_seconds"],
+        "data_seconds": end["data_seconds"],
         "peak_bytes": profiler.peak_bytes,
         "parts": profiler.parts,
         "spans": profiler.spans,
