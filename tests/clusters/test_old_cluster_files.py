@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumline.clusters import Cluster, CollectiveTable, PartialOccupancy, ShapeTimes
-from drumline.clusters.spec import Link, RankLink
+from drumline.clusters.links import Link, RankLink
 from drumline.core import files
 from drumline.core.errors import ClusterError
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from drumline.clusters import Cluster, CollectiveTable, DeviceSpec, Link, Network, Node
-from drumline.clusters.spec import RankLink
+from drumline.clusters.links import RankLink
 from drumline.comm import Communicator, Transport, run_threads
 from drumline.comm.auto_algorithm import DEFAULT_LINK, AlgorithmChooser
 from drumline.core import files

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from drumline.clusters import Cluster, Link, load
-from drumline.clusters.spec import RankLink
+from drumline.clusters.links import RankLink
 from drumline.core.errors import ClusterError, InputError
 from drumline.costs.collectives import collective_seconds, price
 from drumline.schedules import ALGORITHMS, Schedule, Send, collective_schedule, ring_all_reduce

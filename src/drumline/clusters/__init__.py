@@ -1,8 +1,9 @@
 """Description of the machines: devices, links and measured tables."""
 
 from .catalogue import catalogue, load
+from .links import Link, LogPTimes
 from .measured import CollectiveTable, KernelCurve, PartialOccupancy, ShapeTimes
-from .spec import Cluster, DeviceSpec, HostMemory, Link, LogPTimes, Network, Node
+from .spec import Cluster, DeviceSpec, HostMemory, Network, Node
 from .step_times import SlowRank, StepTimeDistribution
 
 __all__ = [

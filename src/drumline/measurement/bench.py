@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..clusters import Link
-from ..clusters.spec import RankLink
+from ..clusters.links import RankLink
 from ..comm import Communicator, ShmTransport, TorchTransport, Transport, run_threads
 from ..comm.environment import connect
 from ..core.errors import InputError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..clusters import Cluster, CollectiveTable, Link
-from ..clusters.spec import RankLink
+from ..clusters.links import RankLink
 from ..core.errors import InputError
 from ..reports.bench_results import BenchResult
 from ..schedules import OLD_WORDS

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-from ..clusters.spec import Cluster, Link
+from ..clusters import Cluster, Link
 from ..core.units import format_bytes, format_count, format_rate, format_seconds
 from ..models.profile import COMPUTE_KINDS, Layer, Profile
 from ..planner.answer import Answer

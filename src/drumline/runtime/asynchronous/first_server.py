@@ -120,11 +120,11 @@ class FirstServer(ParameterServer):
         return list(own), list(flat(own).values())
 
     def greeting(self) -> Values:
-        """What a worker is told when it joins."""
+        """The answer to a worker that joins."""
         return {}
 
     def farewell(self) -> Values:
-        """What workers are told when there is no more work."""
+        """The answer to workers when there is no more work."""
         warm = self.engine.plan.dp if len(self.seconds) > self.engine.plan.dp else 0
         step, data = (sum(row[warm:]) / max(1, len(row[warm:])) for row in (list(self.seconds), list(self._data)))
         accounts = self.coordinator.accounts()
