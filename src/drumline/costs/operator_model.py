@@ -14,6 +14,7 @@ from functools import partial
 from ..clusters import Cluster, DeviceSpec
 from ..models.profile import COMPUTE_KINDS, Layer, Profile
 from ..plans import Plan
+from ..plans.sync_caveats import most_delay
 from .asynchronous import price_workers, workers_estimate
 from .collectives import between_stages
 from .corrections import Corrector
@@ -153,7 +154,7 @@ class OperatorCostModel(CostModel):
             error=self._error,
             origin=self._origin,
             notes=(*plan_notes(plan, cluster), *step.notes),
-            staleness=float(plan.most_delay),
+            staleness=float(most_delay(plan)),
             host_bytes=host_bytes(self._profile, step.plan),
             host_limit=host_memory(cluster.device).memory if step.plan.offload != "none" else 0.0,
         )

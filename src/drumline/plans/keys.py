@@ -212,6 +212,28 @@ def read_values(keys: Mapping[str, PlanKey], table: Mapping[str, Any], where: st
     return values
 
 
+def word_of(value: Any) -> str:
+    """A value of the TOML form in the notation."""
+    return "+".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def nearest_valid(plan: Any, name: str) -> str:
+    """The way out of a plan's invalid value: a word that is meant, or the plan with the nearest valid value."""
+    keys, kind = keys_of(plan), type(plan)
+    key, value = keys[name], getattr(plan, name)
+    if meant := nearest(word_of(key.type.write(value)), map(str, getattr(key.type, "choices", ()))):
+        return meant
+    standard = {f.name: f.default for f in dataclasses.fields(plan)}
+    values = {n: getattr(plan, n) for n in keys if n != name and getattr(plan, n) != standard[n]}
+    values[name] = key.type.read(key.type.nearest(value) or word_of(key.type.write(standard[name])))
+    try:
+        kind(**values)
+    except PlanError:  # another value is invalid, too
+        values = {name: values[name]}
+    written = {n: word_of(k.type.write(values[n])) for n, k in keys.items() if n in values}
+    return f"the nearest that works: {','.join(f'{n}={word}' for n, word in written.items())}"
+
+
 def key_table(plan: Any) -> str:
     """The Markdown table of all keys, for the documentation."""
     rows = [f"| `{name}` | {key.type.values} | {key.meaning} |" for name, key in keys_of(plan).items()]

@@ -13,9 +13,9 @@ from typing import Any
 
 from ..core import files
 from ..core.display import NotebookValue
-from ..core.errors import PlanError, nearest
+from ..core.errors import PlanError
 from ..core.mesh import Mesh
-from ..schedules import ALL_REDUCE_WORDS, ASYNCHRONOUS, OLD_WORDS, PIPEDREAM
+from ..schedules import ALL_REDUCE_WORDS, ASYNCHRONOUS, OLD_WORDS
 from .keys import (
     MEASURED,
     BytesKey,
@@ -24,11 +24,12 @@ from .keys import (
     FlagKey,
     LayersKey,
     PatternKey,
-    PlanKey,
     TileKey,
     keys_of,
+    nearest_valid,
     plan_key,
     read_values,
+    word_of,
 )
 
 _COUNT, _FLAG = CountKey(), FlagKey()
@@ -222,9 +223,9 @@ class Plan(NotebookValue):
             value = getattr(self, name)
             if value is not default and not key.type.check(value):
                 raise PlanError(
-                    f"{name}={_word(key.type.write(value))}",
+                    f"{name}={word_of(key.type.write(value))}",
                     rule=f"{name} is {key.type.rule_for(value)}",
-                    fix=self._with_valid(name, key),
+                    fix=nearest_valid(self, name),
                 )
         if self.shard and self.dp % self.shard:
             raise PlanError(
@@ -239,20 +240,6 @@ class Plan(NotebookValue):
                 rule=f"ep divides {name}, of whose ranks it is a part: {replicas} % {self.ep} != 0",
                 fix=f"ep={near}",
             )
-
-    def _with_valid(self, name: str, key: PlanKey) -> str:
-        """The way out of an invalid value: a word that is meant, or this plan with the nearest valid value."""
-        value, default = getattr(self, name), getattr(type(self)(), name)
-        if meant := nearest(_word(key.type.write(value)), map(str, getattr(key.type, "choices", ()))):
-            return meant
-        values = {n: getattr(self, n) for n, standard, _ in _CHECKS if n != name and getattr(self, n) != standard}
-        values[name] = key.type.read(key.type.nearest(value) or _word(key.type.write(default)))
-        try:
-            type(self)(**values)
-        except PlanError:  # another value is invalid, too
-            values = {name: values[name]}
-        written = {n: _word(k.type.write(values[n])) for n, k in KEYS.items() if n in values}
-        return f"the nearest that works: {','.join(f'{n}={word}' for n, word in written.items())}"
 
     @property
     def ranks(self) -> int:
@@ -314,15 +301,6 @@ class Plan(NotebookValue):
     def keeps_batches_in_flight(self) -> bool:
         """Whether the pipeline does not drain between batches, which then compute on older weights."""
         return self.pp > 1 and self.schedule in ASYNCHRONOUS
-
-    @property
-    def most_delay(self) -> int:
-        """Updates between the weights of a gradient and those it is applied to, on the first stage of a pipeline that
-        does not drain: the most of any stage; 0 for other plans.
-        """
-        if not self.keeps_batches_in_flight:
-            return 0
-        return self.pp - 1 if self.schedule == PIPEDREAM else 1
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -406,7 +384,7 @@ class Plan(NotebookValue):
         return cls.from_table(files.read_toml(path, PlanError), where=str(path))
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={_word(value)}" for name, value in self.table().items())
+        return ",".join(f"{name}={word_of(value)}" for name, value in self.table().items())
 
 
 KEYS = keys_of(Plan)
@@ -418,7 +396,3 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """The words that each key of words takes."""
 _CHECKS = tuple((f.name, f.default, KEYS[f.name]) for f in fields(Plan))
-
-
-def _word(value: Any) -> str:
-    return "+".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -6,10 +6,19 @@ from ..schedules import PIPEDREAM
 from .plan import Plan
 
 
+def most_delay(plan: Plan) -> int:
+    """Updates between the weights of a gradient and those it is applied to, in a pipeline that does not drain: those of
+    its first stage, the most of all; 0 for other plans.
+    """
+    if not plan.keeps_batches_in_flight:
+        return 0
+    return plan.pp - 1 if plan.schedule == PIPEDREAM else 1
+
+
 def sync_caveat(plan: Plan) -> str:
     """The caveat about convergence of a plan, with the way to soften it; empty where it is exact."""
     p, k = plan.dp, plan.sync_steps
-    if late := plan.most_delay:
+    if late := most_delay(plan):
         where = "those of the first stage" if plan.schedule == PIPEDREAM else "on all stages"
         remedy = "lower the learning rate" + (", or use pipedream-2bw" if late > 1 else "")
         return f"approximate: gradients are up to {late} update{'s' if late > 1 else ''} old, {where}: {remedy}"

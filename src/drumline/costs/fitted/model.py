@@ -16,6 +16,7 @@ import numpy as np
 from ...clusters import Cluster, StepTimeDistribution
 from ...models.profile import Profile
 from ...plans import Plan
+from ...plans.sync_caveats import most_delay
 from ...theory.order_statistics import expected_largest
 from ..asynchronous import price_workers, workers_estimate
 from ..estimate import Estimate
@@ -217,7 +218,7 @@ class FittedCostModel(CostModel):
             error=self._fitted.error,
             origin=self._origin,
             notes=self._notes(plan),
-            staleness=float(plan.most_delay),
+            staleness=float(most_delay(plan)),
             host_bytes=host_bytes(self._profile, plan),
             host_limit=host_memory(device).memory if plan.offload != "none" else 0.0,
         )
