@@ -48,6 +48,7 @@ from .stages import StageLayer, layer_names, layer_shares, stage_profile
 from .step import Step, Tail, TailPart, gap_between_steps, loss_agreement_seconds
 from .stored_type import stored_in
 from .tuning import COMPILED_HOST, MEASURED_ERROR, UNMEASURED_ERROR
+from .typical_rates import with_typical_rates
 from .worker_memory import server_memory, worker_memory
 from .worker_times import TaskCompute, WorkerTimes, worker_times
 
@@ -67,6 +68,7 @@ class OperatorCostModel(CostModel):
 
     def __init__(self, profile: Profile, cluster: Cluster, precision: str) -> None:
         profile = stored_in(profile, precision)
+        cluster = with_typical_rates(cluster)
         self._profile, self._cluster, self._precision = profile, cluster, precision
         self._memory_limit = max(0.0, cluster.device.memory - cluster.device.context)
         self._has_norms = any(x.batch_norms for x in profile.layers)
@@ -82,7 +84,7 @@ class OperatorCostModel(CostModel):
 
     def _reset_links(self, cluster: Cluster) -> None:
         """Forget what depends on links."""
-        self._cluster = cluster
+        self._cluster = with_typical_rates(cluster)
         self._active: dict[int, Cluster] = {}
         self._layers: dict[_Key, _Layers] = {}
         self._collectives: dict[_Key, LayerCollectives] = {}

@@ -9,6 +9,7 @@ from ..core import files
 from ..core.units import format_bytes, format_count, format_seconds
 from ..costs.estimate import Estimate
 from ..costs.throughput import Throughput, mfu_text
+from ..costs.typical_rates import with_typical_rates
 from ..planner.bottlenecks import DEPENDS_ON, bottlenecks
 from ..planner.explain import explain_plan, reason
 from ..planner.objectives import OBJECTIVES
@@ -208,4 +209,6 @@ def _memory(report: PlanReport) -> Html | None:
 def _roofline(report: PlanReport) -> Html | None:
     if report.profile is None or report.cluster is None:
         return None
-    return roofline_section(report.profile, report.best, report.cluster.device, report.profile.batch_size)
+    return roofline_section(
+        report.profile, report.best, with_typical_rates(report.cluster).device, report.profile.batch_size
+    )
