@@ -32,6 +32,7 @@ from .layer_time import (
     LayerSums,
     LayerTime,
     compute_slowdown,
+    gathers_units,
     largest_micro_batch,
     launch_seconds,
     layer_comm_times,
@@ -152,7 +153,7 @@ class OperatorCostModel(CostModel):
             memory_parts=memory.parts(),
             memory_limit=self._memory_limit,
             hidden_seconds=hidden,
-            error=self._error,
+            error=self.error,
             origin=self._origin,
             notes=(*plan_notes(plan, cluster), *step.notes),
             host_bytes=host_bytes(self._profile, step.plan),
@@ -164,11 +165,12 @@ class OperatorCostModel(CostModel):
         """Time and memory of a step whose replicas do not meet."""
         price = price_workers(plan, self.worker_times(plan), self._cluster)
         return workers_estimate(
-            plan, price, self._profile, self._cluster, self.memory(plan), error=self._error, origin=self._origin
+            plan, price, self._profile, self._cluster, self.memory(plan), error=self.error, origin=self._origin
         )
 
     @property
-    def _error(self) -> float:
+    def error(self) -> float:
+        """Stated bound on the relative error of a step time."""
         cluster = self._cluster
         return max(MEASURED_ERROR, cluster.measurement_spread) if cluster.measured else UNMEASURED_ERROR
 
@@ -247,7 +249,7 @@ class OperatorCostModel(CostModel):
         """The layers of one rank, repeats one by one: their compute, their messages, and the sums of both."""
         (rank, pricer), cluster = self._split(plan), self._active_cluster(plan)
         n = largest_micro_batch(self._profile.batch_size, plan)
-        alone = *_split_key(plan), n, plan.recompute, compute_slowdown(plan, self._cluster)
+        alone = *_split_key(plan), n, plan.recompute, compute_slowdown(plan, self._cluster), gathers_units(plan)
         if alone not in self._compute:
             self._compute[alone] = layer_times(rank.profile, pricer, plan, n, cluster)
         times = self._compute[alone]
@@ -319,9 +321,9 @@ class OperatorCostModel(CostModel):
         if device.kind != "cuda" or plan.offload != "none" or plan.splits_model or plan.graph:
             return 0.0
         (rank, pricer), n = self._split(plan), largest_micro_batch(self._profile.batch_size, plan)
-        key = *_split_key(plan), n, plan.recompute
+        key = *_split_key(plan), n, plan.recompute, gathers_units(plan)
         if key not in self._launches:
-            self._launches[key] = launch_seconds(rank.profile, pricer, plan, n)
+            self._launches[key] = launch_seconds(rank.profile, pricer, plan, n, self._cluster)
         *_, sums = self._layers_of(plan)
         update = rank.profile.tensors * device.host_overhead.get("update", 0.0)
         return plan.micro * self._launches[key] + update - plan.micro * (sums.forward + sums.backward)
