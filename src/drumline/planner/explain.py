@@ -273,7 +273,7 @@ def _bottleneck(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> 
 
 def idle_devices(ranked: list[Scored], cluster: Cluster, objective: str) -> str:
     """How many devices the best plan leaves idle, and why; empty if it uses all."""
-    winner, best = ranked[0]
+    winner = ranked[0][0]
     idle = cluster.devices - winner.ranks
     if idle <= 0:
         return ""

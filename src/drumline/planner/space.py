@@ -164,9 +164,9 @@ class SearchSpace:
     def _micro_batches(self, most: int, pp: int) -> Iterable[int]:
         """Micro-batches, as long as every rank has a sample in each."""
         if self._exhaustive:
-            counts = multiples_of_powers(most)
-            whole = {most // size for size in counts if most % size == 0}  # micro-batches of equal sizes
-            return sorted({*counts, *whole, *(pp * k for k in multiples_of_powers(most // pp) if pp > 1)})
+            sizes = multiples_of_powers(most)
+            whole = {most // size for size in sizes if most % size == 0}  # micro-batches of equal sizes
+            return sorted({*sizes, *whole, *(pp * k for k in multiples_of_powers(most // pp) if pp > 1)})
         if pp == 1:
             return powers(most)
         counts = {pp * k for k in ROUNDS if pp * k <= most} | {max(powers(most))}
