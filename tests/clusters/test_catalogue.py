@@ -8,7 +8,7 @@ import pytest
 
 from drumline.clusters import Cluster, catalogue, load
 from drumline.clusters.spec import SET_BY_USER
-from drumline.core.errors import ClusterError
+from drumline.core.errors import ClusterError, nearest
 from drumline.models.profile import KINDS
 
 EVERY = catalogue()
@@ -177,3 +177,21 @@ def test_ports_and_switches(name: str, ports: int, port: float, in_switch: bool)
     assert (c.network.ports, c.node.in_switch_reduction) == (ports, in_switch)
     assert c.network.port_bandwidth == pytest.approx(port)
     assert ("from memory" in c.origin_of("node.in_switch_reduction")) == in_switch
+
+
+@pytest.mark.parametrize(
+    ("word", "first"),
+    [("a100", "dgx-a100"), ("h100", "dgx-h100"), ("l4", "l4"), ("h200", "dgx-h200"), ("b200", "hgx-b200")],
+)
+def test_a_chip_is_found_in_the_names_of_its_machines(word: str, first: str) -> None:
+    """`a100` is part of `dgx-a100`, not a slip in `a10`; `h100` is never answered with another chip."""
+    suggested = nearest(word, EVERY)
+    assert suggested.startswith(f"Did you mean {first!r}"), suggested
+    others = {
+        "a100": ("'a10'", "a800"),
+        "h100": ("h800", "h200"),
+        "l4": ("l40s",),
+        "h200": ("h800",),
+        "b200": ("h200",),
+    }
+    assert not any(other in suggested for other in others[word])

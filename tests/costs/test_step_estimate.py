@@ -134,6 +134,7 @@ def test_slowdowns_between_ranks(profile: Profile, cluster: Cluster) -> None:
 
 
 def test_in_step_slowdown(profile: Profile, cluster: Cluster) -> None:
+    cluster = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, rates="data-sheet"))
     slow = dataclasses.replace(
         cluster, device=dataclasses.replace(cluster.device, in_step_slowdown={"compute": 2.0, "update": 3.0})
     )

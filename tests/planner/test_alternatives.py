@@ -86,7 +86,7 @@ def test_bottlenecks() -> None:
     plan = Plan.parse("dp=8,zero=3,micro=2,precision=bf16")
     result = bottlenecks(GPT, plan, estimate(GPT, plan, EIGHT), EIGHT)
     assert sum(result.shares.values()) == pytest.approx(1) and result.first == "products"
-    assert 0.5 < result.utilisation < 0.8
+    assert 0.35 < result.utilisation < 0.6
     slow = with_slower_messages(EIGHT, 100)
     assert bottlenecks(GPT, plan, estimate(GPT, plan, slow), slow).first == "communication"
     tiny, one = zoo.profile("mlp:2x256", batch_size=1), load("one-a100")

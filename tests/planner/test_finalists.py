@@ -335,3 +335,19 @@ def test_an_interrupted_search_returns_the_best_so_far(monkeypatch: pytest.Monke
     monkeypatch.setattr("drumline.planner.finalists.BLOCK", 500)
     some = score_space(GPT, EIGHT, BASE, fitted())
     assert some.interrupted and 0 < len(some.seconds) <= 500
+
+
+def test_micro_batches_of_one_sample_are_in_the_space() -> None:
+    """240 samples a replica: MT-NLG runs as published, on all 2,240 devices, where only 192 left 80 of them idle."""
+    machines = load("dgx-a100").with_devices(2240)
+    answer, _ = search(zoo.profile("gpt:530b", batch_size=1920, sequence=2048), machines, brief=True)
+    best = answer.best.plan
+    assert (best.tp, best.pp, best.dp, best.micro) == (8, 35, 8, 240) and not answer.idle
+
+
+def test_zero3_costs_its_host_and_copies() -> None:
+    """A model that waits for its host gains nothing from sharding its parameters."""
+    profile = zoo.profile("resnet50", batch_size=128)
+    model = cost_model(profile, EIGHT, "bf16")
+    plain, sharded = model.seconds([Plan.parse(f"dp=8,precision=bf16{more}") for more in ("", ",zero=3")])
+    assert sharded > 1.2 * plain

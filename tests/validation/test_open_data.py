@@ -13,7 +13,10 @@ from drumline.costs.fitted import load_constants
 from drumline.planner.objectives import TIE
 from drumline.validation import RunsValidation, validate
 from drumline.validation.errors import ErrorScore, job_of, overall, relative
+from drumline.validation.fit_constants import leave_one_out
+from drumline.validation.read_runs import read_runs
 from drumline.validation.result import fit_file
+from drumline.validation.run_columns import run_columns
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the published tables are not next to this checkout")
@@ -88,6 +91,22 @@ def test_errors_with_the_source_left_out() -> None:
     assert loso is not None and loso.time is not None and loso.memory is not None
     assert loso.time.median <= 0.05 and loso.time.mean <= 0.08 and loso.time.p90 <= 0.16 and abs(loso.time.bias) <= 0.02
     assert loso.memory.mean <= 0.06
+
+
+@pytest.mark.slow
+def test_converged_fits_without_a_source_are_a_little_worse() -> None:
+    runs, _ = read_runs(DATA / "published_runs.csv")
+    columns = run_columns(runs)
+    seconds, sizes = leave_one_out(columns, converge=True)
+    errors, memory = (
+        overall(relative(predicted, measured))
+        for predicted, measured in ((seconds, columns.seconds), (sizes, columns.memory))
+    )
+    assert errors is not None and errors.mean < 0.08 and errors.p90 < 0.17
+    assert memory is not None and memory.mean < 0.06
+    mixtures = np.array([r.mixture is not None for r in runs])
+    few = overall(relative(seconds[mixtures], columns.seconds[mixtures]))
+    assert few is not None and few.mean < 0.15
 
 
 @pytest.mark.slow

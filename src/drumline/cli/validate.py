@@ -16,6 +16,7 @@ from .common import print_json
 def validate(
     file: str = typer.Argument(..., metavar="FILE", help="A CSV table of published runs (docs/validate.md)."),
     loso: bool = typer.Option(False, "--loso", help="Also predict each source with profiles fitted on the others."),
+    converge: bool = typer.Option(False, "--converge", help="With --loso: refit each until nothing moves (minutes)."),
     fit: str = typer.Option(None, "--fit", metavar="OUT", help="Fit profiles on the file; write and use them."),
     profiles: str = typer.Option(None, "--profiles", help="Profiles to use instead of the built-in ones."),
     picture: str = typer.Option(None, "--picture", metavar="SVG", help="Draw predicted over measured times."),
@@ -35,11 +36,13 @@ def validate(
         raise InputError("--fit and --profiles", rule="profiles are either fitted or given")
     if picture and not picture.endswith(".svg"):
         raise InputError(f"--picture {picture}", rule="a name that ends in .svg")
+    if converge and not loso:
+        raise InputError("--converge", rule="it is about the fits of --loso")
     used = load_constants(profiles) if profiles else None
     if fit:
         used = fit_file(file)
         used.save(fit, f"drumline validate {file} --fit {fit}")
-    result = run(file, loso=loso, constants=used)
+    result = run(file, loso=loso, constants=used, converge=converge)
     if picture:
         from ..validation.scatter_plot import scatter
 

@@ -118,6 +118,9 @@ class DeviceSpec:
     curve: tuple[KernelCurve, ...] = ()
     shape_times: tuple[ShapeTimes, ...] = ()
     """Compute-bound kernels, measured shape by shape; without them `curve` is used."""
+    rates: Literal["data-sheet", "typical"] = "data-sheet"
+    """Rates and host times that are not stated here: peaks and `launch`, or the usual fractions of the peaks and the
+    usual times of a host, as in the catalogue. Without effect on a machine that was measured."""
 
     def curve_of(self, kernel: str, dtype: str) -> KernelCurve | None:
         """The measured curve of a kernel, or None."""

@@ -18,6 +18,7 @@ DrumlineError              1
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 __all__ = [
@@ -156,9 +157,19 @@ class CorruptFile(DrumlineError):
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """`Did you mean x?` for a known word with a slip in it, those that contain `word`, or the most alike; or empty."""
+    """`Did you mean x?` for known words that `word` is a part of, or one with a slip in it; or empty.
+
+    A part of a longer name comes first: `a100` is meant as `dgx-a100`, not as a slip in `a10`.
+    """
     known = list(words)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.85)
-    close = close or sorted((w for w in known if len(word) > 2 and word.lower() in w.lower()), key=len)[:3]
+    shortest = sorted(known, key=len)
+    close = [w for w in shortest if word.lower() in _parts(w)][:3]
+    close = close or difflib.get_close_matches(word, known, n=1, cutoff=0.85)
+    close = close or [w for w in shortest if len(word) > 2 and word.lower() in w.lower()][:3]
     close = close or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _parts(name: str) -> list[str]:
+    """The whole words of a name such as `dgx-a100` or `bert:large`."""
+    return re.split(r"[^0-9a-z]+", name.lower())

@@ -21,6 +21,7 @@ from .tuning import (
     UNMEASURED_MATMUL_EFFICIENCY,
     VIEW_CALLS,
 )
+from .typical_rates import FormulaWork
 
 LAYOUT_KINDS = frozenset({"transpose", "strided", "widen", "narrow"})
 """Kinds that describe a call better than its name: they have one curve. Others may have one for each operator."""
@@ -79,6 +80,7 @@ class Pricer:
         self._half = next((name for name in ("bf16", "fp16") if name in device.peak), "fp8")
         """The type of what `fp8` leaves in half precision."""
         self._device, self._precision = device, self._half if self._float8 else compute_type(precision)
+        self._beyond = FormulaWork(profile, device, self._precision)
         self._width = profile.activation_bytes
         self._scale = STORED_BYTES[precision] / profile.activation_bytes
         self._times: dict[tuple[int, int, int, str, float], LaunchAndKernelTime] = {}
@@ -107,8 +109,11 @@ class Pricer:
         if measured is not None:
             return max(self.least, measured)
         if op.kind not in COMPUTE_KINDS:
+            moved = self._beyond.moved(op, moved)
             return max(self.least, moved / self.memory_rate(op.kind, max(moved, 1.0), dtype, name=op.name))
-        return max(flops / self._compute_rate(op.kind, max(flops, 1.0), dtype), moved / self._device.bandwidth)
+        seconds = max(flops / self._compute_rate(op.kind, max(flops, 1.0), dtype), moved / self._device.bandwidth)
+        copied = self._beyond.copied(op, moved)
+        return seconds + copied / self.memory_rate("pointwise", copied) if copied else seconds
 
     def _float8_seconds(self, op: ProfiledOp, n: float) -> float:
         """A matmul of a linear layer in fp8, and the scales and copies of its inputs.
@@ -201,7 +206,8 @@ class Pricer:
             if op.kind.startswith("recurrent"):  # thousands of kernels
                 launch, kernel = launch + op.count * self._recurrent_launch(op, n, seconds), kernel + op.count * seconds
             else:
-                launch += op.count * launch_overhead(op, self._device)
+                cast = self._device.host_overhead.get("cast", 0.0)
+                launch += op.count * (launch_overhead(op, self._device) + self._beyond.casts(op) * cast)
                 kernel += slowdown * op.count * seconds
         return LaunchAndKernelTime(launch, kernel)
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from ..clusters import Cluster
 from ..models.profile import Layer, Profile
 from ..plans import Plan
+from ..theory.roofline import MEMORY_EFFICIENCY
 from .collectives import axis_seconds, collective_seconds, copies
 from .kernel_time import LaunchAndKernelTime, Pricer
 from .rank_model import LayerMessages, RankModel
-from .tuning import MOST_DRIFT, STATISTICS_BYTES
+from .tuning import MOST_DRIFT, STATISTICS_BYTES, UNIT_CALLS, UNIT_COPIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def layer_times(profile: Profile, pricer: Pricer, plan: Plan, n: float, cluster:
     """The compute of the layers, in the order in which they run, for n samples."""
     slowdown = compute_slowdown(plan, cluster)
     if cluster.device.kind == "cuda":
-        return _launched_ahead(list(profile.each()), pricer, plan, n, slowdown)
+        return _launched_ahead(profile, pricer, plan, n, slowdown, cluster)
     times: list[LayerTime] = []
     for layer in profile.each():
         forward = slowdown * pricer.layer_seconds(layer, "forward", n)
@@ -103,16 +104,50 @@ class _TwoClocks:
         return self._device - before
 
 
-def _launched_ahead(layers: list[Layer], pricer: Pricer, plan: Plan, n: float, slowdown: float) -> list[LayerTime]:
+def gathers_units(plan: Plan) -> bool:
+    """Whether ranks gather the parameters of each unit before it runs, and scatter its gradients after."""
+    return plan.zero == 3 and plan.shards > 1
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitOverhead:
+    """zero=3 on a GPU: the host's gathers, reductions and hooks around a unit, and the device's copies of it."""
+
+    profile: Profile
+    plan: Plan
+    cluster: Cluster
+
+    def added_to(self, time: LaunchAndKernelTime, layer: Layer, phase: str) -> LaunchAndKernelTime:
+        """The time of one phase of a layer with what its unit adds."""
+        if not layer.shard_unit or not layer.parameters:
+            return time
+        device = self.cluster.device
+        call = device.host_overhead.get(phase, device.launch)
+        moved = UNIT_COPIES[phase] * layer.parameters * self.profile.parameter_bytes / 4
+        copies = moved / (MEMORY_EFFICIENCY * device.bandwidth)
+        return LaunchAndKernelTime(time.launch + UNIT_CALLS[phase] * call, time.kernel + copies)
+
+
+def _launched_ahead(
+    profile: Profile, pricer: Pricer, plan: Plan, n: float, slowdown: float, cluster: Cluster
+) -> list[LayerTime]:
     """The layers forward, then backward, by both clocks: the lead that the host gains in one layer helps the next."""
+    layers = list(profile.each())
     clocks = _TwoClocks(slowdown)
-    forward = [clocks.run(pricer.layer_time(layer, "forward", n, recompute=plan.recompute)) for layer in layers]
+    unit = _UnitOverhead(profile, plan, cluster) if gathers_units(plan) else None
+
+    def run(time: LaunchAndKernelTime, layer: Layer, phase: str) -> float:
+        return clocks.run(unit.added_to(time, layer, phase) if unit else time)
+
+    forward = [
+        run(pricer.layer_time(layer, "forward", n, recompute=plan.recompute), layer, "forward") for layer in layers
+    ]
     times = []
     for layer, before in zip(reversed(layers), reversed(forward), strict=True):
         recompute = 0.0
         if plan.recompute != "none" and layer.composite:
             recompute = clocks.run(_recomputed(layer, pricer, plan, n))
-        backward = clocks.run(pricer.layer_time(layer, "backward", n)) + recompute
+        backward = run(pricer.layer_time(layer, "backward", n), layer, "backward") + recompute
         times.append(LayerTime(layer, before, backward, recompute))
     return times[::-1]
 
@@ -123,12 +158,15 @@ def _recomputed(layer: Layer, pricer: Pricer, plan: Plan, n: float) -> LaunchAnd
     return pricer.layer_time(layer, phase, n, recompute=plan.recompute)
 
 
-def launch_seconds(profile: Profile, pricer: Pricer, plan: Plan, n: float) -> float:
+def launch_seconds(profile: Profile, pricer: Pricer, plan: Plan, n: float, cluster: Cluster) -> float:
     """Seconds that the host of a GPU takes to launch all kernels of one micro-batch."""
     total = 0.0
+    unit = _UnitOverhead(profile, plan, cluster) if gathers_units(plan) else None
     for layer in profile.each():
         times = [pricer.layer_time(layer, "forward", n, recompute=plan.recompute)]
         times.append(pricer.layer_time(layer, "backward", n))
+        if unit:
+            times = [unit.added_to(t, layer, phase) for t, phase in zip(times, ("forward", "backward"), strict=True)]
         if plan.recompute != "none" and layer.composite:
             times.append(_recomputed(layer, pricer, plan, n))
         total += sum(t.launch for t in times)

@@ -38,6 +38,11 @@ class CostModel(ABC):
     def estimate(self, plan: Plan) -> Estimate:
         """Time and memory of one step."""
 
+    @property
+    @abstractmethod
+    def error(self) -> float:
+        """Stated bound on the relative error of a step time."""
+
     def estimates(self, plans: Iterable[Plan]) -> Iterator[Estimate]:
         """The estimates of many plans, in their order, as they are computed."""
         return map(self.estimate, plans)

@@ -33,6 +33,7 @@ from .layer_time import (
     LayerSums,
     LayerTime,
     compute_slowdown,
+    gathers_units,
     largest_micro_batch,
     launch_seconds,
     layer_comm_times,
@@ -50,6 +51,7 @@ from .step import Step, Tail, TailPart, gap_between_steps, loss_agreement_second
 from .stored_type import stored_in
 from .straggling import with_stragglers
 from .tuning import COMPILED_HOST, MEASURED_ERROR, UNMEASURED_ERROR
+from .typical_rates import with_typical_rates
 from .worker_memory import server_memory, worker_memory
 from .worker_times import TaskCompute, WorkerTimes, worker_times
 
@@ -69,6 +71,7 @@ class OperatorCostModel(CostModel):
 
     def __init__(self, profile: Profile, cluster: Cluster, precision: str) -> None:
         profile = stored_in(profile, precision)
+        cluster = with_typical_rates(cluster)
         self._profile, self._cluster, self._precision = profile, cluster, precision
         self._memory_limit = max(0.0, cluster.device.memory - cluster.device.context)
         self._has_norms = any(x.batch_norms for x in profile.layers)
@@ -84,7 +87,7 @@ class OperatorCostModel(CostModel):
 
     def _reset_links(self, cluster: Cluster) -> None:
         """Forget what depends on links."""
-        self._cluster = cluster
+        self._cluster = with_typical_rates(cluster)
         self._active: dict[int, Cluster] = {}
         self._layers: dict[_Key, _Layers] = {}
         self._collectives: dict[_Key, LayerCollectives] = {}
@@ -151,7 +154,7 @@ class OperatorCostModel(CostModel):
             memory_parts=memory.parts(),
             memory_limit=self._memory_limit,
             hidden_seconds=hidden,
-            error=self._error,
+            error=self.error,
             origin=self._origin,
             notes=(*plan_notes(plan, cluster), *step.notes),
             staleness=float(most_delay(plan)),
@@ -164,11 +167,12 @@ class OperatorCostModel(CostModel):
         """Time and memory of a step whose replicas do not meet."""
         price = price_workers(plan, self.worker_times(plan), self._cluster)
         return workers_estimate(
-            plan, price, self._profile, self._cluster, self.memory(plan), error=self._error, origin=self._origin
+            plan, price, self._profile, self._cluster, self.memory(plan), error=self.error, origin=self._origin
         )
 
     @property
-    def _error(self) -> float:
+    def error(self) -> float:
+        """Stated bound on the relative error of a step time."""
         cluster = self._cluster
         return max(MEASURED_ERROR, cluster.measurement_spread) if cluster.measured else UNMEASURED_ERROR
 
@@ -246,7 +250,7 @@ class OperatorCostModel(CostModel):
         """The layers of one rank, repeats one by one: their compute, their messages, and the sums of both."""
         (rank, pricer), cluster = self._split(plan), self._active_cluster(plan)
         n = largest_micro_batch(self._profile.batch_size, plan)
-        alone = *_split_key(plan), n, plan.recompute, compute_slowdown(plan, self._cluster)
+        alone = *_split_key(plan), n, plan.recompute, compute_slowdown(plan, self._cluster), gathers_units(plan)
         if alone not in self._compute:
             self._compute[alone] = layer_times(rank.profile, pricer, plan, n, cluster)
         times = self._compute[alone]
@@ -318,9 +322,9 @@ class OperatorCostModel(CostModel):
         if device.kind != "cuda" or plan.offload != "none" or plan.splits_model or plan.graph:
             return 0.0
         (rank, pricer), n = self._split(plan), largest_micro_batch(self._profile.batch_size, plan)
-        key = *_split_key(plan), n, plan.recompute
+        key = *_split_key(plan), n, plan.recompute, gathers_units(plan)
         if key not in self._launches:
-            self._launches[key] = launch_seconds(rank.profile, pricer, plan, n)
+            self._launches[key] = launch_seconds(rank.profile, pricer, plan, n, self._cluster)
         *_, sums = self._layers_of(plan)
         update = rank.profile.tensors * device.host_overhead.get("update", 0.0)
         return plan.micro * self._launches[key] + update - plan.micro * (sums.forward + sums.backward)

@@ -61,6 +61,16 @@ OPS_BETWEEN_STEPS = 12
 """Operators that a host could launch between reading a loss and launching the first kernel of the next step. Moves the
 overhead of every step on a GPU."""
 
+# -- sharded units of zero=3 on a GPU, counted from torch's fully_shard: estimates until several GPUs were measured
+
+UNIT_CALLS = {"forward": 12.0, "backward": 24.0}
+"""Operators that a host launches, hooks included, to gather a unit's parameters, copy them out and free them; in the
+backward also to pack its gradients, scatter and unpack them. Moves zero=3 where steps wait for their host."""
+
+UNIT_COPIES = {"forward": 4.0, "backward": 10.0}
+"""Bytes that a device copies per parameter of a unit: gathered parameters are read and written in 16 bits; in the
+backward again, and gradients are read in 16 bits and packed in 32. Moves zero=3 for models with few tokens."""
+
 # -- optimizer
 
 TENSORS_PER_KERNEL = 32

@@ -10,13 +10,15 @@ from ..costs.estimate import Throughput
 from ..costs.kernel_time import Pricer
 from ..costs.layer_time import largest_micro_batch
 from ..costs.model_split import split_model
+from ..costs.operator_model import launched_by
+from ..costs.typical_rates import with_typical_rates
 from ..models.profile import COMPUTE_KINDS, Profile
 from ..plans import Plan
 
 DEPENDS_ON = {
     "products": "the matmul rate (device.peak)",
     "memory": "the memory bandwidth of the device (device.bandwidth)",
-    "launches": "the launch time of small kernels (device.launch)",
+    "launches": "the launch time of small kernels (device.launch, device.host_overhead)",
     "communication": "exposed communication (node.link, network.link)",
     "bubble": "pipeline stages waiting for each other (pp, micro)",
     "optimizer": "the optimizer update, at memory bandwidth",
@@ -52,20 +54,23 @@ def bottlenecks(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> 
 
 
 def _kernel_limits(profile: Profile, plan: Plan, cluster: Cluster) -> dict[str, float]:
-    """Fractions of the kernel time that each limit of the device is responsible for."""
+    """Fractions of the compute time that each limit of the device, or of its host, is responsible for."""
     local = split_model(profile, plan).profile if plan.splits_model else profile
-    pricer = Pricer(local, cluster.device, plan.precision)
+    device = launched_by(with_typical_rates(cluster).device, plan)
+    pricer = Pricer(local, device, plan.precision)
     n = largest_micro_batch(profile.batch_size, plan)
     seconds = dict.fromkeys(("products", "memory", "launches"), 0.0)
     for x in local.layers:
         for op in x.ops:
             duration = pricer.op_seconds(op, n)
-            if duration <= cluster.device.launch:
+            if duration <= device.launch:
                 limit = "launches"
             elif op.kind in COMPUTE_KINDS:
                 limit = "products"
             else:
                 limit = "memory"
             seconds[limit] += duration * op.count * x.repeats
+        times = [pricer.layer_time(x, phase, n) for phase in ("forward", "backward")]
+        seconds["launches"] += x.repeats * max(0.0, sum(t.launch - t.kernel for t in times))
     total = sum(seconds.values()) or 1.0
     return {k: v / total for k, v in seconds.items()}

@@ -18,7 +18,7 @@ from ..costs.model import CostModel
 from ..models.profile import Profile
 from ..plans import Plan
 from .memory_saving import most_savings
-from .objectives import Scored, simplest_first
+from .objectives import Scored, simplest_first, tie_width
 from .plan_families import families_of
 from .space import MAX_ACTIONS
 
@@ -199,7 +199,7 @@ def _fastest_first(plans: list[Plan], vary: Vary, factor: float) -> list[_Adapte
     fitting = [p for p in adapted if p.then.dp * p.then.micro <= varied.batch_size and varied.model.fits(p.then)]
     seconds = varied.model.seconds([p.then for p in fitting])
     fastest = sorted(range(len(fitting)), key=lambda i: seconds[i])
-    order = simplest_first([(fitting[i].then, seconds[i]) for i in fastest])
+    order = simplest_first([(fitting[i].then, seconds[i]) for i in fastest], width=tie_width(varied.model.error))
     return [fitting[fastest[k]] for k in order]
 
 

@@ -14,7 +14,7 @@ from ..plans.sync_caveats import sync_caveat
 from .bottlenecks import bottlenecks
 from .break_even import Threshold, link_thresholds, thresholds
 from .gradient_algorithms import describe_algorithm
-from .objectives import TIE, WON, Scored, complexity, is_tie, value
+from .objectives import WON, Scored, complexity, is_tie, tie_width, value
 from .plan_families import FAMILIES, PlanFamily, absent, best_of_each, compare, families_of
 from .stale_plans import StaleVerdict, is_stale
 from .tradeoffs import describe_tradeoffs
@@ -39,7 +39,7 @@ def winner_reason(ranked: list[Scored], objective: str = "time") -> str:
     """Why the first plan is proposed: it is the best, or the simplest of those that tie with it."""
     plan, e = ranked[0]
     tied, fastest = _ties(ranked, objective)
-    won = WON[objective] if fastest[0] == plan else f"simplest of {tied} plans within {100 * TIE:.0f}% of the best"
+    won = WON[objective] if fastest[0] == plan else f"simplest of {tied} plans within {_width(e)} of the best"
     tight = "fits only into the reserve" if e.in_reserve else ""
     return "; ".join(filter(None, [won, tight, sync_caveat(plan)]))
 
@@ -53,11 +53,24 @@ def _ties(ranked: list[Scored], objective: str) -> tuple[int, Scored]:
     least = min(values)
     # of equal values the winner's counts
     fastest = ranked[0] if value(*ranked[0], objective) <= least else rivals[values.index(least)]
-    return sum(is_tie(least, v, objective) for v in values), fastest
+    return sum(is_tie(least, v, objective, tie_width(ranked[0][1].error)) for v in values), fastest
 
 
-def reason(e: Estimate, best: Estimate, plan: Plan, objective: str = "time") -> str:
-    """One line for one candidate: its margin over the proposed plan, and the part of the step that causes it."""
+def tie_reference(ranked: list[Scored], objective: str) -> float:
+    """The value that ties are counted from: the least of the exact plans that fit."""
+    plan, e = _ties(ranked, objective)[1]
+    return value(plan, e, objective)
+
+
+def _width(e: Estimate) -> str:
+    return f"{100 * tie_width(e.error):.0f}%"
+
+
+def reason(e: Estimate, best: Estimate, plan: Plan, objective: str = "time", least: float | None = None) -> str:
+    """One line for one candidate: its margin over the proposed plan, and the part of the step that causes it.
+
+    Ties are counted from the `least` value of all plans, which is the proposed plan's if none is given.
+    """
     if e is best:
         return winner_reason([(plan, e)], objective)
     if e.in_reserve and not best.in_reserve:
@@ -77,8 +90,8 @@ def reason(e: Estimate, best: Estimate, plan: Plan, objective: str = "time") -> 
         return f"{f'{margin} faster' if slower < -1e-3 else 'as fast'}, but {sync_caveat(plan)}"
     if plan.backup and slower >= 1e-3:
         return f"{margin} slower: the gradients of {plan.backup} of {plan.dp} replicas do not count"
-    if abs(slower) <= TIE:
-        return f"tie: {_tie(slower, objective)}, {_compare_complexity(plan, _parsed(best.plan))}"
+    if is_tied(e, best, plan, objective, least):
+        return f"tie: {_tie(slower, objective, _width(best))}, {_compare_complexity(plan, _parsed(best.plan))}"
     gaps = {k: v - best.parts.get(k, 0.0) for k, v in e.parts.items()}
     part = max(gaps, key=lambda k: gaps[k])
     if objective == "cost":
@@ -86,19 +99,23 @@ def reason(e: Estimate, best: Estimate, plan: Plan, objective: str = "time") -> 
     return f"{margin} slower: {part} takes {format_seconds(gaps[part])} more"
 
 
-def is_tied(e: Estimate, best: Estimate, plan: Plan, objective: str) -> bool:
-    """Whether a candidate and the proposed plan tie: both are exact, and fit alike."""
+def is_tied(e: Estimate, best: Estimate, plan: Plan, objective: str, least: float | None = None) -> bool:
+    """Whether a candidate and the proposed plan cannot be told apart: both are exact, fit alike, and tie with `least`.
+
+    Without it, the faster of the two is the least.
+    """
     if objective == "memory" or not e.fits or e.in_reserve != best.in_reserve or is_stale(plan) or plan.backup:
         return False
     winner = _parsed(best.plan)
-    return not is_stale(winner) and abs(value(plan, e, objective) / value(winner, best, objective) - 1) <= TIE
+    own, other = value(plan, e, objective), value(winner, best, objective)
+    return not is_stale(winner) and is_tie(least or min(own, other), max(own, other), objective, tie_width(best.error))
 
 
-def _tie(slower: float, objective: str) -> str:
+def _tie(slower: float, objective: str, width: str) -> str:
     if abs(slower) < 1e-3:
         return "as fast" if objective == "time" else "as many device hours"
     unit = ("slower", "faster") if objective == "time" else ("more device hours", "fewer device hours")
-    return f"within {100 * TIE:.0f}% ({abs(100 * slower):.1f}% {unit[slower < 0]})"
+    return f"within {width} ({abs(100 * slower):.1f}% {unit[slower < 0]})"
 
 
 def _compare_complexity(plan: Plan, winner: Plan) -> str:
@@ -129,6 +146,7 @@ def compare_families(
     asked = break_even and objective == "time" and not is_stale(ranked[0][0])
     changes = thresholds(profile, cluster, exact) if asked else []
     each = best_of_each(ranked)
+    least = tie_reference(ranked, objective)
     rows = []
     for name in FAMILIES:
         if name not in each:
@@ -136,7 +154,7 @@ def compare_families(
             continue
         plan, e = each[name]
         wins_if = tuple(_with_plan(t, str(plan)) for t in changes if t.family == name)
-        why = winner_reason(ranked, objective) if e is best else reason(e, best, plan, objective)
+        why = winner_reason(ranked, objective) if e is best else reason(e, best, plan, objective, least)
         rows.append(compare(name, plan, e, best, why, wins_if))
     return tuple(rows)
 
@@ -235,7 +253,7 @@ def _simplest(ranked: list[Scored], objective: str) -> str:
     less = 1 - value(other, e, objective) / value(plan, best, objective)
     what = "device hours" if objective == "cost" else "time"
     return (
-        f"It is the simplest of {tied} plans whose {what} the prices cannot tell apart ({100 * TIE:.0f}%): {other} is "
+        f"It is the simplest of {tied} plans whose {what} the prices cannot tell apart ({_width(best)}): {other} is "
         f"predicted to take {100 * less:.1f}% less."
     )
 
@@ -255,7 +273,7 @@ def _bottleneck(profile: Profile, plan: Plan, e: Estimate, cluster: Cluster) -> 
 
 def idle_devices(ranked: list[Scored], cluster: Cluster, objective: str) -> str:
     """How many devices the best plan leaves idle, and why; empty if it uses all."""
-    winner, best = ranked[0]
+    winner = ranked[0][0]
     idle = cluster.devices - winner.ranks
     if idle <= 0:
         return ""
@@ -264,12 +282,12 @@ def idle_devices(ranked: list[Scored], cluster: Cluster, objective: str) -> str:
     if most == winner.ranks:
         return f"{text}: no plan can use more."
     plan, e = next((p, e) for p, e in ranked if p.ranks == most)
-    return f"{text}: on {most}, {plan} {_clause(e, best, plan, objective)}."
+    return f"{text}: on {most}, {plan} {_clause(e, ranked, plan, objective)}."
 
 
-def _clause(e: Estimate, best: Estimate, plan: Plan, objective: str) -> str:
+def _clause(e: Estimate, ranked: list[Scored], plan: Plan, objective: str) -> str:
     """The reason with its verb."""
-    text = reason(e, best, plan, objective)
+    text = reason(e, ranked[0][1], plan, objective, tie_reference(ranked, objective))
     if text.startswith("tie: "):
         return f"ties: {text.removeprefix('tie: ')}"
     is_adjective = e.fits and not e.in_reserve and objective != "memory"
@@ -285,7 +303,7 @@ def _less_sharding(ranked: list[Scored], objective: str) -> list[str]:
         kind = _kind(replace(winner, zero=zero, offload="none"))
         plan, e = next((x for x in ranked if _kind(x[0]) == kind), (winner, best))
         if e is not best:
-            variants.append(f"zero={zero} {_clause(e, best, plan, objective)}")
+            variants.append(f"zero={zero} {_clause(e, ranked, plan, objective)}")
     lines = [f"With less sharding: {'; '.join(variants)}."] if variants else []
     if winner.offload != "none":
         kept = min((e for plan, e in ranked if plan.offload == "none"), key=lambda e: e.memory_bytes, default=None)
@@ -309,7 +327,7 @@ def _alternatives(
     rival = next(rivals, None)
     lines = []
     if rival is not None:
-        text = reason(rival[1], best, rival[0], objective)
+        text = reason(rival[1], best, rival[0], objective, tie_reference(ranked, objective))
         asked = break_even and objective == "time" and not (is_stale(winner) or is_stale(rival[0]))
         links = link_thresholds(profile, cluster, winner, rival[0]) if asked else []
         wins = f"; it becomes faster {', or '.join(map(str, links))}" if links else ""

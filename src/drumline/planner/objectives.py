@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from ..core.errors import InputError, nearest
 from ..costs import Estimate
+from ..costs.tuning import UNMEASURED_ERROR
 from ..plans import Plan
 from ..plans.plan import CHOICES
 from ..plans.sync_caveats import sync_caveat
@@ -36,6 +37,16 @@ stated error. Among 2,024 pairs of published runs that differ in their layout al
 55% of the 220 pairs whose predictions differ by less than 2%, hardly better than a coin, and for 70, 75, 80 and 85% at
 2-3, 3-5, 5-10 and 10-20% (docs/planning.md). A larger value proposes simpler plans that are really slower; a smaller
 one, complicated plans for a gain that is not there."""
+
+
+UNMEASURED_TIE = 0.05
+"""The same where rates are those of a data sheet, whose error is twice that of measured ones: what zero=3 saves of an
+update, or costs in copies, is then an estimate of a few percent."""
+
+
+def tie_width(error: float) -> float:
+    """Relative difference up to which plans are ties, for estimates with a stated error."""
+    return UNMEASURED_TIE if error >= UNMEASURED_ERROR else TIE
 
 
 def best_first(objective: str) -> Callable[[Scored], tuple[float, ...]]:
@@ -87,12 +98,12 @@ def complexity(plan: Plan) -> tuple[int, ...]:
     )
 
 
-def is_tie(least: float, other: float, objective: str) -> bool:
-    """Whether two values of an objective are indistinguishable. Memory is counted, not priced, and has no ties."""
-    return objective != "memory" and other <= (1 + TIE) * least
+def is_tie(least: float, other: float, objective: str, width: float = TIE) -> bool:
+    """Whether a value cannot be told apart from the least one. Memory is counted, not priced, and has no ties."""
+    return objective != "memory" and other <= (1 + width) * least
 
 
-def simplest_first(plans: Sequence[tuple[Plan, float]], objective: str = "time") -> list[int]:
+def simplest_first(plans: Sequence[tuple[Plan, float]], objective: str = "time", width: float = TIE) -> list[int]:
     """Indices of plans with their values, best first: the simplest that ties with the best, then all in their order.
 
     It uses as many devices as the best, or for `time` more: what one knows of a tie does not justify idle devices. An
@@ -109,7 +120,7 @@ def simplest_first(plans: Sequence[tuple[Plan, float]], objective: str = "time")
 
     if handicap(best) != 1.0:
         return order
-    ties = [i for i in order if is_tie(least, plans[i][1], objective) and may_replace(plans[i][0])]
+    ties = [i for i in order if is_tie(least, plans[i][1], objective, width) and may_replace(plans[i][0])]
     chosen = min(ties, key=lambda i: (*complexity(plans[i][0]), i), default=0)
     return [chosen, *(i for i in order if i != chosen)]
 

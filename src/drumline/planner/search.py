@@ -17,9 +17,9 @@ from ..plans import Plan
 from . import suggestions
 from .answer import Answer, Candidate
 from .dry_runs import DryRun, drop_failed
-from .explain import compare_families, explain, idle_devices, is_tied, reason, winner_reason
+from .explain import compare_families, explain, idle_devices, is_tied, reason, tie_reference, winner_reason
 from .gradient_algorithms import choose_algorithms
-from .objectives import Scored, best_first, simplest_first, value
+from .objectives import Scored, best_first, simplest_first, tie_width, value
 from .reserve import Reserve, reserve_bytes, with_reserve, without_reserve
 from .space import candidates
 from .stale_plans import StaleVerdict, decide, stale_plans
@@ -70,14 +70,15 @@ def search(
         raise _nothing_fits(profile, cluster, base, fleet or cluster, brief)
     ranked, scoring = ranking.plans, ranking.scoring
     best = ranked[0][1]
+    least = tie_reference(ranked, objective)
     rows = tuple(
         Candidate(
             plan,
             e.step_seconds,
             e.memory_bytes,
             e.fits,
-            winner_reason(ranked, objective) if e is best else reason(e, best, plan, objective),
-            tie=e is not best and is_tied(e, best, plan, objective),
+            winner_reason(ranked, objective) if e is best else reason(e, best, plan, objective, least),
+            tie=e is not best and is_tied(e, best, plan, objective, least),
             in_reserve=e.in_reserve,
         )
         for plan, e in ranked
@@ -153,7 +154,8 @@ def _rank(
 
 def _simplest(fitting: list[Scored], objective: str) -> list[Scored]:
     """Plans, best first, with the simplest of those that tie before them."""
-    return [fitting[i] for i in simplest_first([(p, value(p, e, objective)) for p, e in fitting], objective)]
+    width = tie_width(fitting[0][1].error)
+    return [fitting[i] for i in simplest_first([(p, value(p, e, objective)) for p, e in fitting], objective, width)]
 
 
 @dataclass(frozen=True, slots=True)

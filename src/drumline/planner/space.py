@@ -164,11 +164,9 @@ class SearchSpace:
     def _micro_batches(self, most: int, pp: int) -> Iterable[int]:
         """Micro-batches, as long as every rank has a sample in each."""
         if self._exhaustive:
-            return (
-                multiples_of_powers(most)
-                if pp == 1
-                else sorted({*multiples_of_powers(most), *(pp * k for k in multiples_of_powers(most // pp))})
-            )
+            sizes = multiples_of_powers(most)
+            whole = {most // size for size in sizes if most % size == 0}  # micro-batches of equal sizes
+            return sorted({*sizes, *whole, *(pp * k for k in multiples_of_powers(most // pp) if pp > 1)})
         if pp == 1:
             return powers(most)
         counts = {pp * k for k in ROUNDS if pp * k <= most} | {max(powers(most))}

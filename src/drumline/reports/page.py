@@ -11,6 +11,7 @@ from ..core import files
 from ..core.timeline import Timeline
 from ..core.units import format_bytes, format_count, format_seconds
 from ..costs.estimate import mfu_text
+from ..costs.typical_rates import with_typical_rates
 from ..planner.explain import explain_plan
 from .collective_section import collective_section
 from .fault_section import fault_section
@@ -90,7 +91,7 @@ def _collectives(run: Run) -> Html | None:
 
 
 def _roofline(run: Run) -> Html | None:
-    return roofline_section(run.profile, run.plan, run.cluster.device, run.batch_size)
+    return roofline_section(run.profile, run.plan, with_typical_rates(run.cluster).device, run.batch_size)
 
 
 # ---- headline

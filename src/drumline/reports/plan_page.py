@@ -8,6 +8,7 @@ from pathlib import Path
 from ..core import files
 from ..core.units import format_bytes, format_count, format_seconds
 from ..costs.estimate import Estimate, Throughput, mfu_text
+from ..costs.typical_rates import with_typical_rates
 from ..planner.bottlenecks import DEPENDS_ON, bottlenecks
 from ..planner.explain import explain_plan, reason
 from ..planner.objectives import OBJECTIVES
@@ -207,4 +208,6 @@ def _memory(report: PlanReport) -> Html | None:
 def _roofline(report: PlanReport) -> Html | None:
     if report.profile is None or report.cluster is None:
         return None
-    return roofline_section(report.profile, report.best, report.cluster.device, report.profile.batch_size)
+    return roofline_section(
+        report.profile, report.best, with_typical_rates(report.cluster).device, report.profile.batch_size
+    )

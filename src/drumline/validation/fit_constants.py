@@ -47,11 +47,11 @@ def fit_constants(runs: RunColumns) -> LogConstants:
     return LogConstants(chips, time, memory)
 
 
-def leave_one_out(runs: RunColumns) -> tuple[Array, Array]:
+def leave_one_out(runs: RunColumns, *, converge: bool = False) -> tuple[Array, Array]:
     """(seconds, bytes) of every run, predicted by a fit without its source.
 
-    Each fit starts from the fit on all runs and takes a few steps with its Jacobian, so it stops near that fit:
-    refitted from the priors until nothing moves, the largest sources are a little worse (docs/validate.md).
+    Each fit starts from the fit on all runs and takes a few steps with its Jacobian, so it stops near that fit. With
+    `converge` it goes on with Jacobians of its own until nothing moves, which is a little worse (docs/validate.md).
     """
     chips = tuple(sorted(set(runs.chips)))
     seconds, sizes = np.empty(len(runs)), np.empty(len(runs))
@@ -62,7 +62,7 @@ def leave_one_out(runs: RunColumns) -> tuple[Array, Array]:
     for source in dict.fromkeys(runs.sources):
         own = np.flatnonzero(sources == source)
         logs = [
-            part.fit((part.sources != source).astype(np.float64), start=x, jacobian=j)
+            part.fit((part.sources != source).astype(np.float64), start=x, jacobian=None if converge else j)
             for part, x, j in zip(parts, whole, jacobians, strict=True)
         ]
         seconds[own], sizes[own] = predict_with(runs.take(own), LogConstants(chips, *logs))
@@ -96,7 +96,7 @@ class _Part:
         problem = FitProblem(self.errors, self.centre, self.width, weight)
         if start is None:
             return fit(problem, self.centre)
-        return fit(problem, start, jacobian=jacobian, steps=_REFIT_STEPS)
+        return fit(problem, start) if jacobian is None else fit(problem, start, jacobian=jacobian, steps=_REFIT_STEPS)
 
     def jacobian(self, x: Array) -> Array:
         """Derivatives of the errors at `x`."""

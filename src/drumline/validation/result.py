@@ -79,8 +79,13 @@ class RunsValidation:
         return document
 
 
-def validate(path: str | Path, *, loso: bool = False, constants: FittedConstants | None = None) -> RunsValidation:
-    """Predict every row of a file; with `loso`, also with constants fitted without the source of the row."""
+def validate(
+    path: str | Path, *, loso: bool = False, constants: FittedConstants | None = None, converge: bool = False
+) -> RunsValidation:
+    """Predict every row of a file; with `loso`, also with constants fitted without the source of the row.
+
+    `converge` lets these fits go on until nothing moves.
+    """
     begin = time.perf_counter()
     runs, skipped = read_runs(path)
     given = constants or load_constants()
@@ -89,7 +94,7 @@ def validate(path: str | Path, *, loso: bool = False, constants: FittedConstants
     loso_table: ScoreTable | None = None
     loso_groups: tuple[LayoutGroup, ...] = ()
     if loso:
-        left_out = leave_one_out(columns)
+        left_out = leave_one_out(columns, converge=converge)
         loso_table = _table(columns.sources, *left_out, columns.seconds, columns.memory)
         loso_groups = tuple(layout_groups(runs, left_out[0]))
     return RunsValidation(

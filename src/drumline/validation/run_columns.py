@@ -15,7 +15,7 @@ from ..costs.fitted.memory import StepMemory, step_memory
 from ..costs.fitted.step import StepTimes, step_times
 from ..costs.plan_columns import Array
 from .published_run import MEMORY_KINDS, PublishedRun
-from .run_mixture import HEAD_WIDTH, KV_LATENT, OVERLAP_EP_SINCE, QUERY_LATENT, VALUE_WIDTH
+from .run_mixture import HEAD_WIDTH, KV_LATENT, QUERY_LATENT, VALUE_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _layouts(runs: Sequence[PublishedRun]) -> LayoutColumns:
         flat_buffers=[r.software.flat_buffers for r in runs],
         overlap_dp=[r.software.overlap_dp for r in runs],
         overlap_tp=[r.software.overlap_tp for r in runs],
-        overlap_ep=[r.software.overlap_dp and r.year >= OVERLAP_EP_SINCE for r in runs],
+        overlap_ep=[r.software.overlap_ep for r in runs],
         # zero=3 sends gradients in 16 bits, as all parameters are; a sharded optimizer without overlap all-reduces
         gradient_message_bytes=[2.0 if r.zero == 3 else r.software.gradient_bytes for r in runs],
         parameter_message_bytes=2.0,

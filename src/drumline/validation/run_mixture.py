@@ -11,8 +11,6 @@ HEAD_WIDTH, VALUE_WIDTH, QUERY_LATENT, KV_LATENT = 192, 128, 1536, 512
 """Their published attention: heads of 128 with 64 rotated values besides, and latent widths of queries and keys."""
 ROUTED_NODES = {"deepseek-v2": 3, "deepseek-v3": 4}
 """Nodes (devices, in V2) that the experts of a token are on at most, as published."""
-OVERLAP_EP_SINCE = 2025
-"""From this year on, runs that overlap their messages also overlap those to experts."""
 
 
 @dataclass(frozen=True, slots=True)

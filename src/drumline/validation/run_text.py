@@ -14,6 +14,9 @@ _FUSED_ACCUMULATION_SINCE = 2022
 _OVERLAP_SINCE = 2024
 """From this year on, sharded optimizers and tensor parallelism overlap their communication."""
 
+OVERLAP_EP_SINCE = 2025
+"""From this year on, runs that overlap their messages also overlap those to experts."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunSoftware:
@@ -30,6 +33,7 @@ class RunSoftware:
     flat_buffers: bool
     overlap_dp: bool
     overlap_tp: bool
+    overlap_ep: bool
 
 
 def parse_precision(text: str) -> str | None:
@@ -125,6 +129,9 @@ def infer_software(
     eager = fsdp or (modern and not hand_fused)
     sharded_optimizer = "distributed optimizer" in zero_text.lower() and year >= _OVERLAP_SINCE
     wide = "fp32 grad" in low or (precision in ("bf16", "fp8") and "pure" not in low)
+    overlap_dp = not no_overlap and (
+        (zero == 3 and year >= _FUSED_SINCE) or sharded_optimizer or year >= _OVERLAP_SINCE + 1
+    )
     return RunSoftware(
         precision=precision,
         fp8=precision == "fp8",
@@ -138,7 +145,7 @@ def infer_software(
         and not eager
         and not flat_buffers,
         flat_buffers=flat_buffers,
-        overlap_dp=not no_overlap
-        and ((zero == 3 and year >= _FUSED_SINCE) or sharded_optimizer or year >= _OVERLAP_SINCE + 1),
+        overlap_dp=overlap_dp,
         overlap_tp=not no_overlap and (sharded_optimizer or "async tp" in remarks or "async tp" in low),
+        overlap_ep=(overlap_dp and year >= OVERLAP_EP_SINCE) or "dualpipe" in remarks,
     )
