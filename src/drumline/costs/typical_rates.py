@@ -75,7 +75,7 @@ def with_typical_rates(cluster: Cluster) -> Cluster:
 
 
 class FormulaWork:
-    """What a step in eager mode moves and launches beyond the operators of a profile that counts the least of both.
+    """Bytes and launches of a step in eager mode beyond the operators of a profile that counts the least of both.
 
     Traced profiles have casts of their own, and layout copies are assumed only where rates are typical ones.
     """
