@@ -322,7 +322,7 @@ class TestEstimate:
         again, corrected = search(
             profile, dataclasses.replace(cluster, corrections=fit_corrections([seen])), precision="bf16"
         )
-        best = corrected[str(again.candidates[0].plan)]
+        best = min((corrected[str(c.plan)] for c in again.candidates), key=lambda e: e.step_seconds)
         assert best.step_seconds > 1.35 * e.step_seconds
         assert best.uncorrected_seconds == pytest.approx(e.step_seconds, rel=0.03)  # the same, or as good
 
