@@ -77,7 +77,7 @@ def test_the_page_states_how_far_layouts_are_stretched() -> None:
     assert paste.pasted(page) == page, "run: python docs/paste_layout.py"
     off = {case: laid / priced - 1 for case, (laid, priced) in paste.stretches().items()}
     assert max(map(abs, off.values())) < 0.2
-    slow = "pp=4,micro=2,schedule=naive"
+    slow = "pp=4"
     note = dl.simulate("gpt:1.3b", f"{slow},precision=bf16", "dgx-h100").notes[0]
     assert off["gpt:1.3b", slow] > 0.1 and "to end with the estimate" in note
 
