@@ -1,13 +1,14 @@
 """Timelines of real runs laid over their simulation: step times, and the critical path of both.
 
-    python benchmarks/timelines.py [--rounds 3] [--steps 30] [--output build/timelines] [--paste]
+    python benchmarks/timelines.py [--rounds 5] [--steps 30] [--output build/timelines] [--paste]
 
 Trains examples/gpt.py on this machine under six plans, in shuffled turns: data parallelism, ZeRO-3, two pipeline
 schedules, tensor parallelism, and a hybrid of replicas and stages on four ranks. Every run has the timeline of one
 measured step and the simulated one; `drumline report` of the run folders draws them over each other. Their critical
 paths are laid over each other, too: the agreement is the share of the step in which both are on the same rank, phase
 and micro-batch (timeline_paths.py). The last column is how far the same record agrees with the simulation of another
-plan, the nearest of those whose simulated path is a different one.
+plan, the nearest of those whose simulated path is a different one. A run records one of its steps, so both are medians
+over the rounds.
 
 Bars: step times within 15% on average; every agreement at least 70%, and larger than that with another plan.
 Expected before the first run: step times within 10% for two ranks, up to 20% for four ranks on two cores; an agreement
@@ -47,7 +48,7 @@ def main() -> int:
     import drumline as dl
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--output", default="build/timelines")
     parser.add_argument("--paste", action="store_true")
@@ -77,9 +78,9 @@ def table(runs: dict[str, list[Any]]) -> tuple[list[str], bool]:
     errors, agreements, others = [], [], []
     for plan, rounds in runs.items():
         errors.append(statistics.median(run.estimate.step_seconds / run.step_seconds - 1 for run in rounds))
-        record, own = middle[plan].measured, middle[plan].predicted
-        agreements.append(agreement(record, own))
-        others.append(nearest_other(record, own, [run.predicted for run in middle.values()]))
+        agreements.append(statistics.median(agreement(run.measured, run.predicted) for run in rounds))
+        simulated = [run.predicted for run in middle.values()]
+        others.append(statistics.median(nearest_other(run.measured, run.predicted, simulated) for run in rounds))
         seconds = [statistics.median(r.step_seconds for r in rounds)]
         seconds.append(statistics.median(r.estimate.step_seconds for r in rounds))
         times = " | ".join(f"{1e3 * s:.1f} ms" for s in seconds)
