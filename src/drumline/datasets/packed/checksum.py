@@ -34,7 +34,7 @@ def checksums(data: np.ndarray, lengths: np.ndarray) -> np.ndarray:
             words = table[k : k + at_once]
             folded = words >> _HALF
             folded ^= words
-            np.matmul(folded, weights, out=sums[k : k + at_once])
+            np.einsum("ij,j->i", folded, weights, out=sums[k : k + at_once])  # faster than matmul on whole numbers
         return sums
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
     starts = [0, *ends[:-1]]

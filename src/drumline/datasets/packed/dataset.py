@@ -45,7 +45,7 @@ class PackedDataset(Dataset[Any]):
         self.index = PackIndex.load(self.path)
         if self.index.kind != "samples":
             raise InputError(f"{path} is packed text", rule="tokens, not samples", fix="PackedTokens(path, length=...)")
-        self._rows = self.index.rows(self.path)
+        self._rows = np.asarray(self.index.rows(self.path))  # still mapped; a plain array is quicker to index
         self._reader = ShardReader(self.path, self.index.shards)
 
     @property
@@ -105,8 +105,10 @@ class PackedDataset(Dataset[Any]):
         if len(wanted) and not (-len(self) <= wanted.min() and wanted.max() < len(self)):
             raise IndexError(f"samples are numbered from 0 to {len(self) - 1}")
         wanted = np.where(wanted < 0, wanted + len(self), wanted)
-        unique, order = np.unique(wanted, return_inverse=True)  # samples lie in the order of their numbers
-        return self._rows[unique], order
+        by_number = np.argsort(wanted)  # samples lie in the order of their numbers
+        order = np.empty_like(by_number)
+        order[by_number] = np.arange(len(wanted))
+        return self._rows[wanted[by_number]], order
 
     def _read(self, rows: np.ndarray) -> np.ndarray:
         if not len(rows):
