@@ -1,7 +1,7 @@
 """Ten models and more on one GPU: each predicted from its trace before it runs, then run by the engine.
 
-    python benchmarks/predict_gpu.py run OUT [--only NAME ...] [--cluster FILE]     on the GPU
-    python benchmarks/predict_gpu.py page OUT/results.json [--engine FILE ...]      writes docs/gpu.md
+    python benchmarks/predict_gpu.py run OUT [--only NAME ...] [--cluster FILE] [--unseen]    on the GPU
+    python benchmarks/predict_gpu.py page OUT/results.json [--engine FILE ...] [--unseen]     writes docs/gpu.md
     python benchmarks/predict_gpu.py engine FILE                                    only what benchmarks/gpu.py printed
 
 `run` measures the GPU as `drumline measure` does, unless it is given a cluster file, traces every model, writes down
@@ -21,6 +21,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gpu_models.table import TABLE, Entry
+from gpu_models.unseen import UNSEEN
 
 import drumline as dl
 from drumline.clusters import Cluster
@@ -45,6 +47,7 @@ CAPPED = ("GPT 768x12", "ResNet-50")
 PAGE = Path(__file__).parent.parent / "docs" / "gpu.md"
 MARKS = {
     "predicted": ("<!-- predicted -->", "<!-- end -->"),
+    "unseen": ("<!-- unseen -->", "<!-- end of unseen -->"),
     "engine": ("<!-- engine -->", "<!-- end of engine -->"),
 }
 
@@ -54,7 +57,7 @@ def traced(entry: Entry) -> Profile:
     return trace(entry.job(), precision=dl.Plan.parse(entry.plan).precision, device="cuda")
 
 
-def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool) -> None:
+def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool, table: Sequence[Entry]) -> None:
     """Measure, predict, run."""
     out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
@@ -64,12 +67,12 @@ def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool) -> 
         from drumline.loop.measure import measure_local
 
         cluster = measure_local(1)
-    seconds = time.perf_counter() - start
+    seconds = 0.0 if cluster_file else time.perf_counter() - start
     cluster.save(out / "cluster.toml")
-    print(f"measured in {seconds:.0f} s\n{cluster}", flush=True)
+    print(f"{_measured(seconds)}\n{cluster}", flush=True)
     results: dict[str, Any] = {"machine": _machine(), "measure_seconds": seconds, "spread": cluster.measurement_spread}
     results["models"] = []
-    for entry in TABLE:
+    for entry in table:
         if only and entry.name not in only:
             continue
         start = time.perf_counter()
@@ -86,9 +89,9 @@ def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool) -> 
     if kernels:  # last: steps that came after a profiled one were slower on their host, for whatever reason
         for row in results["models"]:
             if "seconds" in row:
-                row["kernels"] = _kernels(next(e for e in TABLE if e.name == row["name"]))
+                row["kernels"] = _kernels(next(e for e in table if e.name == row["name"]))
                 free()
-    results["caps"] = [capped(e, cluster) for e in TABLE if e.name in CAPPED and (not only or e.name in only)]
+    results["caps"] = [capped(e, cluster) for e in table if e.name in CAPPED and (not only or e.name in only)]
     (out / "results.json").write_text(json.dumps(results))
     print(json.dumps(results["caps"], indent=1))
     print(summary(results))
@@ -197,6 +200,11 @@ def _spread(times: list[float]) -> float:
     return (quarters[2] - quarters[0]) / 2 / statistics.median(times)
 
 
+def _measured(seconds: float) -> str:
+    """How the numbers were come by; 0 seconds where a cluster file was given."""
+    return f"measured in {seconds:.0f} s" if seconds else "priced by a measurement made before"
+
+
 def _machine() -> str:
     return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, Python {sys.version.split()[0]}"
 
@@ -252,14 +260,14 @@ def summary(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def page(path: Path, engine: list[Path]) -> None:
+def page(path: Path, engine: list[Path], mark: str) -> None:
     """Put the table into docs/gpu.md, and what benchmarks/gpu.py printed, where it is given."""
     results = json.loads(path.read_text())
     head = (
-        f"{results['machine']}; measured in {results['measure_seconds']:.0f} s, median spread of the repeats "
+        f"{results['machine']}; {_measured(results['measure_seconds'])}, median spread of the repeats "
         f"{100 * results['spread']:.1f}%."
     )
-    _paste(MARKS["predicted"], f"{head}\n\n{summary(results)}")
+    _paste(MARKS[mark], f"{head}\n\n{summary(results)}")
     if engine:
         paste_engine(engine)
 
@@ -285,14 +293,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--cluster")
     parser.add_argument("--engine", nargs="*", type=Path, default=[], help="what benchmarks/gpu.py printed")
+    parser.add_argument("--unseen", action="store_true", help="the models of gpu_models/unseen.py instead")
     parser.add_argument("--kernels", action="store_true", help="write down the kernels of a step of each, too")
     given = parser.parse_args()
     if given.what == "engine":
         paste_engine([given.path, *given.engine])
     elif given.what == "page":
-        page(given.path, given.engine)
+        page(given.path, given.engine, "unseen" if given.unseen else "predicted")
     else:
-        run(given.path, given.only, given.cluster, given.kernels)
+        run(given.path, given.only, given.cluster, given.kernels, UNSEEN if given.unseen else TABLE)
 
 
 if __name__ == "__main__":
