@@ -186,7 +186,7 @@ NEWCOMERS = {
         ("docs/design.md", "costs/data_parallel_comm.py"),
         ("docs/design.md", "costs/fitted/step.py"),
         ("docs/design.md", "planner/space.py"),
-        ("docs/design.md", "`fsdp.py` (3)"),
+        ("docs/design.md", "`fsdp.py: FullyShard` (3)"),
     ),
     "the same from its page": (
         ("README.md", "docs/zero.md"),
@@ -200,6 +200,7 @@ NEWCOMERS = {
         ("docs/faults.md", "launchers/local.py"),
         ("docs/faults.md", "launchers/failures.py"),
         ("docs/faults.md", "loop/restarts.py"),
+        ("docs/faults.md", "`cli/__init__.py` ends the process"),
     ),
     "how to add a collective algorithm": (
         ("README.md", "docs/collectives.md#adding-an-algorithm"),
@@ -224,6 +225,18 @@ def test_source_files_that_a_page_names_exist(page: Path) -> None:
     packages = {p.name for p in SOURCE.iterdir() if p.is_dir()}
     names = re.findall(r"`(?:src/drumline/)?(\w+/[\w/]*\w+\.py)\b", page.read_text())
     assert [n for n in names if n.split("/")[0] in packages and not (SOURCE / n).exists()] == []
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "log" not in p.parts], ids=lambda p: str(p.relative_to(ROOT)))
+def test_functions_and_classes_that_a_page_names_exist(page: Path) -> None:
+    """In inline code such as `planner/space.py: shardings, SearchSpace`."""
+    missing = []
+    for name, members in re.findall(r"`(?:src/drumline/)?(\w+/[\w/]*\w+\.py): (\w[\w, ]*)`", page.read_text()):
+        source = (SOURCE / name).read_text()
+        missing += [
+            f"{name}: {m}" for m in members.split(", ") if not re.search(rf"\b(def|class) {m}\b|^{m}\b", source, re.M)
+        ]
+    assert missing == []
 
 
 def markdown_faults(text: str, folder: Path) -> list[str]:

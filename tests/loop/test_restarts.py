@@ -73,8 +73,10 @@ def test_it_resumes_from_its_own_checkpoints_only(tmp_path: Path) -> None:
     assert script.resumed == [None, None, str(tmp_path / "step-00000004")]
 
 
-def test_three_restarts_without_progress_are_enough(tmp_path: Path) -> None:
-    script = Script(tmp_path, (5, failed()), *[(5, failed(rank=r)) for r in (0, 1, 2)])
+@pytest.mark.parametrize("step", [5, 0])
+def test_three_restarts_without_progress_are_enough(tmp_path: Path, step: int) -> None:
+    """Also before the first step: the failure that is restarted from is not a restart."""
+    script = Script(tmp_path, (step, failed()), *[(step, failed(rank=r)) for r in (0, 1, 2)])
     with pytest.raises(RankFailed) as caught:
         script.loop.run()
     assert caught.value.exit_code == 5 and caught.value.rank == 2

@@ -112,7 +112,7 @@ class RestartLoop:
         self.faults: list[str] = []
         """The faults that were survived."""
         self._number = 0
-        self._best, self._useless = 0, 0
+        self._best, self._useless = -1, 0
         self._last: tuple[str, int, int] | None = None
         """Message, rank and step of the last failure."""
         self._fails_at = 0
