@@ -49,18 +49,18 @@ def main() -> int:
     settings = [str(x) for x in (given.rounds, sleep, given.samples, given.width, given.layers)]
     try:
         with two_hosts(given.rate) as hosts:
-            said = hosts.run(__file__, *settings, timeout=900, ALLREDUCE_RANK="1")
+            output = hosts.run(__file__, *settings, timeout=900, ALLREDUCE_RANK="1")
     except Unable as e:
         print(f"not run: {e}", file=sys.stderr)
         return 1
-    result = json.loads(said[0].splitlines()[-1])
+    result = json.loads(output[0].splitlines()[-1])
     print(f"{given.layers} layers of {given.width} that {given.compute}; 2 hosts x 2 ranks, {given.rate} between hosts")
     print(f"measured links: {result['links']}")
-    print("\n".join(lines_of(result)))
+    print("\n".join(table_lines(result)))
     return 0
 
 
-def lines_of(result: dict[str, Any]) -> list[str]:
+def table_lines(result: dict[str, Any]) -> list[str]:
     """The table, and what it says of the bars."""
     from engine_peers.ratios import ratio
 

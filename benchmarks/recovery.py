@@ -155,7 +155,7 @@ def _steps(folder: Path, rank: int) -> list[float]:
 
 
 def _wait(done: Callable[[], bool], process: subprocess.Popen[str]) -> bool:
-    """Whether it was done within a minute, while the run went on."""
+    """Wait until it is done; False after a minute, or if the run has ended."""
     end = time.monotonic() + 60
     while not done():
         if process.poll() is not None or time.monotonic() > end:
@@ -173,8 +173,8 @@ def main() -> None:
     noticed: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     for _ in range(options.rounds):
         for name, (text, command) in CONTESTANTS.items():
-            said, again = recovery(text, command)
-            noticed[name].append(said)
+            seconds_to_notice, again = recovery(text, command)
+            noticed[name].append(seconds_to_notice)
             seconds[name].append(again)
     both = [pair for pair in zip(*seconds.values(), strict=True) if max(pair) < math.inf]
     rows = ["| | median | slowest |", "|---|---|---|"]

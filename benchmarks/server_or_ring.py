@@ -46,7 +46,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server_ring.table import TINY, bytes_per_second, lines_of
+from server_ring.table import TINY, bytes_per_second, table_lines
 from split_contest.page import paste
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -89,7 +89,7 @@ def main() -> int:
             return 1
     if given.record:
         given.record.write_text(json.dumps(results), encoding="utf-8")
-    lines = lines_of(results)
+    lines = table_lines(results)
     print("\n".join(lines))
     if given.paste:
         from drumline.measurement.machine import cpu_name

@@ -1,4 +1,4 @@
-"""What the processes of benchmarks/server_or_ring.py do: ranks of a ring, workers, and parameter servers.
+"""The roles of the processes of benchmarks/server_or_ring.py: ranks of a ring, workers, and parameter servers.
 
 Workers and servers are the engine's own (`runtime/asynchronous`), with a model that is one vector. The loss is the sum
 of its elements, so the gradient is 1 everywhere, and after n updates every weight must be -n RATE.
