@@ -186,7 +186,7 @@ def elements(engine: Engine) -> dict[str, list[float]]:
 
 def train_on_ranks(name: str, plan: str) -> tuple[dict[str, list[float]], list[str]]:
     """The elements of this rank after three steps, and the types of its gradients."""
-    with parity.as_in_life(plan):
+    with parity.shard_small_layers(plan):
         engine = initialize(small_jobs.make(name), plan)
         types: set[str] = set()
 

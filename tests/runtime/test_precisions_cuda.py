@@ -31,7 +31,7 @@ def _alone() -> Iterator[None]:
 
 
 def check(job: dl.Job, plan: str) -> None:
-    with parity.as_in_life(plan):
+    with parity.shard_small_layers(plan):
         result = verify(job, Plan.parse(plan), steps=4)
     assert result is not None
     parity.check(result)
