@@ -1,6 +1,6 @@
 """Which node of the autograd graph runs, and in which order nodes were made.
 
-Written for torch 2.13. Missing public API: a backward does not say which forward operator it belongs to.
+Written for torch 2.13. Missing public API: a backward does not tell which forward operator it belongs to.
 """
 
 from __future__ import annotations

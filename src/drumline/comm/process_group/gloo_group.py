@@ -149,7 +149,7 @@ class GlooGroup(PythonProcessGroup):
     def _sweep(self, *, all_open: bool = False) -> int:
         """Note which asynchronous calls have ended: at the next call, and a few times a second by a thread.
 
-        A callback of each call would report it immediately, but costs 50 us of CPU time. Calls are noted in order, so
+        A callback of each call would tell at once, but takes 50 us of a processor. Calls are noted in their order, so
         one that ends before an earlier one is noted with it.
         """
         ended = 0
