@@ -61,7 +61,7 @@ def test_marks_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ],
     ids=["pipelines", "split_peers", "tiles"],
 )
-def test_it_runs(arguments: list[str], says: str) -> None:
+def test_benchmark_runs(arguments: list[str], says: str) -> None:
     command = [sys.executable, str(BENCHMARKS / arguments[0]), *arguments[1:]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

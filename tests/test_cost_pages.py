@@ -32,7 +32,7 @@ def run(text: str) -> list[str]:
 
 
 def promised(text: str) -> list[str]:
-    """What stands behind a print, or on lines of its own."""
+    """Extract the expected output: comments after a print, or on their own lines."""
     return re.findall(r"(?m)^(?:print\(.*\)  )?# (.*)$", text)
 
 

@@ -101,7 +101,7 @@ class Wide(nn.Module):
 
 
 class Vectors(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """Points and the sector in which they lie."""
+    """Points, labelled by their sector."""
 
     def __len__(self) -> int:
         return 60

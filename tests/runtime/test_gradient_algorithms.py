@@ -107,7 +107,7 @@ def test_an_error_in_the_thread_ends_the_step(world: Worlds, plan: str) -> None:
         ("dp=2,tp=2,allreduce=ring", "only the gradients of replicas and flat shards travel by schedules"),
     ],
 )
-def test_what_sends_by_itself_is_refused(plan: str, reason: str) -> None:
+def test_strategies_with_own_collectives_are_refused(plan: str, reason: str) -> None:
     with pytest.raises(PlanError, match=reason):
         check(Plan.parse(plan))
     check(Plan.parse(plan.replace("allreduce=ring", "allreduce=auto")))

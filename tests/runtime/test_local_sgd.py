@@ -233,7 +233,7 @@ def test_reported_losses_are_means_over_all_samples(world: Worlds) -> None:
     assert all(e["grad_norm"] > 0 and e["skipped"] == 0 and e["note"] == "" for e in ours)
 
 
-def test_what_a_user_should_know_is_said_once(world: Worlds) -> None:
+def test_notes_for_users_are_printed_once(world: Worlds) -> None:
     run = world(2, "shm").run
     messages = [
         e["message"] for e in run(ranks.events_of_training, "dp=2,sync=local:2,across=4", "cnn", 2)[0] if "message" in e

@@ -1,4 +1,4 @@
-"""On a GPU: bf16-pure and fp8 are held to their bounds, and fp8's matmuls run on the float8 units."""
+"""On a GPU: bf16-pure and fp8 stay within their bounds, and fp8's matmuls run on the float8 units."""
 
 from __future__ import annotations
 
