@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def rank() -> None:
-    """One rank: the result is checked once, then all contestants take turns."""
+    """Run one rank: check the result once, then time all contestants in turns."""
     import torch
     import torch.distributed as dist
 
@@ -101,7 +101,7 @@ def rank() -> None:
 
 
 def _inside(kind: str, groups: tuple[tuple[int, ...], ...]) -> Transport:
-    """The ranks of this host, over gloo or over shared memory."""
+    """Make a transport between the ranks of this host, over gloo or shared memory."""
     import torch.distributed as dist
 
     from drumline.comm import TorchTransport

@@ -108,7 +108,7 @@ CONTESTANTS = {
 
 
 def recovery(text: str, command: list[str]) -> tuple[float, float]:
-    """Seconds from the kill of rank 1 until the launcher says so, and until both ranks have computed; or infinite."""
+    """Kill rank 1; returns the seconds until the launcher reports it and until both ranks compute, or infinity."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "script.py").write_text(text)
@@ -139,13 +139,13 @@ def recovery(text: str, command: list[str]) -> tuple[float, float]:
 
 
 def _read(process: subprocess.Popen[str], lines: list[tuple[float, str]]) -> None:
-    """Thread: note when each line was printed."""
+    """Record when each line was printed; runs in a thread."""
     for line in process.stdout or ():
         lines.append((time.monotonic(), line))
 
 
 def _noticed(lines: list[tuple[float, str]], killed: float) -> float:
-    """Seconds from the kill to the first line which says that a rank failed."""
+    """Find the seconds from the kill to the first line that reports a failed rank."""
     return next((t - killed for t, line in list(lines) if t > killed and FAILED.search(line)), math.inf)
 
 

@@ -20,7 +20,7 @@ from drumline.launchers import run_ranks
 
 
 def steps_of(strategy: str, group: Any, width: int, depth: int, batch: int) -> Callable[[], None]:
-    """One training step of an MLP; `strategy` "alone" is the computing without any communication."""
+    """Build a training step of an MLP; `strategy` "alone" computes without any communication."""
     import torch
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh

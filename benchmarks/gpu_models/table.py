@@ -1,4 +1,4 @@
-"""Which models, how large, in which precision and under which plan. Libraries are imported when a model is built."""
+"""The models with their size, precision and plan. Libraries are imported when a model is built."""
 
 from __future__ import annotations
 
